@@ -1,0 +1,48 @@
+# Everything works on a fresh clone: each target installs what it needs. ARGS is passed on, as in: make test ARGS="-k law"
+
+PYTHON ?=
+ARGS ?=
+BIN := .venv/bin
+INPUTS := pyproject.toml constraints.txt scripts/install.sh
+
+.PHONY: help install install-dev demo test test-all check bench format clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
+
+install: .venv/.user ## make .venv with everything a user needs
+install-dev: .venv/.dev ## and what developers need
+
+.venv/.user: $(INPUTS)
+	@PYTHON="$(PYTHON)" scripts/install.sh
+	@touch $@
+
+.venv/.dev: $(INPUTS)
+	@PYTHON="$(PYTHON)" scripts/install.sh dev
+	@touch .venv/.user $@
+
+demo: install ## continue a book, plainly and with TriForce: the same text
+	@$(BIN)/triforce demo $(ARGS)
+
+test: install-dev ## the tests, under eight minutes on two cores
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-all: install-dev ## with the long versions of the laws, under 80 minutes
+	@$(BIN)/python -m pytest -m "slow or not slow" $(ARGS)
+
+check: install-dev ## all that must hold before a change is handed in
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest $(ARGS)
+
+bench: install ## plain decoding against TriForce, on this machine
+	@$(BIN)/python benchmarks/speed.py $(ARGS)
+
+format: install-dev ## put the code into shape
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+clean: ## remove what can be made again in a minute (not .venv, not trained models)
+	@rm -rf dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,73 @@
+"""The whole run: `python -m recipes.pair small [--corpus DIR] [--work DIR] [--out DIR] [--max-seconds N]`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+
+from recipes.pair import config, export, measure, pack, tokenizer
+from recipes.pair.config import Config
+from recipes.pair.train import Deadline, Trainer, weights_path
+
+HERE = Path(__file__).parent
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs every stage that is not done yet."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.pair", description=__doc__)
+    parser.add_argument("size", help="small, base, smoke, or the path of a .toml file")
+    parser.add_argument("--corpus", type=Path, default=Path("../shared/corpus"), help="folder of the .tar.xz archives")
+    parser.add_argument("--work", type=Path, default=Path("build/pair"), help="folder of tokens and checkpoints")
+    parser.add_argument("--out", type=Path, default=Path("src/triforce/pair"), help="folder of the shipped pair")
+    parser.add_argument("--max-seconds", type=float, default=float("inf"), help="stop at a checkpoint after this long")
+    options = parser.parse_args(arguments)
+    path = Path(options.size) if options.size.endswith(".toml") else HERE / f"{options.size}.toml"
+    settings = config.load(path)
+    done = run(settings, options.corpus, options.work / settings.name, options.out, options.max_seconds)
+    print("done" if done else "paused: run the same command again to go on")
+
+
+def run(settings: Config, corpus: Path, work: Path, out: Path, max_seconds: float = float("inf")) -> bool:
+    """From the archives to the shipped folders; False when `max_seconds` ran out before the end."""
+    began = time.monotonic()
+    torch.set_num_threads(settings.machine.threads)
+
+    def out_of_time() -> bool:
+        return time.monotonic() - began > max_seconds
+
+    prepare(settings, corpus, work)
+    if not train(settings, work, out_of_time):
+        return False
+    measure.run(settings, work)
+    export.run(settings, work, out)
+    return True
+
+
+def prepare(settings: Config, corpus: Path, work: Path) -> None:
+    """Trains the tokenizer and packs the corpus, each part once."""
+    tokens, vocabulary = work / "tokens", work / "tokenizer"
+    tokens.mkdir(parents=True, exist_ok=True)
+    if not (vocabulary / "tokenizer_config.json").exists():
+        learnt = tokenizer.train(pack.sample(settings.corpus, corpus), settings.corpus.vocab)
+        tokenizer.save(learnt, vocabulary, settings.shapes["target"].max_positions)
+    loaded = tokenizer.load(vocabulary)
+    for source in settings.corpus.archives:
+        if not (tokens / f"{source}.train.npy").exists():
+            pack.pack_source(loaded, settings.corpus, source, corpus, tokens)
+    if not (tokens / "eval" / "bytes.json").exists():
+        pack.pack_evaluation(loaded, settings.corpus, corpus, tokens)
+
+
+def train(settings: Config, work: Path, out_of_time: Deadline) -> bool:
+    """Runs the stages in order; False when one of them ran out of time."""
+    for stage in settings.stages:
+        if not weights_path(work, stage.name).exists() and not Trainer(settings, stage, work).run(out_of_time):
+            return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The shipped folders: bf16 safetensors in the layout of `LlamaForCausalLM`, tokenizer files, and a model card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig
+
+from recipes.pair import card
+from recipes.pair.config import Config
+from recipes.pair.train import load_model
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+def run(config: Config, work: Path, out: Path) -> None:
+    """Writes `target/`, `draft/` and `README.md` under `out`; again gives the same files."""
+    for name in ("target", "draft"):
+        _export(config, work, name, out / name)
+    figures = json.loads((work / "figures.json").read_text(encoding="utf-8"))
+    sizes = {name: folder_bytes(out / name) for name in ("target", "draft")}
+    (out / "README.md").write_text(card.text(config, figures, sizes), encoding="utf-8")
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def _export(config: Config, work: Path, name: str, folder: Path) -> None:
+    model = load_model(config, name, work).to("cpu", torch.bfloat16)
+    model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0, do_sample=True)
+    model.save_pretrained(folder)
+    _name_rope_theta(folder / "config.json", config.shapes[name].rope_theta)
+    for file in TOKENIZER_FILES:
+        shutil.copyfile(work / "tokenizer" / file, folder / file)
+
+
+def _name_rope_theta(path: Path, rope_theta: float) -> None:
+    """Adds the key that readers older than `rope_parameters` look for."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(values | {"rope_theta": rope_theta}, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,150 @@
+"""One stage of training, resumable at any step: the checkpoint holds model, optimizers, step and held-out history."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaForCausalLM
+
+from recipes.pair import files, heldout, losses, model, optim
+from recipes.pair.batches import IGNORED, Batches
+from recipes.pair.config import Config, Machine, Stage
+
+Deadline = Callable[[], bool]
+Trunk = Callable[..., Any]
+
+
+class Trainer:
+    """Trains the model of one stage."""
+
+    def __init__(self, config: Config, stage: Stage, work: Path) -> None:
+        """Builds the model as the previous stage left it, or as the last checkpoint of this stage did."""
+        self.config, self.stage, self.work = config, stage, work
+        self.model = start(config, stage, work)
+        self.teacher = load_model(config, stage.teacher, work) if stage.teacher else None
+        self.optimizers = optim.build(self.model, stage)
+        self.batches = Batches(work / "tokens", stage, config.seed)
+        self.step, self.seconds = 0, 0.0
+        self.history: list[list[float]] = []
+        self.trunk = self._compiled(self.model)
+        self.teacher_trunk = self._compiled(self.teacher) if self.teacher else None
+        if self.checkpoint.exists():
+            self._restore(files.read_state(self.checkpoint))
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where an unfinished stage keeps its state."""
+        return self.work / f"{self.stage.name}.checkpoint.pt"
+
+    def run(self, out_of_time: Deadline) -> bool:
+        """Trains to the last step and writes the final weights; False when time ran out before, with a checkpoint."""
+        stage = self.stage
+        while self.step < stage.steps and not heldout.stalled(self.history, stage.patience):
+            if out_of_time():
+                self._save()
+                return False
+            began = time.monotonic()
+            loss = self._train_step()
+            self.seconds += time.monotonic() - began
+            self._after_step(loss)
+        files.write_state(weights_path(self.work, stage.name), self.model.state_dict())
+        self.checkpoint.unlink(missing_ok=True)
+        return True
+
+    def _compiled(self, whole: LlamaForCausalLM) -> Trunk:
+        return torch.compile(whole.model) if self.config.machine.compile else whole.model
+
+    def _train_step(self) -> torch.Tensor:
+        """One update; returns the mean loss per labelled token, in nats, still on the device."""
+        device, rows = self.config.machine.device, self.stage.micro_rows
+        inputs_RT, labels_RT = self.batches(self.step)
+        known = int((labels_RT != IGNORED).sum())
+        total = torch.zeros((), device=device)
+        for inputs, labels in zip(inputs_RT.split(rows), labels_RT.split(rows), strict=True):
+            total += self._backward(inputs.to(device), labels.to(device), known)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.stage.clip)
+        optim.update(self.optimizers, optim.rate(self.stage, self.step))
+        self.step += 1
+        return total
+
+    def _backward(self, inputs_RT: torch.Tensor, labels_RT: torch.Tensor, known: int) -> torch.Tensor:
+        with autocast(self.config.machine):
+            hidden_ND = self.trunk(inputs_RT, use_cache=False).last_hidden_state.flatten(0, 1)
+            head_loss = self._head_loss(inputs_RT, labels_RT.flatten())
+            return losses.backward_in_slices(
+                hidden_ND, lambda hidden, where: head_loss(hidden, where) / known, self.config.machine.slice
+            )
+
+    def _head_loss(self, inputs_RT: torch.Tensor, labels_N: torch.Tensor) -> losses.HeadLoss:
+        if self.teacher is None or self.teacher_trunk is None:
+            return losses.cross_entropy(self.model.lm_head, labels_N)
+        with torch.no_grad():
+            teacher_ND = self.teacher_trunk(inputs_RT, use_cache=False).last_hidden_state.flatten(0, 1)
+        return losses.distillation(self.model.lm_head, labels_N, self.teacher.lm_head, teacher_ND, self.stage.kl_share)
+
+    def _after_step(self, loss: torch.Tensor) -> None:
+        stage, last = self.stage, self.step == self.stage.steps
+        if last or self.step % stage.check_every == 0:
+            nats = heldout.losses(self.model, self.config, stage, self.work / "tokens")
+            self.history.append([self.step, sum(nats.values()) / len(nats)])
+            self._log(heldout=nats)
+        if last or self.step % 10 == 0:
+            self._log(loss=loss.item())  # the only wait for the device
+        if self.step % stage.save_every == 0:
+            self._save()
+
+    def _log(self, **values: Any) -> None:
+        tokens = self.stage.rows * self.stage.length * self.step
+        line = {"stage": self.stage.name, "step": self.step, "tokens": tokens, "seconds": round(self.seconds), **values}
+        print(json.dumps(line), flush=True)
+        with (self.work / "training.jsonl").open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+
+    def _save(self) -> None:
+        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
+        state = {"model": self.model.state_dict(), "optimizers": optimizers}
+        own = {"step": self.step, "history": self.history, "seconds": self.seconds}
+        files.write_state(self.checkpoint, state | own)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.step, self.history, self.seconds = state["step"], state["history"], state["seconds"]
+
+
+def weights_path(work: Path, stage: str) -> Path:
+    """The final weights of a stage; the stage is done when they exist."""
+    return work / f"{stage}.weights.pt"
+
+
+def autocast(machine: Machine) -> AbstractContextManager[Any]:
+    """Matrix products in the machine's dtype; without the cast cache, which slices of one graph cannot share."""
+    enabled = machine.torch_dtype != torch.float32
+    return torch.autocast(machine.device, dtype=machine.torch_dtype, enabled=enabled, cache_enabled=False)
+
+
+def start(config: Config, stage: Stage, work: Path) -> LlamaForCausalLM:
+    """The model as the last finished stage of the same model left it, else new."""
+    before = config.stages[: config.stages.index(stage)]
+    if any(earlier.model == stage.model for earlier in before):
+        return load_model(config, stage.model, work, before)
+    fresh = model.build(config.shapes[stage.model], config.corpus.vocab, config.seed)
+    if stage.teacher:
+        model.borrow_embedding(fresh, load_model(config, stage.teacher, work))
+    return fresh.to(config.machine.device)
+
+
+def load_model(config: Config, name: str, work: Path, stages: list[Stage] | None = None) -> LlamaForCausalLM:
+    """The model `name` after the last of its finished `stages` (default: all)."""
+    candidates = [stage for stage in (stages or config.stages) if stage.model == name]
+    done = [stage for stage in candidates if weights_path(work, stage.name).exists()]
+    loaded = model.build(config.shapes[name], config.corpus.vocab, config.seed)
+    loaded.load_state_dict(files.read_state(weights_path(work, done[-1].name)))
+    return loaded.to(config.machine.device)

@@ -1,0 +1,33 @@
+"""Which chunks of the context a retrieval view keeps in sight: one policy, one file.
+
+A policy belongs to one retrieval view and may remember summaries of its rows. Shape suffixes: G KV heads, N chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from triforce.cache.full import Full
+from triforce.cache.select.mean_key import MeanKey
+from triforce.cache.select.observed import Observed
+from triforce.cache.select.quest import Quest
+from triforce.cache.select.recent import Recent
+
+
+class Policy(Protocol):
+    """Chunk c of a row holds its tokens [c * chunk, (c + 1) * chunk)."""
+
+    def recent(self, budget: int) -> int:
+        """How many of `budget` tokens go to the latest ones, whatever they are."""
+
+    def pick(self, full: Full, row: int, layer: int, chunk: int, candidates: range, picks: int) -> Tensor:
+        """The ids of the `picks` best committed chunks among `candidates` for each KV head, ascending: (G, picks)."""
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {"observed": Observed, "mean_key": MeanKey, "quest": Quest}
+"""The selections a user may ask for. `Recent` is the `streaming` mode's."""
+
+__all__ = ["POLICIES", "MeanKey", "Observed", "Policy", "Quest", "Recent"]

@@ -1,0 +1,26 @@
+"""Select by the product of the last query with each chunk's mean key, as the paper does (Sun et al. 2024, section 4.1).
+
+With grouped queries, the scores of a group are added. G KV heads, N chunks, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from triforce.cache.full import Full
+from triforce.cache.select.best import best, recent_share
+from triforce.cache.select.summary import Summaries, last_query
+
+
+class MeanKey:
+    def __init__(self) -> None:
+        self.means = Summaries(lambda keys_GNCD: keys_GNCD.mean(2))
+
+    def recent(self, budget: int) -> int:
+        return recent_share(budget)
+
+    def pick(self, full: Full, row: int, layer: int, chunk: int, candidates: range, picks: int) -> Tensor:
+        means_GND = self.means.of(full, row, layer, chunk, candidates.stop)
+        query_GD = last_query(full, row, layer).sum(1)
+        return best(torch.einsum("gnd,gd->gn", means_GND, query_GD), candidates, picks)

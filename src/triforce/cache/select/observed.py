@@ -1,0 +1,20 @@
+"""Select by the attention that the last verification itself gave each chunk: free, since it has computed it.
+
+The idea is that of SparseSpec and Vegas (2026). G KV heads, S tokens.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from triforce.cache.full import Full
+from triforce.cache.select.best import best, recent_share
+
+
+class Observed:
+    def recent(self, budget: int) -> int:
+        return recent_share(budget)
+
+    def pick(self, full: Full, row: int, layer: int, chunk: int, candidates: range, picks: int) -> Tensor:
+        mass_GS = full.sights[row].mass[layer][:, : candidates.stop * chunk]
+        return best(mass_GS.reshape(len(mass_GS), candidates.stop, chunk).sum(2), candidates, picks)

@@ -1,0 +1,17 @@
+"""Select nothing but sinks and the latest tokens: StreamingLLM (Xiao et al. 2024) over the target's own pages."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from triforce.cache.full import Full
+from triforce.cache.pool import PAGE
+
+
+class Recent:
+    def recent(self, budget: int) -> int:
+        return budget - PAGE
+
+    def pick(self, full: Full, row: int, layer: int, chunk: int, candidates: range, picks: int) -> Tensor:
+        return torch.zeros(full.pool.config.kv_heads, 0, dtype=torch.long, device=full.pool.device)

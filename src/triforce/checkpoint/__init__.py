@@ -1,0 +1,94 @@
+"""A model from files: decoder, tokenizer, and the fingerprint that ties saved KV caches to it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from triforce.checkpoint.families import model_config, read_config
+from triforce.checkpoint.files import model_folder
+from triforce.checkpoint.tokenizer import Tokenizer, has_tokenizer
+from triforce.checkpoint.weights import read_decoder
+from triforce.config import ModelConfig
+from triforce.decoder import Decoder
+from triforce.errors import ModelError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SAMPLE = 1024  # elements of each tensor that enter the fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One loaded model. `tokenizer` is None if the folder has none: token ids in, token ids out."""
+
+    path: Path
+    config: ModelConfig
+    decoder: Decoder
+    tokenizer: Tokenizer | None
+    fingerprint: str
+    """Hex digest: two models with the same one compute the same keys and values."""
+
+
+def load(
+    name_or_path: str | Path,
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    context: int | None = None,
+) -> Checkpoint:
+    """Read a Hugging Face folder or hub name. No code of the repository is run.
+
+    `device` "auto" is cuda where present; `dtype` "auto" is float32 on the CPU and bfloat16 elsewhere; `context` is in
+    tokens (None: what the config says). Raises ModelError saying what is wrong and what to do.
+    """
+    place = _device(device)
+    precision = _dtype(dtype, place)
+    folder = model_folder(name_or_path)
+    hf = read_config(folder)
+    tokenizer = Tokenizer.load(folder, rows=hf.vocab_size) if has_tokenizer(folder) else None
+    vocab_size = tokenizer.vocab_size if tokenizer else hf.vocab_size
+    config = model_config(hf, vocab_size=vocab_size, context=context, device=place)
+    decoder = read_decoder(folder, config, rows=hf.vocab_size, device=place, dtype=precision)
+    return Checkpoint(folder, config, decoder, tokenizer, fingerprint(decoder))
+
+
+def fingerprint(decoder: Decoder) -> str:
+    """Digest of shapes, rotation, dtype and an evenly strided sample of each weight; the same on every device."""
+    digest = hashlib.sha256()
+    # The context bounds what a model may see, and changes what it computes only through the rotation.
+    names = [f.name for f in fields(ModelConfig) if f.name not in ("rope", "context")]
+    config, rope = decoder.config, decoder.config.rope
+    digest.update(repr(([getattr(config, name) for name in names], rope.scale, str(decoder.dtype))).encode())
+    for tensor in (rope.inv_freq_F, *decoder.tensors()):
+        digest.update(repr(tuple(tensor.shape)).encode())
+        digest.update(_sample(tensor).float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    n = tensor.numel()
+    k = min(n, SAMPLE)
+    return tensor.flatten()[torch.arange(k, device=tensor.device) * (n - 1) // max(k - 1, 1)]
+
+
+def _device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ModelError(f"device {str(device)!r} cannot be used here; use --device cpu or --device auto") from error
+    return torch.device(device)
+
+
+def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if found is None or found not in DTYPES.values():
+        raise ModelError(f"dtype {str(dtype)!r} is not supported; use one of auto, {', '.join(DTYPES)}")
+    return found

@@ -1,0 +1,104 @@
+"""Text to token ids and back, through transformers' AutoTokenizer and the `tokenizers` library inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from triforce.checkpoint.files import read_json
+from triforce.checkpoint.text_stream import TextStream
+from triforce.errors import ModelError, RequestError
+
+FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).exists() for name in FILES)
+
+
+class Tokenizer:
+    """One tokenizer; ids from `vocab_size` on do not exist, whatever the files say of them."""
+
+    def __init__(self, hf: Any, eos_ids: frozenset[int], rows: int | None = None) -> None:
+        """`hf` is a transformers tokenizer, `rows` the rows of the model's embedding (None: as many as are named)."""
+        if not getattr(hf, "is_fast", False):
+            raise ModelError("this model has no tokenizer.json, and other kinds of tokenizer are not supported")
+        self._hf = hf
+        self._core = hf.backend_tokenizer
+        # Some tokenizer.json come with both switched on, which would cut or pad every prompt.
+        self._core.no_truncation()
+        self._core.no_padding()
+        self._tokens = {i: token for token, i in hf.get_vocab().items() if rows is None or i < rows}
+        self.vocab_size = max(self._tokens) + 1
+        """Highest id + 1, added tokens included."""
+        ends = eos_ids if hf.eos_token_id is None else eos_ids | {hf.eos_token_id}
+        self.eos_ids = frozenset(i for i in ends if i in self._tokens)
+        self._falls_back_to_bytes = self._core.token_to_id("<0x0A>") is not None
+
+    @classmethod
+    def load(cls, path: Path, rows: int | None = None) -> Tokenizer:
+        """The tokenizer of a model's folder. Raises ModelError."""
+        from transformers import AutoTokenizer
+
+        try:
+            hf = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        except Exception as error:  # each tokenizer class fails in its own way
+            raise ModelError(f"the tokenizer in {path} cannot be loaded ({error}); download it again") from error
+        return cls(hf, configured_eos_ids(path), rows)
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Token ids, with the model's usual first token unless told otherwise. Raises RequestError."""
+        try:
+            ids: list[int] = self._core.encode(text, add_special_tokens=add_special).ids
+        except (UnicodeError, TypeError) as error:
+            raise RequestError("the prompt is not valid UTF-8 text; convert the file to UTF-8") from error
+        return self._known(ids)
+
+    def decode(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
+        """The text of `ids` without special tokens; what `stream(after)` gives in pieces."""
+        if not after and not self._falls_back_to_bytes:
+            return str(self._core.decode(list(ids), skip_special_tokens=True))
+        stream = self.stream(after)
+        return "".join([stream.step(i) for i in ids]) + stream.flush()
+
+    def stream(self, after: Sequence[int] = ()) -> TextStream:
+        """Text as tokens arrive; read as the continuation of `after`, if given, so that a first space is not lost."""
+        return TextStream(self._core, after)
+
+    def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation, `{"role": ..., "content": ...}` each. Raises RequestError."""
+        if not self._hf.chat_template:
+            raise RequestError("this model has no chat template; use `triforce generate`")
+        try:
+            text = self._hf.apply_chat_template(
+                [dict(m) for m in messages], add_generation_prompt=add_generation_prompt, tokenize=False
+            )
+        except Exception as error:  # a template is a program, and raises what it likes
+            raise RequestError(f"the model's chat template does not accept these messages: {error}") from error
+        return self.encode(text, add_special=False)
+
+    def require_same_vocabulary(self, other: Tokenizer, names: tuple[str, str]) -> None:
+        """Raise ModelError unless every id is the same token in both; `names` are those of this model and the other."""
+        for i in range(max(self.vocab_size, other.vocab_size)):
+            mine, theirs = self._tokens.get(i), other._tokens.get(i)
+            if mine != theirs:
+                raise ModelError(
+                    f"{names[0]} and {names[1]} do not share a vocabulary: token {i} is {mine!r} in the first and "
+                    f"{theirs!r} in the second; use a draft model with the target's own tokenizer"
+                )
+
+    def _known(self, ids: list[int]) -> list[int]:
+        if ids and (top := max(ids)) >= self.vocab_size:
+            raise RequestError(f"the text holds token {top}, which this model has no embedding for; leave it out")
+        return ids
+
+
+def configured_eos_ids(folder: Path) -> frozenset[int]:
+    """The end-of-sequence ids that config.json and generation_config.json name, together."""
+    ids: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        if (folder / name).exists():
+            value = read_json(folder / name).get("eos_token_id")
+            ids |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
+    return frozenset(ids)

@@ -1,0 +1,108 @@
+"""A decoder out of the weight files of a Hugging Face folder; weights that fit as they are stay in the mapped files.
+
+Shape suffixes: V vocabulary, C hidden size, I MLP size, D head size, Q = query heads * D, P = KV heads * D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from triforce.checkpoint.archives import Archive, open_archives
+from triforce.config import ModelConfig
+from triforce.decoder import Decoder, Layer
+from triforce.errors import ModelError
+
+Shape = tuple[int, ...]
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+SOURCES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def read_decoder(folder: Path, config: ModelConfig, *, rows: int, device: torch.device, dtype: torch.dtype) -> Decoder:
+    """The decoder of a folder whose embedding and head have `rows` rows; those past `config.vocab_size` are left out.
+
+    Raises ModelError naming the file or the tensor that is corrupt, missing, unknown, of another shape, or not finite.
+    """
+    reader = _Reader(open_archives(folder), device, dtype)
+    blocks = [_block(config, f"model.layers.{i}.") for i in range(config.layers)]
+    reader.require_names(folder, {EMBEDDING, NORM} | {name for block in blocks for name, _ in block.values()}, HEAD)
+    table, V = (rows, config.hidden_size), config.vocab_size
+    embedding_VC = reader.take(EMBEDDING, table, V)
+    layers = tuple(Layer(**{field: reader.take(*source) for field, source in block.items()}) for block in blocks)
+    head_VC = reader.take(HEAD, table, V) if reader.has(HEAD) else embedding_VC
+    if config.tied:
+        _require_tied(head_VC, embedding_VC)
+        head_VC = embedding_VC
+    return Decoder(config, embedding_VC, layers, reader.take(NORM, (config.hidden_size,)), head_VC)
+
+
+def _block(config: ModelConfig, prefix: str) -> dict[str, tuple[str, Shape]]:
+    """Each field of Layer that this family has: its name in the files, and its shape."""
+    C, inner, D = config.hidden_size, config.intermediate_size, config.head_dim
+    Q, P = config.heads * D, config.kv_heads * D
+    fields: dict[str, tuple[str, Shape]] = {
+        "input_norm_C": ("input_layernorm.weight", (C,)),
+        "q_proj_QC": ("self_attn.q_proj.weight", (Q, C)),
+        "k_proj_PC": ("self_attn.k_proj.weight", (P, C)),
+        "v_proj_PC": ("self_attn.v_proj.weight", (P, C)),
+        "o_proj_CQ": ("self_attn.o_proj.weight", (C, Q)),
+        "post_norm_C": ("post_attention_layernorm.weight", (C,)),
+        "gate_proj_IC": ("mlp.gate_proj.weight", (inner, C)),
+        "up_proj_IC": ("mlp.up_proj.weight", (inner, C)),
+        "down_proj_CI": ("mlp.down_proj.weight", (C, inner)),
+    }
+    if config.qkv_bias:
+        sizes = {"q": ("Q", Q), "k": ("P", P), "v": ("P", P)}
+        fields |= {f"{x}_bias_{s}": (f"self_attn.{x}_proj.bias", (size,)) for x, (s, size) in sizes.items()}
+    if config.qk_norm:
+        fields |= {f"{x}_norm_D": (f"self_attn.{x}_norm.weight", (D,)) for x in "qk"}
+    return {field: (prefix + name, shape) for field, (name, shape) in fields.items()}
+
+
+def _require_tied(head_VC: Tensor, embedding_VC: Tensor) -> None:
+    if head_VC is not embedding_VC and not torch.equal(head_VC, embedding_VC):
+        raise ModelError(
+            f"config.json: tie_word_embeddings = True, but {HEAD} differs from {EMBEDDING}: set it to false to use both"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Checked tensors out of the archives, on a device, in a dtype."""
+
+    archives: Mapping[str, Archive]
+    device: torch.device
+    dtype: torch.dtype
+
+    def has(self, name: str) -> bool:
+        return name in self.archives
+
+    def require_names(self, folder: Path, needed: set[str], optional: str) -> None:
+        # Old checkpoints also store the rotation frequencies, which follow from the config.
+        found = {name for name in self.archives if not name.endswith("rotary_emb.inv_freq")}
+        if missing := sorted(needed - found):
+            raise ModelError(f"{folder}: the weights lack the tensor {missing[0]} ({len(missing)} missing in all)")
+        if unknown := sorted(found - needed - {optional}):
+            raise ModelError(
+                f"{folder}: tensor {unknown[0]} is not part of such a model ({len(unknown)} unknown in all); "
+                "config.json and the weights must belong together"
+            )
+
+    def take(self, name: str, shape: Shape, rows: int | None = None) -> Tensor:
+        """The first `rows` rows (None: all) of the tensor, which has `shape` in its file."""
+        archive = self.archives[name]
+        tensor = archive.view(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, but config.json asks for {list(shape)}")
+        if tensor.dtype not in SOURCES:
+            raise ModelError(f"tensor {name} is {tensor.dtype}, which is not supported; use unquantized weights")
+        fits = tensor.dtype == self.dtype and self.device.type == "cpu"
+        tensor = tensor[:rows] if fits else archive.glance(name)[:rows].to(self.device, self.dtype)
+        # The extremes tell NaN and Inf in one read, without a temporary and without the overflow that a sum may have.
+        if not all(extreme.isfinite() for extreme in torch.aminmax(tensor)):
+            raise ModelError(f"tensor {name} holds NaN or Inf in {self.dtype}; download it again or change --dtype")
+        return tensor.contiguous()

@@ -1,0 +1,47 @@
+"""The command `triforce`. The module of a command, and torch with it, is imported once the arguments have been read."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from triforce.cli.parser import build_parser
+from triforce.errors import TriforceError
+
+MISTAKE = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+PIPE_CLOSED = 141  # 128 + SIGPIPE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. A mistake of the user is one message on stderr and code 2."""
+    options = build_parser().parse_args(argv)
+    try:
+        _speak_utf8()
+        code: int = import_module(f"triforce.cli.{options.command}").run(options)
+        sys.stdout.flush()
+        return code
+    except TriforceError as error:
+        print(f"triforce: error: {error}", file=sys.stderr)
+        return MISTAKE
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        _drop_output()
+        return PIPE_CLOSED
+
+
+def _speak_utf8() -> None:
+    """Models write any character, and a locale without it must not end the text with an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+
+
+def _drop_output() -> None:
+    """The reader of stdout is gone; without this the interpreter would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,151 @@
+"""What the commands share: from arguments to an engine and a prompt, and from an answer to a terminal."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triforce.cli.parser import DEFAULTS, NO_DRAFT
+from triforce.errors import RequestError
+from triforce.request import RequestOutput, SamplingParams, TierStats
+
+if TYPE_CHECKING:
+    from triforce.checkpoint.tokenizer import Tokenizer
+    from triforce.completion import Piece
+    from triforce.llm import LLM
+
+PLACEMENT = ("device", "dtype", "context")
+SPECULATION = ("mode", "coupling", "gamma_1", "gamma_2", "budget", "chunk", "selection", "refresh", "full_layers")
+COLORS = {"lookup": 35, "draft": 32, "streaming": 33, "retrieval": 36, "full": 31}  # by tier; ANSI foregrounds
+
+
+def load(options: Namespace) -> LLM:
+    """The engine that the arguments describe."""
+    from triforce.llm import LLM
+
+    draft = None if options.draft == NO_DRAFT else options.draft
+    return LLM(options.model, draft=draft, **{name: getattr(options, name) for name in PLACEMENT + SPECULATION})
+
+
+def sampling_params(options: Namespace) -> SamplingParams:
+    """The sampling parameters in the arguments. Raises RequestError naming the one that is out of range."""
+    values = {name: getattr(options, name) for name in DEFAULTS if hasattr(options, name)}
+    values |= {"logit_bias": dict(options.logit_bias) or None, "stop_token_ids": options.stop_token_id}
+    return SamplingParams(**values)
+
+
+def read_text(file: str) -> str:
+    """The text in a file, or on stdin for "-", byte for byte. Raises RequestError."""
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise RequestError(f"{file} cannot be read ({error.strerror}); give a text file") from error
+    return decode_text(data, "stdin" if file == "-" else file)
+
+
+def decode_text(data: bytes, source: str) -> str:
+    """UTF-8 bytes as text. Raises RequestError saying where `source` is something else."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{source} is not UTF-8 text (byte 0x{data[error.start]:02x} at offset {error.start}); "
+            "convert it first, for example with iconv -t UTF-8"
+        ) from error
+
+
+class Prefill:
+    """A progress bar on stderr with tokens/s, on terminals only: called with the tokens done and all there are."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def __call__(self, done: int, total: int) -> None:
+        from tqdm import tqdm
+
+        if self._bar is None:
+            self._bar = tqdm(desc="prefill", total=total, unit=" tokens", leave=False, disable=None, file=sys.stderr)
+        self._bar.update(done - self._bar.n)
+        if done >= total:
+            self._bar.close()
+            self._bar = None
+
+
+class Painter:
+    """Colours each character by the tier that proposed its token. Pieces of text hold the tokens of a whole pass."""
+
+    def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int]) -> None:
+        self._stream = tokenizer.stream(after=prompt) if tokenizer else None
+        self._origins: list[str] = []  # of the characters to come: text may be held back, never reordered
+
+    def __call__(self, piece: Piece) -> str:
+        for token, origin in zip(piece.token_ids, piece.origins, strict=True):
+            self._origins += [origin] * len(self._stream.step(token) if self._stream else "")
+        text = piece.text
+        origins, self._origins = self._origins[: len(text)], self._origins[len(text) :]
+        origins += piece.origins[-1:] * (len(text) - len(origins))  # the flush at the end belongs to the last token
+        runs = groupby(zip(text, origins, strict=True), key=lambda pair: pair[1])
+        return "".join(paint("".join(character for character, _ in run), origin) for origin, run in runs)
+
+
+def paint(text: str, tier: str) -> str:
+    """`text` in the colour of a tier."""
+    return f"\033[{COLORS.get(tier, 0)}m{text}\033[0m"
+
+
+def show(pieces: Iterable[Piece | RequestOutput], painter: Painter | None) -> RequestOutput:
+    """Print a stream as it comes, and return the answer that ends it."""
+    output = None
+    for piece in pieces:
+        if isinstance(piece, RequestOutput):
+            output = piece
+        else:
+            print(painter(piece) if painter else piece.text, end="", flush=True)
+    print(flush=True)
+    assert output is not None, "a stream ends with the whole answer"
+    return output
+
+
+def legend(tiers: Sequence[TierStats]) -> str:
+    """The tiers' names, each in its colour."""
+    return "proposed by: " + " ".join(paint(tier.name, tier.name) for tier in tiers)
+
+
+def total(output: RequestOutput) -> list[TierStats]:
+    """Tier statistics of all continuations together."""
+    sums: dict[str, TierStats] = {}
+    for tier in (tier for completion in output.outputs for tier in completion.tiers):
+        into = sums.setdefault(tier.name, TierStats(tier.name))
+        into.proposed += tier.proposed
+        into.accepted += tier.accepted
+        into.passes += tier.passes
+        into.seconds = max(into.seconds, tier.seconds)  # each continuation has the seconds of all: one batch
+    return list(sums.values())
+
+
+def passes_per_token(output: RequestOutput) -> float:
+    """Passes of the full tier for each new token; 1 in plain decoding."""
+    return total(output)[-1].passes / max(output.completion_tokens, 1)
+
+
+def report(output: RequestOutput) -> str:
+    """The statistics of one request, for people."""
+    ends = ", ".join(completion.finish_reason for completion in output.outputs)
+    lines = [
+        f"prompt {output.prompt_tokens:,} tokens in {output.prefill_seconds:.2f} s; "
+        f"new {output.completion_tokens:,} tokens in {output.decode_seconds:.2f} s: "
+        f"{output.tokens_per_second:.1f} tokens/s",
+        f"mode {output.mode}, coupling {output.coupling}, exactness {output.exactness}, "
+        f"seed {output.outputs[0].seed}, ended by {ends}",
+        f"{'tier':<10} {'proposed':>9} {'accepted':>9} {'':>6} {'passes':>7} {'seconds':>8}",
+    ]
+    for tier in total(output):
+        share = "" if tier.acceptance is None else f"{tier.acceptance:.0%}"
+        lines.append(
+            f"{tier.name:<10} {tier.proposed:>9,} {tier.accepted:>9,} {share:>6} {tier.passes:>7,} {tier.seconds:>8.2f}"
+        )
+    return "\n".join([*lines, f"full passes per new token: {passes_per_token(output):.2f}"])

@@ -1,0 +1,121 @@
+"""`triforce generate`: continue a text."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from argparse import Namespace
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from triforce.cli.common import Painter, Prefill, legend, load, read_text, report, sampling_params, show
+from triforce.errors import RequestError
+from triforce.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
+
+
+def run(options: Namespace) -> int:
+    """What is wrong with the prompt or the parameters is found before a model is loaded."""
+    params = sampling_params(options)
+    options.model, prompt = model_and_prompt(options)
+    if options.json:
+        print(json.dumps(as_json(_whole(options, prompt, params), params), ensure_ascii=False, allow_nan=False))
+        return 0
+    output = _stream(options, prompt, params) if params.n == 1 else _list(options, prompt, params)
+    if options.color:
+        print(legend(output.outputs[0].tiers), file=sys.stderr)
+    print(report(output), file=sys.stderr)
+    return 0
+
+
+def model_and_prompt(options: Namespace) -> tuple[str | None, str]:
+    """The model named, if any, and the prompt from the argument, the file or stdin. Raises RequestError."""
+    model, prompt = options.model, options.prompt
+    if prompt is None and model is not None and _reads_as_prompt(model):
+        model, prompt = None, model
+    if prompt is not None and options.prompt_file is not None:
+        raise RequestError("a PROMPT and --prompt-file are given; leave one of them out")
+    if prompt is None:
+        if options.prompt_file is None and sys.stdin.isatty():
+            raise RequestError("there is no prompt; give it as an argument, with --prompt-file, or on stdin")
+        prompt = read_text(options.prompt_file or "-")
+    if not prompt:
+        raise RequestError("the prompt is empty; give at least one character")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:  # how Python shows bytes of an argument that are not UTF-8
+        raise RequestError("the prompt is not UTF-8 text; convert it, or use --prompt-file") from error
+    return model, prompt
+
+
+def _reads_as_prompt(argument: str) -> bool:
+    return not argument or (len(argument.split()) > 1 and not Path(argument).is_dir())
+
+
+def _whole(options: Namespace, prompt: str, params: SamplingParams) -> RequestOutput:
+    files = {"save_cache": options.save_cache, "load_cache": options.load_cache}
+    return load(options).generate(prompt, params, **files, on_prefill=Prefill())[0]
+
+
+def _stream(options: Namespace, prompt: str, params: SamplingParams) -> RequestOutput:
+    llm = load(options)
+    ids = llm.encode(prompt)
+    files = {"save_cache": options.save_cache, "load_cache": options.load_cache}
+    pieces = llm.stream(ids, params, **files, on_prefill=Prefill())
+    return show(pieces, Painter(llm.tokenizer, ids) if options.color else None)
+
+
+def _list(options: Namespace, prompt: str, params: SamplingParams) -> RequestOutput:
+    """Several continuations are printed one after the other, uncoloured: as streams they would mix."""
+    output = _whole(options, prompt, params)
+    for completion in output.outputs:
+        print(f"[{completion.index + 1} of {params.n}]\n{completion.text}")
+    return output
+
+
+def as_json(output: RequestOutput, params: SamplingParams) -> dict[str, Any]:
+    """The object that --json prints; its text, ids, seed and tiers are those of the first continuation."""
+    first = output.outputs[0]
+    whole = {
+        "text": first.text,
+        "token_ids": first.token_ids,
+        "finish_reason": first.finish_reason,
+        "mode": output.mode,
+        "coupling": output.coupling,
+        "exactness": output.exactness,
+        "seed": first.seed,
+        "prompt_tokens": output.prompt_tokens,
+        "completion_tokens": output.completion_tokens,
+        "prefill_seconds": output.prefill_seconds,
+        "decode_seconds": output.decode_seconds,
+        "tokens_per_second": output.tokens_per_second,
+        "tiers": _tiers(first),
+    }
+    if params.n > 1:
+        whole["choices"] = [_choice(completion) for completion in output.outputs]
+    if first.logprobs is not None:
+        whole["logprobs"] = _logprobs(first.logprobs)
+    if output.prompt_logprobs is not None:
+        whole["prompt_logprobs"] = _logprobs(output.prompt_logprobs)
+    return whole
+
+
+def _choice(completion: CompletionOutput) -> dict[str, Any]:
+    names = ("index", "text", "token_ids", "finish_reason", "seed")
+    choice = {name: getattr(completion, name) for name in names} | {"tiers": _tiers(completion)}
+    return choice if completion.logprobs is None else choice | {"logprobs": _logprobs(completion.logprobs)}
+
+
+def _tiers(completion: CompletionOutput) -> list[dict[str, Any]]:
+    names = ("name", "proposed", "accepted", "passes", "seconds")
+    return [{name: getattr(tier, name) for name in names} for tier in completion.tiers]
+
+
+def _logprobs(tokens: Iterable[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
+    return [token and _logprob(token.chosen) | {"top": [_logprob(other) for other in token.top]} for token in tokens]
+
+
+def _logprob(token: Logprob) -> dict[str, Any]:
+    # JSON has no infinity: null is the logarithm of a probability of zero.
+    return {"token_id": token.token_id, "logprob": token.logprob if math.isfinite(token.logprob) else None}

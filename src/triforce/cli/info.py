@@ -1,0 +1,121 @@
+"""`triforce info`: what a model is and what fits in memory, from its config alone."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from triforce.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+    from triforce.config import ModelConfig
+
+LENGTHS = (4_096, 16_384, 32_768, 131_072, 262_144, 1_048_576)
+
+
+def run(options: Namespace) -> int:
+    """Reads config.json; of a model on the hub, nothing larger is fetched."""
+    import torch
+
+    from triforce.checkpoint.families import model_config, read_config
+
+    folder = _config_folder(options.model)
+    hf = read_config(folder)
+    device, dtype = _placement(options.device, options.dtype)
+    config = model_config(hf, vocab_size=hf.vocab_size, context=options.context, device=torch.device("cpu"))
+    count = parameters(config)
+    weights, precision = count * dtype.itemsize, str(dtype).removeprefix("torch.")
+    row = kv_bytes(config, dtype.itemsize)
+    free = available(device)
+    for name, value in {
+        "model": str(options.model or folder),
+        "architecture": _architecture(hf.model_type, config),
+        "parameters": f"{count / 1e6:,.1f} million: {size(weights)} as {precision}",
+        "KV cache": f"{size(row)} per token",
+        **{f"  {n:>9,} tokens": size(n * row) for n in (*(n for n in LENGTHS if n < config.context), config.context)},
+        "memory free": f"{size(free)} on {device}" if free else "unknown",
+        "fits": f"{max(free - weights, 0) // row:,} tokens beside the weights, of all texts together"
+        if free
+        else "unknown",
+    }.items():
+        print(f"{name:<18} {value}")
+    return 0
+
+
+def parameters(config: ModelConfig) -> int:
+    """Weights of the model, the head counted once where it is the embedding."""
+    C, D = config.hidden_size, config.head_dim
+    Q, P = config.heads * D, config.kv_heads * D
+    layer = 2 * C * (Q + P) + 3 * C * config.intermediate_size + 2 * C
+    layer += (Q + 2 * P) * config.qkv_bias + 2 * D * config.qk_norm
+    return config.vocab_size * C * (1 if config.tied else 2) + config.layers * layer + C
+
+
+def kv_bytes(config: ModelConfig, itemsize: int) -> int:
+    """Bytes of keys and values of one token."""
+    return 2 * config.layers * config.kv_heads * config.head_dim * itemsize
+
+
+def available(device: torch.device) -> int:
+    """Bytes of memory that are free on `device`; 0 if the system does not say."""
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+
+
+def size(n: float) -> str:
+    """Bytes for people."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if n < 1024:
+            return f"{n:.0f} {unit}" if unit == "bytes" or n == int(n) else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TiB"
+
+
+def _architecture(model_type: str, config: ModelConfig) -> str:
+    heads = f"{config.heads} heads of {config.head_dim}, {config.kv_heads} of them with KV"
+    return (
+        f"{model_type}, {config.layers} layers, hidden size {config.hidden_size}, {heads}, "
+        f"vocabulary {config.vocab_size:,}, context {config.context:,}"
+    )
+
+
+def _config_folder(model: str | None) -> Path:
+    from triforce.checkpoint.files import HUB_NAME, TEXTS, model_folder
+    from triforce.pairs import SHIPPED
+
+    if model is None:
+        return SHIPPED[0]
+    if Path(model).expanduser().exists() or not HUB_NAME.fullmatch(model):
+        return model_folder(model)
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(model, allow_patterns=list(TEXTS)))
+    except Exception:  # the hub's errors have no common type; this says what is wrong in our words
+        return model_folder(model)
+
+
+def _placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
+    """Where and how `generate` would hold the model with the same arguments."""
+    import torch
+
+    from triforce.checkpoint import DTYPES
+
+    try:
+        place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    except RuntimeError as error:
+        raise ModelError(f"device {device!r} cannot be used here; use --device cpu or --device auto") from error
+    if dtype == "auto":
+        return place, torch.float32 if place.type == "cpu" else torch.bfloat16
+    return place, DTYPES[dtype]

@@ -1,0 +1,182 @@
+"""The arguments of `triforce`. Imports nothing heavy: the help answers at once."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from typing import Any
+
+from triforce import __version__
+from triforce.request import SamplingParams
+
+MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "lookup")
+SELECTIONS = ("observed", "mean_key", "quest")
+COUPLINGS = ("seeded", "rejection")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+NO_DRAFT = "none"
+DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands; `command` in its result names the module of triforce.cli to run."""
+    parser = argparse.ArgumentParser(
+        prog="triforce",
+        description="Lossless long-context speculative decoding: three tiers, and the text of plain decoding.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"triforce {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, summary, add in COMMANDS:
+        add(
+            commands.add_parser(
+                name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
+            )
+        )
+    return parser
+
+
+def _generate(parser: argparse.ArgumentParser) -> None:
+    _model(parser)
+    parser.add_argument(
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help="the text to continue; without one, and without --prompt-file, it is read from stdin. "
+        "A single argument with white space in it is the PROMPT, not a MODEL",
+    )
+    parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a UTF-8 file (-: stdin)")
+    _engine(parser)
+    _sampling(parser)
+    saved = parser.add_argument_group("saved prompts")
+    saved.add_argument("--save-cache", metavar="FILE", help="write the KV cache of the prompt to FILE")
+    saved.add_argument("--load-cache", metavar="FILE", help="reuse what the KV cache in FILE has of the prompt")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object instead of text and statistics")
+    _color(output)
+
+
+def _chat(parser: argparse.ArgumentParser) -> None:
+    _model(parser)
+    parser.add_argument("--file", metavar="DOC", help="a UTF-8 document to talk about")
+    _engine(parser)
+    _sampling(parser)
+    _color(parser.add_argument_group("output"))
+
+
+def _info(parser: argparse.ArgumentParser) -> None:
+    _model(parser)
+    _placement(parser)
+
+
+def _demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompt-tokens", type=int, default=16_384, metavar="N", help=_help("length of the prompt"))
+    parser.add_argument("--max-tokens", type=int, default=96, metavar="N", help=_help("new tokens of each text"))
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help=_help("seed of the sampled text"))
+    _placement(parser, context=False)
+
+
+def _model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a Hugging Face folder or name; without one, the pair of models that comes with triforce",
+    )
+
+
+def _placement(parser: argparse._ActionsContainer, *, context: bool = True) -> None:
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: cuda where present)")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="(default: float32 on the CPU, else bfloat16)")
+    if context:
+        parser.add_argument("--context", type=int, metavar="N", help="positions to use (default: all the model has)")
+
+
+def _engine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine")
+    add = group.add_argument
+    add(
+        "--draft",
+        default="auto",
+        metavar="MODEL",
+        help=f"small model of the same vocabulary, or {NO_DRAFT} (default: auto)",
+    )
+    add("--mode", choices=MODES, help="which tiers (default: triforce with a draft, retrieval without)")
+    add("--gamma-1", type=int, default=2, metavar="N", help=_help("tokens the draft guesses at a time"))
+    add("--gamma-2", type=int, default=6, metavar="N", help=_help("tokens the retrieval tier guesses at a time"))
+    add(
+        "--budget",
+        default="2048",
+        metavar="N|P%",
+        help="tokens the retrieval tier sees, or a share such as 3%% (default: 2048)",
+    )
+    add("--chunk", type=int, default=16, metavar="N", help=_help("tokens selected together"))
+    add("--selection", choices=SELECTIONS, default="observed", help=_help("how the retrieval tier chooses"))
+    add("--refresh", default="1", metavar="N|auto", help="choose anew every N verifications; 0: once (default: 1)")
+    add(
+        "--full-layers",
+        type=int,
+        default=0,
+        metavar="N",
+        help=_help("first layers in which the retrieval tier sees all"),
+    )
+    add("--coupling", choices=COUPLINGS, default="seeded", help=_help("how guesses are verified"))
+    _placement(group)
+
+
+def _sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+
+    def add(name: str, kind: type, text: str) -> None:
+        default = DEFAULTS[name]
+        group.add_argument(
+            _flag(name), type=kind, default=default, metavar="X" if kind is float else "N", help=_help(text, default)
+        )
+
+    add("temperature", float, "0 is greedy")
+    add("top_k", int, "keep the K most probable tokens; 0: off")
+    add("top_p", float, "keep the most probable tokens up to this mass; 1: off")
+    add("min_p", float, "drop what is less probable than this share of the best; 0: off")
+    add("repetition_penalty", float, "over prompt and output; 1: off")
+    add("presence_penalty", float, "over the output; 0: off")
+    add("frequency_penalty", float, "over the output; 0: off")
+    group.add_argument(
+        "--logit-bias", type=_bias, action="append", default=[], metavar="ID=BIAS", help="may be repeated"
+    )
+    add("seed", int, "the same seed, the same text (default: drawn and reported)")
+    add("n", int, "continuations of the prompt")
+    add("max_tokens", int, "new tokens at most")
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
+    )
+    group.add_argument("--stop-token-id", type=int, action="append", default=[], metavar="ID", help="may be repeated")
+    group.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-sequence token")
+    add("logprobs", int, "list this many alternatives at each new token, in the JSON")
+    add("prompt_logprobs", int, "the same at each prompt token")
+
+
+def _color(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--color", action="store_true", help="colour each token by the tier that proposed it")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _help(text: str, default: Any = "%(default)s") -> str:
+    return text if default is None else f"{text} (default: {default})"
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ID=BIAS, such as 42=-1.5") from None
+
+
+COMMANDS = (
+    ("generate", "continue a text", _generate),
+    ("chat", "talk, about a document if you like; the KV cache is kept between turns", _chat),
+    ("info", "say what a model is, its KV bytes per token, and what fits in memory", _info),
+    ("demo", "continue a book from a long prompt, plainly and with TriForce: the same text", _demo),
+)

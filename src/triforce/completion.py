@@ -1,0 +1,62 @@
+"""One completion as its text grows: the tokens of an engine job, read as text and cut at stop strings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.engine import Batch, Job
+from triforce.request import CompletionOutput
+from triforce.stop import StoppedText
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that is ready to show, and the tokens (with the tiers that proposed them) that arrived with it."""
+
+    text: str
+    token_ids: list[int]
+    origins: list[str]
+    index: int
+    """Which of the `n` completions."""
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class Completion:
+    """Follows one job of a batch. Without a tokenizer there are tokens but no text."""
+
+    def __init__(self, job: Job, tokenizer: Tokenizer | None) -> None:
+        self.job = job
+        self._stream = tokenizer.stream(after=job.prompt) if tokenizer else None
+        self._text = StoppedText(job.params.stop)
+
+    def take(self, batch: Batch, count: int) -> Piece:
+        """Read the last `count` tokens of the job. A stop string ends the job at the token that completes it."""
+        fresh = self.job.tokens[-count:]
+        shown, read = "", 0
+        for token in fresh:
+            shown += self._text.add(self._stream.step(token) if self._stream else "")
+            read += 1
+            if self._text.stopped:
+                self.job.cut(count - read)
+                break
+        if self.job.finish and self._stream:
+            shown += self._text.add(self._stream.flush()) + self._text.flush()
+        names = [tier.name for tier in batch.tiers]
+        origins = [names[origin] for origin in self.job.origins[-count:][:read]]
+        return Piece(shown, fresh[:read], origins, self.job.choice, self.job.finish)
+
+    def output(self, batch: Batch, b: int) -> CompletionOutput:
+        """The whole completion, once its batch is done."""
+        job, names = self.job, [tier.name for tier in batch.tiers]
+        return CompletionOutput(
+            job.choice,
+            self._text.text,
+            job.tokens,
+            job.finish or "length",
+            job.logprobs if job.params.logprobs is not None else None,
+            [names[origin] for origin in job.origins],
+            job.seed,
+            batch.stats(b),
+        )

@@ -1,0 +1,194 @@
+"""A batch of texts, from their prompts to their last tokens.
+
+Knows tokens, not text. Shape suffixes: B rows, S text capacity, J tokens of a step, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from triforce.cache import Full
+from triforce.ladder import Ladder, Models, Rows, Speculation, tiers
+from triforce.request import Logprob, SamplingParams, TierStats, TokenLogprobs
+from triforce.sampling import Noise, Warper
+from triforce.speculation import Coupling, Draft, Prefix, Rejection, Seeded, Tier, Watch
+
+COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {"seeded": Seeded, "rejection": Rejection}
+
+
+@dataclass(slots=True)
+class Job:
+    """One text to be made: its prompt, how to sample it, and what has come of it."""
+
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    choice: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    tokens: list[int] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    finish: Literal["stop", "length"] | None = None
+
+    def accept(self, tokens: list[int], origins: list[int], limit: int) -> int:
+        """Take tokens up to the first stop token or the limit; returns how many."""
+        for n, (token, origin) in enumerate(zip(tokens, origins, strict=True)):
+            self.tokens.append(token)
+            self.origins.append(origin)
+            if token in self.stop_ids:
+                self.finish = "stop"
+            elif len(self.tokens) >= limit:
+                self.finish = "length"
+            if self.finish:
+                return n + 1
+        return len(tokens)
+
+    def cut(self, surplus: int) -> None:
+        """The text ends `surplus` tokens before its last one: a stop string was found there."""
+        for made in (self.tokens, self.origins, self.logprobs):
+            del made[len(made) - surplus :]
+        self.finish = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSampling:
+    """How the rows of a batch want their tokens (see speculation.tier.Sampling)."""
+
+    warper: Warper
+    coupling: Coupling
+    vocab_size: int
+
+    def probs(self, logits_BJV: Tensor, prefix: Prefix) -> Tensor:
+        return self.warper(logits_BJV, prefix.ids_BS, prefix.lengths_B)
+
+
+class Batch:
+    """Rows that are prefilled one by one and decoded together, each at its own length and with its own settings.
+
+    `memory` is an exact view to go on with, of one row whose committed tokens are the start of the prompt.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        ladder: Ladder,
+        setting: Speculation,
+        coupling: str,
+        jobs: Sequence[Job],
+        memory: Full | None = None,
+    ) -> None:
+        config, device = models.target.config, models.target.device
+        self.jobs = jobs
+        self.limits = [min(job.params.max_tokens, config.context - len(job.prompt)) for job in jobs]
+        capacities = [len(job.prompt) + limit + setting.reach for job, limit in zip(jobs, self.limits, strict=True)]
+        self.top = ladder(Rows(models, setting, capacities, memory))
+        self.tiers = tiers(self.top)
+        ids_BS = torch.zeros(len(jobs), max(capacities) + 1, dtype=torch.long)
+        for b, job in enumerate(jobs):
+            ids_BS[b, : len(job.prompt)] = torch.tensor(job.prompt)
+        lengths = [len(job.prompt) for job in jobs]
+        self.prefix = Prefix(ids_BS.to(device), torch.tensor(lengths, device=device))
+        noise = Noise([job.seed for job in jobs], [job.choice for job in jobs], device)
+        warper = Warper([job.params for job in jobs], lengths, config.vocab_size, device)
+        self.sampling = BatchSampling(warper, COUPLINGS[coupling](noise), config.vocab_size)
+        self.prefill_seconds = self.decode_seconds = 0.0
+        self._logits_BJV = torch.empty(0)
+        if any(job.params.logprobs is not None for job in jobs):
+            self.top.record = self._record
+
+    @torch.no_grad()
+    def prefill(self) -> Iterator[tuple[int, int]]:
+        """Feed every prompt but its last token; yields (tokens seen, tokens in all) of the exact view as it goes."""
+        started = perf_counter()
+        sizes = [len(job.prompt) - 1 for job in self.jobs]
+        for b, job in enumerate(self.jobs):
+            twin = next((a for a in range(b) if self.jobs[a].prompt is job.prompt), None)
+            passes = self._feed(b) if twin is None else self._fork(twin, b)
+            for seen in passes:
+                yield sum(sizes[:b]) + seen, sum(sizes)
+        self.prefill_seconds += perf_counter() - started
+
+    @torch.no_grad()
+    def step(self) -> list[int]:
+        """One proposal of the exact tier; returns how many new tokens each job took (0 for those that are done)."""
+        started = perf_counter()
+        live = [job.finish is None for job in self.jobs]
+        live_B = torch.tensor(live, device=self.prefix.lengths_B.device)
+        draft = self.top.propose(self.prefix, self.sampling, live_B)
+        self.prefix = self.prefix.append(draft)
+        tokens, origins, counts = draft.tokens_BK.tolist(), draft.origins_BK.tolist(), draft.counts_B.tolist()
+        taken = [
+            job.accept(tokens[b][: counts[b]], origins[b][: counts[b]], self.limits[b]) if live[b] else 0
+            for b, job in enumerate(self.jobs)
+        ]
+        self._note_logprobs(taken)
+        self.decode_seconds += perf_counter() - started
+        return taken
+
+    @property
+    def done(self) -> bool:
+        return all(job.finish for job in self.jobs)
+
+    def stats(self, b: int) -> list[TierStats]:
+        """What each tier did for row b, from the lowest to the full one. Seconds are those of the whole batch."""
+        stats = []
+        for tier in self.tiers:
+            c = tier.counters
+            kept = c.kept_BN[b].tolist() if int(c.proposed_B[b]) else []
+            stats.append(
+                TierStats(tier.name, int(c.proposed_B[b]), int(c.accepted_B[b]), int(c.passes_B[b]), c.seconds, kept)
+            )
+        stats[-1].proposed = stats[-1].accepted = len(self.jobs[b].tokens)  # what the full tier proposes is the text
+        return stats
+
+    def _feed(self, b: int) -> Iterator[int]:
+        job, length = self.jobs[b], len(self.jobs[b].prompt) - 1
+        for tier in self.tiers:
+            if tier is not self.top and isinstance(tier, Tier):
+                deque(tier.prefill(self.prefix, b, length), maxlen=0)
+        watch = self._watch(job) if job.params.prompt_logprobs is not None else None
+        yield from self.top.prefill(self.prefix, b, length, watch)
+
+    def _fork(self, source: int, b: int) -> Iterator[int]:
+        for tier in self.tiers:
+            if isinstance(tier, Tier):
+                tier.cache.fork(source, b)
+        self.jobs[b].prompt_logprobs = self.jobs[source].prompt_logprobs
+        yield len(self.jobs[b].prompt) - 1
+
+    def _watch(self, job: Job) -> Watch:
+        job.prompt_logprobs.append(None)
+
+        def watch(start: int, logits_1TV: Tensor) -> None:
+            following = job.prompt[start + 1 : start + 1 + logits_1TV.shape[1]]
+            job.prompt_logprobs += logprobs_of(logits_1TV[0], following, job.params.prompt_logprobs or 0)
+
+        return watch
+
+    def _record(self, logits_BJV: Tensor, step: Draft) -> None:
+        self._logits_BJV = logits_BJV
+
+    def _note_logprobs(self, taken: list[int]) -> None:
+        for b, (job, count) in enumerate(zip(self.jobs, taken, strict=True)):
+            if count and job.params.logprobs is not None:
+                job.logprobs += logprobs_of(self._logits_BJV[b, :count], job.tokens[-count:], job.params.logprobs)
+
+
+def logprobs_of(logits_TV: Tensor, tokens: list[int], top: int) -> list[TokenLogprobs]:
+    """The model's own (unwarped) log-probabilities of tokens, one for each row of logits, and the `top` best there."""
+    scores_TV = logits_TV.double().log_softmax(-1)
+    chosen = scores_TV.gather(1, torch.tensor(tokens, device=scores_TV.device)[:, None])[:, 0].tolist()
+    best = scores_TV.topk(top, dim=1)
+    tops = [
+        tuple(map(Logprob, ids, values))
+        for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+    return [TokenLogprobs(Logprob(*pair), row) for *pair, row in zip(tokens, chosen, tops, strict=True)]

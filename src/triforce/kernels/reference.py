@@ -1,0 +1,77 @@
+"""The torch path of each kernel: right on any device, and the slow path that faster kernels are compared with.
+
+Shape suffixes: T queries, H query heads, G KV heads, R = T * H / G query rows of one KV head, S keys, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def attend(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention of a few queries, the last keys being their own: query t does not see the keys after S - T + t.
+
+    Returns the mixed values (T, H, D) and the attention mass of each key, summed over the queries that share a KV head:
+    float32 (G, S), of total T * H / G per head.
+    """
+    (T, H, D), (G, S, _) = q_THD.shape, k_GSD.shape
+    q_GRD = fold(q_THD, G) * D**-0.5
+    scores_GRS = torch.bmm(q_GRD, k_GSD.transpose(1, 2)).float()
+    scores_GhTS = scores_GRS.view(G, H // G, T, S)
+    scores_GhTS[..., S - T :].masked_fill_(_after(T, q_THD.device), -torch.inf)
+    weights_GRS = scores_GRS.sub_(scores_GRS.amax(-1, keepdim=True)).exp_()
+    share_GR1 = weights_GRS.sum(-1, keepdim=True).reciprocal_()
+    mixed_GRD = torch.bmm(weights_GRS.to(v_GSD.dtype), v_GSD) * share_GR1.to(v_GSD.dtype)
+    mass_GS = torch.bmm(share_GR1.transpose(1, 2), weights_GRS).squeeze(1)
+    return unfold(mixed_GRD, T), mass_GS
+
+
+def attend_causal(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> Tensor:
+    """Causal attention of many queries, the last T keys being their own. Returns (T, H, D).
+
+    Keys before the queries need no mask, the queries' own need the usual one: two calls of torch's fused attention,
+    merged by their log-sum-exp, so that no (T, S) mask or score is ever held.
+    """
+    (T, H, D), (G, S, _) = q_THD.shape, k_GSD.shape
+    own_k, own_v = (x[:, S - T :].repeat_interleave(H // G, 0) for x in (k_GSD, v_GSD))
+    own_HTD, own_HT = _fused(q_THD.transpose(0, 1), own_k, own_v, causal=True)
+    if S == T:
+        return own_HTD.transpose(0, 1)
+    past_GRD, past_GR = _fused(fold(q_THD, G), k_GSD[:, : S - T], v_GSD[:, : S - T], causal=False)
+    own_GRD, own_GR = own_HTD.reshape(G, -1, D), own_HT.reshape(G, -1)
+    past_share_GR = torch.sigmoid(past_GR - own_GR)
+    mixed_GRD = torch.lerp(own_GRD.float(), past_GRD.float(), past_share_GR[..., None])
+    return unfold(mixed_GRD.to(q_THD.dtype), T)
+
+
+def gather_slots(pages_GSD: Tensor, slots_GN: Tensor) -> Tensor:
+    """Rows `slots_GN` of each KV head, as (G, N, D)."""
+    G, S, D = pages_GSD.shape
+    flat_GN = slots_GN + torch.arange(G, device=slots_GN.device)[:, None] * S
+    return pages_GSD.reshape(G * S, D).index_select(0, flat_GN.flatten()).view(G, -1, D)
+
+
+def fold(q_THD: Tensor, G: int) -> Tensor:
+    """The query heads that share a KV head become rows of one product: (G, H / G * T, D)."""
+    T, H, D = q_THD.shape
+    return q_THD.transpose(0, 1).reshape(G, H // G * T, D)
+
+
+def unfold(mixed_GRD: Tensor, T: int) -> Tensor:
+    """The inverse of `fold`."""
+    return mixed_GRD.reshape(-1, T, mixed_GRD.shape[-1]).transpose(0, 1)
+
+
+def _after(T: int, device: torch.device) -> Tensor:
+    return torch.ones(T, T, dtype=torch.bool, device=device).triu(1)
+
+
+def _fused(q_HTD: Tensor, k_HSD: Tensor, v_HSD: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """torch's fused attention with its log-sum-exp (float32)."""
+    q, k, v = q_HTD[None], k_HSD[None], v_HSD[None]
+    if q.device.type == "cpu":
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=causal)
+    else:
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, is_causal=causal)
+    return out[0], lse[0, :, : q.shape[2]].float()

@@ -1,0 +1,151 @@
+"""Configurations are functions: which tiers stand on which, for a batch of rows.
+
+Every baseline and every ablation of the paper (Sun et al. 2024) is one of these, run by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from triforce.cache import PAGE, Full, Pool, Retrieval, Setting, Streaming
+from triforce.cache.pool import pages_for
+from triforce.cache.select import POLICIES, Policy, Recent
+from triforce.decoder import Decoder
+from triforce.errors import RequestError
+from triforce.speculation import Lookup, Proposer, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The target, and a draft that shares its vocabulary if there is one."""
+
+    target: Decoder
+    draft: Decoder | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How to speculate: the lowest tier proposes `gamma_1` tokens at a time, the middle one gathers `gamma_2`."""
+
+    gamma_1: int = 2
+    gamma_2: int = 6
+    selection: str = "observed"
+    retrieval: Setting = field(default_factory=Setting)
+    sinks: int = PAGE
+    window: int = 496
+
+    def __post_init__(self) -> None:
+        if self.selection not in POLICIES:
+            raise RequestError(f"selection {self.selection!r} is not known; choose from {', '.join(POLICIES)}.")
+        for name in ("gamma_1", "gamma_2"):
+            if not 1 <= getattr(self, name) <= 64:
+                raise RequestError(f"{name} is {getattr(self, name)}; give 1 to 64 tokens.")
+
+    @property
+    def reach(self) -> int:
+        """Positions that the tiers may use beyond the last token asked for."""
+        return 2 * (self.gamma_1 + self.gamma_2 + 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The parts of a ladder, for a batch whose row b holds at most `capacities[b]` tokens.
+
+    `memory` is an exact view to go on with instead of an empty one.
+    """
+
+    models: Models
+    setting: Speculation
+    capacities: list[int]
+    memory: Full | None = None
+
+    def full(self) -> Full:
+        """The target's exact view, over a pool of its own or the one in `memory`."""
+        pool = (
+            self.memory.pool
+            if self.memory
+            else Pool(
+                self.models.target.config,
+                len(self.capacities),
+                sum(map(pages_for, self.capacities)),
+                self.models.target.dtype,
+                self.models.target.device,
+            )
+        )
+        for b, capacity in enumerate(self.capacities):
+            pool.reserve(b, capacity)
+        return self.memory or Full(pool)
+
+    def exact(self, full: Full, below: Proposer | None = None) -> Tier[Full]:
+        return Tier("full", self.models.target, full, below=below)
+
+    def middle(self, full: Full, policy: Policy, name: str, below: Proposer | None = None) -> Tier[Retrieval]:
+        view = Retrieval(full, policy, self.setting.retrieval)
+        return Tier(name, self.models.target, view, self.setting.gamma_2, below)
+
+    def lowest(self) -> Tier[Streaming]:
+        """The draft model, through sinks and a window."""
+        draft = self.models.draft
+        if draft is None:
+            raise RequestError("This mode needs a draft model: name one with --draft, or use --mode retrieval.")
+        view = Streaming(
+            draft.config,
+            len(self.capacities),
+            self.setting.sinks,
+            min(self.setting.window, draft.config.context - self.setting.sinks),
+            slack=max(128, 2 * self.setting.reach),
+            dtype=draft.dtype,
+            device=draft.device,
+        )
+        return Tier("draft", draft, view, self.setting.gamma_1)
+
+
+Ladder = Callable[[Rows], Tier[Full]]
+
+
+def ar(rows: Rows) -> Tier[Full]:
+    """Plain autoregressive decoding."""
+    return rows.exact(rows.full())
+
+
+def draft(rows: Rows) -> Tier[Full]:
+    """A naive small model verified by the target: classic speculation (the paper's first baseline)."""
+    return rows.exact(rows.full(), rows.lowest())
+
+
+def retrieval(rows: Rows) -> Tier[Full]:
+    """The target drafts for itself through selected pages (the paper's ablation without hierarchy)."""
+    full = rows.full()
+    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection](), "retrieval"))
+
+
+def streaming(rows: Rows) -> Tier[Full]:
+    """The hierarchy with StreamingLLM in the place of retrieval (the paper's ablation); without a draft, two tiers."""
+    full = rows.full()
+    below = rows.lowest() if rows.models.draft else None
+    return rows.exact(full, rows.middle(full, Recent(), "streaming", below))
+
+
+def triforce(rows: Rows) -> Tier[Full]:
+    """Draft model, retrieval, full cache (Algorithm 1)."""
+    full = rows.full()
+    below = rows.lowest()
+    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection](), "retrieval", below))
+
+
+def lookup(rows: Rows) -> Tier[Full]:
+    """TriForce with n-grams of the text itself in the place of the draft model."""
+    full = rows.full()
+    below = Lookup(len(rows.capacities), rows.setting.gamma_1)
+    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection](), "retrieval", below))
+
+
+MODES: dict[str, Ladder] = {
+    "ar": ar, "draft": draft, "retrieval": retrieval, "streaming": streaming, "triforce": triforce, "lookup": lookup,
+}  # fmt: skip
+
+
+def tiers(top: Proposer) -> list[Proposer]:
+    """The tiers of a ladder, from the lowest to the full one."""
+    return [*(tiers(top.below) if top.below else []), top]

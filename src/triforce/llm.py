@@ -1,0 +1,255 @@
+"""Text in, text out: the public face of the engine."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from triforce import kernels
+from triforce.cache import PAGE, Full, Setting, saved
+from triforce.checkpoint import Checkpoint, load
+from triforce.checkpoint.tokenizer import configured_eos_ids
+from triforce.completion import Completion, Piece
+from triforce.engine import COUPLINGS, Batch, Job
+from triforce.errors import ModelError, RequestError
+from triforce.ladder import MODES, Models, Speculation
+from triforce.pairs import SHIPPED, draft_for
+from triforce.request import CompletionOutput, RequestOutput, SamplingParams
+
+MOST_ROWS = 8
+"""Rows decoded together; where more are asked for, they take turns."""
+
+OnPrefill = Callable[[int, int], None]
+"""Told of the prompt tokens read so far, and of all there are."""
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where to keep the KV cache of a prompt, and where to find an earlier one (see `cache.saved`)."""
+
+    save: str | Path | None = None
+    load: str | Path | None = None
+
+
+@dataclass(slots=True)
+class Request:
+    """One prompt on its way to its outputs."""
+
+    prompt: list[int]
+    completions: list[Completion]
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+
+class LLM:
+    """A target model, perhaps a draft, and how to speculate.
+
+    model: a Hugging Face folder or hub name; None is the shipped pair. draft: the same; "auto" is the one that is
+    known to fit, None is none. context: positions in tokens (None: what the model was made for). mode: one of `MODES`;
+    None is `triforce` with a draft, else `retrieval`. coupling: `seeded` or `rejection`. gamma_1, gamma_2: tokens that
+    the lowest tier proposes at a time, and that the middle one gathers. budget: KV tokens of the retrieval tier, or a
+    share of the context ("3%"). chunk: tokens that are selected together. refresh: verifications between selections;
+    0 is once, "auto" after a refusal. full_layers: first layers that the retrieval tier sees in full. Raises
+    ModelError or RequestError.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        draft: str | Path | None = "auto",
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        context: int | None = None,
+        mode: str | None = None,
+        coupling: str = "seeded",
+        gamma_1: int = 2,
+        gamma_2: int = 6,
+        budget: str | int = 2048,
+        chunk: int = PAGE,
+        selection: str = "observed",
+        refresh: str | int = 1,
+        full_layers: int = 0,
+    ) -> None:
+        retrieval = Setting.parse(budget, chunk, refresh, full_layers)
+        self.speculation = Speculation(gamma_1, gamma_2, selection, retrieval)
+        self.coupling = _known("coupling", coupling, COUPLINGS)
+        _known("mode", mode or "ar", MODES)
+        model = SHIPPED[0] if model is None else model
+        self.target = load(model, device=device, dtype=dtype, context=context)
+        draft = draft_for(model) if draft == "auto" else draft
+        self.draft = load(draft, device=device, dtype=dtype) if draft is not None else None
+        if self.draft:
+            _require_same_vocabulary(self.target, self.draft)
+        self.models = Models(self.target.decoder, self.draft.decoder if self.draft else None)
+        self.tokenizer = self.target.tokenizer
+        self.mode = mode or ("triforce" if self.draft else "retrieval")
+        self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        mode: str | None = None,
+        save_cache: str | Path | None = None,
+        load_cache: str | Path | None = None,
+        on_prefill: OnPrefill | None = None,
+    ) -> list[RequestOutput]:
+        """Continue one prompt or several (text or token ids), each with its own parameters or all with the same ones.
+
+        save_cache keeps the KV of the first prompt in a file, load_cache starts every prompt from such a file as far as
+        they begin alike. Raises TriforceError.
+        """
+        each = _one_or_many(prompts)
+        wanted = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(each)
+        if len(wanted) != len(each):
+            raise RequestError(
+                f"{len(each)} prompts but {len(wanted)} sampling parameters; give one for each, or just one"
+            )
+        requests = [self._request(prompt, one) for prompt, one in zip(each, wanted, strict=True)]
+        for _ in self._run(requests, mode, Files(save_cache, load_cache), on_prefill):
+            pass
+        return [self._output(request, mode) for request in requests]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        mode: str | None = None,
+        save_cache: str | Path | None = None,
+        load_cache: str | Path | None = None,
+        on_prefill: OnPrefill | None = None,
+        memory: Full | None = None,
+    ) -> Iterator[Piece | RequestOutput]:
+        """Continue one prompt, in pieces as they are ready; the last thing is the whole answer.
+
+        memory: a target KV cache to go on with (see `session`), for n = 1.
+        """
+        request = self._request(prompt, params or SamplingParams())
+        yield from self._run([request], mode, Files(save_cache, load_cache), on_prefill, memory)
+        yield self._output(request, mode)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, checked. Raises RequestError."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError(f"{self.target.path} has no tokenizer; give the prompt as token ids")
+            ids = self.tokenizer.encode(prompt) if prompt else []
+        else:
+            ids = list(prompt)
+        return _checked(ids, self.target)
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        ids = self.encode(prompt)
+        if params.stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer; use stop_token_ids")
+        seed = secrets.randbits(32) if params.seed is None else params.seed
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        jobs = [Job(ids, params, seed, choice, stop_ids) for choice in range(params.n)]
+        return Request(ids, [Completion(job, self.tokenizer) for job in jobs])
+
+    def _run(
+        self,
+        requests: Sequence[Request],
+        mode: str | None,
+        files: Files,
+        on_prefill: OnPrefill | None,
+        memory: Full | None = None,
+    ) -> Iterator[Piece]:
+        ladder = MODES[_known("mode", mode or self.mode, MODES)]
+        if files.save is not None:
+            saved.require_writable(Path(files.save))
+        rows = [(request, completion) for request in requests for completion in request.completions]
+        for first in range(0, len(rows), MOST_ROWS):
+            turn = rows[first : first + MOST_ROWS]
+            jobs = [completion.job for _, completion in turn]
+            batch = Batch(self.models, ladder, self.speculation, self.coupling, jobs, memory)
+            self._prefill(batch, files if first == 0 else Files(load=files.load), on_prefill)
+            yield from _decode(batch, [completion for _, completion in turn])
+            for b, (request, completion) in enumerate(turn):
+                request.outputs.append(completion.output(batch, b))
+            for request in {id(request): request for request, _ in turn}.values():
+                request.prefill_seconds += batch.prefill_seconds
+                request.decode_seconds += batch.decode_seconds
+
+    def _prefill(self, batch: Batch, files: Files, on_prefill: OnPrefill | None) -> None:
+        if files.load is not None:
+            earlier = saved.SavedCache(Path(files.load), self.target.fingerprint)
+            for b, job in enumerate(batch.jobs):
+                if job.params.prompt_logprobs is None:  # these need every position scored
+                    earlier.restore(batch.top.cache, b, job.prompt)
+        for seen, total in batch.prefill():
+            if on_prefill:
+                on_prefill(seen, total)
+        if files.save is not None:
+            saved.save(Path(files.save), self.target.fingerprint, batch.top.cache, 0, batch.jobs[0].prompt)
+
+    def _output(self, request: Request, mode: str | None) -> RequestOutput:
+        job = request.completions[0].job
+        return RequestOutput(
+            prompt_token_ids=request.prompt,
+            prompt_logprobs=job.prompt_logprobs if job.params.prompt_logprobs is not None else None,
+            outputs=request.outputs,
+            mode=mode or self.mode,
+            coupling=self.coupling,
+            exactness=self._exactness(mode or self.mode),
+            prefill_seconds=request.prefill_seconds,
+            decode_seconds=request.decode_seconds,
+        )
+
+    def _exactness(self, mode: str) -> Literal["bitwise", "distribution"]:
+        """Under `seeded` a text is that of plain decoding bit for bit, if a row's logits do not depend on the pass."""
+        same = mode == "ar" or (self.coupling == "seeded" and kernels.WIDTH_INDEPENDENT)
+        return "bitwise" if same else "distribution"
+
+
+def _decode(batch: Batch, completions: Sequence[Completion]) -> Iterator[Piece]:
+    while not batch.done:
+        for completion, count in zip(completions, batch.step(), strict=True):
+            if count:
+                yield completion.take(batch, count)
+
+
+def _one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or not prompts or isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _checked(ids: list[int], target: Checkpoint) -> list[int]:
+    if not ids:
+        raise RequestError("the prompt is empty; give at least one token of text")
+    wrong = next((i for i in ids if not (isinstance(i, int) and 0 <= i < target.config.vocab_size)), None)
+    if wrong is not None:
+        raise RequestError(f"token id {wrong!r} is not in the vocabulary of {target.config.vocab_size} tokens")
+    if len(ids) >= target.config.context:
+        raise RequestError(
+            f"the prompt has {len(ids)} tokens; with room for an answer the context of {target.config.context} holds "
+            f"{target.config.context - 1}. Shorten it, or use a model with a longer context"
+        )
+    return ids
+
+
+def _known(what: str, name: str, table: Iterable[str]) -> str:
+    if name not in table:
+        raise RequestError(f"{what} {name!r} is not known; choose from {', '.join(table)}")
+    return name
+
+
+def _require_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
+    names = (str(target.path), str(draft.path))
+    if target.tokenizer and draft.tokenizer:
+        target.tokenizer.require_same_vocabulary(draft.tokenizer, names)
+    elif target.config.vocab_size != draft.config.vocab_size:
+        raise ModelError(
+            f"{names[0]} has {target.config.vocab_size} tokens and {names[1]} {draft.config.vocab_size}; "
+            "use a draft model with the target's own tokenizer"
+        )

@@ -1,0 +1,193 @@
+"""What is asked of the engine and what it answers: plain nouns, without torch."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Literal, NamedTuple
+
+from triforce.errors import RequestError
+
+LARGEST = 1e9  # of a bias or penalty: bounded, so that float64 scores stay finite whatever is added up
+MOST_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is sampled; what is out of range raises RequestError.
+
+    Warpers apply in this order: repetition penalty (as in transformers: over prompt and output), presence and frequency
+    penalties (as OpenAI's: over the output), logit bias, temperature, min-p, top-k, top-p. Neutral values cost nothing.
+    """
+
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 is off, and so is -1
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None  # token id to what is added to its logit
+    seed: int | None = None  # None: one is drawn, and reported
+    n: int = 1  # completions
+    max_tokens: int = 256
+    stop: Sequence[str] = ()  # one string is accepted too
+    stop_token_ids: Sequence[int] = ()  # beside the model's own end-of-sequence tokens
+    ignore_eos: bool = False
+    logprobs: int | None = None  # alternatives listed at each new token; 0: the token itself only
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check and normalise: numbers to int and float, `stop` and `stop_token_ids` to tuples, top_k -1 to 0."""
+        for name, (allowed, holds) in _REALS.items():
+            object.__setattr__(self, name, _real(name, getattr(self, name), allowed, holds))
+        for name, (allowed, fits, optional) in _INTEGERS.items():
+            if not (optional and getattr(self, name) is None):
+                object.__setattr__(self, name, _integer(name, getattr(self, name), allowed, fits))
+        if not isinstance(self.ignore_eos, bool):
+            raise _refusal("ignore_eos", "True or False", self.ignore_eos)
+        object.__setattr__(self, "top_k", max(self.top_k, 0))
+        object.__setattr__(self, "stop", _stop(self.stop))
+        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+
+
+class Logprob(NamedTuple):
+    """A token and the natural logarithm of its probability."""
+
+    token_id: int
+    logprob: float
+
+
+class TokenLogprobs(NamedTuple):
+    """At one position: the token that stands there, and the most probable ones, best first."""
+
+    chosen: Logprob
+    top: tuple[Logprob, ...] = ()
+
+
+@dataclass(slots=True)
+class TierStats:
+    """What one tier did in a generation, prefill apart."""
+
+    name: str
+    proposed: int = 0  # tokens handed to the tier above
+    accepted: int = 0  # of these, tokens that it kept
+    passes: int = 0
+    seconds: float = 0.0
+    histogram: list[int] = field(default_factory=list)  # [i]: verifications by the tier above that kept i tokens
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the proposed tokens that were kept; None where nothing was proposed."""
+        return self.accepted / self.proposed if self.proposed else None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One of the `n` continuations."""
+
+    index: int  # which of the n
+    text: str
+    token_ids: list[int]  # new tokens only
+    finish_reason: Literal["stop", "length"]
+    logprobs: list[TokenLogprobs] | None  # one per new token
+    origins: list[str]  # name of the tier that proposed each new token
+    seed: int
+    tiers: list[TierStats]  # from the lowest to the full one
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The answer to one prompt; times in seconds."""
+
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[TokenLogprobs | None] | None  # one per prompt token; the first is None
+    outputs: list[CompletionOutput]
+    mode: str
+    coupling: str
+    exactness: Literal["bitwise", "distribution"]
+    prefill_seconds: float
+    decode_seconds: float
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def completion_tokens(self) -> int:
+        """New tokens, of all outputs together."""
+        return sum(len(output.token_ids) for output in self.outputs)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens, of all outputs together, per second of decoding; 0 if no time was measured."""
+        return self.completion_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+
+_REALS: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "temperature": ("a finite number, at least 0 (0 is greedy)", lambda x: 0 <= x < math.inf),
+    "top_p": ("above 0 and at most 1 (1 is off)", lambda x: 0 < x <= 1),
+    "min_p": ("from 0 (off) to 1", lambda x: 0 <= x <= 1),
+    "repetition_penalty": ("above 0, from 1e-9 to 1e9 (1 is off)", lambda x: 1 / LARGEST <= x <= LARGEST),
+    "presence_penalty": ("from -1e9 to 1e9 (0 is off)", lambda x: abs(x) <= LARGEST),
+    "frequency_penalty": ("from -1e9 to 1e9 (0 is off)", lambda x: abs(x) <= LARGEST),
+}
+_INTEGERS: dict[str, tuple[str, Callable[[int], bool], bool]] = {  # the last: None is allowed too
+    "top_k": ("an integer, at least 1, or 0 or -1 (off)", lambda i: i >= -1, False),
+    "n": ("an integer, at least 1", lambda i: i >= 1, False),
+    "max_tokens": ("an integer, at least 1", lambda i: i >= 1, False),
+    "seed": ("an integer from 0 to 2**64 - 1, or None", lambda i: 0 <= i < 2**64, True),
+    "logprobs": (f"an integer from 0 to {MOST_LOGPROBS}, or None", lambda i: 0 <= i <= MOST_LOGPROBS, True),
+    "prompt_logprobs": (f"an integer from 0 to {MOST_LOGPROBS}, or None", lambda i: 0 <= i <= MOST_LOGPROBS, True),
+}
+
+
+def _refusal(name: str, allowed: str, value: object) -> RequestError:
+    return RequestError(f"{name} must be {allowed}, not {value!r}")
+
+
+def _real(name: str, value: object, allowed: str, holds: Callable[[float], bool]) -> float:
+    # A string or a bool is a mistake in the caller's program or JSON: refused rather than converted.
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise _refusal(name, allowed, value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not holds(number):
+        raise _refusal(name, allowed, value)
+    return number
+
+
+def _integer(name: str, value: object, allowed: str, fits: Callable[[int], bool]) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not fits(int(value)):
+        raise _refusal(name, allowed, value)
+    return int(value)
+
+
+def _stop(stop: object) -> tuple[str, ...]:
+    given = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(given, Sequence) or not all(isinstance(text, str) and text for text in given):
+        raise _refusal("stop", "a non-empty string, or a list of them", stop)
+    return tuple(given)
+
+
+def _token_ids(ids: object) -> tuple[int, ...]:
+    allowed = "a list of token ids (integers, at least 0)"
+    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
+        raise _refusal("stop_token_ids", allowed, ids)
+    return tuple(_integer("stop_token_ids", token, allowed, lambda i: i >= 0) for token in ids)
+
+
+def _bias(bias: object) -> dict[int, float] | None:
+    if bias is None:
+        return None
+    if not isinstance(bias, Mapping):
+        raise _refusal("logit_bias", "a mapping from token ids to numbers, or None", bias)
+    ids = (_integer("a token id in logit_bias", token, "an integer, at least 0", lambda i: i >= 0) for token in bias)
+    return {
+        i: _real(f"logit_bias[{i}]", x, "from -1e9 to 1e9", lambda x: abs(x) <= LARGEST)
+        for i, x in zip(ids, bias.values(), strict=True)
+    }

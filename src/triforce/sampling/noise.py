@@ -1,0 +1,141 @@
+"""Counter-based noise: the same numbers for the same (seed, choice, place), whatever else is in the batch.
+
+Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3"), in torch's int64
+arithmetic: a product of two 32-bit words wraps into the sign bit, and shifting and masking give back both halves.
+
+The 64-bit seed is the key. The counter's four words are
+
+    exponentials  (token // 2, position,         choice, 0)          two tokens share the four words of a block
+    uniforms      (draw low,   draw high,        choice, 1 + tier)
+
+so the two kinds, and the tiers, never meet. Batch rows, steps and request names do not enter.
+
+Shapes: B rows, J columns, V vocabulary, n draws, N blocks side by side, R the ten rounds.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_TIERS = 8
+_REMEMBERED = 32  # positions a row: several rounds of a deep ladder, and 2 MiB at V = 8192
+_BLOCK = 4  # positions made together: the next ones will be asked for too, and a call costs as much as two of them
+_TILE = 1 << 14  # blocks at once on a CPU: beyond it the temporaries leave the cache and each costs an mmap
+
+
+def key_schedule(keys: Sequence[int]) -> Tensor:
+    """The ten round keys of each 64-bit key: int64 (R, 2, B), low word first."""
+    rounds = [
+        [[(k + r * w) & _MASK for k in words] for words, w in zip(_split(keys), _WEYL, strict=True)]
+        for r in range(_ROUNDS)
+    ]
+    return torch.tensor(rounds, dtype=torch.int64).view(_ROUNDS, 2, len(keys))
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], keys_R2: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox4x32-10: four random 32-bit words for four counter words.
+
+    Each word is an int64 tensor in [0, 2**32); words broadcast against each other. keys_R2 is `key_schedule`, with any
+    trailing shape that broadcasts with words 1 and 3.
+    """
+    c0, c1, c2, c3 = counter
+    for k0, k1 in zip(*keys_R2.unbind(1), strict=True):
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0 = ((p1 >> 32) ^ c1).bitwise_xor_(k0).bitwise_and_(_MASK)
+        c2 = ((p0 >> 32) ^ c3).bitwise_xor_(k1).bitwise_and_(_MASK)
+        # Not yet masked: their high halves only reach xors that are masked anyway, and so two passes a round are saved.
+        c1, c3 = p1, p0
+    return c0, c1 & _MASK, c2, c3 & _MASK
+
+
+class Noise:
+    """The noise of a batch, one stream a row.
+
+    seeds: B integers in [0, 2**64). choices: B integers in [0, 2**32), each row's index among the `n` of its request.
+    `draws` (int64, tiers x B) counts the uniforms each row has used; save and restore it to continue a row elsewhere.
+    """
+
+    def __init__(self, seeds: Sequence[int], choices: Sequence[int], device: torch.device | str = "cpu") -> None:
+        self.draws = torch.zeros(_TIERS, len(seeds), dtype=torch.int64, device=device)
+        self._keys_R2B = key_schedule(seeds).to(device)
+        self._choices_B = torch.tensor(list(choices), dtype=torch.int64, device=device)
+        self._recent: dict[tuple[int, int, int], Tensor] = {}
+
+    def exponentials(self, positions_BJ: Tensor, vocab_size: int) -> Tensor:
+        """Independent Exp(1) variates, float64 (B, J, V), keyed (seed, choice, position, token).
+
+        positions_BJ: int64 in [0, 2**32). argmax(p / E) follows p: it is the Gumbel-max draw. They lie in
+        [2**-53, 36.8], never 0 nor infinite. The random bits are the same on every device, the log to its last place.
+        """
+        if positions_BJ.device.type != "cpu":  # cheaper to make again than to ask the device which are known
+            rows_BJ = torch.arange(len(positions_BJ), device=positions_BJ.device)[:, None].expand_as(positions_BJ)
+            fresh_NV = self._exponentials(rows_BJ.flatten(), positions_BJ.flatten(), vocab_size)
+            return fresh_NV.reshape(*positions_BJ.shape, vocab_size)
+        wanted = [(b, p, vocab_size) for b, row in enumerate(positions_BJ.tolist()) for p in row]
+        missing = [key for key in dict.fromkeys(wanted) if key not in self._recent]
+        if missing:
+            self._make(missing)
+        found = torch.cat([self._recent[key] for key in wanted]) if wanted else torch.empty(0, dtype=torch.float64)
+        self._forget()
+        return found.view(*positions_BJ.shape, vocab_size)
+
+    def uniforms(self, tier: int, n: int, used_B: Tensor) -> Tensor:
+        """The next n uniforms of each row for a tier: float64 in [0, 1), (B, n), keyed (seed, choice, tier, draw).
+
+        tier: in [0, 8). used_B: how many of the n each row uses up; the rest come again at its next call. So a row's
+        noise does not depend on how many its batch mates ask for.
+        """
+        draw_Bn = self.draws[tier, :, None] + torch.arange(n, device=self.draws.device)
+        counter = (draw_Bn & _MASK, draw_Bn >> 32, self._choices_B[:, None], torch.full_like(draw_Bn, 1 + tier))
+        high, low, _, _ = philox(counter, self._keys_R2B[..., None])
+        self.draws[tier] += used_B
+        return _bits(high, low).double() * 2.0**-53
+
+    def _make(self, missing: list[tuple[int, int, int]]) -> None:
+        """Remember the exponentials of these (row, position, vocabulary) and of the neighbours in their blocks."""
+        blocks = ((b, p - p % _BLOCK + i, v) for b, p, v in missing for i in range(_BLOCK))
+        keys = list(dict.fromkeys(blocks))
+        rows_N, positions_N, _ = torch.tensor(keys).unbind(1)
+        self._recent.update(zip(keys, self._exponentials(rows_N, positions_N, keys[0][2]), strict=True))
+
+    def _exponentials(self, rows_N: Tensor, positions_N: Tensor, vocab_size: int) -> Tensor:
+        """Fresh exponentials of N places, float64 (N, V), made tile by tile."""
+        pairs = (vocab_size + 1) // 2
+        out_NP2 = torch.empty(len(rows_N), pairs, 2, dtype=torch.float64, device=rows_N.device)
+        tile = _TILE if rows_N.device.type == "cpu" else out_NP2.numel()
+        tall, wide = max(tile // max(pairs, 1), 1), max(min(pairs, tile), 1)
+        for n, i in product(range(0, len(rows_N), tall), range(0, pairs, wide)):
+            pairs_P = torch.arange(i, min(i + wide, pairs), device=rows_N.device)
+            places = slice(n, n + tall)
+            out_NP2[places, i : i + wide] = self._tile(rows_N[places], positions_N[places], pairs_P)
+        return out_NP2.flatten(1)[:, :vocab_size]
+
+    def _tile(self, rows_N: Tensor, positions_N: Tensor, pairs_P: Tensor) -> Tensor:
+        """Exponentials of N places and P pairs of tokens, (N, P, 2)."""
+        choices_N1 = self._choices_B[rows_N, None]
+        counter = (pairs_P[None], positions_N[:, None], choices_N1, torch.zeros_like(choices_N1))
+        w0, w1, w2, w3 = philox(counter, self._keys_R2B[..., rows_N, None])
+        # Odd multiples of 2**-53 avoid both ends: an exponential of 0 would win every race, even with probability 0.
+        bits_NP2 = torch.stack((_bits(w0, w1), _bits(w2, w3)), -1).bitwise_or_(1)
+        return bits_NP2.double().mul_(2.0**-53).log_().neg_()
+
+    def _forget(self) -> None:
+        """Drop the oldest positions beyond what a row may keep on average."""
+        for key in list(self._recent)[: max(0, len(self._recent) - _REMEMBERED * self.draws.shape[1])]:
+            del self._recent[key]
+
+
+def _bits(high: Tensor, low: Tensor) -> Tensor:
+    """53 random bits from two 32-bit words."""
+    return (high << 21).bitwise_or_(low >> 11)
+
+
+def _split(words: Sequence[int]) -> tuple[list[int], list[int]]:
+    """64-bit integers as low and high words."""
+    return [w & _MASK for w in words], [w >> 32 for w in words]

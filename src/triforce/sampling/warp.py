@@ -1,0 +1,204 @@
+"""From logits to the probabilities that are sampled: one warper, for each tier, at each position.
+
+Order: repetition penalty (Keskar et al. 2019, as in transformers) > presence and frequency penalties (as OpenAI's) >
+logit bias > temperature > min-p (Nguyen et al. 2024) > top-k > top-p (Holtzman et al. 2020). What no row uses is not
+computed, and on a CPU a row's law has the same bits in any batch.
+
+Equal scores at the edge of top-k or top-p: the lowest ids stay, so a law never depends on how a sort breaks ties.
+
+Shapes: B rows, R the rows that use a warper, J columns, V vocabulary, S text capacity, W the largest values looked at.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from triforce.errors import ModelError, RequestError
+from triforce.request import SamplingParams
+
+_HEAD = 1024  # a nucleus of at most so many tokens is found without sorting the vocabulary
+_LOWEST = -math.inf
+_Params = Sequence[SamplingParams]
+_Device = torch.device | str
+
+
+class _Setting:
+    """The rows that use a warper, and its parameters there: float64, (R, 1, 1) each. False if no row does."""
+
+    def __init__(self, params: _Params, uses: Callable[[SamplingParams], bool], *names: str, device: _Device) -> None:
+        rows = [b for b, p in enumerate(params) if uses(p)]
+        self.count = len(rows)
+        # All rows: a view does, and spares a copy.
+        self.rows = slice(None) if len(rows) == len(params) else torch.tensor(rows, dtype=torch.int64, device=device)
+        columns = [[float(getattr(params[b], name)) for b in rows] for name in names]
+        self.values = [torch.tensor(c, dtype=torch.float64, device=device)[:, None, None] for c in columns]
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+    def apply(self, scores_BJV: Tensor, warp: Callable[..., Tensor]) -> None:
+        """scores = warp(scores, *parameters) in these rows, in place."""
+        if self:
+            scores_BJV[self.rows] = warp(scores_BJV[self.rows], *self.values)
+
+
+class Warper:
+    """The law of each row's next tokens.
+
+    params: one per row. prompt_lengths: how many tokens of each row are its prompt. vocab_size: V. Raises RequestError
+    if a logit bias names a token outside the vocabulary.
+    """
+
+    def __init__(
+        self, params: _Params, prompt_lengths: Sequence[int], vocab_size: int, device: _Device = "cpu"
+    ) -> None:
+        rows = partial(_Setting, params, device=device)
+        self._vocab_size = vocab_size
+        self._prompts_B = torch.tensor(list(prompt_lengths), dtype=torch.int64, device=device)
+        self._repetition = rows(lambda p: p.repetition_penalty != 1, "repetition_penalty")
+        self._output = rows(
+            lambda p: p.presence_penalty != 0 or p.frequency_penalty != 0, "presence_penalty", "frequency_penalty"
+        )
+        self._bias = _bias(params, vocab_size, device)
+        self._greedy = rows(lambda p: p.temperature == 0)
+        self._all_greedy = self._greedy.count == len(params)
+        self._temperature = rows(lambda p: p.temperature not in (0, 1), "temperature")
+        self._min_p = rows(lambda p: p.min_p > 0 and p.temperature > 0, "min_p")
+        self._top_k = rows(lambda p: 0 < p.top_k < vocab_size and p.temperature > 0, "top_k")
+        self._widest = max((p.top_k for p in params if p.top_k < vocab_size), default=0)
+        self._top_p = rows(lambda p: p.top_p < 1 and p.temperature > 0, "top_p")
+
+    def __call__(self, logits_BJV: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> Tensor:
+        """Probabilities, float64 (B, J, V): each row sums to 1 and is never empty.
+
+        Column j is the law of the token that follows ids_BS[b, : lengths_B[b] + j]; what lies beyond may be anything.
+        Logits of -inf are allowed. NaN, +inf or nothing but -inf in any column, padding included, raises ModelError.
+        """
+        scores_BJV = logits_BJV.to(torch.float64, copy=True)
+        self._penalize(scores_BJV, ids_BS, lengths_B)
+        if self._bias is not None:
+            rows_N, ids_N, values_N1 = self._bias
+            scores_BJV[rows_N, :, ids_N] += values_N1
+        peaks_BJ1 = scores_BJV.amax(-1, keepdim=True)
+        _check(peaks_BJ1.squeeze(-1))
+        if self._all_greedy:
+            return _one_hot(scores_BJV)
+        scores_BJV -= peaks_BJ1  # before the division: then a tiny temperature cannot overflow
+        return self._probabilities(scores_BJV)
+
+    def _penalize(self, scores_BJV: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> None:
+        """Penalties for the tokens before each column, in place."""
+        columns = scores_BJV.shape[1]
+        for setting, firsts_B, penalty in (
+            (self._repetition, torch.zeros_like(self._prompts_B), _repetition),
+            (self._output, self._prompts_B, _presence_and_frequency),
+        ):
+            if setting:
+                text = (ids_BS[setting.rows], firsts_B[setting.rows], lengths_B[setting.rows])
+                setting.apply(scores_BJV, partial(penalty, _counts(*text, columns, self._vocab_size)))
+
+    def _probabilities(self, scores_BJV: Tensor) -> Tensor:
+        """The law from scores whose largest is 0, which are overwritten."""
+        self._temperature.apply(scores_BJV, torch.div)
+        self._min_p.apply(scores_BJV, _min_p)
+        self._top_k.apply(scores_BJV, partial(_top_k, self._widest))
+        self._top_p.apply(scores_BJV, _top_p)
+        probs_BJV = scores_BJV.softmax(-1)
+        # From the scores: different ones may have equal probabilities.
+        self._greedy.apply(probs_BJV, lambda _: _one_hot(scores_BJV[self._greedy.rows]))
+        return probs_BJV
+
+
+def _counts(ids_RS: Tensor, firsts_R: Tensor, lengths_R: Tensor, columns: int, vocab_size: int) -> Tensor:
+    """How often each token stands in ids[first : length + j], float64 (R, J, V)."""
+    place_S = torch.arange(ids_RS.shape[1], device=ids_RS.device)
+    column_RS = (place_S - lengths_R[:, None] + 1).clamp_(min=0)  # the first that has this place in its past
+    counts_RS = (place_S >= firsts_R[:, None]) & (column_RS < columns)
+    cell_RS = torch.where(counts_RS, column_RS * vocab_size + ids_RS.clamp(0, vocab_size - 1), 0)
+    new = torch.zeros(len(ids_RS), columns * vocab_size, dtype=torch.float64, device=ids_RS.device)
+    new.scatter_add_(1, cell_RS, counts_RS.double())
+    return new.view(-1, columns, vocab_size).cumsum(1)
+
+
+def _repetition(counts_RJV: Tensor, scores_RJV: Tensor, penalty_R11: Tensor) -> Tensor:
+    punished_RJV = torch.where(scores_RJV > 0, scores_RJV / penalty_R11, scores_RJV * penalty_R11)
+    return torch.where(counts_RJV > 0, punished_RJV, scores_RJV)
+
+
+def _presence_and_frequency(
+    counts_RJV: Tensor, scores_RJV: Tensor, presence_R11: Tensor, frequency_R11: Tensor
+) -> Tensor:
+    return scores_RJV - (counts_RJV > 0) * presence_R11 - counts_RJV * frequency_R11
+
+
+def _bias(params: _Params, vocab_size: int, device: _Device) -> tuple[Tensor, Tensor, Tensor] | None:
+    """All biases, as rows_N, ids_N and values (N, 1); None if there are none."""
+    entries = [(b, token, x) for b, p in enumerate(params) for token, x in (p.logit_bias or {}).items()]
+    if unknown := [token for _, token, _ in entries if token >= vocab_size]:
+        raise RequestError(f"logit_bias names token {unknown[0]}, but the vocabulary ends at {vocab_size - 1}")
+    if not entries:
+        return None
+    rows, ids, values = zip(*entries, strict=True)
+    return (
+        torch.tensor(rows, device=device),
+        torch.tensor(ids, device=device),
+        torch.tensor(values, dtype=torch.float64, device=device)[:, None],
+    )
+
+
+def _min_p(scores_RJV: Tensor, share_R11: Tensor) -> Tensor:
+    """Keep the tokens with at least this share of the highest probability, whose score is 0."""
+    return scores_RJV.masked_fill(scores_RJV < share_R11.log(), _LOWEST)
+
+
+def _top_k(widest: int, scores_RJV: Tensor, k_R11: Tensor) -> Tensor:
+    """Keep exactly k tokens; k <= widest."""
+    head_RJW = scores_RJV.topk(widest).values
+    keep_RJV = _largest(scores_RJV, head_RJW, k_R11.long().expand(-1, scores_RJV.shape[1], 1))
+    return scores_RJV.masked_fill(~keep_RJV, _LOWEST)
+
+
+def _top_p(scores_RJV: Tensor, mass_R11: Tensor) -> Tensor:
+    """Keep the fewest tokens, the most probable first, that hold this mass."""
+    # softmax works row by row; a plain sum may be split among threads, and its last bit then depends on the batch.
+    probs_RJV = scores_RJV.softmax(-1)
+    head_RJW = _descending(probs_RJV, mass_R11)
+    short_RJ1 = (head_RJW.cumsum(-1) < mass_R11).sum(-1, keepdim=True)
+    keep_RJV = _largest(probs_RJV, head_RJW, (short_RJ1 + 1).clamp_(max=head_RJW.shape[-1]))
+    return scores_RJV.masked_fill(~keep_RJV, _LOWEST)
+
+
+def _descending(probs_RJV: Tensor, mass_R11: Tensor) -> Tensor:
+    """The largest probabilities in order, (R, J, W): enough to hold the mass."""
+    if probs_RJV.device.type == "cpu" and probs_RJV.shape[-1] > _HEAD:  # elsewhere to look is a sync, and sorting cheap
+        head_RJW = probs_RJV.topk(_HEAD).values
+        if bool((head_RJW.cumsum(-1)[..., -1:] >= mass_R11).all()):
+            return head_RJW
+    return probs_RJV.sort(descending=True).values
+
+
+def _largest(values_RJV: Tensor, head_RJW: Tensor, count_RJ1: Tensor) -> Tensor:
+    """Which are the `count` largest values, the lowest ids among equals: bool (R, J, V). head: the largest, ordered."""
+    edge_RJ1 = head_RJW.gather(-1, count_RJ1 - 1)
+    above_RJV, equal_RJV = values_RJV > edge_RJ1, values_RJV == edge_RJ1
+    room_RJ1 = count_RJ1 - above_RJV.sum(-1, keepdim=True)
+    return above_RJV | (equal_RJV & (equal_RJV.cumsum(-1) <= room_RJ1))
+
+
+def _one_hot(scores_BJV: Tensor) -> Tensor:
+    """All mass on the largest score, the lowest id among equals."""
+    return torch.zeros_like(scores_BJV).scatter_(-1, scores_BJV.argmax(-1, keepdim=True), 1.0)
+
+
+def _check(peaks_BJ: Tensor) -> None:
+    """Each row's maximum tells: a NaN spreads to it."""
+    bad_BJ = ~peaks_BJ.isfinite()
+    if bool(bad_BJ.any()):  # one host sync a pass
+        b, j = bad_BJ.nonzero()[0].tolist()
+        what = "NaN" if peaks_BJ[b, j].isnan() else "+inf" if peaks_BJ[b, j] > 0 else "all -inf"
+        raise ModelError(
+            f"the model's logits are {what} (row {b}, column {j}): check its weights, or try a wider dtype"
+        )

@@ -1,0 +1,48 @@
+"""A conversation whose KV cache is kept between turns: each turn reads only what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from triforce.cache import Full, Pool
+from triforce.cache.full import TAIL
+from triforce.cache.pool import pages_for
+from triforce.completion import Piece
+from triforce.llm import LLM, OnPrefill
+from triforce.request import RequestOutput, SamplingParams
+
+
+class Session:
+    """One row of target KV, as long as the model's context. A turn gives the whole conversation; what is new is read."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        target = llm.models.target
+        capacity = target.config.context + llm.speculation.reach
+        pool = Pool(target.config, 1, pages_for(capacity), target.dtype, target.device)
+        pool.reserve(0, capacity)
+        self._memory = Full(pool)
+        self._seen: list[int] = []
+
+    def ask(
+        self, conversation: str | Sequence[int], params: SamplingParams, on_prefill: OnPrefill | None = None
+    ) -> Iterator[Piece | RequestOutput]:
+        """Continue the whole conversation so far, as `LLM.stream` does. n must be 1."""
+        ids = self.llm.encode(conversation)
+        self._forget_from(min(_alike(self._seen, ids), max(0, len(ids) - 1 - TAIL)))
+        self._seen = ids
+        for piece in self.llm.stream(ids, params, on_prefill=on_prefill, memory=self._memory):
+            if isinstance(piece, Piece):
+                self._seen = self._seen + piece.token_ids
+            yield piece
+
+    def _forget_from(self, length: int) -> None:
+        # The pool may have seen tokens past the end of the last answer: those that were verified but cut off.
+        self._memory.rewind(torch.tensor([length], device=self._memory.pool.device))
+
+
+def _alike(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts have in common at their start."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

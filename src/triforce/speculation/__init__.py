@@ -1,0 +1,20 @@
+"""The algorithm: drafts, couplings, tiers. Knows no model, no cache and no generator of random numbers."""
+
+from triforce.speculation.coupling import Coupling, Rejection, Seeded, rejection, seeded
+from triforce.speculation.draft import Draft, Prefix
+from triforce.speculation.lookup import Lookup
+from triforce.speculation.tier import Proposer, Tier, Watch
+
+__all__ = [
+    "Coupling",
+    "Draft",
+    "Lookup",
+    "Prefix",
+    "Proposer",
+    "Rejection",
+    "Seeded",
+    "Tier",
+    "Watch",
+    "rejection",
+    "seeded",
+]

@@ -1,0 +1,120 @@
+"""How a guess of one law becomes a sample of another: the only place where tokens are accepted or refused.
+
+`rejection` and `seeded` are pure functions of a draft, the verifier's probabilities and noise. `Rejection` and `Seeded`
+bind them to a source of noise. Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from triforce.shapes import columns
+from triforce.speculation.draft import Draft
+
+
+def rejection(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
+    """How many guesses to keep, and the token drawn after them (Leviathan et al. 2023, Algorithm 1), rows ragged.
+
+    A guess x ~ q is kept with probability min(1, p(x) / q(x)); at the first refusal the token is drawn from
+    norm(max(p - q, 0)), and where nothing was refused (q = 0) from p itself: the bonus token. The first uniform of a
+    row is for the draw and the others for its guesses, so that a row with fewer guesses than its mates uses fewer.
+    """
+    B, K = draft.tokens_BK.shape
+    rows_B = torch.arange(B, device=probs_BJV.device)
+    p_BK = probs_BJV[:, :K].gather(2, draft.tokens_BK[..., None]).squeeze(2)
+    q_BK = draft.laws_BKV.gather(2, draft.tokens_BK[..., None]).squeeze(2)
+    kept_B = _leading(draft, uniforms_BJ[:, 1:] * q_BK < p_BK)
+    p_BV = probs_BJV[rows_B, kept_B]
+    refused_B = kept_B < draft.counts_B
+    q_BV = F.pad(draft.laws_BKV, (0, 0, 0, 1))[rows_B, kept_B] * refused_B[:, None]
+    owed_BV = (p_BV - q_BV).clamp_min(0)
+    owed_BV = torch.where(owed_BV.sum(1, keepdim=True) > 0, owed_BV, p_BV)  # p == q up to rounding
+    return kept_B, draw(owed_BV, uniforms_BJ[:, 0])
+
+
+def seeded(draft: Draft, probs_BJV: Tensor, exponentials_BJV: Tensor) -> tuple[Tensor, Tensor]:
+    """How many guesses equal this tier's own picks, and its pick after them (Daliri, Musco and Suresh 2024).
+
+    The pick of a position is argmin(E / p) with standard exponentials E, which is the Gumbel-max sample of p. All tiers
+    share the E of a position, so the picks of a text do not depend on what was guessed.
+    """
+    picks_BJ = race(probs_BJV, exponentials_BJV)
+    kept_B = _leading(draft, draft.tokens_BK == picks_BJ[:, :-1])
+    return kept_B, picks_BJ.gather(1, kept_B[:, None]).squeeze(1)
+
+
+def race(probs_BJV: Tensor, exponentials_BJV: Tensor) -> Tensor:
+    """The winner of an exponential race with rates `probs_BJV`: a sample of it, lowest id among equals."""
+    return (probs_BJV / exponentials_BJV).argmax(-1)
+
+
+def draw(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+    """One token a row, proportional to float64 weights, by inversion. Never a token of weight zero."""
+    cdf_BV = weights_BV.cumsum(1)
+    total_B1 = cdf_BV[:, -1:]
+    below_total_B1 = torch.nextafter(total_B1, torch.zeros_like(total_B1))  # u * total may round up to total
+    return torch.searchsorted(
+        cdf_BV, torch.minimum(uniforms_B[:, None] * total_B1, below_total_B1), right=True
+    ).squeeze(1)
+
+
+def _leading(draft: Draft, fits_BK: Tensor) -> Tensor:
+    real_BK = columns(torch.zeros_like(draft.counts_B), fits_BK.shape[1]) < draft.counts_B[:, None]
+    return (fits_BK & real_BK).long().cumprod(1).sum(1)
+
+
+class Noise(Protocol):
+    """Counter-based noise of the rows of a batch; see triforce.sampling.noise."""
+
+    def exponentials(self, positions_BJ: Tensor, vocab_size: int) -> Tensor: ...
+
+    def uniforms(self, tier: int, n: int, used_B: Tensor) -> Tensor: ...
+
+
+class Coupling(Protocol):
+    """Turns a draft of any law into a draft of `probs_BJV`."""
+
+    def law_size(self, vocab_size: int) -> int:
+        """Entries of each token's law that a draft must carry so that the tier above can verify it."""
+
+    def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Tensor, live_B: Tensor, tier: int) -> Draft:
+        """The guesses kept and one token more, all of them samples of `probs_BJV`; `lengths_B` is the text's length."""
+
+
+class Rejection:
+    """Highest acceptance: 1 - TV(p, q) per token. Exact in distribution."""
+
+    def __init__(self, noise: Noise) -> None:
+        self.noise = noise
+
+    def law_size(self, vocab_size: int) -> int:
+        return vocab_size
+
+    def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Tensor, live_B: Tensor, tier: int) -> Draft:
+        uniforms_BJ = self.noise.uniforms(tier, probs_BJV.shape[1], (draft.counts_B + 1) * live_B)
+        return settle(draft, *rejection(draft, probs_BJV, uniforms_BJ), probs_BJV, tier)
+
+
+class Seeded:
+    """The text of a seed is the same with and without speculation, whatever the tiers, gamma or batch mates."""
+
+    def __init__(self, noise: Noise) -> None:
+        self.noise = noise
+
+    def law_size(self, vocab_size: int) -> int:
+        return 0
+
+    def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Tensor, live_B: Tensor, tier: int) -> Draft:
+        exponentials_BJV = self.noise.exponentials(columns(lengths_B, probs_BJV.shape[1]), probs_BJV.shape[2])
+        return settle(draft, *seeded(draft, probs_BJV, exponentials_BJV), probs_BJV[..., :0], tier)
+
+
+def settle(draft: Draft, kept_B: Tensor, tokens_B: Tensor, laws_BJV: Tensor, tier: int) -> Draft:
+    """The kept guesses with the drawn token behind them, as a draft of the verifier's law."""
+    tokens_BJ = F.pad(draft.tokens_BK, (0, 1)).scatter(1, kept_B[:, None], tokens_B[:, None])
+    origins_BJ = F.pad(draft.origins_BK, (0, 1)).scatter(1, kept_B[:, None], tier)
+    return Draft(tokens_BJ, laws_BJV, origins_BJ, kept_B + 1)

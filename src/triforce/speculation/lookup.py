@@ -1,0 +1,55 @@
+"""Guesses copied from the text itself: what followed the last occurrence of its closing n-gram.
+
+The idea is prompt lookup decoding (Saxena 2023). The law of such a guess is a point mass, so both couplings stay exact.
+Shape suffixes: B rows, S text capacity, K drafted tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from triforce.speculation.count import Counters
+from triforce.speculation.draft import Draft, Prefix
+from triforce.speculation.tier import Sampling
+
+
+class Lookup:
+    """The lowest tier without a model: up to `gamma` tokens, none where no n-gram of up to `longest` tokens recurs."""
+
+    name = "lookup"
+    level = 0
+    below = None
+
+    def __init__(self, rows: int, gamma: int = 2, longest: int = 3) -> None:
+        self.gamma, self.longest = gamma, longest
+        self.counters = Counters(rows)
+
+    def propose(self, prefix: Prefix, sampling: Sampling, live_B: Tensor) -> Draft:
+        started = perf_counter()
+        lengths, live = prefix.lengths_B.tolist(), live_B.tolist()
+        guesses = [
+            self._continuation(prefix.ids_BS[b, : lengths[b]]) if live[b] else prefix.ids_BS[b, :0]
+            for b in range(len(lengths))
+        ]
+        counts_B = torch.tensor([len(guess) for guess in guesses], device=live_B.device)
+        width = int(counts_B.max())
+        tokens_BK = torch.stack([F.pad(guess, (0, width - len(guess))) for guess in guesses])
+        law_size = sampling.coupling.law_size(sampling.vocab_size)
+        laws_BKV = F.one_hot(tokens_BK, sampling.vocab_size)[..., :law_size].double()
+        self.counters.passed(live_B, perf_counter() - started)
+        return Draft(tokens_BK, laws_BKV, torch.full_like(tokens_BK, self.level), counts_B)
+
+    def rewind(self, prefix: Prefix) -> None:
+        """Nothing is remembered, so nothing is forgotten."""
+
+    def _continuation(self, text_S: Tensor) -> Tensor:
+        for n in range(min(self.longest, len(text_S) - 1), 0, -1):
+            starts = (text_S[:-1].unfold(0, n, 1) == text_S[-n:]).all(1).nonzero()
+            if len(starts):
+                after = int(starts[-1]) + n
+                return text_S[after : after + self.gamma]
+        return text_S[:0]

@@ -1,0 +1,166 @@
+"""A tier, and the tier below it: plain decoding is one tier, classic speculation two, TriForce three.
+
+The algorithm is Algorithm 1 of Sun et al. 2024 (arXiv 2404.11912), with the inner correction that the paper states.
+
+Shape suffixes: B rows, T tokens fed in one pass, K drafted tokens, J = K + 1, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Generic, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from triforce.shapes import columns
+from triforce.speculation.count import Counters
+from triforce.speculation.coupling import Coupling
+from triforce.speculation.draft import Draft, Prefix
+
+WATCHED = 256
+"""Prompt tokens scored in one pass when somebody watches: it bounds the memory of their logits."""
+
+
+class Cache(Protocol):
+    """What a tier's model remembers; see triforce.cache."""
+
+    @property
+    def lengths_B(self) -> Tensor: ...
+
+    def begin(self, counts_B: Tensor, width: int) -> None: ...
+
+    def advance(self, counts_B: Tensor) -> None: ...
+
+    def rewind(self, lengths_B: Tensor) -> None: ...
+
+    def resume(self, length: int) -> tuple[int, int]: ...
+
+    def row(self, b: int) -> Self: ...
+
+    def fork(self, source: int, row: int) -> None: ...
+
+
+C = TypeVar("C", bound=Cache)
+Seen = TypeVar("Seen", bound=Cache, contravariant=True)
+
+
+class Model(Protocol[Seen]):
+    """Scores columns `at_BJ` of the tokens fed, given what the cache has seen."""
+
+    def __call__(self, ids_BT: Tensor, cache: Seen, at_BJ: Tensor) -> Tensor: ...
+
+
+class Proposer(Protocol):
+    """Whatever can guess how a text goes on, and say by which law."""
+
+    counters: Counters
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def level(self) -> int: ...
+
+    @property
+    def below(self) -> Proposer | None: ...
+
+    def propose(self, prefix: Prefix, sampling: Sampling, live_B: Tensor) -> Draft: ...
+
+    def rewind(self, prefix: Prefix) -> None: ...
+
+
+class Sampling(Protocol):
+    """How the rows of a batch want their tokens."""
+
+    @property
+    def coupling(self) -> Coupling: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def probs(self, logits_BJV: Tensor, prefix: Prefix) -> Tensor: ...
+
+
+Record = Callable[[Tensor, Draft], None]
+"""Shown the raw logits (B, J, V) of a verification and its outcome."""
+
+Watch = Callable[[int, Tensor], None]
+"""Shown the position of the first of some prompt tokens, and the logits (1, T, V) that follow each."""
+
+
+class Tier(Generic[C]):
+    """One model seen through one cache. It extends a text by tokens that follow that pair exactly.
+
+    The tier below only makes this cheaper, by guessing tokens that are then verified in one pass. A tier stops once it
+    holds `gamma` tokens: a stopping time, hence harmless to the law. `level` is 0 for the lowest tier; it names the
+    tier in the noise and in `Draft.origins_BK`.
+    """
+
+    def __init__(self, name: str, model: Model[C], cache: C, gamma: int = 1, below: Proposer | None = None) -> None:
+        self.name, self.model, self.cache = name, model, cache
+        self.gamma, self.below = gamma, below
+        self.level: int = below.level + 1 if below else 0
+        self.counters = Counters(len(cache.lengths_B))
+        self.record: Record | None = None
+
+    def propose(self, prefix: Prefix, sampling: Sampling, live_B: Tensor) -> Draft:
+        """At least `gamma` tokens for each live row, each a sample of this tier's law given the text before it."""
+        draft = nothing = Draft.empty(prefix.lengths_B, sampling.coupling.law_size(sampling.vocab_size))
+        while (live_B := live_B & (draft.counts_B < self.gamma)).any():
+            guess = self.below.propose(prefix, sampling, live_B) if self.below else nothing
+            started = perf_counter()
+            logits_BJV = self.score(prefix, guess, live_B)
+            probs_BJV = sampling.probs(logits_BJV, prefix)
+            step = sampling.coupling.verify(guess, probs_BJV, prefix.lengths_B, live_B, self.level)
+            if self.record:
+                self.record(logits_BJV, step)
+            draft = draft.then(step, live_B)
+            prefix = self.settle(prefix, step, live_B)
+            if self.below:
+                self.below.counters.judged(guess.counts_B, step.counts_B - 1, live_B)
+            self.counters.passed(live_B, perf_counter() - started)
+        return draft
+
+    def score(self, prefix: Prefix, guess: Draft, live_B: Tensor) -> Tensor:
+        """Raw logits before and after each guess: one pass over what the cache has not seen."""
+        ahead = prefix.append(guess)
+        unseen_B = (ahead.lengths_B - self.cache.lengths_B) * live_B
+        width, guesses = int(unseen_B.max()), guess.tokens_BK.shape[1]
+        seen_B = self.cache.lengths_B
+        ids_BT = ahead.ids_BS.gather(1, columns(seen_B, width).clamp_max(ahead.ids_BS.shape[1] - 1))
+        at_BJ = columns(prefix.lengths_B - 1 - seen_B, guesses + 1).clamp(0, width - 1)
+        self.cache.begin(unseen_B, width)
+        logits_BJV = self.model(ids_BT, self.cache, at_BJ)
+        self.cache.advance(unseen_B)
+        return logits_BJV
+
+    def settle(self, prefix: Prefix, step: Draft, live_B: Tensor) -> Prefix:
+        """The text with what was kept behind it; what was refused is forgotten, here and below."""
+        kept = prefix.append(Draft(step.tokens_BK, step.laws_BKV, step.origins_BK, step.counts_B * live_B))
+        self.rewind(kept)
+        return kept
+
+    def rewind(self, prefix: Prefix) -> None:
+        """See at most all but the last token of a text, which stays unseen so that it can be fed."""
+        self.cache.rewind(prefix.lengths_B - 1)
+        if self.below:
+            self.below.rewind(prefix)
+
+    def prefill(self, prefix: Prefix, b: int, length: int, watch: Watch | None = None) -> Iterator[int]:
+        """Catch row b up to `length` tokens seen, yielding how many it has seen after each pass."""
+        cache = self.cache.row(b)
+        while True:
+            start, stop = cache.resume(length)
+            if start >= stop:
+                return
+            stop = min(stop, start + WATCHED) if watch else stop
+            ids_1T, count_1 = prefix.ids_BS[b : b + 1, start:stop], prefix.lengths_B.new_tensor([stop - start])
+            scored = stop - start if watch else 0
+            cache.begin(count_1, stop - start)
+            logits_1JV = self.model(ids_1T, cache, columns(torch.zeros_like(count_1), scored))
+            cache.advance(count_1)
+            if watch:
+                watch(start, logits_1JV)
+            yield stop

@@ -1,0 +1,161 @@
+"""The training recipe, whole, on a corpus generated here: `recipes/pair/smoke.toml`."""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from recipes.pair import batches, config, corpus, heldout, model, tokenizer
+from recipes.pair.__main__ import prepare, run
+from recipes.pair.batches import Batches
+from recipes.pair.config import Config
+from recipes.pair.train import Trainer, load_model
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+
+
+def text(seed: int, words: int = 6000) -> str:
+    """Prose of a kind, with line ends and a few letters beyond ASCII."""
+    rng = random.Random(seed)
+    return "".join(rng.choice(WORDS) + rng.choice([" ", " ", ", ", ".\n", " “é” "]) for _ in range(words))
+
+
+def archive(path: Path, members: dict[str, str]) -> None:
+    with tarfile.open(path, "w:xz") as tar:
+        for name, contents in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(contents.encode())
+            tar.addfile(member, io.BytesIO(contents.encode()))
+
+
+@pytest.fixture(scope="module")
+def settings() -> Config:
+    return config.load(Path(__file__).parents[1] / "recipes" / "pair" / "smoke.toml")
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    train = {f"books/author_book-{number}.txt": text(number) for number in range(3)}
+    train |= {f"code/owner-project{number}.txt": text(10 + number) for number in range(2)}
+    archive(folder / "train.tar.xz", train)
+    archive(folder / "eval.tar.xz", {"some-author_the-held-book.txt": text(99)})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(settings: Config, archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with tokenizer and tokens."""
+    work = tmp_path_factory.mktemp("work")
+    prepare(settings, archives, work)
+    return work
+
+
+def test_every_text_survives_the_tokenizer(prepared: Path) -> None:
+    learnt = tokenizer.load(prepared / "tokenizer")
+    rng = random.Random(0)
+    texts = [bytes(rng.randrange(256) for _ in range(200)).decode("latin-1") for _ in range(50)]
+    texts += ["", " ", "  two  spaces\r\n\t", "e\u0301 \u00e9 \u212b", "\U0001f600\x00", "".join(map(chr, range(3000)))]
+    for original in texts:
+        assert learnt.decode(learnt.encode(original).ids, skip_special_tokens=False) == original
+
+
+def test_every_byte_has_a_token(prepared: Path) -> None:
+    learnt = tokenizer.load(prepared / "tokenizer")
+    singles = [token for token in learnt.get_vocab() if len(token) == 1]
+    assert len(singles) == 256
+    assert learnt.token_to_id(tokenizer.END) == 0
+    assert learnt.get_vocab_size() == 288
+
+
+def test_evaluation_texts_in_the_training_set_are_refused() -> None:
+    corpus.check_apart(["owner-project", "author_book"], ["code_owner-other", "author_another-book"])
+    with pytest.raises(ValueError, match="translator_the-book"):
+        corpus.check_apart(["translator_the-book"], ["author_the-book"])
+    with pytest.raises(ValueError, match="owner-project_part1"):
+        corpus.check_apart(["owner-project_part1"], ["code_owner-project"])
+
+
+def test_tokens_are_the_texts(settings: Config, archives: Path, prepared: Path) -> None:
+    learnt = tokenizer.load(prepared / "tokenizer")
+    parts = [batches.np.load(prepared / "tokens" / f"books.{split}.npy") for split in ("train", "heldout")]
+    packed = learnt.decode(batches.np.concatenate(parts).tolist(), skip_special_tokens=False)
+    originals = [contents for _, contents in corpus.texts(archives, ["train.tar.xz"], "books")]
+    assert packed == "".join(tokenizer.END + contents for contents in originals)
+
+
+def test_batches_depend_on_the_step_alone(settings: Config, prepared: Path) -> None:
+    first, again = (Batches(prepared / "tokens", settings.stages[0], settings.seed) for _ in range(2))
+    again(0)
+    assert all(torch.equal(a, b) for a, b in zip(first(7), again(7), strict=True))
+    assert not torch.equal(first(7)[0], first(8)[0])
+
+
+@pytest.mark.parametrize("kind", list(batches.PLANTS))
+def test_what_is_planted_can_be_predicted_from_what_came_before(kind: str) -> None:
+    rng = batches.np.random.default_rng(0)
+    labelled = found = 0
+    for _ in range(50):
+        window = rng.integers(1, 10**9, 1024)  # so large a vocabulary that nothing repeats by itself
+        original, known = window.copy(), batches.np.ones(1024, dtype=bool)
+        batches.PLANTS[kind](window, known, rng)
+        changed = [where for where in (window != original).nonzero()[0] if known[where]]
+        labelled += len(changed)
+        found += sum(window[where] in window[:where] for where in changed)
+    assert labelled > 50
+    assert found >= 0.9 * labelled  # a later span may fall on the first occurrence of an earlier one
+
+
+def test_a_killed_stage_ends_where_an_unbroken_one_does(settings: Config, prepared: Path) -> None:
+    stage = settings.stages[0]
+    straight = Trainer(settings, stage, prepared)
+    assert straight.run(lambda: False)
+    prepared.joinpath("short.weights.pt").unlink()
+    steps = iter(range(100))
+    assert not Trainer(settings, stage, prepared).run(lambda: next(steps) == 5)
+    resumed = Trainer(settings, stage, prepared)
+    assert resumed.step == 5
+    assert resumed.run(lambda: False)
+    assert resumed.history == straight.history
+    for name, weight in straight.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name]), name
+    prepared.joinpath("short.weights.pt").unlink()
+
+
+def test_stopping_waits_for_patience() -> None:
+    history = [[100, 3.0], [200, 2.5], [300, 2.6], [400, 2.7]]
+    assert not heldout.stalled(history, patience=0)
+    assert not heldout.stalled(history, patience=3)
+    assert heldout.stalled(history, patience=2)
+
+
+def test_the_whole_recipe_ships_a_loadable_pair(
+    settings: Config, archives: Path, prepared: Path, tmp_path: Path
+) -> None:
+    assert not run(settings, archives, prepared, tmp_path, max_seconds=0)
+    assert run(settings, archives, prepared, tmp_path)
+    for name in ("target", "draft"):
+        shipped = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.bfloat16)
+        trained = load_model(settings, name, prepared).bfloat16()
+        assert all(torch.equal(a, b) for a, b in zip(shipped.parameters(), trained.parameters(), strict=True))
+        words = transformers.AutoTokenizer.from_pretrained(tmp_path / name)
+        ids = words("one  two\n“é”")["input_ids"]
+        assert words.decode(ids) == "one  two\n“é”"
+        assert words.bos_token_id == words.eos_token_id == shipped.config.eos_token_id == 0
+    assert "bits per byte" in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_base_run_can_be_read() -> None:
+    base = config.load(Path(__file__).parents[1] / "recipes" / "pair" / "base.toml")
+    target, draft = (model.count(model.build(base.shapes[name], base.corpus.vocab, 0)) for name in ("target", "draft"))
+    assert 15e6 < target < 18e6
+    assert draft < 2e6

@@ -1,0 +1,188 @@
+"""The warper against a slow reference: one row, one column, plain Python."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from triforce.errors import ModelError, RequestError
+from triforce.request import SamplingParams
+from triforce.sampling import Warper, warp
+
+NOTHING = torch.zeros(1, 0, dtype=torch.int64)
+
+
+def reference(logits: list[float], history: list[int], prompt: int, params: SamplingParams) -> list[float]:
+    """The law of the token after `history`, of which the first `prompt` are the prompt."""
+    output, x = Counter(history[prompt:]), list(logits)
+    for token in set(history):
+        x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
+    for token, count in output.items():
+        x[token] -= params.presence_penalty + count * params.frequency_penalty
+    for token, bias in (params.logit_bias or {}).items():
+        x[token] += bias
+    best_first = sorted(range(len(x)), key=lambda token: (-x[token], token))
+    if params.temperature == 0:
+        return [float(token == best_first[0]) for token in range(len(x))]
+    peak = x[best_first[0]]
+    weights = [math.exp((score - peak) / params.temperature) for score in x]
+    kept = [token for token in best_first if weights[token] >= params.min_p]
+    kept = kept[: params.top_k or None]
+    if params.top_p < 1:
+        total = sum(weights[token] for token in kept)
+        before = np.cumsum([0.0] + [weights[token] / total for token in kept[:-1]])
+        kept = [token for token, mass in zip(kept, before, strict=True) if mass < params.top_p]
+    total = math.fsum(weights[token] for token in kept)
+    return [weights[token] / total if token in kept else 0.0 for token in range(len(x))]
+
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 1, 3, 7, 50]),
+    top_p=st.sampled_from([1.0, 0.9, 0.37, 1e-9]),
+    min_p=st.sampled_from([0.0, 0.11, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    presence_penalty=st.sampled_from([0.0, 0.7, -0.4]),
+    frequency_penalty=st.sampled_from([0.0, 0.31, -0.2]),
+    logit_bias=st.sampled_from([None, {2: 1.7, 5: -50.0}]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(PARAMS, min_size=1, max_size=4), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_equals_the_reference(params: list[SamplingParams], columns: int, seed: int) -> None:
+    rng, rows, vocab_size, capacity = np.random.default_rng(seed), len(params), 11, 16
+    logits = torch.from_numpy(rng.normal(size=(rows, columns, vocab_size)).astype(np.float32)) * 3
+    lengths = rng.integers(0, capacity - columns + 2, rows)
+    prompts = [int(rng.integers(0, length + 1)) for length in lengths]
+    ids = rng.integers(0, vocab_size, (rows, capacity))
+    before = logits.clone()
+    probs = Warper(params, prompts, vocab_size)(logits, torch.from_numpy(ids), torch.from_numpy(lengths))
+    assert probs.dtype == torch.float64 and torch.equal(logits, before)
+    for b, (row, length) in enumerate(zip(params, lengths, strict=True)):
+        for j in range(columns):
+            expected = reference(logits[b, j].tolist(), ids[b, : length + j].tolist(), prompts[b], row)
+            np.testing.assert_allclose(probs[b, j].numpy(), expected, rtol=1e-11, atol=1e-14)
+
+
+def law(logits: list[float] | Tensor, **params: object) -> list[float]:
+    """One row, one column, no history."""
+    x = torch.as_tensor(logits)
+    warper = Warper([SamplingParams(**params)], [0], len(x))  # type: ignore[arg-type]
+    probs: list[float] = warper(x[None, None], NOTHING, torch.zeros(1, dtype=torch.int64))[0, 0].tolist()
+    return probs
+
+
+EQUAL = [1.0, 2.0, 2.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({"temperature": 0}, [1]),
+        ({"top_k": 2}, [1, 2]),
+        ({"top_p": 0.5}, [1, 2]),
+        ({"top_p": 1e-300}, [1]),
+        ({"min_p": 1.0}, [1, 2, 3]),
+        ({"min_p": 1.0, "top_k": 1, "top_p": 1e-9}, [1]),
+        ({"temperature": 5e-324}, [1, 2, 3]),
+        ({"top_k": 5}, [0, 1, 2, 3, 4]),
+        ({"top_p": 1 - 2**-53}, [0, 1, 2, 3, 4]),
+        ({"temperature": 0, "logit_bias": {4: 2.0}}, [1]),
+        ({"temperature": 0, "logit_bias": {0: 1.0}}, [0]),
+    ],
+)
+def test_the_lowest_ids_stay_among_equals(params: dict[str, object], kept: list[int]) -> None:
+    probs = law(EQUAL, **params)
+    assert [token for token, p in enumerate(probs) if p > 0] == kept
+    assert sum(probs) == pytest.approx(1, abs=1e-15)
+
+
+def test_greedy_tells_scores_apart_whose_probabilities_are_equal() -> None:
+    logits = torch.tensor([[[1e-30, 2e-30, 0.0]]]).repeat(2, 1, 1)
+    params = [SamplingParams(temperature=0), SamplingParams()]
+    probs = Warper(params, [0, 0], 3)(logits, NOTHING.repeat(2, 1), torch.zeros(2, dtype=torch.int64))
+    assert probs[0, 0].tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("params", [{"top_k": 3}, {"top_p": 0.99}, {"min_p": 0.1}, {"temperature": 0}, {"top_k": 4}])
+def test_impossible_tokens_stay_impossible(params: dict[str, object]) -> None:
+    probs = law([-math.inf, 1.0, -math.inf, 0.5, -math.inf], **params)
+    assert probs[0] == probs[2] == probs[4] == 0 and sum(probs) == pytest.approx(1, abs=1e-15)
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-3, 1e3, 1e300])
+def test_extreme_scores_still_sum_to_one(temperature: float) -> None:
+    assert sum(law([3e38, -3e38, 0.0, 2.9e38], temperature=temperature, top_p=0.9)) == pytest.approx(1, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("bad", "what"), [([0.0, math.nan], "NaN"), ([math.inf, 0.0], "inf"), ([-math.inf] * 2, "all -inf")]
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_refuses_logits_that_make_no_law(bad: list[float], what: str, temperature: float) -> None:
+    logits = torch.tensor([[[0.0, 1.0]] * 2, [[0.0, 1.0], bad]])
+    warper = Warper([SamplingParams(temperature=temperature)] * 2, [0, 0], 2)
+    with pytest.raises(ModelError, match=f"{what}.*row 1, column 1"):
+        warper(logits, NOTHING.repeat(2, 1), torch.zeros(2, dtype=torch.int64))
+
+
+def test_refuses_a_bias_outside_the_vocabulary() -> None:
+    with pytest.raises(RequestError, match=r"token 8, but the vocabulary ends at 7"):
+        Warper([SamplingParams(logit_bias={8: 1.0})], [0], 8)
+
+
+def test_what_lies_beyond_a_column_does_not_matter() -> None:
+    params = SamplingParams(repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.5)
+    ids, logits = torch.tensor([[3, 1, 2, 2, 0, 0, 0]]), torch.linspace(-1, 1, 5).expand(1, 3, 5)
+    scratch = ids.clone()
+    scratch[:, 4:] = torch.tensor([-1, 10**9, -(10**9)])
+    results = [Warper([params], [2], 5)(logits, text, torch.tensor([2])) for text in (ids, scratch)]
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("vocab_size", [300, 5000, 40_001])
+def test_a_law_has_the_same_bits_in_any_batch(vocab_size: int) -> None:
+    rows = [
+        SamplingParams(temperature=0.7, top_p=0.9),
+        SamplingParams(top_k=40, top_p=0.8),
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=5.0, top_p=0.95),  # a nucleus that no short head holds
+        SamplingParams(top_k=100, repetition_penalty=1.2, frequency_penalty=0.3, logit_bias={1: 3.0}),
+        SamplingParams(min_p=0.02),
+    ]
+    torch.manual_seed(0)
+    logits, ids = torch.randn(len(rows), 3, vocab_size) * 4, torch.randint(vocab_size, (len(rows), 20))
+    lengths, prompts = torch.arange(5, 5 + len(rows)), [4] * len(rows)
+    together = Warper(rows, prompts, vocab_size)(logits, ids, lengths)
+    for b, row in enumerate(rows):
+        for j in range(3):
+            alone = Warper([row], [4], vocab_size)
+            one = alone(logits[b : b + 1, j : j + 1], ids[b : b + 1], lengths[b : b + 1] + j)
+            assert torch.equal(one[0, 0], together[b, j])
+
+
+def test_a_short_head_and_a_full_sort_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    logits = (torch.randn(4000) * 3).round(decimals=1)  # many equal scores
+    short = law(logits, top_p=0.9)
+    monkeypatch.setattr(warp, "_HEAD", 10**9)
+    assert law(logits, top_p=0.9) == short and 1 < sum(p > 0 for p in short) < 1024
+
+
+@pytest.mark.parametrize("name", ["sort", "topk", "softmax", "cumsum", "scatter_add_"])
+def test_nothing_is_computed_that_no_row_uses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwanted(*_: object, **__: object) -> Tensor:
+        raise AssertionError(f"{name} was called")
+
+    params = [SamplingParams(temperature=0, top_k=3, top_p=0.5, min_p=0.1)] * 2
+    warper = Warper(params, [0, 0], 8)
+    monkeypatch.setattr(torch.Tensor, name, unwanted)
+    probs = warper(torch.arange(16.0).view(2, 1, 8), NOTHING.repeat(2, 1), torch.zeros(2, dtype=torch.int64))
+    assert probs[:, 0, 7].tolist() == [1, 1]

@@ -1,0 +1,58 @@
+"""Tiny random checkpoints and tokenizers, written as their publishers write them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import transformers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+SIZES = dict(
+    vocab_size=97,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
+)
+
+
+def tiny_model(family: str = "Llama", **changes: Any) -> transformers.PreTrainedModel:
+    """A random transformers model, float32, every weight (norms and biases too) far enough from its neutral value."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**(SIZES | changes))
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for name, weight in model.named_parameters():
+        weight.data = (1.0 if "norm" in name else 0.0) + torch.randn_like(weight) * 0.15
+    return model
+
+
+def save(model: transformers.PreTrainedModel, folder: Path, **options: Any) -> Path:
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+def edit(file: Path, **changes: Any) -> None:
+    """Set fields of a JSON file; `...` removes one."""
+    values = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({k: v for k, v in values.items() if v is not ...}))
+
+
+def tiny_tokenizer(vocab_size: int = 300, **options: Any) -> transformers.PreTrainedTokenizerFast:
+    """A byte-level BPE trained on three lines, with special tokens <s> and </s>."""
+    core = tokenizers.Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(["the cat sat on the mat", "naïve café — 東京 🙂", "the hat and the cat"], trainer)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", **options)
