@@ -56,17 +56,17 @@ install_torch() {
         say "Downloading $TORCH with CUDA: about 3 GB"
     elif reach_cpu_build; then
         say "Downloading $TORCH for the CPU: about 200 MB"
-        if pip install --quiet --no-deps --index-url "$CPU_INDEX" "$TORCH+cpu"; then return; fi
+        if pip install -qq --no-deps --index-url "$CPU_INDEX" "$TORCH+cpu"; then return; fi
         say "That failed; taking the build of the package index instead: about 3 GB, as it carries CUDA"
     else
         say "Not within reach. Downloading $TORCH from the package index: about 3 GB, as it carries CUDA"
     fi
-    pip install --quiet --constraint constraints.txt "$TORCH"
+    pip install -qq --constraint constraints.txt "$TORCH"
 }
 
 install_triforce() {
     say "Downloading and installing triforce and what it needs beside torch: about $2 MB"
-    pip install --quiet --constraint constraints.txt --editable "$1"
+    pip install -qq --constraint constraints.txt --editable "$1"
 }
 
 make_venv

@@ -19,7 +19,7 @@ import pytest
 from triforce.cli import main
 from triforce.cli.common import Painter, Prefill, report
 from triforce.cli.info import size
-from triforce.cli.parser import DEFAULTS, build_parser
+from triforce.cli.parser import DEFAULTS, parse
 from triforce.errors import ModelError
 from triforce.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TierStats, TokenLogprobs
 
@@ -106,7 +106,7 @@ def test_the_wheel_holds_pair_and_sample(tmp_path: Path) -> None:
 
 
 def test_the_defaults_are_those_of_the_issue() -> None:
-    options = vars(build_parser().parse_args(["generate"]))
+    options = vars(parse(["generate"]))
     wanted = {"gamma_1": 2, "gamma_2": 6, "budget": "2048", "chunk": 16, "selection": "observed", "coupling": "seeded"}
     assert {name: options[name] for name in wanted} == wanted
     assert all(options[name] == DEFAULTS[name] for name in ("temperature", "top_k", "top_p", "seed", "n", "max_tokens"))
@@ -116,6 +116,7 @@ def test_the_defaults_are_those_of_the_issue() -> None:
     "arguments",
     [
         [],
+        ["generate", "a", "b", "c"],
         ["generate", "--mode", "magic"],
         ["generate", "--logit-bias", "5"],
         ["generate", "--gamma-1", "two"],
@@ -127,6 +128,13 @@ def test_wrong_usage_is_code_2(arguments: list[str], capsys: pytest.CaptureFixtu
         main(arguments)
     assert end.value.code == 2
     assert "error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["MODEL PROMPT -n", "-n MODEL PROMPT", "MODEL -n PROMPT"])
+def test_arguments_stand_anywhere(line: str) -> None:
+    options = parse(["generate", *line.replace("-n", "--n 3").split()])
+    assert (options.model, options.prompt, options.n) == ("MODEL", "PROMPT", 3)
+    assert parse(["chat", "--file", "DOC", "MODEL"]).model == "MODEL"
 
 
 # A stand-in for the engine

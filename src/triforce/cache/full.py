@@ -22,10 +22,10 @@ TAIL = 16
 class Full:
     """All tokens of rows `rows` of a pool. Its length is the pool's committed length."""
 
-    def __init__(self, pool: Pool, sights: list[Sight] | None = None, rows: range | None = None, chunk: int = 1024):
+    def __init__(self, pool: Pool, sights: list[Sight] | None = None, rows: range | None = None, chunk: int = 512):
         self.pool = pool
         self.rows = rows if rows is not None else range(len(pool.tables))
-        self.sights = sights if sights is not None else [Sight() for _ in self.rows]
+        self.sights = sights if sights is not None else [Sight() for _ in pool.tables]
         self.chunk = chunk
         self._pass: Pass | None = None
 

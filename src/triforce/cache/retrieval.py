@@ -96,7 +96,10 @@ class Retrieval:
     def begin(self, counts_B: Tensor, width: int) -> None:
         self._pass = Pass.over(self.full.pool, self.full.rows, self.lengths_B, counts_B, width)
         for b, (committed, count) in enumerate(zip(self.full.lengths_B.tolist(), self._pass.counts, strict=True)):
-            if count and self._due(b, committed):
+            choice = self.choices[b]
+            if choice and committed < choice.recent:  # the text was cut: some of what was chosen is gone
+                self.choices[b] = None
+            if count and self._due(b):
                 self.choices[b] = self._choose(b, committed)
 
     def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
@@ -129,10 +132,10 @@ class Retrieval:
     def fork(self, source: int, row: int) -> None:
         """What the row looks at is chosen afresh, from what the exact view saw."""
 
-    def _due(self, b: int, committed: int) -> bool:
+    def _due(self, b: int) -> bool:
         choice, refresh = self.choices[b], self.setting.refresh
         news = self.full.sights[self.full.rows[b]].passes - (choice.passes if choice else 0)
-        if choice is None or committed < choice.recent:
+        if choice is None:
             return news > 0
         if refresh is None:
             return news > 0 and bool(self._refused_B[b])
@@ -160,9 +163,6 @@ class Retrieval:
         choice, pool, row = self.choices[b], self.full.pool, self.full.rows[b]
         if choice is None or layer < self.setting.full_layers:
             return pool.span(layer, row, 0, stop)
-        keys_GND, values_GND = pool.span(layer, row, choice.recent, stop)
-        slots_GN = choice.slots[layer]
-        return (
-            torch.cat([gather_slots(pool.keys_LGSD[layer], slots_GN), keys_GND], 1),
-            torch.cat([gather_slots(pool.values_LGSD[layer], slots_GN), values_GND], 1),
-        )
+        recent_N = pool.slots(row, choice.recent, stop)
+        slots_GN = torch.cat([choice.slots[layer], recent_N.expand(pool.config.kv_heads, -1)], 1)
+        return gather_slots(pool.keys_LGSD[layer], slots_GN), gather_slots(pool.values_LGSD[layer], slots_GN)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from triforce.cli.parser import build_parser
+from triforce.cli.parser import parse
 from triforce.errors import TriforceError
 
 MISTAKE = 2
@@ -18,7 +18,7 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. A mistake of the user is one message on stderr and code 2."""
-    options = build_parser().parse_args(argv)
+    options = parse(argv)
     try:
         _speak_utf8()
         code: int = import_module(f"triforce.cli.{options.command}").run(options)

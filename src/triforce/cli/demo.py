@@ -60,9 +60,8 @@ def _compare(llm: LLM, prompt: list[int], title: str, params: SamplingParams, sa
     print(f"\ntexts       {'identical' if same else 'NOT IDENTICAL'}")
     print(f"plain       {_speed(plain)}")
     print(f"triforce    {_speed(fast)}, {plain.decode_seconds / fast.decode_seconds:.2f} times as fast")
-    shares = [
-        f"{tier.name} {tier.acceptance:.0%} of {tier.proposed:,}" for tier in fast.outputs[0].tiers if tier.acceptance
-    ]
+    guesses = fast.outputs[0].tiers[:-1]
+    shares = [f"{tier.name} {tier.acceptance or 0:.0%} of {tier.proposed:,}" for tier in guesses]
     print(f"accepted    {', '.join(shares)}")
     print(f"full passes {passes_per_token(fast):.2f} per new token (plain decoding: {passes_per_token(plain):.2f})")
     return same

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -33,6 +34,18 @@ def build_parser() -> argparse.ArgumentParser:
             )
         )
     return parser
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments, those that options separate too: `generate MODEL --seed 1 PROMPT` is more than argparse takes."""
+    parser = build_parser()
+    options, rest = parser.parse_known_args(argv)
+    for slot in ("model", "prompt"):
+        if rest and not rest[0].startswith("-") and getattr(options, slot, "") is None:
+            setattr(options, slot, rest.pop(0))
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return options
 
 
 def _generate(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+SCORES = 1 << 19
+"""Scores held at once: KV heads are taken in turns beyond it, which bounds memory and keeps the scores in cache."""
+
 
 def attend(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> tuple[Tensor, Tensor]:
     """Attention of a few queries, the last keys being their own: query t does not see the keys after S - T + t.
@@ -17,14 +20,23 @@ def attend(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> tuple[Tensor, Tensor]
     """
     (T, H, D), (G, S, _) = q_THD.shape, k_GSD.shape
     q_GRD = fold(q_THD, G) * D**-0.5
+    at_once = max(1, SCORES // (q_GRD.shape[1] * S))
+    blocks = [
+        _attend_heads(q_GRD[g : g + at_once], k_GSD[g : g + at_once], v_GSD[g : g + at_once], T)
+        for g in range(0, G, at_once)
+    ]
+    mixed_GRD, mass_GS = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*blocks, strict=True))
+    return unfold(mixed_GRD, T), mass_GS
+
+
+def _attend_heads(q_GRD: Tensor, k_GSD: Tensor, v_GSD: Tensor, T: int) -> tuple[Tensor, Tensor]:
     scores_GRS = torch.bmm(q_GRD, k_GSD.transpose(1, 2)).float()
-    scores_GhTS = scores_GRS.view(G, H // G, T, S)
-    scores_GhTS[..., S - T :].masked_fill_(_after(T, q_THD.device), -torch.inf)
+    hidden_TT = torch.ones(T, T, dtype=torch.bool, device=q_GRD.device).triu(1)
+    scores_GRS.view(len(q_GRD), -1, T, k_GSD.shape[1])[..., -T:].masked_fill_(hidden_TT, -torch.inf)
     weights_GRS = scores_GRS.sub_(scores_GRS.amax(-1, keepdim=True)).exp_()
     share_GR1 = weights_GRS.sum(-1, keepdim=True).reciprocal_()
     mixed_GRD = torch.bmm(weights_GRS.to(v_GSD.dtype), v_GSD) * share_GR1.to(v_GSD.dtype)
-    mass_GS = torch.bmm(share_GR1.transpose(1, 2), weights_GRS).squeeze(1)
-    return unfold(mixed_GRD, T), mass_GS
+    return mixed_GRD, torch.bmm(share_GR1.transpose(1, 2), weights_GRS).squeeze(1)
 
 
 def attend_causal(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> Tensor:
@@ -61,10 +73,6 @@ def fold(q_THD: Tensor, G: int) -> Tensor:
 def unfold(mixed_GRD: Tensor, T: int) -> Tensor:
     """The inverse of `fold`."""
     return mixed_GRD.reshape(-1, T, mixed_GRD.shape[-1]).transpose(0, 1)
-
-
-def _after(T: int, device: torch.device) -> Tensor:
-    return torch.ones(T, T, dtype=torch.bool, device=device).triu(1)
 
 
 def _fused(q_HTD: Tensor, k_HSD: Tensor, v_HSD: Tensor, causal: bool) -> tuple[Tensor, Tensor]:

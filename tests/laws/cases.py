@@ -1,0 +1,94 @@
+"""Ladders whose law is counted: of every depth, coupling-free settings of the warper, and the laws they must have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from tests.laws.palette import Weights, cells_of, logits_of, shuffled, table
+from tests.laws.toy import PLAIN, Ladder, Law, chain_law, distance, law
+from triforce.request import SamplingParams
+
+EXACT = 1e-10
+HALVES = shuffled((1, 1, 0)) * 4 + shuffled((1, 0, 0))
+PAIRS = shuffled((1, 1, 0))
+QUARTERS = [(1, 1, 1, 1), *shuffled((1, 1, 0, 0)), *shuffled((1, 0, 0, 0))]
+THIRDS = shuffled((1, 1, 1), (2, 1, 0), (1, 0, 0))
+COINS = shuffled((1, 1), (2, 1), (1, 0))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A ladder by its gammas from the lowest tier to the one below the top; "lookup" may be the lowest."""
+
+    name: str
+    gammas: tuple[int, ...]
+    horizon: int = 7
+    palette: list[Weights] | None = None
+    order: int = 2
+    params: SamplingParams = PLAIN
+    lookup: bool = False
+    selects: bool = False
+    stop: frozenset[int] = frozenset()
+    slow: bool = False
+
+    @property
+    def laws(self) -> list[Weights]:
+        return self.palette or HALVES
+
+    def tables(self) -> list[Tensor]:
+        """The warped laws of the tiers that have a model, from the lowest to the top."""
+        seeds = range(1, len(self.gammas) + 2 - self.lookup)
+        return [table(self.laws, self.order + (self.selects and seed == 1), seed) for seed in seeds]
+
+    def ladder(self) -> Ladder:
+        logits = [logits_of(laws, self.params) for laws in self.tables()]
+        tiers = list(zip([None] * self.lookup + logits, [*self.gammas, 1], strict=True))
+        return Ladder(tiers, cells_of(self.laws, self.laws), self.params, selects=self.selects)
+
+    def truth(self) -> Law:
+        """The law of the top tier's chain on its own."""
+        top, prompt = self.tables()[-1], Ladder.prompt
+        return chain_law(lambda text: top[(*prompt, *text)[-self.order :]].tolist(), self.horizon, self.stop)
+
+    def error(self, **changes: object) -> float:
+        """How far the law of the text is from the truth."""
+        return distance(law(replace(self.ladder(), **changes), self.horizon, self.stop), self.truth())
+
+
+COLD, HOT = SamplingParams(temperature=0.5), SamplingParams(temperature=2)
+CASES = [
+    Case("plain decoding", ()),
+    Case("two tiers, gamma 1", (1,), 8),
+    Case("two tiers, gamma 3", (3,)),
+    Case("two tiers, thirds", (1,), 6, THIRDS, order=1),
+    Case("two tiers, a coin", (1,), 6, COINS, order=1),
+    Case("two tiers, quarters", (1,), 6, QUARTERS, order=1),
+    Case("three tiers, gamma 1 and 1", (1, 1), 8),
+    Case("three tiers, gamma 1 and 2", (1, 2), 6),
+    Case("three tiers, gamma 2 and 2", (2, 2), 5),
+    Case("three tiers, gamma 1 and 3", (1, 3), 5),
+    Case("three tiers, thirds", (1, 1), 3, THIRDS, order=1),
+    Case("four tiers", (1, 1, 1), 6),
+    Case("lookup", (2,), lookup=True),
+    Case("lookup in three tiers", (2, 2), lookup=True),
+    Case("a stop token inside drafts", (3,), stop=frozenset({0})),
+    Case("a stop token inside drafts of three tiers", (1, 2), stop=frozenset({1})),
+    Case("a stop token inside lookup", (3,), stop=frozenset({1}), lookup=True),
+    Case("a draft that looks where the top tier looked", (2,), selects=True),
+    Case("a deep draft that looks where the top tier looked", (1, 2), 5, selects=True),
+    Case("greedy", (2, 2), params=SamplingParams(temperature=0), palette=shuffled((1, 0, 0))),
+    Case("low temperature", (1, 2), params=COLD),
+    Case("high temperature", (2,), params=HOT),
+    Case("logit bias", (2,), params=SamplingParams(logit_bias={0: 2.0, 2: -1.0})),
+    Case("top-k", (2,), palette=PAIRS, params=SamplingParams(top_k=2)),
+    Case("top-p", (1, 2), params=SamplingParams(top_p=0.8)),
+    Case("min-p", (2,), params=SamplingParams(min_p=0.3)),
+    Case("all together", (2,), palette=PAIRS, params=SamplingParams(1.5, 2, 0.9, 0.1, logit_bias={1: 3.0})),
+    Case("three tiers, gamma 3 and 3", (3, 3), 5, slow=True),
+    Case("four tiers, gamma 2, 2 and 2", (2, 2, 2), 4, slow=True),
+    Case("two tiers, a coin, gamma 2", (2,), 4, COINS, order=1, slow=True),
+    Case("two tiers, quarters, gamma 2", (2,), 4, QUARTERS, order=1, slow=True),
+]
+BY_NAME = {case.name: case for case in CASES}

@@ -1,0 +1,63 @@
+"""Laws for which a few cells integrate every decision exactly, and logits that the real warper turns into them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from triforce.request import SamplingParams
+
+Weights = tuple[int, ...]
+JUNK = 0.02
+"""Probability, before the warper, of each token that top-k, top-p or min-p must cut."""
+
+
+def shuffled(*weights: Weights) -> list[Weights]:
+    """All orders of the weights of each law."""
+    return sorted({order for one in weights for order in permutations(one)})
+
+
+def table(laws: Sequence[Weights], order: int, seed: int, keep: int = 0) -> Tensor:
+    """Random laws of the next token after `order` tokens, (V, ..., V); the first `keep` contexts get the first law."""
+    size = len(laws[0])
+    picks = torch.randint(len(laws), (size**order,), generator=torch.Generator().manual_seed(seed))
+    picks[:keep] = 0
+    weights = torch.tensor(laws, dtype=torch.float64)[picks]
+    return (weights / weights.sum(-1, keepdim=True)).view(*[size] * order, size)
+
+
+def logits_of(laws: Tensor, params: SamplingParams) -> Tensor:
+    """Logits whose warped law is `laws`, for a temperature, a bias, and cuts that a token of weight JUNK falls to."""
+    cuts = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+    logits = (torch.where(laws > 0, laws, JUNK) if cuts else laws).log() * (params.temperature or 1)
+    for token, bias in (params.logit_bias or {}).items():
+        logits[..., token] -= bias
+    return logits
+
+
+def cells_of(verifiers: Sequence[Weights], drafters: Sequence[Weights]) -> int:
+    """The fewest equal cells on whose borders all thresholds lie when `verifiers` judge the guesses of `drafters`."""
+    cells = 1
+    for p, q in ((_law(p), _law(q)) for p in verifiers for q in drafters):
+        owed = [max(a - b, Fraction(0)) for a, b in zip(p, q, strict=True)]
+        ratios = [min(Fraction(1), a / b) for a, b in zip(p, q, strict=True) if b]
+        edges = [*ratios, *_sums(p), *_sums(q), *(_sums(owed) if sum(owed) else [])]
+        for edge in edges:
+            cells = cells * edge.denominator // _common(cells, edge.denominator)
+    return cells
+
+
+def _law(weights: Weights) -> list[Fraction]:
+    return [Fraction(w, sum(weights)) for w in weights]
+
+
+def _sums(weights: Sequence[Fraction]) -> list[Fraction]:
+    return [sum(weights[: i + 1], Fraction(0)) / sum(weights) for i in range(len(weights))]
+
+
+def _common(a: int, b: int) -> int:
+    return a if b == 0 else _common(b, a % b)

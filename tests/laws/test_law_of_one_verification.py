@@ -1,0 +1,66 @@
+"""What one `rejection` emits follows the verifier's law to 1e-10: integrated exactly, behind every warper."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from tests.laws.cases import EXACT
+from tests.laws.one_verification import NextLaw, Text, acceptance, continued, emitted_laws, warped
+from tests.laws.toy import distance
+from triforce.request import SamplingParams
+
+torch.set_num_threads(1)
+WARPERS = {
+    "neutral": SamplingParams(),
+    "low temperature": SamplingParams(temperature=0.4),
+    "high temperature": SamplingParams(temperature=3.0),
+    "greedy": SamplingParams(temperature=0),
+    "top-k": SamplingParams(top_k=2),
+    "top-p": SamplingParams(top_p=0.7),
+    "min-p": SamplingParams(min_p=0.2),
+    "repetition": SamplingParams(repetition_penalty=1.8),
+    "presence": SamplingParams(presence_penalty=1.2),
+    "frequency": SamplingParams(frequency_penalty=-0.9),
+    "logit bias": SamplingParams(logit_bias={0: -1.5, 2: 1.0}),
+    "all": SamplingParams(0.8, 3, 0.95, 0.02, 1.2, 0.3, 0.2, {1: 0.5}),
+}
+COUNTS = {3: (0, 1, 2, 3), 4: (2, 0, 1)}
+
+
+def laws(params: SamplingParams, V: int, likeness: float = 0.5) -> tuple[NextLaw, NextLaw]:
+    return cache(warped(1, params, V, likeness)), cache(warped(2, params, V, likeness))
+
+
+def deviation(p: NextLaw, q: NextLaw, counts: tuple[int, ...]) -> float:
+    truth = continued(p, (), 1.0, max(counts) + 1)
+    return max(distance(law, truth) for law in emitted_laws(p, q, counts).values())
+
+
+@pytest.mark.parametrize("V", COUNTS)
+@pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
+def test_emits_the_law_of_the_verifier(params: SamplingParams, V: int) -> None:
+    assert deviation(*laws(params, V), COUNTS[V]) < EXACT
+
+
+@pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
+def test_a_point_mass_as_lookup_guesses_it(params: SamplingParams) -> None:
+    p, _ = laws(params, 3)
+
+    def q(text: Text) -> list[float]:
+        return [float(v == len(text) % 3) for v in range(3)]
+
+    assert deviation(p, q, (0, 2, 3)) < EXACT
+
+
+@pytest.mark.parametrize("likeness", [0.0, 0.9, 1.0])
+def test_whatever_the_guess_is_worth(likeness: float) -> None:
+    """1.0: both laws are the same."""
+    assert deviation(*laws(SamplingParams(), 3, likeness), (0, 1, 2)) < EXACT
+
+
+@pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
+def test_keeps_a_guess_as_often_as_the_laws_overlap(params: SamplingParams) -> None:
+    p, q = laws(params, 4)
+    overlap = sum(map(min, p(()), q(())))
+    assert all(abs(kept - overlap) < EXACT for kept in acceptance(p, q, (0, 1, 2)).values())

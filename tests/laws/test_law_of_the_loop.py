@@ -1,0 +1,31 @@
+"""The law of what a ladder makes is that of its top tier, to 1e-10: counted over every outcome of every draw."""
+
+import pytest
+import torch
+
+from tests.laws.cases import BY_NAME, CASES, EXACT, Case
+from tests.laws.toy import Grid, law
+
+torch.set_num_threads(1)
+PARAMS = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * case.slow) for case in CASES]
+
+
+@pytest.mark.parametrize("case", PARAMS)
+def test_the_law_is_that_of_the_top_tier(case: Case) -> None:
+    assert case.error() < EXACT
+
+
+def test_cells_integrate_every_decision() -> None:
+    """Twice or three times as many cells change nothing."""
+    case = BY_NAME["two tiers, gamma 1"]
+    for finer in (2, 3):
+        cells = case.ladder().cells
+        assert case.error(noise=lambda digits, _, n=finer * cells: Grid(digits, n), cells=finer * cells) < EXACT
+
+
+def test_stop_tokens_end_texts_inside_drafts() -> None:
+    """Otherwise the cases with a stop token would show nothing."""
+    for case in (case for case in CASES if case.stop):
+        texts = law(case.ladder(), case.horizon, case.stop)
+        assert len({len(text) for text in texts}) > 3
+        assert all(not case.stop & set(text[:-1]) for text in texts)

@@ -1,0 +1,126 @@
+"""Under `seeded` the text is plain decoding's, whatever the ladder: for every noise of a finite set at every position.
+
+Equal texts under equal noise have equal laws; that the exponential race draws from p is shown at the end, exactly.
+Shape suffixes: B rows, V vocabulary, J columns, M noises, H positions, N nodes, P corners.
+"""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.laws.cases import CASES, EXACT, Case
+from tests.laws.toy import Ladder, Worlds
+from triforce.request import SamplingParams
+from triforce.sampling import Warper
+from triforce.speculation import Seeded
+from triforce.speculation import coupling as couplings
+
+torch.set_num_threads(1)
+NOISES, HORIZON = 3, 6
+ASSIGNED = torch.tensor([*product(range(NOISES), repeat=HORIZON)])
+SETTINGS = {
+    "neutral": SamplingParams(),
+    "penalties": SamplingParams(0.7, repetition_penalty=1.5, presence_penalty=0.6, frequency_penalty=0.4),
+    "cuts": SamplingParams(1.3, top_k=2, top_p=0.9, min_p=0.05, logit_bias={1: 0.7}),
+    "greedy": SamplingParams(temperature=0, presence_penalty=0.5),
+}
+LADDERS = {case.gammas + ("lookup",) * case.lookup + ("selects",) * case.selects: case for case in CASES if not case.slow}
+
+
+class Assigned:
+    """Row b has noise ASSIGNED[b] at its new positions, the first beyond them."""
+
+    def __init__(self, prompt: int, vocab_size: int) -> None:
+        generator = torch.Generator().manual_seed(11)
+        self.noise_MV = torch.empty(NOISES, vocab_size, dtype=torch.float64).exponential_(generator=generator)
+        self.prompt = prompt
+
+    def exponentials(self, positions_BJ: Tensor, vocab_size: int) -> Tensor:
+        new_BJ = positions_BJ - self.prompt
+        within_BJ = (new_BJ >= 0) & (new_BJ < HORIZON)
+        return self.noise_MV[torch.where(within_BJ, ASSIGNED.gather(1, new_BJ.clamp(0, HORIZON - 1)), 0)]
+
+
+def random_ladder(case: Case, params: SamplingParams) -> Ladder:
+    """The tiers of a case with arbitrary laws that resemble each other."""
+    ladder = replace(case.ladder(), params=params, coupling=Seeded)
+    generator = torch.Generator().manual_seed(3)
+    common = torch.randn(3, 3, 3, generator=generator, dtype=torch.float64)
+    size = (3,) * (3 + case.selects)
+    tiers = [
+        (table if table is None else common + torch.randn(size[-table.dim() :], generator=generator, dtype=torch.float64), gamma)
+        for table, gamma in (*((None, g) for _, g in ladder.tiers[: case.lookup]), *((torch.empty(size if i == 0 else size[:3]), g) for i, (_, g) in enumerate(ladder.tiers[case.lookup :])))
+    ]
+    return replace(ladder, tiers=tiers)
+
+
+def speculated(ladder: Ladder) -> Tensor:
+    """The first HORIZON tokens under each assignment of noise."""
+    worlds = ladder.start(HORIZON, len(ASSIGNED))
+    noise = Assigned(len(ladder.prompt), ladder.vocab_size)
+    while worlds.live_B.any():
+        worlds = advanced(ladder, worlds, noise)
+    return worlds.ids_BS[:, len(ladder.prompt) :][:, :HORIZON]
+
+
+def advanced(ladder: Ladder, worlds: Worlds, noise: Assigned) -> Worlds:
+    after = ladder.play(worlds, noise)
+    after.live_B = after.lengths_B < len(ladder.prompt) + HORIZON
+    return after
+
+
+def plain(ladder: Ladder) -> Tensor:
+    """The same without tiers and drafts: one law, one pick, one token at a time."""
+    noise = Assigned(len(ladder.prompt), ladder.vocab_size)
+    ids_BS = torch.tensor(ladder.prompt).repeat(len(ASSIGNED), 1)
+    warper = Warper([ladder.params] * len(ASSIGNED), [len(ladder.prompt)] * len(ASSIGNED), ladder.vocab_size)
+    for t in range(HORIZON):
+        lengths_B = torch.full((len(ASSIGNED),), ids_BS.shape[1])
+        logits_BV = ladder.tiers[-1][0][ids_BS[:, -2], ids_BS[:, -1]]
+        probs_BV = warper(logits_BV[:, None], ids_BS, lengths_B)[:, 0]
+        times_BV = torch.where(probs_BV > 0, noise.noise_MV[ASSIGNED[:, t]] / probs_BV, torch.inf)
+        ids_BS = torch.cat([ids_BS, times_BV.argmin(1, keepdim=True)], 1)
+    return ids_BS[:, len(ladder.prompt) :]
+
+
+@pytest.mark.parametrize("params", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("case", LADDERS.values(), ids=lambda case: case.name)
+def test_the_text_is_that_of_plain_decoding(case: Case, params: SamplingParams) -> None:
+    ladder = random_ladder(case, params)
+    assert torch.equal(speculated(ladder), plain(ladder))
+
+
+@pytest.mark.parametrize("law", [(0.3, 0.7), (0.05, 0.95), (0.2, 0.5, 0.3), (0.6, 0.0, 0.4), (0.25, 0.25, 0.5), (1.0, 0.0)])
+def test_the_race_draws_from_its_law(law: tuple[float, ...]) -> None:
+    """Token i wins at time t exactly if each other token j comes after t p_j / p_i, which has probability
+    exp(-t p_j / p_i): looked up at the corners of that orthant, integrated over t by Gauss-Laguerre quadrature."""
+    p_V = torch.tensor(law, dtype=torch.float64)
+    for i, chance in enumerate(law):
+        assert abs(win_probability(p_V, i) - chance) < EXACT
+
+
+def win_probability(p_V: Tensor, i: int) -> float:
+    if p_V[i] == 0:
+        times_NV = torch.logspace(-12, 2, 30, dtype=torch.float64)[:, None].expand(-1, len(p_V)).clone()
+        times_NV[:, i] = 2.0**-53  # the earliest time there is
+        assert not (couplings.race(p_V, times_NV) == i).any()
+        return 0.0
+    nodes, weights = np.polynomial.laguerre.laggauss(60)
+    # t = p_i s: then the integrand exp(-t (1 / p_i - 1)) dexp(-t) is p_i exp(-s) ds, smooth for any law
+    times_N = torch.tensor(nodes) * p_V[i]
+    others = [j for j in range(len(p_V)) if j != i]
+    for after_P in product((False, True), repeat=len(others)):
+        times_NV = times_N[:, None].repeat(1, len(p_V))
+        for j, after in zip(others, after_P, strict=True):
+            border_N = times_N * p_V[j] / p_V[i]
+            times_NV[:, j] = torch.where(torch.tensor(after), border_N * (1 + 1e-12) + 1e-300, border_N * (1 - 1e-12))
+        possible = times_NV[:, others].min(1).values > 0  # no noise is 0
+        won_N = couplings.race(p_V, times_NV) == i
+        assert (won_N == all(after_P))[possible].all()
+    survival_N = torch.exp(-times_N[:, None] * p_V[others] / p_V[i]).prod(1)
+    density_N = torch.exp(-times_N) * p_V[i] * torch.exp(torch.tensor(nodes))  # of t, per ds, over the weight's exp(-s)
+    return float((torch.tensor(weights) * survival_N * density_N).sum())

@@ -1,0 +1,79 @@
+"""A tiny target with grouped queries and a draft that resembles it, and the engine run on them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tests.simple_cache import score
+from triforce.cache import Budget, Setting
+from triforce.config import ModelConfig
+from triforce.decoder import Decoder, Layer
+from triforce.engine import Batch, Job
+from triforce.ladder import MODES, Models, Speculation
+from triforce.request import SamplingParams
+from triforce.rope import Rope
+from triforce.sampling import Warper
+
+V, C, HEADS, GROUPS, D, LAYERS = 6, 32, 4, 2, 8, 3
+PROMPT = torch.randint(V, (150,), generator=torch.Generator().manual_seed(2)).tolist()
+SETTING = Speculation(gamma_1=2, gamma_2=4, retrieval=Setting(Budget(48)), sinks=4, window=24)
+"""The middle tier sees 48 of at least 150 tokens, the draft 28."""
+
+
+def decoder(layers: int, noise: float) -> Decoder:
+    """The first layers of one random model, with so much noise on their weights."""
+    common, own = torch.Generator().manual_seed(1), torch.Generator().manual_seed(layers)
+
+    def weight(*size: int, scale: float) -> Tensor:
+        both = (torch.randn(size, generator=g) for g in (common, own))
+        return sum(share * x for share, x in zip((1, noise), both, strict=True)) * scale
+
+    def norm() -> Tensor:
+        return 1 + weight(C, scale=0.1)
+
+    def layer() -> Layer:
+        q, k, v = (weight(heads * D, C, scale=s) for heads, s in ((HEADS, 0.5), (GROUPS, 0.5), (GROUPS, 0.4)))
+        o, gate, up, down = (
+            weight(*size, scale=s) for size, s in (((C, HEADS * D), 0.3), ((48, C), 0.2), ((48, C), 0.2), ((C, 48), 0.2))
+        )
+        return Layer(norm(), q, k, v, o, norm(), gate, up, down)
+
+    embedding, final, head = weight(V, C, scale=1.0), norm(), weight(V, C, scale=0.25)
+    rope = Rope(10_000 ** -(torch.arange(0, D, 2) / D), 1.0)
+    config = ModelConfig(V, C, 48, layers, HEADS, GROUPS, D, 1e-5, False, False, False, context=600, rope=rope)
+    return Decoder(config, embedding, tuple(layer() for _ in range(layers)), final, head)
+
+
+MODELS = Models(decoder(LAYERS, 0.0), decoder(1, 0.3))
+
+
+def started(
+    mode: str, coupling: str, params: SamplingParams, rows: int, first: int = 0, setting: Speculation = SETTING
+) -> Batch:
+    """A batch that has read the prompt, in every row."""
+    jobs = [Job(PROMPT, params, seed=1234, choice=first + row) for row in range(rows)]
+    batch = Batch(MODELS, MODES[mode], setting, coupling, jobs)
+    deque(batch.prefill(), maxlen=0)
+    return batch
+
+
+def texts(mode: str, coupling: str, params: SamplingParams, rows: int, **more: int) -> Tensor:
+    """New tokens (rows, max_tokens) of as many choices of one request."""
+    batch = started(mode, coupling, params, rows, **more)
+    while not batch.done:
+        batch.step()
+    return torch.tensor([job.tokens for job in batch.jobs])
+
+
+@torch.no_grad()
+def laws(texts_BT: Tensor, params: SamplingParams) -> Tensor:
+    """The law of each of these tokens given those before it, (B, T, V): a plain dense pass, and the real warper."""
+    ids_BS = torch.cat([torch.tensor(PROMPT).repeat(len(texts_BT), 1), texts_BT], 1)
+    at_BJ = (len(PROMPT) - 1 + torch.arange(texts_BT.shape[1])).repeat(len(texts_BT), 1)
+    logits_BJV = torch.cat([score(MODELS.target, ids, at_BJ=at) for ids, at in zip(ids_BS.split(64), at_BJ.split(64), strict=True)])
+    lengths = [len(PROMPT)] * len(ids_BS)
+    return Warper([params] * len(ids_BS), lengths, V)(logits_BJV, ids_BS, torch.tensor(lengths))

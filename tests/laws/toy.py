@@ -1,0 +1,236 @@
+"""Worlds small enough to be counted: every way a ladder of Markov chains can go, through the real decision code.
+
+A chain reads its context from its memory of the tokens it was fed, not from the text, so a memory that is not rewound
+is a wrong law. Its laws lie on a palette for which every threshold of a decision (p / q, and the cumulative weights of
+p and of max(p - q, 0)) is a multiple of 1 / cells: then the midpoints of the cells integrate each uniform exactly, and
+the law of the text over all strings of cells is exact. Equal worlds are merged after each proposal of the top tier.
+
+Shape suffixes: B worlds, S text capacity, T tokens fed, J columns, V vocabulary, D digits (cells, in order of use).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from triforce.engine import BatchSampling, Job
+from triforce.request import SamplingParams
+from triforce.sampling import Warper
+from triforce.shapes import columns
+from triforce.speculation import Lookup, Prefix, Proposer, Tier
+from triforce.speculation import coupling as couplings
+
+Law = dict[tuple[int, ...], float]
+PLAIN = SamplingParams()
+POISON = 1
+"""Forgotten ids become this between proposals: nobody may read them."""
+
+
+@dataclass
+class Memory:
+    """The toy of a KV cache. `glance_B` is the last token fed in the last pass, even if it was refused since."""
+
+    ids_BS: Tensor
+    lengths_B: Tensor
+    glance_B: Tensor
+
+    def begin(self, counts_B: Tensor, width: int) -> None:
+        self.counts_B = counts_B
+
+    def feed(self, ids_BT: Tensor) -> None:
+        width, scratch = ids_BT.shape[1], self.ids_BS.shape[1] - 1
+        fed_BT = columns(torch.zeros_like(self.counts_B), width) < self.counts_B[:, None]
+        self.ids_BS.scatter_(1, torch.where(fed_BT, columns(self.lengths_B, width), scratch), ids_BT)
+        last_B = ids_BT.gather(1, (self.counts_B - 1).clamp_min(0)[:, None])[:, 0]
+        self.glance_B = torch.where(self.counts_B > 0, last_B, self.glance_B)
+
+    def advance(self, counts_B: Tensor) -> None:
+        self.lengths_B = self.lengths_B + counts_B
+
+    def rewind(self, lengths_B: Tensor) -> None:
+        self.lengths_B = torch.minimum(self.lengths_B, lengths_B)
+
+    def pick(self, at_N: Tensor) -> Memory:
+        return Memory(self.ids_BS[at_N], self.lengths_B[at_N], self.glance_B[at_N])
+
+
+class Chain:
+    """Logits after the last tokens seen: `table` is (V, ..., V). With `watched`, the first index is its glance."""
+
+    def __init__(self, table: Tensor, watched: Memory | None = None) -> None:
+        self.table, self.watched = table, watched
+
+    def __call__(self, ids_BT: Tensor, memory: Memory, at_BJ: Tensor) -> Tensor:
+        memory.feed(ids_BT)
+        at_BJ = memory.lengths_B[:, None] + at_BJ
+        order = self.table.dim() - 1 - (self.watched is not None)
+        context = [memory.ids_BS.gather(1, (at_BJ - back).clamp_min(0)) for back in reversed(range(order))]
+        glance = [self.watched.glance_B[:, None].expand_as(at_BJ)] if self.watched else []
+        return self.table[tuple(glance + context)]
+
+
+class Grid:
+    """Uniforms at the midpoints of cells: a world's next draw, whichever tier makes it, takes its next digit."""
+
+    def __init__(self, digits_BD: Tensor, cells: int) -> None:
+        self.digits_BD, self.cells = digits_BD, cells
+        self.used_B = torch.zeros(len(digits_BD), dtype=torch.long)
+
+    def uniforms(self, tier: int, n: int, used_B: Tensor) -> Tensor:
+        beyond = self.digits_BD.new_zeros(len(self.digits_BD), 1)  # not enumerated yet, see `branch`
+        at_Bn = columns(self.used_B, n).clamp_max(self.digits_BD.shape[1])
+        self.used_B = self.used_B + used_B
+        return (torch.cat([self.digits_BD, beyond], 1).gather(1, at_Bn) + 0.5) / self.cells
+
+
+@dataclass
+class Worlds:
+    """What distinguishes worlds between two proposals, and their probabilities."""
+
+    ids_BS: Tensor
+    lengths_B: Tensor
+    memories: list[Memory]
+    live_B: Tensor
+    weights_B: Tensor
+
+    def pick(self, at_N: Tensor) -> Worlds:
+        memories = [memory.pick(at_N) for memory in self.memories]
+        return Worlds(self.ids_BS[at_N], self.lengths_B[at_N], memories, self.live_B[at_N], self.weights_B[at_N])
+
+    def merged(self) -> Worlds:
+        """Equal worlds are one, of their total weight."""
+        parts = [(self.ids_BS, self.lengths_B), *((memory.ids_BS, memory.lengths_B) for memory in self.memories)]
+        for ids_BS, lengths_B in parts:
+            ids_BS.masked_fill_(columns(torch.zeros_like(lengths_B), ids_BS.shape[1]) >= lengths_B[:, None], POISON)
+        glances = [memory.glance_B[:, None] for memory in self.memories]
+        key_BX = torch.cat([*(torch.cat([ids, lengths[:, None]], 1) for ids, lengths in parts), *glances], 1)
+        salt_X = torch.randint(-(2**62), 2**62, (key_BX.shape[1],), generator=torch.Generator().manual_seed(7))
+        _, group_B = (key_BX * salt_X).sum(1).unique(return_inverse=True)
+        one_N = torch.zeros(int(group_B.max()) + 1, dtype=torch.long).scatter_(0, group_B, torch.arange(len(group_B)))
+        worlds = self.pick(one_N)
+        worlds.weights_B = torch.zeros(len(one_N), dtype=torch.float64).index_add_(0, group_B, self.weights_B)
+        return worlds
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Tiers from the lowest to the full one: its logits and its gamma. A lookup tier has no logits.
+
+    `selects`: the first index of the lowest tier's table is the top tier's glance.
+    """
+
+    tiers: list[tuple[Tensor | None, int]]
+    cells: int = 2
+    params: SamplingParams = PLAIN
+    prompt: tuple[int, ...] = (0, 1)
+    selects: bool = False
+    noise: Callable[[Tensor, int], Grid] = Grid
+    coupling: type = couplings.Rejection
+    top: list[Proposer] = field(default_factory=list)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tiers[-1][0].shape[-1]
+
+    def build(self, worlds: Worlds) -> Proposer:
+        memories, below = list(worlds.memories), None
+        for level, (table, gamma) in enumerate(self.tiers):
+            if table is None:
+                below = Lookup(len(worlds.ids_BS), gamma)
+                continue
+            watched = worlds.memories[-1] if self.selects and level == 0 else None
+            below = Tier(f"tier {level}", Chain(table, watched), memories.pop(0), gamma, below)
+        return below
+
+    def play(self, worlds: Worlds, noise: object) -> Worlds:
+        """One proposal of the top tier, as `engine.Batch.step` makes it."""
+        warper = Warper([self.params] * len(worlds.ids_BS), [len(self.prompt)] * len(worlds.ids_BS), self.vocab_size)
+        sampling = BatchSampling(warper, self.coupling(noise), self.vocab_size)
+        prefix, top = Prefix(worlds.ids_BS, worlds.lengths_B), self.build(worlds)
+        self.top[:] = [top]
+        after = prefix.append(top.propose(prefix, sampling, worlds.live_B))
+        return Worlds(after.ids_BS, after.lengths_B, worlds.memories, worlds.live_B, worlds.weights_B)
+
+    def start(self, horizon: int, worlds: int = 1) -> Worlds:
+        reach = sum(gamma for _, gamma in self.tiers) + len(self.tiers)
+        ids_BS = torch.full((worlds, len(self.prompt) + horizon + reach + 1), POISON)
+        ids_BS[:, : len(self.prompt)] = torch.tensor(self.prompt)
+        seen_B = torch.full((worlds,), len(self.prompt) - 1)
+        models = sum(table is not None for table, _ in self.tiers)
+        memories = [Memory(ids_BS.clone(), seen_B.clone(), torch.zeros_like(seen_B)) for _ in range(models)]
+        weights_B = torch.full((worlds,), 1 / worlds, dtype=torch.float64)
+        return Worlds(ids_BS, seen_B + 1, memories, torch.ones(worlds, dtype=torch.bool), weights_B)
+
+    def job(self, worlds: Worlds, b: int, horizon: int, stop: frozenset[int]) -> Job:
+        """The real job that takes the tokens of a world: it ends at a stop token, or at the horizon."""
+        job = Job(list(self.prompt), self.params, seed=0, stop_ids=stop)
+        tokens = worlds.ids_BS[b, len(self.prompt) : int(worlds.lengths_B[b])].tolist()
+        job.accept(tokens, [0] * len(tokens), horizon)
+        return job
+
+
+def branch(ladder: Ladder, worlds: Worlds) -> Worlds:
+    """Every way one proposal can go from every world: a string of digits that proves too short gets longer."""
+    of_B, digits_BD = torch.arange(len(worlds.ids_BS)), torch.zeros(len(worlds.ids_BS), 0, dtype=torch.long)
+    ended = []
+    while len(of_B):
+        noise = ladder.noise(digits_BD, ladder.cells)
+        after = ladder.play(worlds.pick(of_B), noise)
+        after.weights_B = after.weights_B / ladder.cells ** digits_BD.shape[1]
+        missing_B = noise.used_B - digits_BD.shape[1]
+        short_B = missing_B > 0
+        ended.append(after.pick((~short_B).nonzero()[:, 0]).merged() if not short_B.all() else after.pick(of_B[:0]))
+        more = int(missing_B[short_B].min()) if short_B.any() else 1
+        tails = torch.tensor(list(product(range(ladder.cells), repeat=more)))
+        of_B = of_B[short_B].repeat_interleave(len(tails))
+        digits_BD = torch.cat([digits_BD[short_B].repeat_interleave(len(tails), 0), tails.repeat(int(short_B.sum()), 1)], 1)
+    return joined(ended).merged()
+
+
+def joined(parts: list[Worlds]) -> Worlds:
+    memories = [
+        Memory(*(torch.cat([getattr(m, name) for m in ms]) for name in ("ids_BS", "lengths_B", "glance_B")))
+        for ms in zip(*(part.memories for part in parts), strict=True)
+    ]
+    ids_BS, lengths_B, live_B, weights_B = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("ids_BS", "lengths_B", "live_B", "weights_B")
+    )
+    return Worlds(ids_BS, lengths_B, memories, live_B, weights_B)
+
+
+def law(ladder: Ladder, horizon: int, stop: frozenset[int] = frozenset()) -> Law:
+    """The exact law of the text that a ladder makes."""
+    worlds = ladder.start(horizon)
+    while worlds.live_B.any():
+        worlds = branch(ladder, worlds)
+        jobs = [ladder.job(worlds, b, horizon, stop) for b in range(len(worlds.ids_BS))]
+        worlds.live_B = torch.tensor([job.finish is None for job in jobs])
+    texts: Law = defaultdict(float)
+    for job, weight in zip(jobs, worlds.weights_B.tolist(), strict=True):
+        texts[tuple(job.tokens)] += weight
+    return texts
+
+
+def chain_law(
+    next_law: Callable[[tuple[int, ...]], list[float]], horizon: int, stop: frozenset[int] = frozenset()
+) -> Law:
+    """The law of texts whose next token follows `next_law` of the new tokens so far."""
+    ended: Law = {}
+    growing: Law = {(): 1.0}
+    while growing:
+        longer = {
+            (*text, v): weight * p for text, weight in growing.items() for v, p in enumerate(next_law(text)) if p > 0
+        }
+        ended |= {text: weight for text, weight in longer.items() if len(text) == horizon or text[-1] in stop}
+        growing = {text: weight for text, weight in longer.items() if text not in ended}
+    return ended
+
+
+def distance(a: Law, b: Law) -> float:
+    """The largest difference of a probability."""
+    return max(abs(a.get(text, 0.0) - b.get(text, 0.0)) for text in a.keys() | b.keys())

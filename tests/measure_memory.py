@@ -1,0 +1,40 @@
+"""Prints the peak resident memory of a generation above that after import, and what weights and KV weigh, in bytes.
+
+Run in a process of its own: python tests/measure_memory.py PROMPT_TOKENS
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoTokenizer  # noqa: F401  transformers imports lazily: this is what loads it
+
+from triforce.llm import LLM
+from triforce.pairs import SHIPPED
+from triforce.request import SamplingParams
+
+
+def resident(kind: str) -> int:
+    """VmRSS or VmHWM of this process in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(kind)) * 1024
+
+
+def main(tokens: int) -> None:
+    AutoConfig.from_pretrained(SHIPPED[0])
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    llm = LLM()
+    models = [llm.models.target, llm.models.draft]
+    prompt = torch.randint(2, llm.target.config.vocab_size, (tokens,)).tolist()
+    llm.generate(prompt, SamplingParams(temperature=0.8, seed=1, max_tokens=16, ignore_eos=True))
+    weights = sum(t.numel() * t.element_size() for model in models if model for t in model.tensors())
+    config = llm.target.config
+    kv = 2 * config.layers * config.kv_heads * config.head_dim * (tokens + 16) * llm.models.target.dtype.itemsize
+    print(resident("VmHWM") - before, weights + kv)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,108 @@
+"""The promise: greedy and `seeded` texts are those of plain decoding, token for token, whatever the mode and the batch.
+
+Until the kernels make it bitwise, a first difference counts as a tie if the scores of the two picks, noise included,
+differ by less than 1e-4. Ties are printed, and at most one text in twenty may have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+
+import pytest
+import torch
+
+from triforce.engine import Batch, Job
+from triforce.ladder import MODES, Speculation, ar
+from triforce.llm import LLM
+from triforce.request import SamplingParams
+from triforce.sampling import Noise
+
+TIE = 1e-4
+LENGTHS = [17, 40, 64, 100, 129, 160, 222, 256, 300, 333, 400, 450, 512, 600, 640, 720, 801, 900, 1000, 1200]
+TEMPERATURES = [0.0, 0.8]
+SEED = 11
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """The shipped pair, with a budget that most of the prompts exceed."""
+    return LLM(budget=256)
+
+
+@pytest.fixture(scope="module")
+def prompts(llm: LLM) -> list[list[int]]:
+    text = (resources.files("triforce") / "data" / "dracula.txt").read_text(encoding="utf-8")
+    ids = llm.encode(text[:400_000])
+    starts = torch.linspace(0, len(ids) - LENGTHS[-1] - 1, len(LENGTHS)).long().tolist()
+    return [ids[start : start + length] for start, length in zip(starts, LENGTHS, strict=True)]
+
+
+def texts(llm: LLM, prompts: list[list[int]], mode: str, params: SamplingParams, rows: int) -> list[list[int]]:
+    """New tokens of each prompt, decoded in batches of `rows`."""
+    batches = [prompts[i : i + rows] for i in range(0, len(prompts), rows)]
+    return [output.outputs[0].token_ids for batch in batches for output in llm.generate(batch, params, mode=mode)]
+
+
+def margin(llm: LLM, text: list[int], params: SamplingParams, tokens: Sequence[int], prompt_length: int) -> float:
+    """How far apart plain decoding's scores of two tokens are after `text`: log-probability plus Gumbel noise."""
+    job = Job(text, params, params.seed or 0)
+    batch = Batch(llm.models, ar, Speculation(), "seeded", [job])
+    seen: list[torch.Tensor] = []
+    batch.top.record = lambda logits_BJV, step: seen.append(logits_BJV[0, 0].double())
+    for _ in batch.prefill():
+        pass
+    batch.step()
+    scores = seen[0][list(tokens)]
+    if params.temperature:
+        place = torch.tensor([[len(text)]])
+        race = Noise([job.seed], [0]).exponentials(place, llm.target.config.vocab_size)[0, 0]
+        scores = scores / params.temperature - race[list(tokens)].log()
+    return float((scores[0] - scores[1]).abs())
+
+
+def ties(llm: LLM, prompts: list[list[int]], plain: list[list[int]], other: list[list[int]], params: SamplingParams) -> int:
+    """How many texts differ, each by a tie; fails on any other difference."""
+    count = 0
+    for prompt, a, b in zip(prompts, plain, other, strict=True):
+        if a == b:
+            continue
+        at = next(i for i, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1])
+        apart = margin(llm, prompt + a[:at], params, (a[at], b[at]), len(prompt))
+        print(f"prompt of {len(prompt)} tokens: token {at} differs, {a[at]} or {b[at]}, scores {apart:.1e} apart")
+        assert apart < TIE
+        count += 1
+    return count
+
+
+def check(llm: LLM, prompts: list[list[int]], mode: str, temperature: float, tokens: int, rows: int) -> None:
+    params = SamplingParams(temperature=temperature, seed=SEED, max_tokens=tokens, ignore_eos=True)
+    plain = texts(llm, prompts, "ar", params, 1)
+    assert all(len(text) == tokens for text in plain)
+    assert ties(llm, prompts, plain, texts(llm, prompts, mode, params, rows), params) <= max(1, len(prompts) // 20)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_few_texts_are_those_of_plain_decoding(llm: LLM, prompts: list[list[int]], mode: str, temperature: float) -> None:
+    check(llm, [prompts[3], prompts[8], prompts[14]], mode, temperature, tokens=32, rows=3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("mode", MODES)
+def test_texts_are_those_of_plain_decoding(
+    llm: LLM, prompts: list[list[int]], mode: str, temperature: float, rows: int
+) -> None:
+    check(llm, prompts, mode, temperature, tokens=512, rows=rows)
+
+
+def test_the_comparison_sees_a_difference(llm: LLM, prompts: list[list[int]]) -> None:
+    """Negative control: another seed, and a changed token, are not ties."""
+    params = SamplingParams(temperature=0.8, seed=SEED, max_tokens=8, ignore_eos=True)
+    plain = texts(llm, prompts[:2], "ar", params, 1)
+    spoilt = [[*text[:3], text[3] ^ 1, *text[4:]] for text in plain]
+    with pytest.raises(AssertionError):
+        ties(llm, prompts[:2], plain, spoilt, params)
