@@ -3,6 +3,9 @@
 PYTHON ?=
 ARGS ?=
 BIN := .venv/bin
+WORKERS ?= 2
+# One thread a worker: two OpenMP pools on the same cores wait for each other most of the time.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 INPUTS := pyproject.toml constraints.txt scripts/install.sh
 
 .PHONY: help install install-dev demo test test-all check bench format clean
@@ -25,16 +28,16 @@ demo: install ## continue a book, plainly and with TriForce: the same text
 	@$(BIN)/triforce demo $(ARGS)
 
 test: install-dev ## the tests, under eight minutes on two cores
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 test-all: install-dev ## with the long versions of the laws, under 80 minutes
-	@$(BIN)/python -m pytest -m "slow or not slow" $(ARGS)
+	@$(PYTEST) -m "slow or not slow" $(ARGS)
 
 check: install-dev ## all that must hold before a change is handed in
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 bench: install ## plain decoding against TriForce, on this machine
 	@$(BIN)/python benchmarks/speed.py $(ARGS)

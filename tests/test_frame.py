@@ -105,7 +105,7 @@ def test_the_wheel_holds_pair_and_sample(tmp_path: Path) -> None:
 # Arguments
 
 
-def test_the_defaults_are_those_of_the_issue() -> None:
+def test_the_documented_defaults() -> None:
     options = vars(parse(["generate"]))
     wanted = {"gamma_1": 2, "gamma_2": 6, "budget": "2048", "chunk": 16, "selection": "observed", "coupling": "seeded"}
     assert {name: options[name] for name in wanted} == wanted

@@ -39,8 +39,8 @@ class Speculation:
         if self.selection not in POLICIES:
             raise RequestError(f"selection {self.selection!r} is not known; choose from {', '.join(POLICIES)}.")
         for name in ("gamma_1", "gamma_2"):
-            if not 1 <= getattr(self, name) <= 64:
-                raise RequestError(f"{name} is {getattr(self, name)}; give 1 to 64 tokens.")
+            if not 1 <= getattr(self, name) <= 32:
+                raise RequestError(f"{name} is {getattr(self, name)}; give 1 to 32 tokens.")
 
     @property
     def reach(self) -> int:

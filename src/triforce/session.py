@@ -15,7 +15,7 @@ from triforce.request import RequestOutput, SamplingParams
 
 
 class Session:
-    """One row of target KV, as long as the model's context. A turn gives the whole conversation; what is new is read."""
+    """One row of target KV, as long as the model's context. Each turn gives the whole text; what is new is read."""
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm

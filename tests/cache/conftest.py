@@ -3,7 +3,18 @@
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny target and a tiny draft."""
+    from tiny_llm import checkpoints
+
+    folder = tmp_path_factory.mktemp("pair")
+    checkpoints(folder)
+    return folder

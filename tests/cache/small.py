@@ -1,7 +1,7 @@
 """A random decoder small enough for thousands of passes, and dense caches to judge the paged ones by.
 
-The dense caches share no code with `triforce.cache` but the rotation's table of cos and sin. They hold one row, keep all
-that they are fed, and compute in float64. Shape suffixes as in docs/design.md; N keys.
+The dense caches share no code with `triforce.cache` but the rotation's table of cos and sin. They hold one row, keep
+all that they are fed, and compute in float64. Shape suffixes as in docs/design.md; N keys.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ class Dense:
         self.config = config
         self.seen: Seen = everything
         self.length = 0
-        self.keys = [torch.empty(0, config.kv_heads, config.head_dim, dtype=torch.float64, device=DEVICE)] * config.layers
+        self.keys = [
+            torch.empty(0, config.kv_heads, config.head_dim, dtype=torch.float64, device=DEVICE)
+        ] * config.layers
         self.values = list(self.keys)
         self.queries: dict[int, Tensor] = {}
         self.mass: dict[int, Tensor] = {}

@@ -65,7 +65,9 @@ class Slow:
         self.length += int(counts_B)
 
 
-def view(rows: int = 1, decoder: Decoder = DECODER, slack: int = SLACK, window: int = WINDOW, sinks: int = SINKS) -> Streaming:
+def view(
+    rows: int = 1, decoder: Decoder = DECODER, slack: int = SLACK, window: int = WINDOW, sinks: int = SINKS
+) -> Streaming:
     return Streaming(decoder.config, rows, sinks, window, slack, decoder.dtype, decoder.device)
 
 
@@ -245,13 +247,24 @@ def test_prefill_skips_only_what_cannot_be_seen(length: int) -> None:
 
 @pytest.mark.parametrize("change", [1, 3, SLACK, SLACK + 1, 20, 60, 66, 69])
 def test_resume_goes_on_with_a_changed_text(change: int) -> None:
-    """A later prompt shares all but the last `change` tokens: within the slack the rest is fed, else the window anew."""
+    """All but the last `change` tokens are shared: within the slack the rest is fed, else the window anew."""
     cache = view()
     prefill(DECODER, cache, 0, text(70, seed=0)[: 70 - change] + text(change, seed=9))
     cache.rewind(longs([70 - change]))
     longer = IDS + text(40, seed=10)
     prefill(DECODER, cache, 0, longer[:90])
     same(feed(DECODER, cache, [longer[90:95]])[0], slow_logits(longer[:95])[90:])
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 10])
+def test_a_window_that_was_overwritten_is_fed_anew(ahead: int) -> None:
+    """Taken back by more than the slack, and wanted only a little further on: what lies before is gone as well."""
+    cache, length = view(), 50
+    prefill(DECODER, cache, 0, [*IDS[:length], *text(20, seed=12)])
+    cache.rewind(longs([length]))
+    prefill(DECODER, cache, 0, IDS[: length + ahead])
+    assert cache.lengths_B.tolist() == [length + ahead]
+    same(feed(DECODER, cache, [IDS[length + ahead : length + ahead + 5]])[0], SLOW[length + ahead : length + ahead + 5])
 
 
 def test_resume_after_a_cut_into_the_sinks() -> None:

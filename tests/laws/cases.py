@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from tests.laws.palette import Weights, cells_of, logits_of, shuffled, table
+from tests.laws.palette import Weights, cells_of, logits_of, mixed, shuffled, table
 from tests.laws.toy import PLAIN, Ladder, Law, chain_law, distance, law
 from triforce.request import SamplingParams
 
@@ -32,18 +32,22 @@ class Case:
     selects: bool = False
     stop: frozenset[int] = frozenset()
     slow: bool = False
+    seed: int = 1
 
     @property
     def laws(self) -> list[Weights]:
         return self.palette or HALVES
 
     def tables(self) -> list[Tensor]:
-        """The warped laws of the tiers that have a model, from the lowest to the top."""
-        seeds = range(1, len(self.gammas) + 2 - self.lookup)
-        return [table(self.laws, self.order + (self.selects and seed == 1), seed) for seed in seeds]
+        """The warped laws of the tiers that have a model, from the lowest to the top; many are the top tier's."""
+        models = len(self.gammas) + 1 - self.lookup
+        orders = [self.order + (self.selects and level == 0) for level in range(models)]
+        own = [table(self.laws, order, seed) for seed, order in enumerate(orders, self.seed)]
+        return [*(mixed(laws, own[-1], seed) for seed, laws in enumerate(own[:-1], self.seed)), own[-1]]
 
-    def ladder(self) -> Ladder:
-        logits = [logits_of(laws, self.params) for laws in self.tables()]
+    def ladder(self, tables: list[Tensor] | None = None) -> Ladder:
+        """The tiers, by default those of `tables()`, or with these logits."""
+        logits = tables or [logits_of(laws, self.params) for laws in self.tables()]
         tiers = list(zip([None] * self.lookup + logits, [*self.gammas, 1], strict=True))
         return Ladder(tiers, cells_of(self.laws, self.laws), self.params, selects=self.selects)
 
@@ -80,7 +84,7 @@ CASES = [
     Case("a deep draft that looks where the top tier looked", (1, 2), 5, selects=True),
     Case("greedy", (2, 2), params=SamplingParams(temperature=0), palette=shuffled((1, 0, 0))),
     Case("low temperature", (1, 2), params=COLD),
-    Case("high temperature", (2,), params=HOT),
+    Case("high temperature", (1,), 5, THIRDS, order=1, params=HOT),
     Case("logit bias", (2,), params=SamplingParams(logit_bias={0: 2.0, 2: -1.0})),
     Case("top-k", (2,), palette=PAIRS, params=SamplingParams(top_k=2)),
     Case("top-p", (1, 2), params=SamplingParams(top_p=0.8)),

@@ -10,16 +10,17 @@ Shape suffixes: K guesses, J = K + 1 uniforms and columns, N cells, P points of 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, product
+from itertools import accumulate, pairwise, product
+from math import prod
 
 import torch
 from torch import Tensor
 
 from tests.laws.toy import Law
-from triforce.sampling import Warper
 from triforce.request import SamplingParams
+from triforce.sampling import Warper
 from triforce.speculation import Draft
 from triforce.speculation import coupling as couplings
 
@@ -37,7 +38,11 @@ def warped(seed: int, params: SamplingParams, vocab_size: int, likeness: float =
         own, common = (_normals((s, *text), vocab_size) for s in (seed, 0))
         logits = 2 * ((1 - likeness) * own + likeness * common)
         ids = torch.tensor([[*PROMPT, *text]])
-        return Warper([params], [len(PROMPT)], vocab_size)(logits[None, None], ids, torch.tensor([ids.shape[1]])).flatten().tolist()
+        return (
+            Warper([params], [len(PROMPT)], vocab_size)(logits[None, None], ids, torch.tensor([ids.shape[1]]))
+            .flatten()
+            .tolist()
+        )
 
     return next_law
 
@@ -54,30 +59,27 @@ class Cell:
     edges: list[Interval]  # of the draw, then of each guess
 
 
-def cells(p: NextLaw, q: NextLaw, count: int) -> list[Cell]:
-    """All cells for drafts of `count` guesses, each drawn from q."""
-    found = []
+def cells(p: NextLaw, q: NextLaw, count: int) -> Iterator[Cell]:
+    """All cells of positive volume, for drafts of `count` guesses, each drawn from q."""
     for guess in product(range(len(q(()))), repeat=count):
-        chance, thresholds = 1.0, []
-        for j, token in enumerate(guess):
-            law_p, law_q = p(guess[:j])[token], q(guess[:j])[token]
-            chance *= law_q
-            thresholds.append(min(1.0, law_p / law_q) if law_q else 1.0)
-        for kept in range(count + 1) if chance else ():
+        law_p, law_q = ([law(guess[:j])[token] for j, token in enumerate(guess)] for law in (p, q))
+        if not prod(law_q):
+            continue
+        thresholds = [min(1.0, a / b) for a, b in zip(law_p, law_q, strict=True)]
+        for kept in range(count + 1):
             judged = [(0.0, a) for a in thresholds[:kept]] + [(a, 1.0) for a in thresholds[kept : kept + 1]]
             judged += [(0.0, 1.0)] * (count - len(judged))
-            owed = p(guess[:kept])
-            if kept < count:
-                owed = [max(a - b, 0.0) for a, b in zip(owed, q(guess[:kept]), strict=True)]
-            if any(low == high for low, high in judged) or not sum(owed):
-                continue
-            borders = [0.0, *(total / sum(owed) for total in accumulate(owed))]
-            for draw in zip(borders, borders[1:], strict=False):
-                if draw[1] > draw[0]:
-                    edges = [draw, *judged]
-                    volume = torch.tensor([high - low for low, high in edges], dtype=torch.float64).prod().item()
-                    found.append(Cell(guess, chance * volume, edges))
-    return found
+            for drawn in draws(p(guess[:kept]), q(guess[:kept]) if kept < count else None):
+                edges = [drawn, *judged]
+                if volume := prod(high - low for low, high in edges):
+                    yield Cell(guess, prod(law_q) * volume, edges)
+
+
+def draws(p: list[float], refused: list[float] | None) -> list[Interval]:
+    """The part of [0, 1) of each token drawn from p, or from max(p - q, 0) after a refusal."""
+    owed = [max(a - b, 0.0) for a, b in zip(p, refused, strict=True)] if refused else p
+    borders = [0.0, *(total / sum(owed) for total in accumulate(owed))] if sum(owed) else []
+    return list(pairwise(borders))
 
 
 def outcomes(p: NextLaw, q: NextLaw, counts: Sequence[int]) -> list[tuple[int, Cell, Text]]:
@@ -86,10 +88,10 @@ def outcomes(p: NextLaw, q: NextLaw, counts: Sequence[int]) -> list[tuple[int, C
     draft, laws_p = batch(p, q, listed, max(counts))
     uniforms_NPJ = looks([cell.edges for _, cell in listed], max(counts) + 1)
     N, P, J = uniforms_NPJ.shape
-    many = [x.repeat_interleave(P, 0) for x in (draft.tokens_BK, draft.laws_BKV, draft.origins_BK, draft.counts_B, laws_p)]
-    kept, token = (
-        x.view(N, P) for x in couplings.rejection(Draft(*many[:4]), many[4], uniforms_NPJ.reshape(N * P, J))
-    )
+    many = [
+        x.repeat_interleave(P, 0) for x in (draft.tokens_BK, draft.laws_BKV, draft.origins_BK, draft.counts_B, laws_p)
+    ]
+    kept, token = (x.view(N, P) for x in couplings.rejection(Draft(*many[:4]), many[4], uniforms_NPJ.reshape(N * P, J)))
     assert (kept == kept[:, :1]).all(), "the number of guesses kept changes inside a cell"
     assert (token == token[:, :1]).all(), "the token drawn changes inside a cell"
     emitted = zip(listed, kept[:, 0].tolist(), token[:, 0].tolist(), strict=True)

@@ -21,13 +21,18 @@ def shuffled(*weights: Weights) -> list[Weights]:
     return sorted({order for one in weights for order in permutations(one)})
 
 
-def table(laws: Sequence[Weights], order: int, seed: int, keep: int = 0) -> Tensor:
-    """Random laws of the next token after `order` tokens, (V, ..., V); the first `keep` contexts get the first law."""
+def table(laws: Sequence[Weights], order: int, seed: int) -> Tensor:
+    """Random laws of the next token after `order` tokens, (V, ..., V)."""
     size = len(laws[0])
     picks = torch.randint(len(laws), (size**order,), generator=torch.Generator().manual_seed(seed))
-    picks[:keep] = 0
     weights = torch.tensor(laws, dtype=torch.float64)[picks]
     return (weights / weights.sum(-1, keepdim=True)).view(*[size] * order, size)
+
+
+def mixed(own: Tensor, other: Tensor, seed: int) -> Tensor:
+    """The laws of one table in about half of its contexts, those of the other elsewhere."""
+    coins = torch.rand(*own.shape[:-1], 1, generator=torch.Generator().manual_seed(seed))
+    return torch.where(coins < 0.5, own, other)
 
 
 def logits_of(laws: Tensor, params: SamplingParams) -> Tensor:

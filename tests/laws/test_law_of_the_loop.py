@@ -1,9 +1,12 @@
 """The law of what a ladder makes is that of its top tier, to 1e-10: counted over every outcome of every draw."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.laws.cases import BY_NAME, CASES, EXACT, Case
+from tests.laws.replay import replay_error
 from tests.laws.toy import Grid, law
 
 torch.set_num_threads(1)
@@ -13,6 +16,19 @@ PARAMS = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * case.slow)
 @pytest.mark.parametrize("case", PARAMS)
 def test_the_law_is_that_of_the_top_tier(case: Case) -> None:
     assert case.error() < EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", PARAMS)
+def test_with_other_laws(case: Case) -> None:
+    for seed in range(2, 6):
+        assert replace(case, seed=seed).error() < EXACT
+
+
+@pytest.mark.parametrize("seed", [1, 2, 7])
+def test_noise_that_outlives_a_proposal(seed: int) -> None:
+    """No draw of one proposal is used again by a later one whose draft depends on what it decided."""
+    assert replay_error(replace(BY_NAME["a draft that looks where the top tier looked"], seed=seed)) < EXACT
 
 
 def test_cells_integrate_every_decision() -> None:

@@ -20,7 +20,7 @@ from triforce.speculation import Seeded
 from triforce.speculation import coupling as couplings
 
 torch.set_num_threads(1)
-NOISES, HORIZON = 3, 6
+V, NOISES, HORIZON = 3, 3, 6
 ASSIGNED = torch.tensor([*product(range(NOISES), repeat=HORIZON)])
 SETTINGS = {
     "neutral": SamplingParams(),
@@ -28,7 +28,9 @@ SETTINGS = {
     "cuts": SamplingParams(1.3, top_k=2, top_p=0.9, min_p=0.05, logit_bias={1: 0.7}),
     "greedy": SamplingParams(temperature=0, presence_penalty=0.5),
 }
-LADDERS = {case.gammas + ("lookup",) * case.lookup + ("selects",) * case.selects: case for case in CASES if not case.slow}
+LADDERS = {
+    case.gammas + ("lookup",) * case.lookup + ("selects",) * case.selects: case for case in CASES if not case.slow
+}
 
 
 class Assigned:
@@ -47,15 +49,12 @@ class Assigned:
 
 def random_ladder(case: Case, params: SamplingParams) -> Ladder:
     """The tiers of a case with arbitrary laws that resemble each other."""
-    ladder = replace(case.ladder(), params=params, coupling=Seeded)
     generator = torch.Generator().manual_seed(3)
-    common = torch.randn(3, 3, 3, generator=generator, dtype=torch.float64)
-    size = (3,) * (3 + case.selects)
-    tiers = [
-        (table if table is None else common + torch.randn(size[-table.dim() :], generator=generator, dtype=torch.float64), gamma)
-        for table, gamma in (*((None, g) for _, g in ladder.tiers[: case.lookup]), *((torch.empty(size if i == 0 else size[:3]), g) for i, (_, g) in enumerate(ladder.tiers[case.lookup :])))
-    ]
-    return replace(ladder, tiers=tiers)
+    common = torch.randn(V, V, V, generator=generator, dtype=torch.float64)
+    models = len(case.gammas) + 1 - case.lookup
+    sizes = [(V,) * (3 + (case.selects and level == 0)) for level in range(models)]
+    tables = [common + torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    return replace(case.ladder(tables), params=params, coupling=Seeded)
 
 
 def speculated(ladder: Ladder) -> Tensor:
@@ -94,7 +93,9 @@ def test_the_text_is_that_of_plain_decoding(case: Case, params: SamplingParams) 
     assert torch.equal(speculated(ladder), plain(ladder))
 
 
-@pytest.mark.parametrize("law", [(0.3, 0.7), (0.05, 0.95), (0.2, 0.5, 0.3), (0.6, 0.0, 0.4), (0.25, 0.25, 0.5), (1.0, 0.0)])
+@pytest.mark.parametrize(
+    "law", [(0.3, 0.7), (0.05, 0.95), (0.2, 0.5, 0.3), (0.6, 0.0, 0.4), (0.25, 0.25, 0.5), (1.0, 0.0)]
+)
 def test_the_race_draws_from_its_law(law: tuple[float, ...]) -> None:
     """Token i wins at time t exactly if each other token j comes after t p_j / p_i, which has probability
     exp(-t p_j / p_i): looked up at the corners of that orthant, integrated over t by Gauss-Laguerre quadrature."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,10 +17,12 @@ from triforce.request import SamplingParams
 from triforce.rope import Rope
 from triforce.sampling import Warper
 
-V, C, HEADS, GROUPS, D, LAYERS = 6, 32, 4, 2, 8, 3
-PROMPT = torch.randint(V, (150,), generator=torch.Generator().manual_seed(2)).tolist()
+V, C, HEADS, GROUPS, D, LAYERS = 6, 32, 4, 2, 8, 2
+PROMPTS = [
+    torch.randint(V, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (150, 163, 121)
+]
 SETTING = Speculation(gamma_1=2, gamma_2=4, retrieval=Setting(Budget(48)), sinks=4, window=24)
-"""The middle tier sees 48 of at least 150 tokens, the draft 28."""
+"""The middle tier sees 48 of at least 121 tokens, the draft 28."""
 
 
 def decoder(layers: int, noise: float) -> Decoder:
@@ -36,9 +37,10 @@ def decoder(layers: int, noise: float) -> Decoder:
         return 1 + weight(C, scale=0.1)
 
     def layer() -> Layer:
-        q, k, v = (weight(heads * D, C, scale=s) for heads, s in ((HEADS, 0.5), (GROUPS, 0.5), (GROUPS, 0.4)))
+        q, k, v = (weight(heads * D, C, scale=s) for heads, s in ((HEADS, 0.4), (GROUPS, 0.4), (GROUPS, 0.3)))
         o, gate, up, down = (
-            weight(*size, scale=s) for size, s in (((C, HEADS * D), 0.3), ((48, C), 0.2), ((48, C), 0.2), ((C, 48), 0.2))
+            weight(*size, scale=s)
+            for size, s in (((C, HEADS * D), 0.25), ((48, C), 0.15), ((48, C), 0.15), ((C, 48), 0.15))
         )
         return Layer(norm(), q, k, v, o, norm(), gate, up, down)
 
@@ -48,32 +50,35 @@ def decoder(layers: int, noise: float) -> Decoder:
     return Decoder(config, embedding, tuple(layer() for _ in range(layers)), final, head)
 
 
-MODELS = Models(decoder(LAYERS, 0.0), decoder(1, 0.3))
+MODELS = Models(decoder(LAYERS, 0.0), decoder(1, 0.1))
 
 
 def started(
     mode: str, coupling: str, params: SamplingParams, rows: int, first: int = 0, setting: Speculation = SETTING
 ) -> Batch:
-    """A batch that has read the prompt, in every row."""
-    jobs = [Job(PROMPT, params, seed=1234, choice=first + row) for row in range(rows)]
+    """A ragged batch that has read its prompts: row b is choice `first + b`, of prompt b modulo their number."""
+    jobs = [Job(PROMPTS[row % len(PROMPTS)], params, seed=1234, choice=first + row) for row in range(rows)]
     batch = Batch(MODELS, MODES[mode], setting, coupling, jobs)
     deque(batch.prefill(), maxlen=0)
     return batch
 
 
-def texts(mode: str, coupling: str, params: SamplingParams, rows: int, **more: int) -> Tensor:
-    """New tokens (rows, max_tokens) of as many choices of one request."""
-    batch = started(mode, coupling, params, rows, **more)
+def finished(batch: Batch) -> Tensor:
+    """The new tokens of each row, (B, max_tokens)."""
     while not batch.done:
         batch.step()
     return torch.tensor([job.tokens for job in batch.jobs])
 
 
 @torch.no_grad()
-def laws(texts_BT: Tensor, params: SamplingParams) -> Tensor:
-    """The law of each of these tokens given those before it, (B, T, V): a plain dense pass, and the real warper."""
-    ids_BS = torch.cat([torch.tensor(PROMPT).repeat(len(texts_BT), 1), texts_BT], 1)
-    at_BJ = (len(PROMPT) - 1 + torch.arange(texts_BT.shape[1])).repeat(len(texts_BT), 1)
-    logits_BJV = torch.cat([score(MODELS.target, ids, at_BJ=at) for ids, at in zip(ids_BS.split(64), at_BJ.split(64), strict=True)])
-    lengths = [len(PROMPT)] * len(ids_BS)
-    return Warper([params] * len(ids_BS), lengths, V)(logits_BJV, ids_BS, torch.tensor(lengths))
+def laws(texts_BT: Tensor, params: SamplingParams, model: Decoder = MODELS.target) -> Tensor:
+    """The law of each of these tokens given those before it, (B, T, V): plain dense passes, and the real warper."""
+    laws_BTV = torch.empty(*texts_BT.shape, V, dtype=torch.float64)
+    for first, prompt in enumerate(PROMPTS):
+        for rows in torch.arange(first, len(texts_BT), len(PROMPTS)).split(64):
+            ids_RS = torch.cat([torch.tensor(prompt).repeat(len(rows), 1), texts_BT[rows]], 1)
+            at_RT = (len(prompt) - 1 + torch.arange(texts_BT.shape[1])).repeat(len(rows), 1)
+            lengths = [len(prompt)] * len(rows)
+            warper = Warper([params] * len(rows), lengths, V)
+            laws_BTV[rows] = warper(score(model, ids_RS, at_BJ=at_RT), ids_RS, torch.tensor(lengths))
+    return laws_BTV

@@ -188,7 +188,9 @@ def branch(ladder: Ladder, worlds: Worlds) -> Worlds:
         more = int(missing_B[short_B].min()) if short_B.any() else 1
         tails = torch.tensor(list(product(range(ladder.cells), repeat=more)))
         of_B = of_B[short_B].repeat_interleave(len(tails))
-        digits_BD = torch.cat([digits_BD[short_B].repeat_interleave(len(tails), 0), tails.repeat(int(short_B.sum()), 1)], 1)
+        digits_BD = torch.cat(
+            [digits_BD[short_B].repeat_interleave(len(tails), 0), tails.repeat(int(short_B.sum()), 1)], 1
+        )
     return joined(ended).merged()
 
 

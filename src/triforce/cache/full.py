@@ -12,8 +12,11 @@ from triforce.cache.paged import Pass, Sight
 from triforce.cache.pool import Pool
 from triforce.kernels import attend, attend_causal
 
-OBSERVED = 32
-"""Passes of at most so many tokens a row report their attention mass; longer ones are prefill."""
+OBSERVED = 80
+"""Passes of at most so many tokens a row report their attention mass. No verification is wider; the rest is prefill."""
+
+PREFILL = {"cpu": 512, "cuda": 8192}
+"""Tokens of a prompt fed in one pass: on a CPU few, as their activations then stay in cache and memory."""
 
 TAIL = 16
 """A prompt's last tokens are fed apart, so that the first selection has queries to go by."""
@@ -22,11 +25,10 @@ TAIL = 16
 class Full:
     """All tokens of rows `rows` of a pool. Its length is the pool's committed length."""
 
-    def __init__(self, pool: Pool, sights: list[Sight] | None = None, rows: range | None = None, chunk: int = 512):
+    def __init__(self, pool: Pool, sights: list[Sight] | None = None, rows: range | None = None) -> None:
         self.pool = pool
         self.rows = rows if rows is not None else range(len(pool.tables))
         self.sights = sights if sights is not None else [Sight() for _ in pool.tables]
-        self.chunk = chunk
         self._pass: Pass | None = None
 
     @property
@@ -66,10 +68,10 @@ class Full:
     def resume(self, length: int) -> tuple[int, int]:
         seen = int(self.lengths_B)
         tail = max(seen, length - TAIL)
-        return seen, min(seen + self.chunk, tail) if seen < tail else length
+        return seen, min(seen + PREFILL[self.pool.device.type], tail) if seen < tail else length
 
     def row(self, b: int) -> Full:
-        return Full(self.pool, self.sights, range(self.rows[b], self.rows[b] + 1), self.chunk)
+        return Full(self.pool, self.sights, range(self.rows[b], self.rows[b] + 1))
 
     def fork(self, source: int, row: int) -> None:
         """Let a fresh row, whose pages are reserved, see what another row has seen."""

@@ -95,6 +95,7 @@ class Retrieval:
 
     def begin(self, counts_B: Tensor, width: int) -> None:
         self._pass = Pass.over(self.full.pool, self.full.rows, self.lengths_B, counts_B, width)
+        self._committed_B = self.full.lengths_B.clone()
         for b, (committed, count) in enumerate(zip(self.full.lengths_B.tolist(), self._pass.counts, strict=True)):
             choice = self.choices[b]
             if choice and committed < choice.recent:  # the text was cut: some of what was chosen is gone
@@ -116,9 +117,8 @@ class Retrieval:
         self.ahead_B = self.lengths_B + counts_B
 
     def rewind(self, lengths_B: Tensor) -> None:
-        committed_B = self.full.lengths_B
-        self._refused_B |= (committed_B > self._committed_B) & (lengths_B <= self.ahead_B)
-        self._committed_B = committed_B.clone()
+        verified_B = self.full.lengths_B > self._committed_B  # else the refusal was this tier's own
+        self._refused_B |= verified_B & (lengths_B <= self.ahead_B)
         self.ahead_B = torch.minimum(self.ahead_B, lengths_B)
 
     def resume(self, length: int) -> tuple[int, int]:
@@ -148,6 +148,8 @@ class Retrieval:
         if committed <= budget:
             return None
         recent = (committed - self.policy.recent(budget)) // chunk
+        if recent == 0:  # no chunk is full yet
+            return None
         sinks = min(ceil(PAGE / chunk), recent)
         picks = max(0, min(budget // chunk - sinks - (ceil(committed / chunk) - recent), recent - sinks))
         slots_S = self.full.pool.slots(row, 0, recent * chunk).view(recent, chunk)

@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -52,10 +53,12 @@ def save(path: Path, fingerprint: str, full: Full, b: int, prompt: list[int]) ->
             _write(file, fingerprint, entries)
         os.replace(unfinished, path)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise CacheError(
             f"cannot write the KV cache to {path} ({error}); free some space or name another file"
         ) from error
+    finally:
+        with suppress(OSError):  # whatever went wrong, Ctrl-C included; after success there is none
+            unfinished.unlink()
 
 
 class SavedCache:
@@ -72,7 +75,7 @@ class SavedCache:
                     f"{path} was saved with another model, dtype or context setting; load it with the same ones, "
                     "or make a new one with --save-cache"
                 )
-            if _checksum(path) != bytes(self._file.get_tensor("checksum").tolist()):
+            if not _is_whole(path):
                 raise CacheError(f"{path} is damaged: its checksum does not hold; make it anew with --save-cache")
             self.ids: list[int] = self._file.get_tensor("ids").tolist()
         except OSError as error:
@@ -142,10 +145,11 @@ def _header(fingerprint: str, described: list[tuple[str, torch.dtype, list[int]]
     return len(text).to_bytes(8, "little") + text
 
 
-def _checksum(path: Path) -> bytes:
+def _is_whole(path: Path) -> bool:
+    """Whether the file ends in the checksum of what comes before. Where it lies is not for the header to say."""
     digest, left = hashlib.blake2b(digest_size=_DIGEST), path.stat().st_size - _DIGEST
     with path.open("rb") as file:
         while left > 0 and (block := file.read(min(_BLOCK, left))):
             digest.update(block)
             left -= len(block)
-    return digest.digest()
+        return file.read() == digest.digest()

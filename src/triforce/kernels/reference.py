@@ -18,7 +18,7 @@ def attend(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> tuple[Tensor, Tensor]
     Returns the mixed values (T, H, D) and the attention mass of each key, summed over the queries that share a KV head:
     float32 (G, S), of total T * H / G per head.
     """
-    (T, H, D), (G, S, _) = q_THD.shape, k_GSD.shape
+    (T, _, D), (G, S, _) = q_THD.shape, k_GSD.shape
     q_GRD = fold(q_THD, G) * D**-0.5
     at_once = max(1, SCORES // (q_GRD.shape[1] * S))
     blocks = [

@@ -1,0 +1,194 @@
+"""The code broken on purpose: edits of the source of one function, put in its place for the length of a test."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from dataclasses import dataclass
+from types import ModuleType
+
+import pytest
+
+from triforce.cache import Pool, Retrieval
+from triforce.kernels import reference
+from triforce.speculation import Rejection, Tier, coupling
+
+
+class Edit:
+    """In the source of `owner.name`, each `old` occurs exactly once and becomes its `new`."""
+
+    def __init__(self, owner: type | ModuleType, name: str, *changes: tuple[str, str]) -> None:
+        self.owner, self.name, self.changes = owner, name, changes
+
+    def function(self) -> object:
+        found = inspect.getattr_static(self.owner, self.name)
+        source = textwrap.dedent(inspect.getsource(found.fget if isinstance(found, property) else found))
+        for old, new in self.changes:
+            assert source.count(old) == 1, f"{old!r} is not once in {self.name}"
+            source = source.replace(old, new)
+        module, names = inspect.getmodule(self.owner), {}
+        exec(compile(source, f"<broken {self.name}>", "exec"), vars(module), names)
+        return names[self.name]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault. `caught_by`: checks that must fail on it; the others may."""
+
+    name: str
+    edits: list[Edit]
+    caught_by: tuple[str, ...]
+
+    def apply(self, patch: pytest.MonkeyPatch) -> None:
+        for edit in self.edits:
+            patch.setattr(edit.owner, edit.name, edit.function())
+
+
+OWED = "owed_BV = (p_BV - q_BV).clamp_min(0)"
+JUDGED = "uniforms_BJ[:, 1:] * q_BK < p_BK"
+DECISIONS = [
+    Mutant(
+        "no residual anywhere",
+        [Edit(coupling, "rejection", (OWED, "owed_BV = p_BV"))],
+        ("one verification", "two tiers", "three tiers", "lookup", "the engine"),
+    ),
+    Mutant(
+        "no residual in the middle tier only",  # the fault of the published code
+        [
+            Edit(Rejection, "verify", ("probs_BJV, uniforms_BJ)", "probs_BJV, uniforms_BJ, tier == 1)")),
+            Edit(
+                coupling,
+                "rejection",
+                ("uniforms_BJ: Tensor)", "uniforms_BJ: Tensor, middle: bool = False)"),
+                (OWED, "owed_BV = p_BV if middle else (p_BV - q_BV).clamp_min(0)"),
+            ),
+        ],
+        ("three tiers", "the engine"),
+    ),
+    Mutant(
+        "raw q reported",
+        [
+            Edit(
+                Tier,
+                "propose",
+                (
+                    "if self.record:",
+                    "if not self.below:\n"
+                    "            raw_BJV = logits_BJV.double().softmax(-1)\n"
+                    "            step = Draft(step.tokens_BK, raw_BJV, step.origins_BK, step.counts_B)\n"
+                    "        if self.record:",
+                ),
+            )
+        ],
+        ("temperature",),
+    ),
+    Mutant(
+        "bonus treated as refusal",
+        [
+            Edit(
+                coupling,
+                "rejection",
+                (
+                    "F.pad(draft.laws_BKV, (0, 0, 0, 1))",
+                    "torch.cat([draft.laws_BKV, draft.laws_BKV[:, -1:] if K else 0 * probs_BJV], 1)",
+                ),
+                (" * refused_B[:, None]", ""),
+            )
+        ],
+        ("one verification", "two tiers", "three tiers"),
+    ),
+    Mutant(
+        "padding accepted",
+        [Edit(coupling, "_leading", ("(fits_BK & real_BK)", "fits_BK"))],
+        ("one verification", "three tiers", "lookup", "seeded"),
+    ),
+    Mutant(
+        "one uniform to accept and to draw",
+        [Edit(coupling, "rejection", ("uniforms_BJ[:, 1:]", "uniforms_BJ[:, :-1]"))],
+        ("one verification", "three tiers", "lookup"),
+    ),
+    Mutant(
+        "accepted a little too easily",
+        [Edit(coupling, "rejection", (JUDGED, f"0.99 * {JUDGED}"))],
+        ("one verification",),
+    ),
+    Mutant("rewind forgotten", [Edit(Tier, "settle", ("self.rewind(kept)", "pass"))], ("gamma 1",)),
+    Mutant(
+        "rewind not passed down",
+        [Edit(Tier, "rewind", ("    if self.below:\n        self.below.rewind(prefix)\n", ""))],
+        ("acceptance",),
+    ),
+    Mutant(
+        "last token kept in the cache",
+        [Edit(Tier, "rewind", ("prefix.lengths_B - 1", "prefix.lengths_B"))],
+        ("gamma 1",),
+    ),
+    Mutant(
+        "noise reused after a rollback",
+        [
+            Edit(
+                Rejection,
+                "verify",
+                (
+                    "    uniforms_BJ =",
+                    "    self.noise.draws[tier] = (lengths_B - 2) * probs_BJV.shape[1]\n    uniforms_BJ =",
+                ),
+            )
+        ],
+        ("noise",),
+    ),
+    Mutant(
+        "seeded guesses kept unseen",
+        [Edit(coupling, "seeded", ("draft.tokens_BK == picks_BJ[:, :-1]", "draft.tokens_BK >= picks_BJ[:, :-1]"))],
+        ("seeded", "same text: triforce"),
+    ),
+]
+WRITE_ONCE = """\
+if not hasattr(self, "written"):
+        self.written_LS = torch.zeros(self.keys_LGSD.shape[0], self.keys_LGSD.shape[2], dtype=torch.bool)
+        self.written = True
+    old_N11 = self.written_LS[layer, slots_N, None, None]
+    k_NGD = torch.where(old_N11, self.keys_LGSD[layer][:, slots_N].transpose(0, 1), k_NGD)
+    v_NGD = torch.where(old_N11, self.values_LGSD[layer][:, slots_N].transpose(0, 1), v_NGD)
+    self.written_LS[layer, slots_N] = True
+    """
+MEMORIES = [
+    Mutant(
+        "stale KV after a rollback",  # the slot of a refused guess keeps what the guess wrote
+        [Edit(Pool, "write", (FIRST := "self.keys_LGSD[layer].index_copy_", WRITE_ONCE + FIRST))],
+        ("same text: draft", "same KV: draft"),
+    ),
+    Mutant(
+        "a lower tier rewrites a committed slot",
+        [
+            Edit(
+                Retrieval,
+                "lengths_B",
+                (
+                    "torch.maximum(self.ahead_B, self.full.lengths_B)",
+                    "torch.where(self.ahead_B > 0, self.ahead_B, self.full.lengths_B)",
+                ),
+            )
+        ],
+        ("same KV: retrieval", "same KV: triforce", "same text: triforce"),
+    ),
+    Mutant(
+        "wrong KV group",  # query head h reads group h modulo G
+        [
+            Edit(
+                reference,
+                "fold",
+                ("q_THD.transpose(0, 1)", "q_THD.transpose(0, 1).view(H // G, G, T, D).transpose(0, 1)"),
+            ),
+            Edit(
+                reference,
+                "unfold",
+                (
+                    "mixed_GRD.reshape(-1, T, mixed_GRD.shape[-1])",
+                    "mixed_GRD.unflatten(1, (-1, T)).transpose(0, 1).reshape(-1, T, mixed_GRD.shape[-1])",
+                ),
+            ),
+        ],
+        ("same text: ar", "same KV: ar"),
+    ),
+]

@@ -1,0 +1,94 @@
+"""Negative controls: each fault fails the checks that the laws are proven with, and the code as written passes them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.laws import test_law_seeded as seeded
+from tests.laws.cases import BY_NAME, EXACT
+from tests.laws.kv import kv_error, mispicked
+from tests.laws.mutants import DECISIONS, MEMORIES, Mutant
+from tests.laws.replay import replay_error
+from tests.laws.test_law_acceptance import LIMIT, watched_ladder
+from tests.laws.test_law_of_one_verification import deviation, laws
+from tests.laws.test_law_of_the_engine import PLAIN, Trial
+from triforce.request import SamplingParams
+from triforce.speculation import Rejection
+
+torch.set_num_threads(1)
+SEEDS = range(1, 7)
+
+
+def verifications() -> None:
+    assert deviation(*laws(SamplingParams(0.8), 3), (0, 1, 2)) < EXACT
+
+
+def loop(name: str) -> Callable[[], None]:
+    def check() -> None:
+        assert all(replace(BY_NAME[name], seed=seed).error() < EXACT for seed in SEEDS)
+
+    return check
+
+
+def replayed() -> None:
+    looking = BY_NAME["a draft that looks where the top tier looked"]
+    assert all(replay_error(replace(looking, seed=seed)) < EXACT for seed in SEEDS)
+
+
+def accepted() -> None:
+    watched = watched_ladder(Rejection, [1, 1, 1])
+    assert all(abs(watched.excess(tier)) < LIMIT for tier in (1, 2))
+
+
+def races() -> None:
+    for name in ("three tiers, gamma 1 and 2", "lookup"):
+        ladder = seeded.random_ladder(BY_NAME[name], PLAIN)
+        assert torch.equal(seeded.speculated(ladder), seeded.plain(ladder))
+
+
+def same_text(mode: str) -> Callable[[], None]:
+    def check() -> None:
+        assert mispicked(mode) == 0
+
+    return check
+
+
+def same_kv(mode: str) -> Callable[[], None]:
+    def check() -> None:
+        assert kv_error(mode) < 1e-4
+
+    return check
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    "one verification": verifications,
+    "gamma 1": loop("two tiers, gamma 1"),
+    "two tiers": loop("two tiers, gamma 3"),
+    "three tiers": loop("three tiers, gamma 1 and 2"),
+    "lookup": loop("lookup"),
+    "temperature": loop("high temperature"),
+    "top-p": loop("top-p"),
+    "acceptance": accepted,
+    "noise": replayed,
+    "seeded": races,
+    "the engine": Trial("triforce", replace(PLAIN, temperature=0.9), 120, 0.08, 60).check,
+    **{f"same text: {mode}": same_text(mode) for mode in ("ar", "draft", "retrieval", "triforce")},
+    **{f"same KV: {mode}": same_kv(mode) for mode in ("ar", "draft", "retrieval", "triforce")},
+}
+"""What `Mutant.caught_by` names."""
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_code_as_written_passes(name: str) -> None:
+    CHECKS[name]()
+
+
+@pytest.mark.parametrize("mutant", DECISIONS + MEMORIES, ids=lambda mutant: mutant.name)
+def test_a_fault_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch)
+    assert mutant.caught_by
+    for name in mutant.caught_by:
+        with pytest.raises(AssertionError):
+            CHECKS[name]()

@@ -1,0 +1,140 @@
+"""The whole engine under `rejection`: its texts follow the target's law, and each test says what it could have seen.
+
+Ragged rows on one shared pool, a selection that drops most pages. The law of every token given its own text is known
+from a dense pass with other attention code, so that windows far into the text are tested against an exact law.
+"""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.laws.gtest import ALPHA, detectable, ranks, surprise, window_surprise
+from tests.laws.tiny import MODELS, PROMPTS, SETTING, V, finished, laws, started
+from tests.laws.toy import chain_law
+from triforce.cache import Budget, Setting
+from triforce.ladder import Speculation
+from triforce.request import SamplingParams
+
+torch.set_num_threads(1)
+LATE = 12  # windows begin here: the ladder has gone through several proposals, ragged rows are at different ones
+ROWS = 300
+PLAIN = SamplingParams()
+WARPED = SamplingParams(0.7, top_p=0.97, presence_penalty=0.2, frequency_penalty=0.01, logit_bias={3: 0.3})
+
+LATER = Setting(Budget(48), refresh=None, full_layers=1)  # selects anew after a refusal
+FINER = Setting(Budget(48), chunk=8, refresh=2)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One engine test: pairs of tokens in 4 x 4 bins, of all windows from token LATE on."""
+
+    mode: str
+    params: SamplingParams
+    texts: int
+    bound: float  # on the detectable total variation
+    tokens: int = 60
+    setting: Speculation = SETTING
+
+    def sample(self) -> Tensor:
+        params = replace(self.params, max_tokens=self.tokens)
+        batches = range(0, self.texts, ROWS)
+        rows = [min(ROWS, self.texts - first) for first in batches]
+        parts = [
+            finished(started(self.mode, "rejection", params, n, first, self.setting))
+            for first, n in zip(batches, rows, strict=True)
+        ]
+        return torch.cat(parts)
+
+    def check(self) -> None:
+        texts_BT = self.sample()
+        laws_BTV = laws(texts_BT, self.params)
+        likings_BTV = laws_BTV / (laws(texts_BT, self.params, MODELS.draft) + 1e-9)  # where a fault would show most
+        ranks_BT = ranks(texts_BT, laws_BTV, likings_BTV)
+        for first, window, bins in ((0, 1, 8), (LATE, 2, 4)):
+            p_value, least = window_surprise(ranks_BT, first, window, bins)
+            print(f"{self.mode}: p = {p_value:.3f}; detectable total variation of {bins}^{window} cells {least:.4f}")
+            assert least < self.bound
+            assert p_value > ALPHA
+
+
+SHORT = [
+    Trial("triforce", PLAIN, 300, 0.06),
+    Trial("triforce", WARPED, 300, 0.06),
+    Trial("retrieval", PLAIN, 120, 0.11, 40),
+    Trial("lookup", WARPED, 120, 0.11, 40),
+    Trial("streaming", PLAIN, 120, 0.11, 40),
+    Trial("draft", WARPED, 120, 0.11, 40),
+]
+LONG = [
+    Trial("triforce", PLAIN, 3000, 0.018),
+    Trial("triforce", WARPED, 3000, 0.018),
+    Trial("retrieval", WARPED, 1500, 0.025),
+    Trial("lookup", PLAIN, 1500, 0.025),
+    Trial("streaming", WARPED, 1500, 0.025),
+    Trial("draft", PLAIN, 1500, 0.025),
+    Trial("triforce", PLAIN, 900, 0.035, setting=replace(SETTING, selection="quest", retrieval=LATER)),
+    Trial("retrieval", PLAIN, 900, 0.035, setting=replace(SETTING, selection="mean_key", retrieval=FINER)),
+]
+
+
+def name(trial: Trial) -> str:
+    settings = "plain" if trial.params is PLAIN else "warped"
+    return f"{trial.mode}-{settings}-{trial.setting.selection}-{trial.texts}"
+
+
+@pytest.mark.parametrize("trial", SHORT, ids=name)
+def test_late_windows(trial: Trial) -> None:
+    trial.check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("trial", LONG, ids=name)
+def test_late_windows_long(trial: Trial) -> None:
+    trial.check()
+
+
+def first_window(texts: int, window: int, bound: float) -> None:
+    """The first tokens against the law of every text there is, counted along the target's own tree."""
+    trial = Trial("triforce", PLAIN, texts, bound, tokens=window)
+    cells_B = (trial.sample() * V ** torch.arange(window).flip(0)).sum(1) + torch.arange(texts) % len(
+        PROMPTS
+    ) * V**window
+    trees = []
+    for i in range(len(PROMPTS)):
+
+        def next_law(text: tuple[int, ...], i: int = i) -> list[float]:
+            row = torch.tensor([[*text, 0]]).repeat(len(PROMPTS), 1)
+            return laws(row, PLAIN)[i, -1].tolist()
+
+        trees += [p for _, p in sorted(chain_law(next_law, window).items())]
+    expected = torch.tensor(trees, dtype=torch.float64) * texts / len(PROMPTS)
+    df, least = len(trees) - len(PROMPTS), detectable(texts, len(trees) - len(PROMPTS))
+    p_value = surprise(torch.bincount(cells_B, minlength=len(trees)), expected, groups=len(PROMPTS))
+    print(f"first {window} tokens: p = {p_value:.3f}; detectable total variation with {df} degrees {least:.4f}")
+    assert least < bound
+    assert p_value > ALPHA
+
+
+def test_first_tokens() -> None:
+    first_window(2400, 2, 0.12)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_first_tokens_long() -> None:
+    first_window(60_000, 3, 0.04)
+
+
+def test_the_selection_drops_most_of_the_context() -> None:
+    batch = started("triforce", "rejection", replace(PLAIN, max_tokens=20), len(PROMPTS))
+    finished(batch)
+    draft, middle, _ = batch.tiers
+    for row, prompt in enumerate(PROMPTS):
+        choice = middle.cache.choices[row]
+        seen = choice.slots[0].shape[1] + len(prompt) - choice.recent
+        assert seen <= SETTING.retrieval.budget.tokens < len(prompt) / 2
+        assert draft.cache.sinks + draft.cache.window < len(prompt) / 2
