@@ -35,7 +35,7 @@ def text(config: Config, figures: dict[str, Any], sizes: dict[str, int]) -> str:
         f"training on {config.machine.device}: it writes grammatical nonsense, knows no facts, follows no "
         "instructions, has had no safety training and must not be used for anything but trying out and testing this "
         f"engine. It was trained on windows of at most {max(stage.length for stage in config.stages)} tokens; its "
-        "position limit allows more, at unmeasured quality. English and Python only.",
+        "position limit allows more, at unmeasured quality. English and Python only. " + _far(config, figures["texts"]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -74,6 +74,19 @@ def _stage(stage: Stage, done: dict[str, Any]) -> list[str]:
         f"{done['tokens'] / max(1, done['seconds']):.0f}",
         " ".join(f"{loss:.2f}" for loss in curve),
     ]
+
+
+def _far(config: Config, texts: dict[str, dict[str, float]]) -> str:
+    """Whether context beyond `recent` tokens helps, as measured."""
+    gains = [values["far_nats_recent"] - values["far_nats_full"] for values in texts.values()]
+    gain, recent = sum(gains) / len(gains), config.measure.recent
+    if gain > 0:
+        return f"Context beyond the last {recent} tokens lowers its loss by {gain:.3f} nats per token."
+    return (
+        f"It has not learnt to use far context: seeing more than the last {recent} tokens raises its loss by "
+        f"{-gain:.3f} nats per token. Use it to check that texts are equal and passes are fast, not to judge what a "
+        "retrieval cache keeps."
+    )
 
 
 def _figures(config: Config, texts: dict[str, dict[str, float]]) -> str:

@@ -34,6 +34,7 @@ def _export(config: Config, work: Path, name: str, folder: Path) -> None:
     model = load_model(config, name, work).to("cpu", torch.bfloat16)
     model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0, do_sample=True)
     model.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)  # safetensors writes for its owner alone, and a wheel keeps modes
     _name_rope_theta(folder / "config.json", config.shapes[name].rope_theta)
     for file in TOKENIZER_FILES:
         shutil.copyfile(work / "tokenizer" / file, folder / file)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simple_cache import DEVICE
 from torch import Tensor
 
-from triforce.kernels import attend, attend_causal, gather_slots
+from triforce.kernels import attend, attend_causal, gather_slots, reference
 from triforce.kernels.reference import fold, unfold
 
 torch.set_num_threads(1)
@@ -79,6 +79,17 @@ def test_any_shape(T: int, past: int, G: int, h: int, D: int) -> None:
     close(got, wanted, DTYPES[0])
     close(got_mass, mass, DTYPES[0])
     close(attend_causal(q, k, v), wanted, DTYPES[0])
+
+
+@pytest.mark.parametrize("scores", [1, 40, 100, 150])
+def test_heads_taken_in_turns(monkeypatch: pytest.MonkeyPatch, scores: int) -> None:
+    """Memory for the scores of one, two or three of four KV heads at a time; the first is not even enough for one."""
+    monkeypatch.setattr(reference, "SCORES", scores)
+    q, k, v = operands(2, 9, 8, 4, 8, DTYPES[0])
+    wanted, mass = slow(q, k, v)
+    got, got_mass = attend(q, k, v)
+    close(got, wanted, DTYPES[0])
+    close(got_mass, mass, DTYPES[0])
 
 
 def test_views_into_a_pool_need_no_copy() -> None:

@@ -99,6 +99,15 @@ def test_pages_are_consecutive_where_they_can_be() -> None:
     assert pool.tables[0] == list(range(pool.tables[0][0], pool.tables[0][0] + 5))
 
 
+def test_a_row_grows_behind_itself_though_there_is_a_hole_before() -> None:
+    pool = pool_of()
+    for b in range(3):
+        pool.reserve(b, 2 * PAGE)
+    pool.release(0)
+    pool.reserve(2, 3 * PAGE)
+    assert pool.tables[2] == [5, 6, 7]
+
+
 def test_span_of_consecutive_pages_is_no_copy() -> None:
     pool = make_pool(DECODER, 2, 40)
     assert pool.span(0, 1, 0, 40)[0].untyped_storage().data_ptr() == pool.keys_LGSD.untyped_storage().data_ptr()

@@ -1,8 +1,9 @@
-"""Ladders whose law is counted: of every depth, coupling-free settings of the warper, and the laws they must have."""
+"""Ladders whose law is counted: of every depth and every setting of the warper, and the laws that they must have."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import exp, log
 
 from torch import Tensor
 
@@ -49,12 +50,21 @@ class Case:
         """The tiers, by default those of `tables()`, or with these logits."""
         logits = tables or [logits_of(laws, self.params) for laws in self.tables()]
         tiers = list(zip([None] * self.lookup + logits, [*self.gammas, 1], strict=True))
-        return Ladder(tiers, cells_of(self.laws, self.laws), self.params, selects=self.selects)
+        reached = COINS if self.params.presence_penalty else self.laws
+        return Ladder(tiers, cells_of(reached, reached), self.params, selects=self.selects)
 
     def truth(self) -> Law:
         """The law of the top tier's chain on its own."""
         top, prompt = self.tables()[-1], Ladder.prompt
-        return chain_law(lambda text: top[(*prompt, *text)[-self.order :]].tolist(), self.horizon, self.stop)
+
+        def next_law(text: tuple[int, ...]) -> list[float]:
+            fresh = exp(self.params.presence_penalty)
+            weights = [
+                p if v in text else p * fresh for v, p in enumerate(top[(*prompt, *text)[-self.order :]].tolist())
+            ]
+            return [w / sum(weights) for w in weights]
+
+        return chain_law(next_law, self.horizon, self.stop)
 
     def error(self, **changes: object) -> float:
         """How far the law of the text is from the truth."""
@@ -86,6 +96,13 @@ CASES = [
     Case("low temperature", (1, 2), params=COLD),
     Case("high temperature", (1,), 5, THIRDS, order=1, params=HOT),
     Case("logit bias", (2,), params=SamplingParams(logit_bias={0: 2.0, 2: -1.0})),
+    Case(
+        "presence penalty",
+        (1,),
+        5,
+        shuffled((1, 1)) * 6 + shuffled((1, 0)),
+        params=SamplingParams(presence_penalty=log(2)),
+    ),
     Case("top-k", (2,), palette=PAIRS, params=SamplingParams(top_k=2)),
     Case("top-p", (1, 2), params=SamplingParams(top_p=0.8)),
     Case("min-p", (2,), params=SamplingParams(min_p=0.3)),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.laws.cases import CASES, EXACT, Case
-from tests.laws.toy import Ladder, Worlds
+from tests.laws.toy import Ladder
 from triforce.request import SamplingParams
 from triforce.sampling import Warper
 from triforce.speculation import Seeded
@@ -28,9 +28,7 @@ SETTINGS = {
     "cuts": SamplingParams(1.3, top_k=2, top_p=0.9, min_p=0.05, logit_bias={1: 0.7}),
     "greedy": SamplingParams(temperature=0, presence_penalty=0.5),
 }
-LADDERS = {
-    case.gammas + ("lookup",) * case.lookup + ("selects",) * case.selects: case for case in CASES if not case.slow
-}
+LADDERS = {(case.gammas, case.lookup, case.selects): case for case in CASES if not case.slow}
 
 
 class Assigned:
@@ -59,17 +57,11 @@ def random_ladder(case: Case, params: SamplingParams) -> Ladder:
 
 def speculated(ladder: Ladder) -> Tensor:
     """The first HORIZON tokens under each assignment of noise."""
-    worlds = ladder.start(HORIZON, len(ASSIGNED))
-    noise = Assigned(len(ladder.prompt), ladder.vocab_size)
+    worlds, noise = ladder.start(HORIZON, len(ASSIGNED)), Assigned(len(ladder.prompt), ladder.vocab_size)
     while worlds.live_B.any():
-        worlds = advanced(ladder, worlds, noise)
+        worlds = ladder.play(worlds, noise)
+        worlds.live_B = worlds.lengths_B < len(ladder.prompt) + HORIZON
     return worlds.ids_BS[:, len(ladder.prompt) :][:, :HORIZON]
-
-
-def advanced(ladder: Ladder, worlds: Worlds, noise: Assigned) -> Worlds:
-    after = ladder.play(worlds, noise)
-    after.live_B = after.lengths_B < len(ladder.prompt) + HORIZON
-    return after
 
 
 def plain(ladder: Ladder) -> Tensor:
@@ -105,23 +97,22 @@ def test_the_race_draws_from_its_law(law: tuple[float, ...]) -> None:
 
 
 def win_probability(p_V: Tensor, i: int) -> float:
+    """That `race` picks token i, integrated over times t = p_i s: the integrand is smooth in s for any law."""
     if p_V[i] == 0:
-        times_NV = torch.logspace(-12, 2, 30, dtype=torch.float64)[:, None].expand(-1, len(p_V)).clone()
+        times_NV = torch.logspace(-12, 2, 30, dtype=torch.float64)[:, None].repeat(1, len(p_V))
         times_NV[:, i] = 2.0**-53  # the earliest time there is
         assert not (couplings.race(p_V, times_NV) == i).any()
         return 0.0
-    nodes, weights = np.polynomial.laguerre.laggauss(60)
-    # t = p_i s: then the integrand exp(-t (1 / p_i - 1)) dexp(-t) is p_i exp(-s) ds, smooth for any law
-    times_N = torch.tensor(nodes) * p_V[i]
+    nodes, weights = map(torch.from_numpy, np.polynomial.laguerre.laggauss(60))
     others = [j for j in range(len(p_V)) if j != i]
-    for after_P in product((False, True), repeat=len(others)):
-        times_NV = times_N[:, None].repeat(1, len(p_V))
-        for j, after in zip(others, after_P, strict=True):
-            border_N = times_N * p_V[j] / p_V[i]
-            times_NV[:, j] = torch.where(torch.tensor(after), border_N * (1 + 1e-12) + 1e-300, border_N * (1 - 1e-12))
-        possible = times_NV[:, others].min(1).values > 0  # no noise is 0
-        won_N = couplings.race(p_V, times_NV) == i
-        assert (won_N == all(after_P))[possible].all()
-    survival_N = torch.exp(-times_N[:, None] * p_V[others] / p_V[i]).prod(1)
-    density_N = torch.exp(-times_N) * p_V[i] * torch.exp(torch.tensor(nodes))  # of t, per ds, over the weight's exp(-s)
-    return float((torch.tensor(weights) * survival_N * density_N).sum())
+    borders_NV = nodes[:, None] * p_V
+    for after in product((False, True), repeat=len(others)):
+        sides = torch.tensor(after, dtype=torch.float64)
+        times_NV = borders_NV.clone()
+        times_NV[:, others] *= 1 + 1e-12 * (2 * sides - 1)
+        times_NV[:, others] += sides * 2.0**-53  # where p_j = 0, any time is after the border
+        possible_N = (times_NV > 0).all(1)  # no time is 0
+        assert ((couplings.race(p_V, times_NV) == i) == all(after))[possible_N].all()
+    survival_N = (-borders_NV[:, others]).exp().prod(1)
+    density_N = p_V[i] * (nodes - borders_NV[:, i]).exp()  # of t, per ds, over the exp(-s) in the weights
+    return float((weights * survival_N * density_N).sum())

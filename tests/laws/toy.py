@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 
 import torch
@@ -131,7 +131,6 @@ class Ladder:
     selects: bool = False
     noise: Callable[[Tensor, int], Grid] = Grid
     coupling: type = couplings.Rejection
-    top: list[Proposer] = field(default_factory=list)
 
     @property
     def vocab_size(self) -> int:
@@ -151,9 +150,8 @@ class Ladder:
         """One proposal of the top tier, as `engine.Batch.step` makes it."""
         warper = Warper([self.params] * len(worlds.ids_BS), [len(self.prompt)] * len(worlds.ids_BS), self.vocab_size)
         sampling = BatchSampling(warper, self.coupling(noise), self.vocab_size)
-        prefix, top = Prefix(worlds.ids_BS, worlds.lengths_B), self.build(worlds)
-        self.top[:] = [top]
-        after = prefix.append(top.propose(prefix, sampling, worlds.live_B))
+        prefix = Prefix(worlds.ids_BS, worlds.lengths_B)
+        after = prefix.append(self.build(worlds).propose(prefix, sampling, worlds.live_B))
         return Worlds(after.ids_BS, after.lengths_B, worlds.memories, worlds.live_B, worlds.weights_B)
 
     def start(self, horizon: int, worlds: int = 1) -> Worlds:
