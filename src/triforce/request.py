@@ -10,6 +10,7 @@ from triforce.errors import RequestError
 
 LARGEST = 1e9  # of a bias or penalty: bounded, so that float64 scores stay finite whatever is added up
 MOST_LOGPROBS = 20
+MOST_CHOICES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ _REALS: dict[str, tuple[str, Callable[[float], bool]]] = {
 }
 _INTEGERS: dict[str, tuple[str, Callable[[int], bool], bool]] = {  # the last: None is allowed too
     "top_k": ("an integer, at least 1, or 0 or -1 (off)", lambda i: i >= -1, False),
-    "n": ("an integer, at least 1", lambda i: i >= 1, False),
+    "n": (f"an integer from 1 to {MOST_CHOICES}", lambda i: 1 <= i <= MOST_CHOICES, False),
     "max_tokens": ("an integer, at least 1", lambda i: i >= 1, False),
     "seed": ("an integer from 0 to 2**64 - 1, or None", lambda i: 0 <= i < 2**64, True),
     "logprobs": (f"an integer from 0 to {MOST_LOGPROBS}, or None", lambda i: 0 <= i <= MOST_LOGPROBS, True),

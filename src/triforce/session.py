@@ -10,6 +10,7 @@ from triforce.cache import Full, Pool
 from triforce.cache.full import TAIL
 from triforce.cache.pool import pages_for
 from triforce.completion import Piece
+from triforce.errors import RequestError
 from triforce.llm import LLM, OnPrefill
 from triforce.request import RequestOutput, SamplingParams
 
@@ -29,7 +30,9 @@ class Session:
     def ask(
         self, conversation: str | Sequence[int], params: SamplingParams, on_prefill: OnPrefill | None = None
     ) -> Iterator[Piece | RequestOutput]:
-        """Continue the whole conversation so far, as `LLM.stream` does. n must be 1."""
+        """Continue the whole conversation so far, as `LLM.stream` does. n must be 1. One answer at a time."""
+        if params.n != 1:
+            raise RequestError(f"a session gives one answer at a time, not n = {params.n}; use LLM.generate")
         ids = self.llm.encode(conversation)
         self._forget_from(min(_alike(self._seen, ids), max(0, len(ids) - 1 - TAIL)))
         self._seen = ids

@@ -220,3 +220,8 @@ def test_any_conversation(pair: Path) -> None:
         assert answer == fresh(model, talk, params)
         talk = talk + answer if chance.random() < 0.7 else talk[: chance.randint(1, len(talk))]
         talk = talk[:300] + ids(chance.randint(0, 25), seed=number)
+
+
+def test_several_answers_at_once_are_refused(pair: Path) -> None:
+    with pytest.raises(RequestError, match="one answer at a time"):
+        next(iter(Session(llm(pair)).ask(ids(20), ask(n=2))))

@@ -19,7 +19,7 @@ def test_the_law_is_that_of_the_top_tier(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", PARAMS)
+@pytest.mark.parametrize("case", [case for case in CASES if not case.slow], ids=lambda case: case.name)
 def test_with_other_laws(case: Case) -> None:
     for seed in range(2, 6):
         assert replace(case, seed=seed).error() < EXACT

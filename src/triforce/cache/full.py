@@ -15,7 +15,7 @@ from triforce.kernels import attend, attend_causal
 OBSERVED = 80
 """Passes of at most so many tokens a row report their attention mass. No verification is wider; the rest is prefill."""
 
-PREFILL = {"cpu": 512, "cuda": 8192}
+PREFILL, PREFILL_ON_CPU = 8192, 512
 """Tokens of a prompt fed in one pass: on a CPU few, as their activations then stay in cache and memory."""
 
 TAIL = 16
@@ -68,7 +68,8 @@ class Full:
     def resume(self, length: int) -> tuple[int, int]:
         seen = int(self.lengths_B)
         tail = max(seen, length - TAIL)
-        return seen, min(seen + PREFILL[self.pool.device.type], tail) if seen < tail else length
+        chunk = PREFILL_ON_CPU if self.pool.device.type == "cpu" else PREFILL
+        return seen, min(seen + chunk, tail) if seen < tail else length
 
     def row(self, b: int) -> Full:
         return Full(self.pool, self.sights, range(self.rows[b], self.rows[b] + 1))
