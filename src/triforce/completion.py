@@ -33,7 +33,7 @@ class Completion:
 
     def take(self, batch: Batch, count: int) -> Piece:
         """Read the last `count` tokens of the job. A stop string ends the job at the token that completes it."""
-        fresh = self.job.tokens[-count:]
+        fresh, origins = self.job.tokens[-count:], self.job.origins[-count:]  # a stop string cuts the job's own
         shown, read = "", 0
         for token in fresh:
             shown += self._text.add(self._stream.step(token) if self._stream else "")
@@ -44,8 +44,7 @@ class Completion:
         if self.job.finish and self._stream:
             shown += self._text.add(self._stream.flush()) + self._text.flush()
         names = [tier.name for tier in batch.tiers]
-        origins = [names[origin] for origin in self.job.origins[-count:][:read]]
-        return Piece(shown, fresh[:read], origins, self.job.choice, self.job.finish)
+        return Piece(shown, fresh[:read], [names[o] for o in origins[:read]], self.job.choice, self.job.finish)
 
     def output(self, batch: Batch, b: int) -> CompletionOutput:
         """The whole completion, once its batch is done."""

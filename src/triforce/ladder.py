@@ -75,7 +75,9 @@ class Rows:
         )
         for b, capacity in enumerate(self.capacities):
             pool.reserve(b, capacity)
-        return self.memory or Full(pool)
+        full = self.memory or Full(pool)
+        full.observes = False  # until a view selects by what it saw
+        return full
 
     def exact(self, full: Full, below: Proposer | None = None) -> Tier[Full]:
         return Tier("full", self.models.target, full, below=below)

@@ -56,7 +56,7 @@ def seen_by(lower: Retrieval, b: int) -> Seen:
         return everything
     token_at = {slot: n for n, slot in enumerate(pool.slots(row, 0, CAPACITY).tolist())}
     chosen = [[{token_at[slot] for slot in head} for head in slots_GN.tolist()] for slots_GN in choice.slots]
-    recent = choice.recent
+    recent = lower.recent[b]
 
     def seen(layer: int, g: int, position: int) -> set[int] | None:
         if layer < lower.setting.full_layers:

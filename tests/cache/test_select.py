@@ -205,6 +205,7 @@ def test_settings_as_users_write_them() -> None:
 
 
 class Spy:
+    observes = True
     """Picks the first candidates, and remembers what it was asked."""
 
     def __init__(self, share: int = 8) -> None:

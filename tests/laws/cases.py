@@ -107,9 +107,9 @@ CASES = [
     Case("top-p", (1, 2), params=SamplingParams(top_p=0.8)),
     Case("min-p", (2,), params=SamplingParams(min_p=0.3)),
     Case("all together", (2,), palette=PAIRS, params=SamplingParams(1.5, 2, 0.9, 0.1, logit_bias={1: 3.0})),
-    Case("three tiers, gamma 3 and 3", (3, 3), 5, slow=True),
-    Case("four tiers, gamma 2, 2 and 2", (2, 2, 2), 4, slow=True),
-    Case("two tiers, a coin, gamma 2", (2,), 4, COINS, order=1, slow=True),
-    Case("two tiers, quarters, gamma 2", (2,), 4, QUARTERS, order=1, slow=True),
+    Case("four tiers, gamma 1, 2 and 1", (1, 2, 1), 6, slow=True),
+    Case("four tiers, gamma 1, 1 and 2", (1, 1, 2), 3, slow=True),
+    Case("two tiers, a coin, gamma 2", (2,), 3, COINS, order=1, slow=True),
+    Case("two tiers, quarters, gamma 2", (2,), 3, QUARTERS, order=1, slow=True),
 ]
 BY_NAME = {case.name: case for case in CASES}

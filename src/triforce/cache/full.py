@@ -23,10 +23,15 @@ TAIL = 16
 
 
 class Full:
-    """All tokens of rows `rows` of a pool. Its length is the pool's committed length."""
+    """All tokens of rows `rows` of a pool. Its length is the pool's committed length.
 
-    def __init__(self, pool: Pool, sights: list[Sight] | None = None, rows: range | None = None) -> None:
-        self.pool = pool
+    `observes`: whether somebody asks for the mass of each key, which costs a little.
+    """
+
+    def __init__(
+        self, pool: Pool, sights: list[Sight] | None = None, rows: range | None = None, observes: bool = True
+    ) -> None:
+        self.pool, self.observes = pool, observes
         self.rows = rows if rows is not None else range(len(pool.tables))
         self.sights = sights if sights is not None else [Sight() for _ in pool.tables]
         self._pass: Pass | None = None
@@ -55,7 +60,7 @@ class Full:
         keys_GSD, values_GSD = self.pool.span(layer, b, 0, stop)
         if len(q_THD) > OBSERVED:
             return attend_causal(q_THD, keys_GSD, values_GSD)
-        mixed_THD, mass_GS = attend(q_THD, keys_GSD, values_GSD)
+        mixed_THD, mass_GS = attend(q_THD, keys_GSD, values_GSD, self.observes)
         self.sights[b].queries[layer], self.sights[b].mass[layer] = q_THD, mass_GS
         return mixed_THD
 
@@ -72,7 +77,7 @@ class Full:
         return seen, min(seen + chunk, tail) if seen < tail else length
 
     def row(self, b: int) -> Full:
-        return Full(self.pool, self.sights, range(self.rows[b], self.rows[b] + 1))
+        return Full(self.pool, self.sights, range(self.rows[b], self.rows[b] + 1), self.observes)
 
     def fork(self, source: int, row: int) -> None:
         """Let a fresh row, whose pages are reserved, see what another row has seen."""

@@ -83,11 +83,13 @@ class Retrieval:
 
     def __init__(self, full: Full, policy: Policy, setting: Setting = Setting()) -> None:
         self.full, self.policy, self.setting = full, policy, setting
+        full.observes = policy.observes
         self.ahead_B = torch.zeros_like(full.lengths_B)
         self.choices: list[Choice | None] = [None] * len(full.rows)
         self._committed_B = torch.zeros_like(self.ahead_B)
         self._refused_B = torch.zeros_like(self.ahead_B, dtype=torch.bool)
         self._pass: Pass | None = None
+        self.recent = [0] * len(full.rows)
 
     @property
     def lengths_B(self) -> Tensor:
@@ -102,6 +104,7 @@ class Retrieval:
                 self.choices[b] = None
             if count and self._due(b):
                 self.choices[b] = self._choose(b, committed)
+            self.recent[b] = self._recent_from(b, committed)
 
     def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
         this = self._pass
@@ -110,7 +113,9 @@ class Retrieval:
         mixed_BTHD = torch.zeros_like(q_BTHD)
         for b, (start, count) in enumerate(zip(this.starts, this.counts, strict=True)):
             if count:
-                mixed_BTHD[b, :count], _ = attend(q_BTHD[b, :count], *self._visible(layer, b, start + count))
+                mixed_BTHD[b, :count], _ = attend(
+                    q_BTHD[b, :count], *self._visible(layer, b, start + count), weigh=False
+                )
         return mixed_BTHD
 
     def advance(self, counts_B: Tensor) -> None:
@@ -161,10 +166,18 @@ class Retrieval:
         self._refused_B[b] = False
         return Choice(slots, recent * chunk, self.full.sights[row].passes)
 
+    def _recent_from(self, b: int, committed: int) -> int:
+        """The first recent token in sight: between selections the window slides, so that the budget holds."""
+        choice = self.choices[b]
+        if choice is None:
+            return 0
+        left = self.setting.budget.of(committed) - choice.slots[0].shape[1]
+        return max(choice.recent, committed - max(left, PAGE))
+
     def _visible(self, layer: int, b: int, stop: int) -> tuple[Tensor, Tensor]:
         choice, pool, row = self.choices[b], self.full.pool, self.full.rows[b]
         if choice is None or layer < self.setting.full_layers:
             return pool.span(layer, row, 0, stop)
-        recent_N = pool.slots(row, choice.recent, stop)
+        recent_N = pool.slots(row, self.recent[b], stop)
         slots_GN = torch.cat([choice.slots[layer], recent_N.expand(pool.config.kv_heads, -1)], 1)
         return gather_slots(pool.keys_LGSD[layer], slots_GN), gather_slots(pool.values_LGSD[layer], slots_GN)

@@ -66,7 +66,7 @@ class Streaming:
         scores_BGhTS = self._scores(rotate(q_BTHD, self._rotation), keys_BGSD)
         scores_BGhTS[..., : self.sinks] = self._scores(rotate(q_BTHD, self._to_sinks), keys_BGSD[:, :, : self.sinks])
         scores_BGhTS.masked_fill_(self._hidden_BTS[:, None, None], -1e30)  # finite: a row of padding sees nothing
-        weights_BGhTS = scores_BGhTS.float().softmax(-1).to(values_BGSD.dtype)
+        weights_BGhTS = scores_BGhTS.softmax(-1).to(values_BGSD.dtype)
         mixed_BGhTD = torch.matmul(weights_BGhTS, values_BGSD[:, :, None])
         return mixed_BGhTD.flatten(1, 2).transpose(1, 2)
 
@@ -109,7 +109,7 @@ class Streaming:
 
     def _scores(self, q_BTHD: Tensor, keys_BGSD: Tensor) -> Tensor:
         q_BGhTD = (q_BTHD * self.config.head_dim**-0.5).transpose(1, 2).unflatten(1, (self.config.kv_heads, -1))
-        return torch.matmul(q_BGhTD, keys_BGSD[:, :, None].transpose(-1, -2))
+        return torch.matmul(q_BGhTD, keys_BGSD[:, :, None].transpose(-1, -2)).float()
 
     def _hidden(self, positions_BT: Tensor, end_B: Tensor) -> Tensor:
         """Which slots each query does not see: (B, T, S)."""

@@ -12,31 +12,32 @@ SCORES = 1 << 19
 """Scores held at once: KV heads are taken in turns beyond it, which bounds memory and keeps the scores in cache."""
 
 
-def attend(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> tuple[Tensor, Tensor]:
+def attend(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor, weigh: bool = True) -> tuple[Tensor, Tensor]:
     """Attention of a few queries, the last keys being their own: query t does not see the keys after S - T + t.
 
     Returns the mixed values (T, H, D) and the attention mass of each key, summed over the queries that share a KV head:
-    float32 (G, S), of total T * H / G per head.
+    float32 (G, S), of total T * H / G per head; nothing, (G, 0), unless `weigh`.
     """
     (T, _, D), (G, S, _) = q_THD.shape, k_GSD.shape
     q_GRD = fold(q_THD, G) * D**-0.5
     at_once = max(1, SCORES // (q_GRD.shape[1] * S))
     blocks = [
-        _attend_heads(q_GRD[g : g + at_once], k_GSD[g : g + at_once], v_GSD[g : g + at_once], T)
+        _attend_heads(q_GRD[g : g + at_once], k_GSD[g : g + at_once], v_GSD[g : g + at_once], T, weigh)
         for g in range(0, G, at_once)
     ]
     mixed_GRD, mass_GS = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*blocks, strict=True))
     return unfold(mixed_GRD, T), mass_GS
 
 
-def _attend_heads(q_GRD: Tensor, k_GSD: Tensor, v_GSD: Tensor, T: int) -> tuple[Tensor, Tensor]:
+def _attend_heads(q_GRD: Tensor, k_GSD: Tensor, v_GSD: Tensor, T: int, weigh: bool) -> tuple[Tensor, Tensor]:
     scores_GRS = torch.bmm(q_GRD, k_GSD.transpose(1, 2)).float()
     hidden_TT = torch.ones(T, T, dtype=torch.bool, device=q_GRD.device).triu(1)
     scores_GRS.view(len(q_GRD), -1, T, k_GSD.shape[1])[..., -T:].masked_fill_(hidden_TT, -torch.inf)
     weights_GRS = scores_GRS.sub_(scores_GRS.amax(-1, keepdim=True)).exp_()
-    share_GR1 = weights_GRS.sum(-1, keepdim=True).reciprocal_()
-    mixed_GRD = torch.bmm(weights_GRS.to(v_GSD.dtype), v_GSD) * share_GR1.to(v_GSD.dtype)
-    return mixed_GRD, torch.bmm(share_GR1.transpose(1, 2), weights_GRS).squeeze(1)
+    # Normalised before the product: a sum over a long context overflows float16 otherwise.
+    weights_GRS.div_(weights_GRS.sum(-1, keepdim=True))
+    mixed_GRD = torch.bmm(weights_GRS.to(v_GSD.dtype), v_GSD)
+    return mixed_GRD, weights_GRS.sum(1) if weigh else weights_GRS.new_empty(len(q_GRD), 0)
 
 
 def attend_causal(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> Tensor:

@@ -20,6 +20,10 @@ from triforce.cache.select.recent import Recent
 class Policy(Protocol):
     """Chunk c of a row holds its tokens [c * chunk, (c + 1) * chunk)."""
 
+    @property
+    def observes(self) -> bool:
+        """Whether it needs the attention mass of verifications."""
+
     def recent(self, budget: int) -> int:
         """How many of `budget` tokens go to the latest ones, whatever they are."""
 

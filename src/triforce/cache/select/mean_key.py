@@ -14,6 +14,8 @@ from triforce.cache.select.summary import Summaries, last_query
 
 
 class MeanKey:
+    observes = False
+
     def __init__(self) -> None:
         self.means = Summaries(lambda keys_GNCD: keys_GNCD.mean(2))
 

@@ -12,6 +12,8 @@ from triforce.cache.select.best import best, recent_share
 
 
 class Observed:
+    observes = True
+
     def recent(self, budget: int) -> int:
         return recent_share(budget)
 

@@ -14,6 +14,8 @@ from triforce.cache.select.summary import Summaries, last_query
 
 
 class Quest:
+    observes = False
+
     def __init__(self) -> None:
         self.bounds = Summaries(lambda keys_GNCD: torch.stack([keys_GNCD.amin(2), keys_GNCD.amax(2)], 2))
 

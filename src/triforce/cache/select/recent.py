@@ -10,6 +10,8 @@ from triforce.cache.pool import PAGE
 
 
 class Recent:
+    observes = False
+
     def recent(self, budget: int) -> int:
         return budget - PAGE
 
