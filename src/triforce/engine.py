@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from triforce.cache import Full
+from triforce.cache.saved import SavedCache
 from triforce.ladder import Ladder, Models, Rows, Speculation, tiers
 from triforce.request import Logprob, SamplingParams, TierStats, TokenLogprobs
 from triforce.sampling import Noise, Warper
-from triforce.speculation import Coupling, Draft, Prefix, Rejection, Seeded, Tier, Watch
+from triforce.speculation import Coupling, Prefix, Record, Rejection, Seeded, Tier, Watch
 
 COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {"seeded": Seeded, "rejection": Rejection}
 
@@ -100,17 +101,27 @@ class Batch:
         warper = Warper([job.params for job in jobs], lengths, config.vocab_size, device)
         self.sampling = BatchSampling(warper, COUPLINGS[coupling](noise), config.vocab_size)
         self.prefill_seconds = self.decode_seconds = 0.0
-        self._logits_BJV = torch.empty(0)
+        self.twins = [next((a for a in range(b) if _alike(jobs[a], job)), None) for b, job in enumerate(jobs)]
+        """For each row the first one that a prefill can be copied from, if there is one."""
+        self._logits: deque[Tensor] = deque(maxlen=1)
         if any(job.params.logprobs is not None for job in jobs):
-            self.top.record = self._record
+            self.top.record = _keep(self._logits)
+
+    @torch.no_grad()
+    def restore(self, earlier: SavedCache) -> None:
+        """Start from a saved prompt, as far as the prompts begin like it. Part of the prefill."""
+        started = perf_counter()
+        for b, job in enumerate(self.jobs):
+            if self.twins[b] is None and job.params.prompt_logprobs is None:  # these need every position scored
+                earlier.restore(self.top.cache, b, job.prompt)
+        self.prefill_seconds += perf_counter() - started
 
     @torch.no_grad()
     def prefill(self) -> Iterator[tuple[int, int]]:
         """Feed every prompt but its last token; yields (tokens seen, tokens in all) of the exact view as it goes."""
         started = perf_counter()
         sizes = [len(job.prompt) - 1 for job in self.jobs]
-        for b, job in enumerate(self.jobs):
-            twin = next((a for a in range(b) if self.jobs[a].prompt is job.prompt), None)
+        for b, twin in enumerate(self.twins):
             passes = self._feed(b) if twin is None else self._fork(twin, b)
             for seen in passes:
                 yield sum(sizes[:b]) + seen, sum(sizes)
@@ -143,9 +154,8 @@ class Batch:
         for tier in self.tiers:
             c = tier.counters
             kept = c.kept_BN[b].tolist() if int(c.proposed_B[b]) else []
-            stats.append(
-                TierStats(tier.name, int(c.proposed_B[b]), int(c.accepted_B[b]), int(c.passes_B[b]), c.seconds, kept)
-            )
+            counts = int(c.proposed_B[b]), int(c.accepted_B[b]), int(c.passes_B[b])
+            stats.append(TierStats(tier.name, *counts, c.seconds, c.prefill_seconds, kept))
         stats[-1].proposed = stats[-1].accepted = len(self.jobs[b].tokens)  # what the full tier proposes is the text
         return stats
 
@@ -173,20 +183,27 @@ class Batch:
 
         return watch
 
-    def _record(self, logits_BJV: Tensor, step: Draft) -> None:
-        self._logits_BJV = logits_BJV
-
     def _note_logprobs(self, taken: list[int]) -> None:
         for b, (job, count) in enumerate(zip(self.jobs, taken, strict=True)):
             if count and job.params.logprobs is not None:
-                job.logprobs += logprobs_of(self._logits_BJV[b, :count], job.tokens[-count:], job.params.logprobs)
+                job.logprobs += logprobs_of(self._logits[0][b, :count], job.tokens[-count:], job.params.logprobs)
+
+
+def _alike(a: Job, b: Job) -> bool:
+    """Whether the prefill of one serves the other."""
+    return a.prompt == b.prompt and b.params.prompt_logprobs in (None, a.params.prompt_logprobs)
+
+
+def _keep(logits: deque[Tensor]) -> Record:
+    """A record of the last logits that does not tie the tier to its batch: both go when the batch is done with."""
+    return lambda logits_BJV, step: logits.append(logits_BJV)
 
 
 def logprobs_of(logits_TV: Tensor, tokens: list[int], top: int) -> list[TokenLogprobs]:
     """The model's own (unwarped) log-probabilities of tokens, one for each row of logits, and the `top` best there."""
     scores_TV = logits_TV.double().log_softmax(-1)
     chosen = scores_TV.gather(1, torch.tensor(tokens, device=scores_TV.device)[:, None])[:, 0].tolist()
-    best = scores_TV.topk(top, dim=1)
+    best = scores_TV.topk(min(top, scores_TV.shape[1]), dim=1)
     tops = [
         tuple(map(Logprob, ids, values))
         for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)

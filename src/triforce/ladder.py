@@ -39,7 +39,7 @@ class Speculation:
         if self.selection not in POLICIES:
             raise RequestError(f"selection {self.selection!r} is not known; choose from {', '.join(POLICIES)}.")
         for name in ("gamma_1", "gamma_2"):
-            if not 1 <= getattr(self, name) <= 32:
+            if not (isinstance(getattr(self, name), int) and 1 <= getattr(self, name) <= 32):
                 raise RequestError(f"{name} is {getattr(self, name)}; give 1 to 32 tokens.")
 
     @property

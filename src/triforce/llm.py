@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -15,8 +15,9 @@ from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.completion import Completion, Piece
 from triforce.engine import COUPLINGS, Batch, Job
 from triforce.errors import ModelError, RequestError
-from triforce.ladder import MODES, Models, Speculation
+from triforce.ladder import MODES, Ladder, Models, Speculation
 from triforce.pairs import SHIPPED, draft_for
+from triforce.prompts import Prompt, known, one_or_many, token_ids
 from triforce.request import CompletionOutput, RequestOutput, SamplingParams
 
 MOST_ROWS = 8
@@ -24,8 +25,6 @@ MOST_ROWS = 8
 
 OnPrefill = Callable[[int, int], None]
 """Told of the prompt tokens read so far, and of all there are."""
-
-Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +78,8 @@ class LLM:
     ) -> None:
         retrieval = Setting.parse(budget, chunk, refresh, full_layers)
         self.speculation = Speculation(gamma_1, gamma_2, selection, retrieval)
-        self.coupling = _known("coupling", coupling, COUPLINGS)
-        _known("mode", mode or "ar", MODES)
+        self.coupling = known("coupling", coupling, COUPLINGS)
+        known("mode", mode or "ar", MODES)
         model = SHIPPED[0] if model is None else model
         self.target = load(model, device=device, dtype=dtype, context=context)
         draft = draft_for(model) if draft == "auto" else draft
@@ -107,13 +106,13 @@ class LLM:
         save_cache keeps the KV of the first prompt in a file, load_cache starts every prompt from such a file as far as
         they begin alike. Raises TriforceError.
         """
-        each = _one_or_many(prompts)
-        wanted = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(each)
+        each = one_or_many(prompts)
+        wanted = list(params) if isinstance(params, Sequence) else [params] * len(each)
         if len(wanted) != len(each):
             raise RequestError(
                 f"{len(each)} prompts but {len(wanted)} sampling parameters; give one for each, or just one"
             )
-        requests = [self._request(prompt, one) for prompt, one in zip(each, wanted, strict=True)]
+        requests = [self._request(prompt, one or SamplingParams()) for prompt, one in zip(each, wanted, strict=True)]
         for _ in self._run(requests, mode, Files(save_cache, load_cache), on_prefill):
             pass
         return [self._output(request, mode) for request in requests]
@@ -139,13 +138,7 @@ class LLM:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, checked. Raises RequestError."""
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise RequestError(f"{self.target.path} has no tokenizer; give the prompt as token ids")
-            ids = self.tokenizer.encode(prompt) if prompt else []
-        else:
-            ids = list(prompt)
-        return _checked(ids, self.target)
+        return token_ids(prompt, self.target)
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         ids = self.encode(prompt)
@@ -164,28 +157,37 @@ class LLM:
         on_prefill: OnPrefill | None,
         memory: Full | None = None,
     ) -> Iterator[Piece]:
-        ladder = MODES[_known("mode", mode or self.mode, MODES)]
+        ladder = MODES[known("mode", mode or self.mode, MODES)]
         if files.save is not None:
             saved.require_writable(Path(files.save))
         rows = [(request, completion) for request in requests for completion in request.completions]
         for first in range(0, len(rows), MOST_ROWS):
             turn = rows[first : first + MOST_ROWS]
-            jobs = [completion.job for _, completion in turn]
-            batch = Batch(self.models, ladder, self.speculation, self.coupling, jobs, memory)
-            self._prefill(batch, files if first == 0 else Files(load=files.load), on_prefill)
-            yield from _decode(batch, [completion for _, completion in turn])
-            for b, (request, completion) in enumerate(turn):
-                request.outputs.append(completion.output(batch, b))
-            for request in {id(request): request for request, _ in turn}.values():
-                request.prefill_seconds += batch.prefill_seconds
-                request.decode_seconds += batch.decode_seconds
+            yield from self._turn(turn, ladder, files if first == 0 else Files(load=files.load), on_prefill, memory)
+
+    def _turn(
+        self,
+        rows: list[tuple[Request, Completion]],
+        ladder: Ladder,
+        files: Files,
+        on_prefill: OnPrefill | None,
+        memory: Full | None,
+    ) -> Iterator[Piece]:
+        """One batch, whose KV is given back when it is done."""
+        completions = [completion for _, completion in rows]
+        jobs = [completion.job for completion in completions]
+        batch = Batch(self.models, ladder, self.speculation, self.coupling, jobs, memory)
+        self._prefill(batch, files, on_prefill)
+        yield from _decode(batch, completions)
+        for b, (request, completion) in enumerate(rows):
+            request.outputs.append(completion.output(batch, b))
+        for request in {id(request): request for request, _ in rows}.values():
+            request.prefill_seconds += batch.prefill_seconds
+            request.decode_seconds += batch.decode_seconds
 
     def _prefill(self, batch: Batch, files: Files, on_prefill: OnPrefill | None) -> None:
         if files.load is not None:
-            earlier = saved.SavedCache(Path(files.load), self.target.fingerprint)
-            for b, job in enumerate(batch.jobs):
-                if job.params.prompt_logprobs is None:  # these need every position scored
-                    earlier.restore(batch.top.cache, b, job.prompt)
+            batch.restore(saved.SavedCache(Path(files.load), self.target.fingerprint))
         for seen, total in batch.prefill():
             if on_prefill:
                 on_prefill(seen, total)
@@ -216,32 +218,6 @@ def _decode(batch: Batch, completions: Sequence[Completion]) -> Iterator[Piece]:
         for completion, count in zip(completions, batch.step(), strict=True):
             if count:
                 yield completion.take(batch, count)
-
-
-def _one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or not prompts or isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _checked(ids: list[int], target: Checkpoint) -> list[int]:
-    if not ids:
-        raise RequestError("the prompt is empty; give at least one token of text")
-    wrong = next((i for i in ids if not (isinstance(i, int) and 0 <= i < target.config.vocab_size)), None)
-    if wrong is not None:
-        raise RequestError(f"token id {wrong!r} is not in the vocabulary of {target.config.vocab_size} tokens")
-    if len(ids) >= target.config.context:
-        raise RequestError(
-            f"the prompt has {len(ids)} tokens; with room for an answer the context of {target.config.context} holds "
-            f"{target.config.context - 1}. Shorten it, or use a model with a longer context"
-        )
-    return ids
-
-
-def _known(what: str, name: str, table: Iterable[str]) -> str:
-    if name not in table:
-        raise RequestError(f"{what} {name!r} is not known; choose from {', '.join(table)}")
-    return name
 
 
 def _require_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:

@@ -75,7 +75,8 @@ class TierStats:
     proposed: int = 0  # tokens handed to the tier above
     accepted: int = 0  # of these, tokens that it kept
     passes: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # of decoding
+    prefill_seconds: float = 0.0
     histogram: list[int] = field(default_factory=list)  # [i]: verifications by the tier above that kept i tokens
 
     @property

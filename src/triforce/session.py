@@ -34,11 +34,12 @@ class Session:
         if params.n != 1:
             raise RequestError(f"a session gives one answer at a time, not n = {params.n}; use LLM.generate")
         ids = self.llm.encode(conversation)
-        self._forget_from(min(_alike(self._seen, ids), max(0, len(ids) - 1 - TAIL)))
-        self._seen = ids
+        reusable = max(0, len(ids) - 1 - TAIL) if params.prompt_logprobs is None else 0  # these score every position
+        self._forget_from(min(_alike(self._seen, ids), reusable))
+        self._seen = list(ids)
         for piece in self.llm.stream(ids, params, on_prefill=on_prefill, memory=self._memory):
             if isinstance(piece, Piece):
-                self._seen = self._seen + piece.token_ids
+                self._seen += piece.token_ids
             yield piece
 
     def _forget_from(self, length: int) -> None:

@@ -1,9 +1,11 @@
-"""KV caches: one pool of pages per model, and the views that tiers look through. Start with `view.py`."""
+"""KV caches: one pool of pages per model, and the views that tiers look through.
+
+What a view does is said by the protocol `speculation.tier.Cache`.
+"""
 
 from triforce.cache.full import Full
 from triforce.cache.pool import PAGE, Pool
 from triforce.cache.retrieval import Budget, Retrieval, Setting
 from triforce.cache.streaming import Streaming
-from triforce.cache.view import View
 
-__all__ = ["PAGE", "Budget", "Full", "Pool", "Retrieval", "Setting", "Streaming", "View"]
+__all__ = ["PAGE", "Budget", "Full", "Pool", "Retrieval", "Setting", "Streaming"]

@@ -5,6 +5,8 @@ Shape suffixes: B rows, P pages of a row, N tokens, L layers, G KV heads, S slot
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -33,8 +35,14 @@ class Pool:
     ) -> None:
         self.config = config
         shape = (config.layers, config.kv_heads, (pages + 1) * PAGE, config.head_dim)
-        self.keys_LGSD = torch.empty(shape, dtype=dtype, device=device)
-        self.values_LGSD = torch.empty(shape, dtype=dtype, device=device)
+        try:
+            self.keys_LGSD = torch.empty(shape, dtype=dtype, device=device)
+            self.values_LGSD = torch.empty(shape, dtype=dtype, device=device)
+        except RuntimeError as error:  # torch has no narrower one for a CPU
+            raise CacheError(
+                f"the KV cache needs {2 * prod(shape) * dtype.itemsize / 2**30:.1f} GiB, more than there is. "
+                "Use a smaller max_tokens, a shorter prompt, fewer rows at once, --context, or --dtype bfloat16"
+            ) from error
         self.lengths_B = torch.zeros(rows, dtype=torch.long, device=device)
         self.tables: list[list[int]] = [[] for _ in range(rows)]
         self._slots: list[Tensor] = [torch.zeros(0, dtype=torch.long, device=device) for _ in range(rows)]
@@ -59,8 +67,8 @@ class Pool:
             return
         if wanted > len(self._free):
             raise CacheError(
-                f"The KV pool has {len(self._free)} free pages of {PAGE} tokens, {wanted} more are needed. "
-                "Use a shorter prompt, a smaller max_tokens or fewer rows at once."
+                f"the KV pool has {len(self._free)} free pages of {PAGE} tokens, {wanted} more are needed. "
+                "Use a shorter prompt, a smaller max_tokens or fewer rows at once"
             )
         run = self._run(wanted, after=self.tables[b][-1] if self.tables[b] else None)
         taken = set(run)

@@ -33,9 +33,10 @@ _BLOCK = 1 << 22
 
 def require_writable(path: Path) -> None:
     """Raise CacheError now rather than after a long prefill, if a file cannot be made at `path`."""
+    path = path.resolve()
     try:
-        if path.is_dir():
-            raise IsADirectoryError(f"{path} is a folder")
+        if path.exists() and not path.is_file():
+            raise OSError("it exists and is no file")
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
@@ -47,6 +48,7 @@ def require_writable(path: Path) -> None:
 def save(path: Path, fingerprint: str, full: Full, b: int, prompt: list[int]) -> None:
     """Keep what row b of an exact view has seen of `prompt`. The file appears whole or not at all; else CacheError."""
     entries = _entries(full, b, prompt[: int(full.lengths_B[b])])
+    path = path.resolve()  # what a link points to is replaced, not the link
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -18,10 +19,11 @@ from triforce.decoder import Decoder
 from triforce.errors import ModelError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_BITS = {2: torch.int16, 4: torch.int32}  # sums of integers do not depend on their order
 SAMPLE = 1024  # elements of each tensor that enter the fingerprint
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Checkpoint:
     """One loaded model. `tokenizer` is None if the folder has none: token ids in, token ids out."""
 
@@ -29,8 +31,11 @@ class Checkpoint:
     config: ModelConfig
     decoder: Decoder
     tokenizer: Tokenizer | None
-    fingerprint: str
-    """Hex digest: two models with the same one compute the same keys and values."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex digest: two models with the same one compute the same keys and values. Reads every weight."""
+        return fingerprint(self.decoder)
 
 
 def load(
@@ -45,19 +50,19 @@ def load(
     `device` "auto" is cuda where present; `dtype` "auto" is float32 on the CPU and bfloat16 elsewhere; `context` is in
     tokens (None: what the config says). Raises ModelError saying what is wrong and what to do.
     """
-    place = _device(device)
-    precision = _dtype(dtype, place)
+    place = resolve_device(device)
+    precision = resolve_dtype(dtype, place)
     folder = model_folder(name_or_path)
     hf = read_config(folder)
     tokenizer = Tokenizer.load(folder, rows=hf.vocab_size) if has_tokenizer(folder) else None
     vocab_size = tokenizer.vocab_size if tokenizer else hf.vocab_size
     config = model_config(hf, vocab_size=vocab_size, context=context, device=place)
     decoder = read_decoder(folder, config, rows=hf.vocab_size, device=place, dtype=precision)
-    return Checkpoint(folder, config, decoder, tokenizer, fingerprint(decoder))
+    return Checkpoint(folder, config, decoder, tokenizer)
 
 
 def fingerprint(decoder: Decoder) -> str:
-    """Digest of shapes, rotation, dtype and an evenly strided sample of each weight; the same on every device."""
+    """Digest of shapes, rotation, dtype, and of each weight a sample and the sum of its bits."""
     digest = hashlib.sha256()
     # The context bounds what a model may see, and changes what it computes only through the rotation.
     names = [f.name for f in fields(ModelConfig) if f.name not in ("rope", "context")]
@@ -66,6 +71,7 @@ def fingerprint(decoder: Decoder) -> str:
     for tensor in (rope.inv_freq_F, *decoder.tensors()):
         digest.update(repr(tuple(tensor.shape)).encode())
         digest.update(_sample(tensor).float().cpu().numpy().tobytes())
+        digest.update(str(int(tensor.view(_BITS[tensor.itemsize]).sum(dtype=torch.int64))).encode())
     return digest.hexdigest()
 
 
@@ -75,17 +81,19 @@ def _sample(tensor: Tensor) -> Tensor:
     return tensor.flatten()[torch.arange(k, device=tensor.device) * (n - 1) // max(k - 1, 1)]
 
 
-def _device(device: str | torch.device) -> torch.device:
+def resolve_device(device: str | torch.device) -> torch.device:
+    """Where to run. Raises ModelError where there is no such device."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.empty(0, device=device)
+        torch.empty(0, device=device).tolist()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ModelError(f"device {str(device)!r} cannot be used here; use --device cpu or --device auto") from error
     return torch.device(device)
 
 
-def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """How to hold weights and KV. Raises ModelError for what is not in `DTYPES`."""
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype

@@ -33,10 +33,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_output()
         return PIPE_CLOSED
+    except OSError as error:  # stdout on a full disk, say
+        _drop_output()
+        print(f"triforce: error: {error}", file=sys.stderr)
+        return MISTAKE
 
 
 def _speak_utf8() -> None:
-    """Models write any character, and a locale without it must not end the text with an error."""
+    """Models write any character, and a locale without it must not end the text with an error.
+
+    A stream that the shell has closed is replaced by nothing to read, and nowhere to write.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  it stays open as long as the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")

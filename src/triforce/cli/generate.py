@@ -41,7 +41,12 @@ def model_and_prompt(options: Namespace) -> tuple[str | None, str]:
             raise RequestError("there is no prompt; give it as an argument, with --prompt-file, or on stdin")
         prompt = read_text(options.prompt_file or "-")
     if not prompt:
-        raise RequestError("the prompt is empty; give at least one character")
+        read_as = (
+            f" ({model!r} was taken for the model: MODEL comes before PROMPT)"
+            if options.prompt is None and model
+            else ""
+        )
+        raise RequestError(f"the prompt is empty; give at least one character{read_as}")
     try:
         prompt.encode()
     except UnicodeEncodeError as error:  # how Python shows bytes of an argument that are not UTF-8

@@ -7,8 +7,6 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from triforce.errors import ModelError
-
 if TYPE_CHECKING:
     import torch
 
@@ -21,11 +19,13 @@ def run(options: Namespace) -> int:
     """Reads config.json; of a model on the hub, nothing larger is fetched."""
     import torch
 
+    from triforce.checkpoint import resolve_device, resolve_dtype
     from triforce.checkpoint.families import model_config, read_config
 
     folder = _config_folder(options.model)
     hf = read_config(folder)
-    device, dtype = _placement(options.device, options.dtype)
+    device = resolve_device(options.device)
+    dtype = resolve_dtype(options.dtype, device)
     config = model_config(hf, vocab_size=hf.vocab_size, context=options.context, device=torch.device("cpu"))
     count = parameters(config)
     weights, precision = count * dtype.itemsize, str(dtype).removeprefix("torch.")
@@ -104,18 +104,3 @@ def _config_folder(model: str | None) -> Path:
         return Path(huggingface_hub.snapshot_download(model, allow_patterns=list(TEXTS)))
     except Exception:  # the hub's errors have no common type; this says what is wrong in our words
         return model_folder(model)
-
-
-def _placement(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
-    """Where and how `generate` would hold the model with the same arguments."""
-    import torch
-
-    from triforce.checkpoint import DTYPES
-
-    try:
-        place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    except RuntimeError as error:
-        raise ModelError(f"device {device!r} cannot be used here; use --device cpu or --device auto") from error
-    if dtype == "auto":
-        return place, torch.float32 if place.type == "cpu" else torch.bfloat16
-    return place, DTYPES[dtype]

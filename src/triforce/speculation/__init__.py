@@ -3,7 +3,7 @@
 from triforce.speculation.coupling import Coupling, Rejection, Seeded, rejection, seeded
 from triforce.speculation.draft import Draft, Prefix
 from triforce.speculation.lookup import Lookup
-from triforce.speculation.tier import Proposer, Tier, Watch
+from triforce.speculation.tier import Proposer, Record, Tier, Watch
 
 __all__ = [
     "Coupling",
@@ -11,6 +11,7 @@ __all__ = [
     "Lookup",
     "Prefix",
     "Proposer",
+    "Record",
     "Rejection",
     "Seeded",
     "Tier",

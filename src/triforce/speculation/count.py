@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 class Counters:
-    """Tokens a tier proposed, those the tier above kept (in all, and how often 0, 1, ... at once); passes, seconds."""
+    """Tokens a tier proposed, those the tier above kept (in all, and how often 0, 1, ... at once); passes; seconds."""
 
     def __init__(self, rows: int) -> None:
         self.proposed_B = torch.zeros(rows, dtype=torch.long)
         self.accepted_B = torch.zeros(rows, dtype=torch.long)
         self.kept_BN = torch.zeros(rows, 1, dtype=torch.long)
         self.passes_B = torch.zeros(rows, dtype=torch.long)
-        self.seconds = 0.0
+        self.seconds = self.prefill_seconds = 0.0
 
     def passed(self, live_B: Tensor, seconds: float) -> None:
         """The tier made one pass for its live rows."""

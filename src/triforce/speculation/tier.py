@@ -27,19 +27,29 @@ class Cache(Protocol):
     """What a tier's model remembers; see triforce.cache."""
 
     @property
-    def lengths_B(self) -> Tensor: ...
+    def lengths_B(self) -> Tensor:
+        """Tokens seen, per row."""
 
-    def begin(self, counts_B: Tensor, width: int) -> None: ...
+    def begin(self, counts_B: Tensor, width: int) -> None:
+        """The next pass feeds `counts_B` tokens (at most `width`, the rest is padding) at `lengths_B` and after."""
 
-    def advance(self, counts_B: Tensor) -> None: ...
+    def advance(self, counts_B: Tensor) -> None:
+        """The tokens of the pass count as seen."""
 
-    def rewind(self, lengths_B: Tensor) -> None: ...
+    def rewind(self, lengths_B: Tensor) -> None:
+        """See at most `lengths_B` tokens."""
 
-    def resume(self, length: int) -> tuple[int, int]: ...
+    def resume(self, length: int) -> tuple[int, int]:
+        """For one row: the next tokens [start, stop) to feed on the way to having seen `length` tokens.
 
-    def row(self, b: int) -> Self: ...
+        Tokens before `start` count as seen from then on. Nothing is left to feed when start == stop.
+        """
 
-    def fork(self, source: int, row: int) -> None: ...
+    def row(self, b: int) -> Self:
+        """Row b alone, on the same storage."""
+
+    def fork(self, source: int, row: int) -> None:
+        """Let a fresh row see what another row has seen."""
 
 
 C = TypeVar("C", bound=Cache)
@@ -158,9 +168,11 @@ class Tier(Generic[C]):
             stop = min(stop, start + WATCHED) if watch else stop
             ids_1T, count_1 = prefix.ids_BS[b : b + 1, start:stop], prefix.lengths_B.new_tensor([stop - start])
             scored = stop - start if watch else 0
+            started = perf_counter()
             cache.begin(count_1, stop - start)
             logits_1JV = self.model(ids_1T, cache, columns(torch.zeros_like(count_1), scored))
             cache.advance(count_1)
+            self.counters.prefill_seconds += perf_counter() - started
             if watch:
                 watch(start, logits_1JV)
             yield stop

@@ -1,0 +1,48 @@
+"""From what users pass to what the engine takes: prompts as token ids, names that are in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+from typing import Any
+
+from triforce.checkpoint import Checkpoint
+from triforce.errors import RequestError
+
+Prompt = str | Sequence[int]
+"""Text, or token ids; arrays and tensors of ids will do."""
+
+
+def one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts, whether one or several are given."""
+    given: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    several = not isinstance(given, str) and len(given) > 0 and isinstance(given[0], Iterable)
+    return list(given) if several else [given]
+
+
+def token_ids(prompt: Prompt, target: Checkpoint) -> list[int]:
+    """The ids of one prompt. Raises RequestError if there are none, too many, or some that the target does not know."""
+    if isinstance(prompt, str):
+        if target.tokenizer is None:
+            raise RequestError(f"{target.path} has no tokenizer; give the prompt as token ids")
+        ids: list[Any] = target.tokenizer.encode(prompt) if prompt else []
+    else:
+        ids = list(prompt)
+    if not ids:
+        raise RequestError("the prompt is empty; give at least one token of text")
+    wrong = next((i for i in ids if not (isinstance(i, Integral) and 0 <= int(i) < target.config.vocab_size)), None)
+    if wrong is not None:
+        raise RequestError(f"token id {wrong!r} is not in the vocabulary of {target.config.vocab_size} tokens")
+    if len(ids) >= target.config.context:
+        raise RequestError(
+            f"the prompt has {len(ids)} tokens; with room for an answer the context of {target.config.context} holds "
+            f"{target.config.context - 1}. Shorten it, or use a model with a longer context"
+        )
+    return [int(i) for i in ids]
+
+
+def known(what: str, name: str, table: Iterable[str]) -> str:
+    """`name`, if it is in the table. Raises RequestError listing what is."""
+    if name not in table:
+        raise RequestError(f"{what} {name!r} is not known; choose from {', '.join(table)}")
+    return name

@@ -1,0 +1,176 @@
+"""The public interface on tiny models: what goes in, what comes out, and what is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_checkpoint import save, tiny_model, tiny_tokenizer
+
+from triforce.cache import Full, Pool
+from triforce.checkpoint import fingerprint
+from triforce.completion import Piece
+from triforce.engine import Batch
+from triforce.errors import CacheError, RequestError
+from triforce.ladder import MODES
+from triforce.llm import LLM
+from triforce.request import RequestOutput, SamplingParams
+from triforce.session import Session
+
+PROMPT = list(range(2, 90))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name, layers in (("target", 2), ("draft", 1)):
+        model = tiny_model(vocab_size=300, num_hidden_layers=layers, max_position_embeddings=512)
+        tiny_tokenizer().save_pretrained(save(model, folder / name))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(folder / "target", folder / "draft", budget=32)
+
+
+def params(**changes: object) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.8, "seed": 5, "max_tokens": 24, "ignore_eos": True} | changes)  # type: ignore[arg-type]
+
+
+def tokens(llm: LLM, *arguments: object, **options: object) -> list[int]:
+    return llm.generate(*arguments, **options)[0].outputs[0].token_ids  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_runs_in_every_dtype(folder: Path, mode: str, dtype: str) -> None:
+    llm = LLM(folder / "target", folder / "draft", budget=32, dtype=dtype)
+    output = llm.generate(PROMPT, params(), mode=mode)[0]
+    assert output.completion_tokens == 24 and output.mode == mode
+    assert output.outputs[0].tiers[-1].prefill_seconds > 0
+
+
+def test_prompts_come_as_text_lists_arrays_and_tensors(llm: LLM) -> None:
+    wanted = tokens(llm, PROMPT, params())
+    for prompt in (np.array(PROMPT), torch.tensor(PROMPT), list(np.array(PROMPT)), tuple(PROMPT), [PROMPT]):
+        assert tokens(llm, prompt, params()) == wanted
+    assert tokens(llm, "the cat", params()) == tokens(llm, llm.encode("the cat"), params())
+    assert len(llm.generate(["the cat", "the hat"], [params(), None])) == 2
+
+
+@pytest.mark.parametrize("prompt", ["", [], [1, 2, 300], [-1], [1.5], [1] * 512])
+def test_bad_prompts(llm: LLM, prompt: object) -> None:
+    with pytest.raises(RequestError):
+        llm.generate(prompt, params())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options", [{"gamma_1": 0}, {"gamma_2": 33}, {"gamma_1": 2.5}, {"mode": "fast"}, {"coupling": "x"}]
+)
+def test_bad_settings(folder: Path, options: dict[str, object]) -> None:
+    with pytest.raises(RequestError):
+        LLM(folder / "target", folder / "draft", **options)  # type: ignore[arg-type]
+
+
+def test_pieces_add_up_to_the_output_whatever_stops_it(llm: LLM) -> None:
+    whole = llm.generate(PROMPT, params())[0].outputs[0].text
+    for at in range(0, len(whole) - 3, 5):
+        *pieces, output = llm.stream(PROMPT, params(stop=whole[at : at + 3], logprobs=1))
+        assert isinstance(output, RequestOutput)
+        one = output.outputs[0]
+        assert "".join(piece.text for piece in pieces if isinstance(piece, Piece)) == one.text
+        assert whole.startswith(one.text) and one.finish_reason == "stop"
+        assert [t for piece in pieces if isinstance(piece, Piece) for t in piece.token_ids] == one.token_ids
+        assert [o for piece in pieces if isinstance(piece, Piece) for o in piece.origins] == one.origins
+        assert len(one.logprobs or []) == len(one.token_ids)
+
+
+def test_the_kv_cache_goes_with_its_batch(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows than fit one batch, with logprobs: when a pool is made, no earlier one is alive."""
+    alive: list[int] = []
+    plain = Pool.__init__
+
+    def counting(self: Pool, *arguments: object) -> None:
+        alive.append(sum(type(thing) is Pool and hasattr(thing, "keys_LGSD") for thing in gc.get_objects()))
+        plain(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Pool, "__init__", counting)
+    gc.collect()
+    gc.disable()
+    try:
+        llm.generate(PROMPT, params(n=17, max_tokens=2, logprobs=1))
+        llm.generate(PROMPT, params(max_tokens=2))
+    finally:
+        gc.enable()
+    assert len(alive) == 4 and max(alive) == min(alive)
+
+
+def test_equal_prompts_are_read_once(llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "kv"
+    tokens(llm, PROMPT, params(), save_cache=file)
+    same = llm.generate([PROMPT, list(PROMPT)], params(n=2), load_cache=file)
+    assert {tuple(one.token_ids) for output in same for one in output.outputs[:1]} == {
+        tuple(tokens(llm, PROMPT, params()))
+    }
+
+
+def test_only_files_are_replaced(llm: LLM, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(CacheError, match="no file"):
+        tokens(llm, PROMPT, params(), save_cache=tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    tokens(llm, PROMPT, params(), save_cache=tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").is_file()
+
+
+def test_a_cache_that_cannot_be_had_is_said(llm: LLM) -> None:
+    with pytest.raises(CacheError, match=r"GiB.*--context"):
+        Pool(llm.target.config, 1, 2**40, torch.float32)
+
+
+def test_prompt_logprobs_in_a_session_cover_the_prompt(llm: LLM) -> None:
+    session = Session(llm)
+    list(session.ask(PROMPT, params()))
+    *_, output = session.ask([*PROMPT, 7, 8], params(prompt_logprobs=0))
+    assert isinstance(output, RequestOutput) and len(output.prompt_logprobs or []) == len(PROMPT) + 2
+
+
+def test_one_changed_weight_changes_the_fingerprint(folder: Path) -> None:
+    llm = LLM(folder / "target", None, dtype="bfloat16")
+    before = fingerprint(llm.models.target)
+    llm.models.target.layers[1].up_proj_IC[17, 23] += 0.25
+    assert fingerprint(llm.models.target) != before
+
+
+@pytest.mark.parametrize("refresh", [0, 4, 1])
+def test_the_retrieval_tier_reads_no_more_than_its_budget(
+    llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch, refresh: int
+) -> None:
+    """However long ago the last selection was; what the tiers are working on comes on top."""
+    from triforce.cache import retrieval
+
+    read: list[int] = []
+    plain = retrieval.attend
+
+    def counting(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, weigh: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        read.append(k.shape[1])
+        return plain(q, k, v, weigh)
+
+    monkeypatch.setattr(retrieval, "attend", counting)
+    fresh = LLM(folder / "target", folder / "draft", budget=64, refresh=refresh)
+    assert tokens(fresh, PROMPT, params(max_tokens=300)) == tokens(llm, PROMPT, params(max_tokens=300), mode="ar")
+    assert max(read) <= 64 + fresh.speculation.gamma_1 + fresh.speculation.gamma_2 + 1
+
+
+def test_plain_decoding_does_not_pay_for_observing(llm: LLM) -> None:
+    from triforce.engine import Job
+    from triforce.ladder import Speculation
+
+    for mode, observes in (("ar", False), ("draft", False), ("triforce", True), ("streaming", False)):
+        batch = Batch(llm.models, MODES[mode], Speculation(), "seeded", [Job(PROMPT, params(), 1)])
+        assert isinstance(batch.top.cache, Full) and batch.top.cache.observes is observes
