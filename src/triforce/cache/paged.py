@@ -26,7 +26,7 @@ class Pass:
 
     @staticmethod
     def over(pool: Pool, rows: range, lengths_B: Tensor, counts_B: Tensor, width: int) -> Pass:
-        starts, counts = lengths_B.tolist(), counts_B.tolist()  # the one wait for the device in a pass
+        starts, counts = lengths_B.tolist(), counts_B.tolist()  # the reference kernels slice on the host
         slots_BT = torch.zeros(len(rows), width, dtype=torch.long, device=pool.device)  # padding: scratch page 0
         for i, b in enumerate(rows):
             slots_BT[i, : counts[i]] = pool.slots(b, starts[i], starts[i] + counts[i])

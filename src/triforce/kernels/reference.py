@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SCORES = 1 << 19
+SCORES = 1 << 21
 """Scores held at once: KV heads are taken in turns beyond it, which bounds memory and keeps the scores in cache."""
 
 
