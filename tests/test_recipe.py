@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import random
 import sys
@@ -14,9 +15,9 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from recipes.pair import batches, config, corpus, heldout, model, tokenizer
+from recipes.pair import batches, config, corpus, heldout, model, plants, tokenizer
 from recipes.pair.__main__ import prepare, run
-from recipes.pair.batches import Batches
+from recipes.pair.batches import IGNORED, Batches
 from recipes.pair.config import Config
 from recipes.pair.train import Trainer, load_model
 
@@ -94,25 +95,63 @@ def test_tokens_are_the_texts(settings: Config, archives: Path, prepared: Path) 
 
 
 def test_batches_depend_on_the_step_alone(settings: Config, prepared: Path) -> None:
-    first, again = (Batches(prepared / "tokens", settings.stages[0], settings.seed) for _ in range(2))
+    words = tokenizer.load(prepared / "tokenizer")
+    first, again = (Batches(prepared / "tokens", words, settings.stages[1], settings.seed) for _ in range(2))
     again(0)
     assert all(torch.equal(a, b) for a, b in zip(first(7), again(7), strict=True))
     assert not torch.equal(first(7)[0], first(8)[0])
 
 
-@pytest.mark.parametrize("kind", list(batches.PLANTS))
-def test_what_is_planted_can_be_predicted_from_what_came_before(kind: str) -> None:
+def test_copies_can_be_predicted_from_what_came_before() -> None:
     rng = batches.np.random.default_rng(0)
-    labelled = found = 0
+    labelled = 0
     for _ in range(50):
-        window = rng.integers(1, 10**9, 1024)  # so large a vocabulary that nothing repeats by itself
-        original, known = window.copy(), batches.np.ones(1024, dtype=bool)
-        batches.PLANTS[kind](window, known, rng)
+        original = rng.integers(1, 10**9, 1024)  # so large a vocabulary that nothing repeats by itself
+        window, known = original.copy(), batches.np.ones(1024, dtype=bool)
+        plants.plant_copies(window, known, rng)
         changed = [where for where in (window != original).nonzero()[0] if known[where]]
         labelled += len(changed)
-        found += sum(window[where] in window[:where] for where in changed)
-    assert labelled > 50
-    assert found >= 0.9 * labelled  # a later span may fall on the first occurrence of an earlier one
+        assert all(window[where] in window[: where - 1] for where in changed)
+        assert all(window[where - 1] in window[: where - 1] for where in changed)  # and so can where it comes from
+    assert labelled > 50 * 200
+
+
+def test_numbers_are_asked_for_after_they_were_given(prepared: Path) -> None:
+    words = tokenizer.load(prepared / "tokenizer")
+    filler = words.get_vocab_size()
+    window, known = batches.np.full(4096, filler), batches.np.ones(4096, dtype=bool)
+    plants.Records.of(words)(window, known, batches.np.random.default_rng(0))
+    given, asked = (
+        words.decode([i for i in half if i != filler]).split("\n") for half in (window[:2048], window[2048:])
+    )
+    found = [line for line in asked if line and line in given]
+    assert len(found) >= 5
+    answers = words.decode([i for i, sure in zip(window, known, strict=True) if sure and i != filler])
+    assert all(line[-6:-1] in answers or line[-5:] in answers for line in found)
+
+
+def test_pieces_keep_their_places_and_what_follows_a_gap_is_not_asked_for(settings: Config, prepared: Path) -> None:
+    stage = settings.stages[1]
+    inputs_RT, positions_RT, labels_RT = Batches(
+        prepared / "tokens", tokenizer.load(prepared / "tokenizer"), dataclasses.replace(stage, planted={}, rows=20), 1
+    )(0)
+    gaps_RT = positions_RT.diff() > 1
+    assert stage.length < int(positions_RT.max()) <= stage.span
+    assert gaps_RT.any(1).sum() > 10
+    assert (labels_RT[:, :-1][gaps_RT] == IGNORED).all()
+    assert (labels_RT[:, :-1][~gaps_RT] == inputs_RT[:, 1:][~gaps_RT]).all()
+
+
+def test_a_gap_moves_tokens_and_hides_none(settings: Config) -> None:
+    llama = model.build(settings.shapes["target"], settings.corpus.vocab, 1)
+    torch.nn.init.normal_(llama.model.layers[0].self_attn.o_proj.weight)
+    ids_RT = torch.randint(0, settings.corpus.vocab, (2, 32))
+    near, far = torch.arange(32).expand(2, -1), torch.arange(32).expand(2, -1) + 500 * (torch.arange(32) >= 20)
+    expected = llama.model(ids_RT, use_cache=False).last_hidden_state
+    torch.testing.assert_close(model.hidden(llama, ids_RT, near), expected)
+    mask = torch.ones(32, 32, dtype=torch.bool).tril()[None, None].expand(2, -1, -1, -1)
+    expected = llama.model(ids_RT, position_ids=far, attention_mask=mask, use_cache=False).last_hidden_state
+    torch.testing.assert_close(model.hidden(llama, ids_RT, far), expected)
 
 
 def test_a_killed_stage_ends_where_an_unbroken_one_does(settings: Config, prepared: Path) -> None:

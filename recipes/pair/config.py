@@ -40,7 +40,10 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama with as many key-value heads as query heads and tied embeddings."""
+    """A Llama with as many key-value heads as query heads and tied embeddings.
+
+    With a `yarn_factor` its rotation is YaRN's (Peng et al. 2023) for `max_positions`, from the start of training on.
+    """
 
     hidden: int
     layers: int
@@ -48,13 +51,15 @@ class Shape:
     intermediate: int
     max_positions: int
     rope_theta: float
+    yarn_factor: float = 1.0
 
 
 @dataclass(frozen=True)
 class Stage:
     """One stretch of training: `steps` steps of `rows` sequences of `length` tokens, `micro_rows` at a time.
 
-    `mix` is the share of rows per source; `copy` and `recall` plant repetitions in rows of the other sources.
+    `mix` is the share of rows per source, `planted` the share of rows with repetitions of a kind (plants.py). With a `span`
+    rows are made of 2 to `pieces` pieces of a stretch of text of up to so many positions (batches.py).
     `lr` runs linearly from `lr` to `lr_end` after `warmup` steps. `patience` counts held-out checks without progress.
     """
 
@@ -68,6 +73,8 @@ class Stage:
     lr_end: float
     mix: dict[str, float]
     planted: dict[str, float] = field(default_factory=dict)
+    span: int = 0
+    pieces: int = 4
     warmup: int = 20
     weight_decay: float = 0.05
     clip: float = 1.0

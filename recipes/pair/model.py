@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -29,7 +31,7 @@ def llama_config(shape: Shape, vocab: int) -> LlamaConfig:
         num_key_value_heads=shape.heads,
         head_dim=shape.hidden // shape.heads,
         max_position_embeddings=shape.max_positions,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        rope_parameters=rope_parameters(shape),
         tie_word_embeddings=True,
         bos_token_id=0,
         eos_token_id=0,
@@ -37,12 +39,36 @@ def llama_config(shape: Shape, vocab: int) -> LlamaConfig:
     )
 
 
+def rope_parameters(shape: Shape) -> dict[str, Any]:
+    """The rotation in Hugging Face's terms."""
+    if shape.yarn_factor == 1:
+        return {"rope_type": "default", "rope_theta": shape.rope_theta}
+    original = int(shape.max_positions / shape.yarn_factor)
+    yarn = {"rope_type": "yarn", "factor": shape.yarn_factor, "original_max_position_embeddings": original}
+    return yarn | {"rope_theta": shape.rope_theta}
+
+
+def hidden(model: LlamaForCausalLM, inputs_RT: torch.Tensor, positions_RT: torch.Tensor) -> torch.Tensor:
+    """Last hidden states (R, T, C) of tokens at any ascending positions, each seeing all before it in its row.
+
+    Calls the parts of the model, as the whole takes a jump of positions for the start of another text.
+    """
+    trunk = model.model
+    states_RTC = trunk.embed_tokens(inputs_RT)
+    rotation = trunk.rotary_emb(states_RTC, positions_RT)
+    for layer in trunk.layers:
+        states_RTC = layer(states_RTC, attention_mask=None, position_embeddings=rotation)
+    normed: torch.Tensor = trunk.norm(states_RTC)
+    return normed
+
+
 @torch.no_grad()
 def borrow_embedding(model: LlamaForCausalLM, teacher: LlamaForCausalLM) -> None:
-    """Starts the embedding of `model` as the leading principal directions of the wider one of `teacher`."""
+    """Starts the embedding of `model` as the leading principal directions of the wider one of `teacher`, at its own scale."""
     wide, narrow = teacher.get_input_embeddings().weight, model.get_input_embeddings().weight
     _, _, directions = torch.linalg.svd(wide.float(), full_matrices=False)
-    narrow.copy_(wide.float() @ directions[: narrow.shape[1]].T)
+    projected = wide.float() @ directions[: narrow.shape[1]].T
+    narrow.copy_(projected * (narrow.std() / projected.std()))
 
 
 def trunk_parameters(model: LlamaForCausalLM) -> list[torch.nn.Parameter]:

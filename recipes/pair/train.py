@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from recipes.pair import files, heldout, losses, model, optim
+from recipes.pair import files, heldout, losses, model, optim, tokenizer
 from recipes.pair.batches import IGNORED, Batches
 from recipes.pair.config import Config, Machine, Stage
 
 Deadline = Callable[[], bool]
-Trunk = Callable[..., Any]
 
 
 class Trainer:
@@ -29,11 +28,10 @@ class Trainer:
         self.model = start(config, stage, work)
         self.teacher = load_model(config, stage.teacher, work) if stage.teacher else None
         self.optimizers = optim.build(self.model, stage)
-        self.batches = Batches(work / "tokens", stage, config.seed)
+        self.batches = Batches(work / "tokens", tokenizer.load(work / "tokenizer"), stage, config.seed)
         self.step, self.seconds = 0, 0.0
         self.history: list[list[float]] = []
-        self.trunk = self._compiled(self.model)
-        self.teacher_trunk = self._compiled(self.teacher) if self.teacher else None
+        self.hidden = torch.compile(model.hidden) if config.machine.compile else model.hidden
         if self.checkpoint.exists():
             self._restore(files.read_state(self.checkpoint))
 
@@ -57,35 +55,36 @@ class Trainer:
         self.checkpoint.unlink(missing_ok=True)
         return True
 
-    def _compiled(self, whole: LlamaForCausalLM) -> Trunk:
-        return torch.compile(whole.model) if self.config.machine.compile else whole.model
-
     def _train_step(self) -> torch.Tensor:
         """One update; returns the mean loss per labelled token, in nats, still on the device."""
         device, rows = self.config.machine.device, self.stage.micro_rows
-        inputs_RT, labels_RT = self.batches(self.step)
-        known = int((labels_RT != IGNORED).sum())
+        batch = self.batches(self.step)
+        known = int((batch[-1] != IGNORED).sum())
         total = torch.zeros((), device=device)
-        for inputs, labels in zip(inputs_RT.split(rows), labels_RT.split(rows), strict=True):
-            total += self._backward(inputs.to(device), labels.to(device), known)
+        for parts in zip(*(tensor.split(rows) for tensor in batch), strict=True):
+            total += self._backward(*(part.to(device) for part in parts), known)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.stage.clip)
         optim.update(self.optimizers, optim.rate(self.stage, self.step))
         self.step += 1
         return total
 
-    def _backward(self, inputs_RT: torch.Tensor, labels_RT: torch.Tensor, known: int) -> torch.Tensor:
+    def _backward(
+        self, inputs_RT: torch.Tensor, positions_RT: torch.Tensor, labels_RT: torch.Tensor, known: int
+    ) -> torch.Tensor:
         with autocast(self.config.machine):
-            hidden_ND = self.trunk(inputs_RT, use_cache=False).last_hidden_state.flatten(0, 1)
-            head_loss = self._head_loss(inputs_RT, labels_RT.flatten())
+            hidden_ND = self.hidden(self.model, inputs_RT, positions_RT).flatten(0, 1)
+            head_loss = self._head_loss(inputs_RT, positions_RT, labels_RT.flatten())
             return losses.backward_in_slices(
                 hidden_ND, lambda hidden, where: head_loss(hidden, where) / known, self.config.machine.slice
             )
 
-    def _head_loss(self, inputs_RT: torch.Tensor, labels_N: torch.Tensor) -> losses.HeadLoss:
-        if self.teacher is None or self.teacher_trunk is None:
+    def _head_loss(
+        self, inputs_RT: torch.Tensor, positions_RT: torch.Tensor, labels_N: torch.Tensor
+    ) -> losses.HeadLoss:
+        if self.teacher is None:
             return losses.cross_entropy(self.model.lm_head, labels_N)
         with torch.no_grad():
-            teacher_ND = self.teacher_trunk(inputs_RT, use_cache=False).last_hidden_state.flatten(0, 1)
+            teacher_ND = self.hidden(self.teacher, inputs_RT, positions_RT).flatten(0, 1)
         return losses.distillation(self.model.lm_head, labels_N, self.teacher.lm_head, teacher_ND, self.stage.kl_share)
 
     def _after_step(self, loss: torch.Tensor) -> None:

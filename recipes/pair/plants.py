@@ -1,0 +1,80 @@
+"""Repetitions planted in windows of text, so that heads which look things up form early and reach far.
+
+A window is cut in two parts: what is planted in the early part comes back in the late one. In windows made of distant pieces
+(see batches.py) the parts lie up to the whole span of positions apart. Shapes: W tokens of a window.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import Tokenizer
+
+Plant = Callable[[np.ndarray, np.ndarray, np.random.Generator], None]
+
+FEWEST, MOST = 12, 256  # tokens of a copied span
+COPIED = 0.6  # of the late part, so that a row with copies teaches as much as it can
+TEMPLATES = (
+    "\nThe {thing} of {name} is {value}.\n",
+    "\n{name}'s {thing} is {value}.\n",
+    "\n{thing} of {name}: {value}\n",
+)
+THINGS = ("secret number", "code", "key", "number", "address", "price", "password", "weight", "account", "score")
+
+
+def plant_copies(window_W: np.ndarray, known_W: np.ndarray, rng: np.random.Generator) -> None:
+    """Fills much of the late part with spans of the early one, in any order; a quarter of the early parts is shuffled."""
+    middle, end = len(window_W) // 2, len(window_W)
+    if rng.random() < 0.25:
+        rng.shuffle(window_W[:middle])
+        known_W[:middle] = False
+    at = middle
+    while at < end - FEWEST:
+        length = int(min(np.exp(rng.uniform(np.log(FEWEST), np.log(MOST))), end - at, middle))
+        start = int(rng.integers(0, middle - length + 1))
+        window_W[at : at + length] = window_W[start : start + length]
+        known_W[at : at + 1] = False
+        at += length
+        if at < end:  # what follows a copy is the window's own text again, for about as long as `COPIED` leaves
+            known_W[at] = False
+        at += int(length * rng.uniform(0, 2 * (1 - COPIED) / COPIED))
+
+
+@dataclass(frozen=True)
+class Records:
+    """Sentences that give each of some names a number, scattered over the early part and asked for in the late one."""
+
+    tokenizer: Tokenizer
+    names: list[str]
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> Records:
+        """Names are the capitalised words among the tokens."""
+        words = sorted(word[1:] for word in tokenizer.get_vocab() if re.fullmatch("Ġ[A-Z][a-z]{3,}", word))
+        return Records(tokenizer, words or ["Ada", "Bob", "Cid", "Dot"])
+
+    def __call__(self, window_W: np.ndarray, known_W: np.ndarray, rng: np.random.Generator) -> None:
+        """Replaces the tokens of the window in place; only the numbers asked for count, not those given."""
+        middle, end = len(window_W) // 2, len(window_W)
+        count = max(1, min(24, end // 96))
+        asked = [self._record(rng) for _ in range(count)]
+        size = max(len(cue) + len(value) for cue, value in asked)
+        for first, last, answers in ((0, middle, False), (middle, end, True)):
+            slots = rng.permutation(max(0, last - first) // size)[: len(asked)]
+            for slot, (cue, value) in zip(slots * size + first, asked, strict=False):
+                stop = slot + len(cue) + len(value)
+                window_W[slot:stop] = [*cue, *value]
+                known_W[slot:stop] = False
+                known_W[stop - len(value) : stop] = answers
+
+    def _record(self, rng: np.random.Generator) -> tuple[list[int], list[int]]:
+        """The tokens before a number, and those of the number with what ends the sentence."""
+        words = {"thing": str(rng.choice(THINGS)), "name": str(rng.choice(self.names)), "value": ""}
+        cue, tail = str(rng.choice(TEMPLATES)).format_map(words | {"value": "\0"}).split("\0")
+        number = "".join(map(str, rng.integers(0, 10, 5)))
+        cue_ids = self.tokenizer.encode(cue.rstrip(" "), add_special_tokens=False).ids
+        whole = self.tokenizer.encode(cue + number + tail, add_special_tokens=False).ids
+        return whole[: len(cue_ids)], whole[len(cue_ids) :]
