@@ -1,7 +1,9 @@
 """Batches that depend on (seed, stage, step) alone, so that a resumed run sees what an unbroken one would have.
 
-Where a stage has a `span`, its windows are made of pieces of one stretch of text, each at its true position in it: distances of
-the whole span are learnt at the cost of a short window (the idea of PoSE, Zhu et al. 2023, with the real text at its place).
+Where a stage has a `span`, its windows are made of pieces of one stretch of text, each at its true position in it:
+distances of the whole span are learnt at the cost of a short window (the idea of PoSE, Zhu et al. 2023, with the real
+text at its place).
+
 Shapes: R rows, T tokens of context, W = T + 1 tokens of a window.
 """
 

@@ -58,8 +58,8 @@ class Shape:
 class Stage:
     """One stretch of training: `steps` steps of `rows` sequences of `length` tokens, `micro_rows` at a time.
 
-    `mix` is the share of rows per source, `planted` the share of rows with repetitions of a kind (plants.py). With a `span`
-    rows are made of 2 to `pieces` pieces of a stretch of text of up to so many positions (batches.py).
+    `mix` is the share of rows per source, `planted` the share of rows with repetitions of a kind (plants.py). With a
+    `span` rows are made of 2 to `pieces` pieces of a stretch of text of up to so many positions (batches.py).
     `lr` runs linearly from `lr` to `lr_end` after `warmup` steps. `patience` counts held-out checks without progress.
     """
 
