@@ -64,7 +64,7 @@ def hidden(model: LlamaForCausalLM, inputs_RT: torch.Tensor, positions_RT: torch
 
 @torch.no_grad()
 def borrow_embedding(model: LlamaForCausalLM, teacher: LlamaForCausalLM) -> None:
-    """Starts the embedding of `model` as the leading principal directions of `teacher`'s wider one, at its own scale."""
+    """Starts the embedding of `model` as the leading principal directions of `teacher`'s, at its own scale."""
     wide, narrow = teacher.get_input_embeddings().weight, model.get_input_embeddings().weight
     _, _, directions = torch.linalg.svd(wide.float(), full_matrices=False)
     projected = wide.float() @ directions[: narrow.shape[1]].T

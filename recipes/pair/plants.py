@@ -1,7 +1,7 @@
 """Repetitions planted in windows of text, so that heads which look things up form early and reach far.
 
-A window is cut in two parts: what is planted in the early part comes back in the late one. In windows made of distant pieces
-(see batches.py) the parts lie up to the whole span of positions apart. Shapes: W tokens of a window.
+A window is cut in two parts: what is planted in the early part comes back in the late one. In windows made of distant
+pieces (see batches.py) the parts lie up to the whole span of positions apart. Shapes: W tokens of a window.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ THINGS = ("secret number", "code", "key", "number", "address", "price", "passwor
 
 
 def plant_copies(window_W: np.ndarray, known_W: np.ndarray, rng: np.random.Generator) -> None:
-    """Fills much of the late part with spans of the early one, in any order; a quarter of the early parts is shuffled."""
+    """Fills much of the late part with spans of the early one, in any order; one early part in four is shuffled."""
     middle, end = len(window_W) // 2, len(window_W)
     if rng.random() < 0.25:
         rng.shuffle(window_W[:middle])
