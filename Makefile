@@ -6,9 +6,10 @@ BIN := .venv/bin
 WORKERS ?= 2
 # One thread a worker: two OpenMP pools on the same cores wait for each other most of the time.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-INPUTS := pyproject.toml constraints.txt scripts/install.sh
+KERNELS := CMakeLists.txt $(wildcard src/triforce/kernels/cpp/*.?pp src/triforce/kernels/cpp/*/*.?pp)
+INPUTS := pyproject.toml constraints.txt scripts/install.sh $(KERNELS)
 
-.PHONY: help install install-dev demo test test-all check bench format clean
+.PHONY: help install install-dev native demo test test-all check bench format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -23,6 +24,14 @@ install-dev: .venv/.dev ## and what developers need
 .venv/.dev: $(INPUTS)
 	@PYTHON="$(PYTHON)" scripts/install.sh dev
 	@touch .venv/.user $@
+
+# Compiles what has changed; `make install` starts from nothing. LEVELS="portable;avx2" leaves out the other levels.
+native: ## compile the kernels again, after a change of theirs
+	@test -e .venv/.dev || $(MAKE) install-dev
+	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/native -G Ninja --log-level=WARNING \
+		-DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python $(if $(LEVELS),-DTRIFORCE_LEVELS="$(LEVELS)")
+	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/native
+	@touch .venv/.user .venv/.dev
 
 demo: install ## continue a book, plainly and with TriForce: the same text
 	@$(BIN)/triforce demo $(ARGS)
@@ -47,5 +56,5 @@ format: install-dev ## put the code into shape
 	@$(BIN)/ruff format
 
 clean: ## remove what can be made again in a minute (not .venv, not trained models)
-	@rm -rf dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

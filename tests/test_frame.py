@@ -62,7 +62,7 @@ except SystemExit as end:
 """
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["info"], ["demo"]])
+@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["info"], ["demo"], ["eval"]])
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     done = python(HELP, *command, "--help")
     assert done.returncode == 0
@@ -85,14 +85,19 @@ def test_python_m_triforce() -> None:
     assert done.stdout.startswith("triforce ")
 
 
-def test_the_wheel_holds_pair_and_sample(tmp_path: Path) -> None:
+def test_a_wheel_without_a_compiler_holds_all_but_the_kernels(tmp_path: Path) -> None:
+    """It is pure Python, with the pair and the sample."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*pip, "--wheel-dir", str(tmp_path), str(ROOT)], check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("triforce-*.whl")
+    environment = os.environ | {"CXX": "/no/compiler"}
+    command = [*pip, "--wheel-dir", str(tmp_path), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    (wheel,) = tmp_path.glob("triforce-*-none-any.whl")
     inside = set(zipfile.ZipFile(wheel).namelist())
     package = ROOT / "src" / "triforce"
     kept = {str(file.relative_to(package.parent)) for file in package.rglob("*") if file.is_file()}
-    assert {name for name in kept if "__pycache__" not in name} <= inside
+    built = ("__pycache__", "/cpp/", ".so")
+    assert {name for name in kept if not any(part in name for part in built)} <= inside
+    assert not any(name.endswith((".so", ".cpp", ".hpp")) for name in inside)
     assert "triforce/data/dracula.txt" in inside
     models = {
         f"triforce/pair/{model}/{file}"

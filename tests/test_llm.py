@@ -11,11 +11,12 @@ import pytest
 import torch
 from tiny_checkpoint import save, tiny_model, tiny_tokenizer
 
-from triforce.cache import Full, Pool
+from triforce.cache import PAGE, Full, Pool, Retrieval
 from triforce.checkpoint import fingerprint
 from triforce.completion import Piece
 from triforce.engine import Batch
 from triforce.errors import CacheError, RequestError
+from triforce.kernels import extension
 from triforce.ladder import MODES
 from triforce.llm import LLM
 from triforce.request import RequestOutput, SamplingParams
@@ -96,7 +97,7 @@ def test_the_kv_cache_goes_with_its_batch(llm: LLM, monkeypatch: pytest.MonkeyPa
     plain = Pool.__init__
 
     def counting(self: Pool, *arguments: object) -> None:
-        alive.append(sum(type(thing) is Pool and hasattr(thing, "keys_LGSD") for thing in gc.get_objects()))
+        alive.append(sum(type(thing) is Pool and hasattr(thing, "memory") for thing in gc.get_objects()))
         plain(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Pool, "__init__", counting)
@@ -140,11 +141,12 @@ def test_prompt_logprobs_in_a_session_cover_the_prompt(llm: LLM) -> None:
     assert isinstance(output, RequestOutput) and len(output.prompt_logprobs or []) == len(PROMPT) + 2
 
 
-def test_one_changed_weight_changes_the_fingerprint(folder: Path) -> None:
+def test_one_changed_weight_changes_the_fingerprint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extension, "native", None)  # which packs the weights
     llm = LLM(folder / "target", None, dtype="bfloat16")
-    before = fingerprint(llm.models.target)
-    llm.models.target.layers[1].up_proj_IC[17, 23] += 0.25
-    assert fingerprint(llm.models.target) != before
+    before = fingerprint(llm.target.config, llm.models.target.model.weights)
+    llm.models.target.model.weights.layers[1].up_proj_IC[17, 23] += 0.25
+    assert fingerprint(llm.target.config, llm.models.target.model.weights) != before
 
 
 @pytest.mark.parametrize("refresh", [0, 4, 1])
@@ -152,16 +154,14 @@ def test_the_retrieval_tier_reads_no_more_than_its_budget(
     llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch, refresh: int
 ) -> None:
     """However long ago the last selection was; what the tiers are working on comes on top."""
-    from triforce.cache import retrieval
-
     read: list[int] = []
-    plain = retrieval.attend
+    plain = Retrieval.begin
 
-    def counting(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, weigh: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        read.append(k.shape[1])
-        return plain(q, k, v, weigh)
+    def counting(view: Retrieval, counts_B: torch.Tensor, width: int) -> None:
+        plain(view, counts_B, width)
+        read.append(max(map(sum, zip(view._lists[-1].starts, view._lists[-1].counts, strict=True))))
 
-    monkeypatch.setattr(retrieval, "attend", counting)
+    monkeypatch.setattr(Retrieval, "begin", counting)
     fresh = LLM(folder / "target", folder / "draft", budget=64, refresh=refresh)
     assert tokens(fresh, PROMPT, params(max_tokens=300)) == tokens(llm, PROMPT, params(max_tokens=300), mode="ar")
     assert max(read) <= 64 + fresh.speculation.gamma_1 + fresh.speculation.gamma_2 + 1
@@ -171,6 +171,6 @@ def test_plain_decoding_does_not_pay_for_observing(llm: LLM) -> None:
     from triforce.engine import Job
     from triforce.ladder import Speculation
 
-    for mode, observes in (("ar", False), ("draft", False), ("triforce", True), ("streaming", False)):
+    for mode, grain in (("ar", 0), ("draft", 0), ("triforce", PAGE), ("streaming", 0)):
         batch = Batch(llm.models, MODES[mode], Speculation(), "seeded", [Job(PROMPT, params(), 1)])
-        assert isinstance(batch.top.cache, Full) and batch.top.cache.observes is observes
+        assert isinstance(batch.top.cache, Full) and batch.top.cache.grain == grain

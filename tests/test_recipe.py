@@ -180,8 +180,9 @@ def test_stopping_waits_for_patience() -> None:
 def test_the_whole_recipe_ships_a_loadable_pair(
     settings: Config, archives: Path, prepared: Path, tmp_path: Path
 ) -> None:
-    assert not run(settings, archives, prepared, tmp_path, max_seconds=0)
-    assert run(settings, archives, prepared, tmp_path)
+    pictures = tmp_path / "pictures"
+    assert not run(settings, archives, prepared, tmp_path, pictures, max_seconds=0)
+    assert run(settings, archives, prepared, tmp_path, pictures)
     for name in ("target", "draft"):
         shipped = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.bfloat16)
         trained = load_model(settings, name, prepared).bfloat16()
@@ -190,7 +191,9 @@ def test_the_whole_recipe_ships_a_loadable_pair(
         ids = words("one  two\n“é”")["input_ids"]
         assert words.decode(ids) == "one  two\n“é”"
         assert words.bos_token_id == words.eos_token_id == shipped.config.eos_token_id == 0
-    assert "bits per byte" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "### Bits per byte" in card
+    assert "(pictures/positions.svg)" in card and (pictures / "positions.svg").exists()
 
 
 def test_the_base_run_can_be_read() -> None:

@@ -1,7 +1,7 @@
 """The promise: greedy and `seeded` texts are those of plain decoding, token for token, whatever the mode and the batch.
 
-Until the kernels make it bitwise, a first difference counts as a tie if the scores of the two picks, noise included,
-differ by less than 1e-4. Ties are printed, and at most one text in twenty may have one.
+With the native kernels none is excused. On the torch path a first difference counts as a tie if the scores of the two
+picks, noise included, differ by less than 1e-4; ties are printed, and at most one text in twenty may have one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from triforce.request import SamplingParams
 from triforce.sampling import Noise
 
 TIE = 1e-4
-LENGTHS = [17, 40, 64, 100, 129, 160, 222, 256, 300, 333, 400, 450, 512, 600, 640, 720, 801, 900, 1000, 1200]
+LENGTHS = [17 + 29 * i for i in range(50)]
 TEMPERATURES = [0.0, 0.8]
 SEED = 11
 
@@ -88,7 +88,8 @@ def check(llm: LLM, prompts: list[list[int]], mode: str, temperature: float, tok
         PLAIN[known] = texts(llm, prompts, "ar", params, 1)
     plain = PLAIN[known]
     assert all(len(text) == tokens for text in plain)
-    assert ties(llm, prompts, plain, texts(llm, prompts, mode, params, rows), params) <= max(1, len(prompts) // 20)
+    allowed = 0 if llm.target.decoder.model.width_independent else max(1, len(prompts) // 20)
+    assert ties(llm, prompts, plain, texts(llm, prompts, mode, params, rows), params) <= allowed
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
@@ -96,7 +97,7 @@ def check(llm: LLM, prompts: list[list[int]], mode: str, temperature: float, tok
 def test_a_few_texts_are_those_of_plain_decoding(
     llm: LLM, prompts: list[list[int]], mode: str, temperature: float
 ) -> None:
-    check(llm, [prompts[3], prompts[8], prompts[14]], mode, temperature, tokens=32, rows=3)
+    check(llm, [prompts[4], prompts[17], prompts[31]], mode, temperature, tokens=32, rows=3)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The whole run: `python -m recipes.pair small [--corpus DIR] [--work DIR] [--out DIR] [--max-seconds N]`."""
+"""The whole run: `python -m recipes.pair small [--corpus DIR] [--work DIR] [--out DIR] [--pictures DIR] ...`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from recipes.pair import config, export, measure, pack, tokenizer
+from recipes.pair import card, config, export, measure, pack, tokenizer
 from recipes.pair.config import Config
 from recipes.pair.train import Deadline, Trainer, weights_path
 
@@ -22,15 +22,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--corpus", type=Path, default=Path("../shared/corpus"), help="folder of the .tar.xz archives")
     parser.add_argument("--work", type=Path, default=Path("build/pair"), help="folder of tokens and checkpoints")
     parser.add_argument("--out", type=Path, default=Path("src/triforce/pair"), help="folder of the shipped pair")
+    parser.add_argument("--pictures", type=Path, default=Path("docs/pair"), help="folder of the card's pictures")
     parser.add_argument("--max-seconds", type=float, default=float("inf"), help="stop at a checkpoint after this long")
     options = parser.parse_args(arguments)
     path = Path(options.size) if options.size.endswith(".toml") else HERE / f"{options.size}.toml"
     settings = config.load(path)
-    done = run(settings, options.corpus, options.work / settings.name, options.out, options.max_seconds)
+    folders = options.corpus, options.work / settings.name, options.out, options.pictures
+    done = run(settings, *folders, options.max_seconds)
     print("done" if done else "paused: run the same command again to go on")
 
 
-def run(settings: Config, corpus: Path, work: Path, out: Path, max_seconds: float = float("inf")) -> bool:
+def run(
+    settings: Config, corpus: Path, work: Path, out: Path, pictures: Path, max_seconds: float = float("inf")
+) -> bool:
     """From the archives to the shipped folders; False when `max_seconds` ran out before the end."""
     began = time.monotonic()
     torch.set_num_threads(settings.machine.threads)
@@ -41,8 +45,9 @@ def run(settings: Config, corpus: Path, work: Path, out: Path, max_seconds: floa
     prepare(settings, corpus, work)
     if not train(settings, work, out_of_time):
         return False
-    measure.run(settings, work)
     export.run(settings, work, out)
+    measure.run(settings, corpus, work, out)
+    card.run(settings, corpus, work, out, pictures)
     return True
 
 

@@ -87,13 +87,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class Measure:
-    """What the final figures are measured on. Lengths are tokens, `windows` counts windows per text."""
+    """The longest readings of `triforce eval`, in tokens, and the sample in the model card."""
 
-    texts: list[str]
-    short: int
-    long: int
-    recent: int
-    windows: int
+    max_context: int
     prompt: str
     sample_tokens: int
 

@@ -1,4 +1,4 @@
-"""The shipped folders: bf16 safetensors in the layout of `LlamaForCausalLM`, tokenizer files, and a model card."""
+"""The shipped folders: bf16 safetensors in the layout of `LlamaForCausalLM`, and tokenizer files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig
 
-from recipes.pair import card
 from recipes.pair.config import Config
 from recipes.pair.train import load_model
 
@@ -18,12 +17,9 @@ SHARD = "15MB"
 
 
 def run(config: Config, work: Path, out: Path) -> None:
-    """Writes `target/`, `draft/` and `README.md` under `out`; again gives the same files."""
+    """Writes `target/` and `draft/` under `out`; again gives the same files."""
     for name in ("target", "draft"):
         _export(config, work, name, out / name)
-    figures = json.loads((work / "figures.json").read_text(encoding="utf-8"))
-    sizes = {name: folder_bytes(out / name) for name in ("target", "draft")}
-    (out / "README.md").write_text(card.text(config, figures, sizes), encoding="utf-8")
 
 
 def folder_bytes(folder: Path) -> int:

@@ -18,8 +18,9 @@ from triforce.cache import Full
 from triforce.cache.saved import SavedCache
 from triforce.ladder import Ladder, Models, Rows, Speculation, tiers
 from triforce.request import Logprob, SamplingParams, TierStats, TokenLogprobs
-from triforce.sampling import Noise, Warper
-from triforce.speculation import Coupling, Prefix, Record, Rejection, Seeded, Tier, Watch
+from triforce.sampler import sampling
+from triforce.sampling import Noise
+from triforce.speculation import Prefix, Record, Rejection, Seeded, Tier, Watch
 
 COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {"seeded": Seeded, "rejection": Rejection}
 
@@ -59,18 +60,6 @@ class Job:
         self.finish = "stop"
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSampling:
-    """How the rows of a batch want their tokens (see speculation.tier.Sampling)."""
-
-    warper: Warper
-    coupling: Coupling
-    vocab_size: int
-
-    def probs(self, logits_BJV: Tensor, prefix: Prefix) -> Tensor:
-        return self.warper(logits_BJV, prefix.ids_BS, prefix.lengths_B)
-
-
 class Batch:
     """Rows that are prefilled one by one and decoded together, each at its own length and with its own settings.
 
@@ -87,7 +76,7 @@ class Batch:
         memory: Full | None = None,
     ) -> None:
         config, device = models.target.config, models.target.device
-        self.jobs = jobs
+        self.jobs, self.target = jobs, models.target
         self.limits = [min(job.params.max_tokens, config.context - len(job.prompt)) for job in jobs]
         capacities = [len(job.prompt) + limit + setting.reach for job, limit in zip(jobs, self.limits, strict=True)]
         self.top = ladder(Rows(models, setting, capacities, memory))
@@ -98,8 +87,8 @@ class Batch:
         lengths = [len(job.prompt) for job in jobs]
         self.prefix = Prefix(ids_BS.to(device), torch.tensor(lengths, device=device))
         noise = Noise([job.seed for job in jobs], [job.choice for job in jobs], device)
-        warper = Warper([job.params for job in jobs], lengths, config.vocab_size, device)
-        self.sampling = BatchSampling(warper, COUPLINGS[coupling](noise), config.vocab_size)
+        params = [job.params for job in jobs]
+        self.sampling = sampling(params, lengths, config.vocab_size, COUPLINGS[coupling](noise), device)
         self.prefill_seconds = self.decode_seconds = 0.0
         self.twins = [next((a for a in range(b) if _alike(jobs[a], job)), None) for b, job in enumerate(jobs)]
         """For each row the first one that a prefill can be copied from, if there is one."""
@@ -143,6 +132,15 @@ class Batch:
         self._note_logprobs(taken)
         self.decode_seconds += perf_counter() - started
         return taken
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether the texts are those of plain decoding bit for bit, and not in distribution only.
+
+        Plain decoding's own are; others under `seeded`, if a token's logits do not depend on the pass it was fed in.
+        """
+        exact = self.target.model.width_independent and self.top.cache.pool.memory.width_independent
+        return len(self.tiers) == 1 or (isinstance(self.sampling.coupling, Seeded) and exact)
 
     @property
     def done(self) -> bool:

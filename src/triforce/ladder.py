@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import gcd
 
 from triforce.cache import PAGE, Full, Pool, Retrieval, Setting, Streaming
 from triforce.cache.pool import pages_for
@@ -71,12 +72,13 @@ class Rows:
                 sum(map(pages_for, self.capacities)),
                 self.models.target.dtype,
                 self.models.target.device,
+                gcd(self.setting.retrieval.chunk, PAGE),
             )
         )
         for b, capacity in enumerate(self.capacities):
             pool.reserve(b, capacity)
         full = self.memory or Full(pool)
-        full.observes = False  # until a view selects by what it saw
+        full.grain = 0  # until a view selects by what it saw
         return full
 
     def exact(self, full: Full, below: Proposer | None = None) -> Tier[Full]:

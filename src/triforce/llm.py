@@ -6,9 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from triforce import kernels
 from triforce.cache import PAGE, Full, Setting, saved
 from triforce.checkpoint import Checkpoint, load
 from triforce.checkpoint.tokenizer import configured_eos_ids
@@ -42,6 +40,7 @@ class Request:
     prompt: list[int]
     completions: list[Completion]
     outputs: list[CompletionOutput] = field(default_factory=list)
+    bitwise: bool = False
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 
@@ -182,6 +181,7 @@ class LLM:
         for b, (request, completion) in enumerate(rows):
             request.outputs.append(completion.output(batch, b))
         for request in {id(request): request for request, _ in rows}.values():
+            request.bitwise = batch.bitwise
             request.prefill_seconds += batch.prefill_seconds
             request.decode_seconds += batch.decode_seconds
 
@@ -202,15 +202,10 @@ class LLM:
             outputs=request.outputs,
             mode=mode or self.mode,
             coupling=self.coupling,
-            exactness=self._exactness(mode or self.mode),
+            exactness="bitwise" if request.bitwise else "distribution",
             prefill_seconds=request.prefill_seconds,
             decode_seconds=request.decode_seconds,
         )
-
-    def _exactness(self, mode: str) -> Literal["bitwise", "distribution"]:
-        """Under `seeded` a text is that of plain decoding bit for bit, if a row's logits do not depend on the pass."""
-        same = mode == "ar" or (self.coupling == "seeded" and kernels.WIDTH_INDEPENDENT)
-        return "bitwise" if same else "distribution"
 
 
 def _decode(batch: Batch, completions: Sequence[Completion]) -> Iterator[Piece]:

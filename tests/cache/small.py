@@ -12,10 +12,11 @@ import torch
 from simple_cache import DEVICE
 from torch import Tensor
 
-from triforce.cache import PAGE, Full, Pool
+from triforce.cache import PAGE, Full, Pool, Retrieval
 from triforce.config import ModelConfig
-from triforce.decoder import Decoder, Layer
+from triforce.decoder import Decoder
 from triforce.rope import Rope
+from triforce.weights import Layer, Weights
 
 DTYPE = torch.float64 if DEVICE == "cpu" else torch.float32  # CUDA's fused attention has no float64
 CLOSE = dict(atol=5e-5, rtol=5e-5)  # the rotation, the norms and the softmax are float32 whatever the dtype
@@ -45,7 +46,7 @@ def small_decoder(
         )
         for _ in range(layers)
     )  # fmt: skip
-    return Decoder(config, random(VOCAB, C, gain=C**0.5), blocks, norm(), random(VOCAB, C, gain=2.0))
+    return Decoder(config, Weights(random(VOCAB, C, gain=C**0.5), blocks, norm(), random(VOCAB, C, gain=2.0)))
 
 
 def text(length: int, seed: int = 0) -> list[int]:
@@ -80,8 +81,8 @@ def prefill(decoder: Decoder, view: object, b: int, ids: Sequence[int]) -> None:
 def make_pool(decoder: Decoder, rows: int, capacity: int, spare: int = 0, fragmented: bool = False) -> Pool:
     """A pool full of NaN, whose rows have room for `capacity` tokens each, in pages that lie apart if so wished."""
     pages = -(-capacity // PAGE)
-    pool = Pool(decoder.config, rows, rows * pages + spare, decoder.dtype, decoder.device)
-    poison(pool, torch.arange(pool.keys_LGSD.shape[2]))
+    pool = Pool(decoder.config, rows, rows * pages + spare, decoder.dtype, decoder.device, unit=1)
+    poison(pool, torch.arange(pool.memory.keys_LGSD.shape[2]))
     for page in range(1 if fragmented else pages, pages + 1):
         for b in range(rows):
             pool.reserve(b, page * PAGE)
@@ -89,13 +90,20 @@ def make_pool(decoder: Decoder, rows: int, capacity: int, spare: int = 0, fragme
 
 
 def poison(pool: Pool, slots_N: Tensor) -> None:
-    for memory_LGSD in (pool.keys_LGSD, pool.values_LGSD):
+    for memory_LGSD in (pool.memory.keys_LGSD, pool.memory.values_LGSD):
         memory_LGSD[:, :, slots_N.to(pool.device)] = torch.nan
+
+
+def slots_of(lower: Retrieval, b: int) -> Tensor:
+    """The slots (L, G, N) that a row's choice names."""
+    choice = lower.choices[b]
+    assert choice is not None
+    return (choice.units.long()[..., None] * lower.unit + torch.arange(lower.unit, device=DEVICE)).flatten(2)
 
 
 def turn(x_THD: Tensor, rope: Rope, positions: Sequence[int]) -> Tensor:
     """Rotate as complex numbers, in float64."""
-    cos, sin = (table[0, :, : x_THD.shape[-1] // 2].double() for table in rope.cos_sin(longs(positions)[None]))
+    cos, sin = (table.double() for table in rope.cos_sin(longs(positions)))
     z = torch.complex(*x_THD.double().chunk(2, -1)) * torch.complex(cos, sin)[:, None]
     return torch.cat([z.real, z.imag], -1)
 

@@ -7,6 +7,7 @@ looks at it is found out. Dense caches (small.py) say what each pass should have
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -28,10 +29,12 @@ from small import (
     make_pool,
     poison,
     prefill,
+    slots_of,
     small_decoder,
     text,
 )
 from torch import Tensor
+from torch.nn.functional import pad
 
 from triforce.cache import Full, Retrieval, Setting
 from triforce.cache.retrieval import Budget
@@ -55,7 +58,7 @@ def seen_by(lower: Retrieval, b: int) -> Seen:
     if choice is None:
         return everything
     token_at = {slot: n for n, slot in enumerate(pool.slots(row, 0, CAPACITY).tolist())}
-    chosen = [[{token_at[slot] for slot in head} for head in slots_GN.tolist()] for slots_GN in choice.slots]
+    chosen = [[{token_at[slot] for slot in head} for head in slots_GN.tolist()] for slots_GN in slots_of(lower, b)]
     recent = lower.recent[b]
 
     def seen(layer: int, g: int, position: int) -> set[int] | None:
@@ -176,7 +179,7 @@ class Tiers(RuleBasedStateMachine):
             assert_holds(self.full.row(b), 0, dense(DECODER, self.texts[b]))
 
     def _memory(self, slots_N: Tensor) -> Tensor:
-        return torch.stack([self.pool.keys_LGSD[:, :, slots_N], self.pool.values_LGSD[:, :, slots_N]])
+        return torch.stack([self.pool.memory.keys_LGSD[:, :, slots_N], self.pool.memory.values_LGSD[:, :, slots_N]])
 
     def _ahead_logits(self, b: int) -> Tensor:
         """One guess after the other, each with the sight that it had, on top of an exact prefill."""
@@ -226,22 +229,19 @@ class FullForgetful(Full):
 class WrongGroup(Retrieval):
     """Each KV head looks at what was chosen for its neighbour."""
 
-    def _visible(self, layer: int, b: int, stop: int) -> tuple[Tensor, Tensor]:
-        choice = self.choices[b]
-        if choice is not None:
-            slots_GN = choice.slots[layer]
-            choice.slots[layer] = slots_GN.flip(0)
-            visible = super()._visible(layer, b, stop)
-            choice.slots[layer] = slots_GN
-            return visible
-        return super()._visible(layer, b, stop)
+    def _row_list(self, b: int, stop: int) -> Tensor:
+        return super()._row_list(b, stop).flip(1)
 
 
 class NoRefusedSlots(Retrieval):
     """Sees stale keys: one token more than there is."""
 
-    def _visible(self, layer: int, b: int, stop: int) -> tuple[Tensor, Tensor]:
-        return super()._visible(layer, b, stop + 1)
+    def begin(self, counts_B: Tensor, width: int) -> None:
+        super().begin(counts_B, width)
+        self._lists = [
+            replace(each, units=pad(each.units, (0, 1)), starts=[start + 1 for start in each.starts])
+            for each in self._lists
+        ]
 
 
 class OneBehind(Retrieval):
@@ -302,9 +302,9 @@ def test_verification_replaces_what_the_lower_view_wrote() -> None:
     guess = text(4, seed=8)
     feed(DECODER, lower, [guess])
     slots_N = full.pool.slots(0, 120, 124)
-    approximate = full.pool.keys_LGSD[1][:, slots_N].clone()
+    approximate = full.pool.memory.keys_LGSD[1][:, slots_N].clone()
     feed(DECODER, full, [guess])
-    assert (approximate - full.pool.keys_LGSD[1][:, slots_N]).abs().max() > 1e-2
+    assert (approximate - full.pool.memory.keys_LGSD[1][:, slots_N]).abs().max() > 1e-2
     assert_holds(full, 0, dense(DECODER, ids + guess))
 
 

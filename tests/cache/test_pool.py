@@ -110,7 +110,7 @@ def test_a_row_grows_behind_itself_though_there_is_a_hole_before() -> None:
 
 def test_span_of_consecutive_pages_is_no_copy() -> None:
     pool = make_pool(DECODER, 2, 40)
-    assert pool.span(0, 1, 0, 40)[0].untyped_storage().data_ptr() == pool.keys_LGSD.untyped_storage().data_ptr()
+    assert pool.span(0, 1, 0, 40)[0].untyped_storage().data_ptr() == pool.memory.keys_LGSD.untyped_storage().data_ptr()
 
 
 def test_a_full_pool_refuses_and_goes_on() -> None:
@@ -119,11 +119,11 @@ def test_a_full_pool_refuses_and_goes_on() -> None:
     pool = make_pool(DECODER, 2, 48)
     full = Full(pool)
     prefill(DECODER, full, 0, ids)
-    held = pool.keys_LGSD.clone(), pool.values_LGSD.clone(), [list(t) for t in pool.tables], pool.lengths_B.clone()
+    held = pool.memory.keys_LGSD.clone(), pool.memory.values_LGSD.clone(), [list(t) for t in pool.tables], pool.lengths_B.clone()
     with pytest.raises(CacheError, match="0 free pages of 16 tokens, 1 more are needed"):
         pool.reserve(0, 49)
-    assert torch.equal(held[0].nan_to_num(9), pool.keys_LGSD.nan_to_num(9))
-    assert torch.equal(held[1].nan_to_num(9), pool.values_LGSD.nan_to_num(9))
+    assert torch.equal(held[0].nan_to_num(9), pool.memory.keys_LGSD.nan_to_num(9))
+    assert torch.equal(held[1].nan_to_num(9), pool.memory.values_LGSD.nan_to_num(9))
     assert held[2] == pool.tables and torch.equal(held[3], pool.lengths_B) and pool.free_pages == 0
     got = feed(DECODER, full.row(0), [more])[0]
     torch.testing.assert_close(got, feed(DECODER, dense(DECODER, ids), [more])[0], **CLOSE)

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simple_cache import DEVICE
-from small import CLOSE, VOCAB, Dense, dense, feed, longs, make_pool, prefill, small_decoder, text
+from small import CLOSE, VOCAB, Dense, dense, feed, longs, make_pool, prefill, slots_of, small_decoder, text
 from torch import Tensor
 
 from triforce.cache import PAGE, Full, Retrieval, Setting
@@ -142,7 +142,7 @@ def test_observed_mass_is_that_of_the_verification_alone() -> None:
     """All five queries of it, the refused ones too; total T * H / G, whatever came before."""
     full, _, verified = scene(DECODER)
     for layer in range(2):
-        mass_GS = full.sights[1].mass[layer]
+        mass_GS = full.sights[1].mass[layer][:, : verified.mass[layer].shape[1]]
         torch.testing.assert_close(mass_GS.double(), verified.mass[layer], **CLOSE)
         torch.testing.assert_close(mass_GS.sum(1), torch.full_like(mass_GS[:, 0], 5 * 2.0))
 
@@ -291,11 +291,11 @@ def test_a_choice_keeps_to_its_budget(budget: int, chunk: int) -> None:
         choice = rounds.lower.choices[1]
         if choice is not None and rounds.spy.asked:
             committed = rounds.spy.asked[-1][0]
-            sight = choice.slots[0].shape[1] + committed - choice.recent
+            sight = choice.tokens + committed - choice.recent
             sinks = -(-PAGE // chunk) * chunk
             assert sight <= max(budget, sinks + budget // 8 + 2 * chunk)
             assert committed - choice.recent >= budget // 8
-            tokens = [rounds.full.pool.slots(1, 0, 600).tolist().index(slot) for slot in choice.slots[0][0].tolist()]
+            tokens = [rounds.full.pool.slots(1, 0, 600).tolist().index(slot) for slot in slots_of(rounds.lower, 1)[0, 0].tolist()]
             assert tokens == sorted(set(tokens)) and tokens[: min(PAGE, len(tokens))] == list(
                 range(min(PAGE, len(tokens)))
             )
@@ -322,7 +322,7 @@ def test_the_first_selection_has_queries_to_go_by(name: str, length: int) -> Non
     lower = Retrieval(full, POLICIES[name](), Setting(Budget(64)))
     feed(DECODER, lower, [[1, 2, 3]])
     choice = lower.choices[0]
-    assert choice is not None and choice.recent >= length - 32 and choice.slots[0].shape[1] <= 64
+    assert choice is not None and choice.recent >= length - 32 and choice.tokens <= 64
     assert full.sights[0].start + len(full.sights[0].queries[0]) == length
 
 
@@ -346,7 +346,7 @@ def test_a_share_of_the_context_grows_with_it() -> None:
         rounds.round(kept=3)
         choice = rounds.lower.choices[1]
         assert choice is not None
-        sights.append(choice.slots[0].shape[1] + rounds.spy.asked[-1][0] - choice.recent)
+        sights.append(choice.tokens + rounds.spy.asked[-1][0] - choice.recent)
     assert sights[0] <= 64 and 160 <= sights[-1] <= 192
 
 
@@ -415,5 +415,5 @@ def test_generation_far_beyond_the_budget(selection: str) -> None:
     texts, batch = generate("retrieval", PROMPTS[:1], 200, budget=32, selection=selection)
     assert texts == plain_alone(200)
     choice = batch.top.below.cache.choices[0]
-    assert choice.slots[0].shape[1] <= 32 and choice.recent > 180
+    assert choice.tokens <= 32 and choice.recent > 180
     assert all(0 <= token < VOCAB for token in texts[0])

@@ -17,7 +17,7 @@ from simple_cache import DEVICE
 from small import CLOSE, DTYPE, VOCAB, feed, longs, prefill, small_decoder, text, turn, weigh
 from torch import Tensor
 
-from triforce.cache import Streaming
+from triforce.cache import PAGE, Streaming
 from triforce.config import ModelConfig
 from triforce.decoder import Decoder
 from triforce.errors import CacheError
@@ -172,9 +172,10 @@ class Rewinds(RuleBasedStateMachine):
         """What was taken back is overwritten with large numbers: whoever still saw it would show it."""
         for b, ids in enumerate(self.texts):
             for position in range(len(ids), self.highest[b]):
-                slot = position if position < SINKS else SINKS + (position - SINKS) % (WINDOW + SLACK)
-                self.cache.keys_LBGSD[:, b, :, slot] = 30.0
-                self.cache.values_LBGSD[:, b, :, slot] = 1e6
+                place = position if position < SINKS else SINKS + (position - SINKS) % self.cache.ring
+                slot = (1 + b * self.cache.pages) * PAGE + place
+                self.cache.memory.keys_LGSD[:, :, slot] = 30.0
+                self.cache.memory.values_LGSD[:, :, slot] = 1e6
 
     @invariant()
     def lengths_are_the_texts(self) -> None:
@@ -313,7 +314,8 @@ def test_fork_copies() -> None:
 
 def test_memory_does_not_grow() -> None:
     cache = view()
-    before = cache.keys_LBGSD.shape
+    before = cache.memory.keys_LGSD.shape
     in_pieces(cache, IDS, Random(0))
-    assert cache.keys_LBGSD.shape == before == (3, 1, 2, SINKS + WINDOW + SLACK + 1, 8)
-    assert cache.keys_LBGSD.dtype == DTYPE
+    assert cache.memory.keys_LGSD.shape == before
+    assert before[2] <= SINKS + WINDOW + SLACK + 3 * PAGE  # scratch, a unit more, and the rest of a page
+    assert cache.memory.keys_LGSD.dtype == DTYPE

@@ -9,8 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from triforce.cache import Pool, Retrieval
+from triforce.cache import Retrieval
 from triforce.kernels import reference
+from triforce.kernels.plain_memory import PlainMemory
 from triforce.speculation import Rejection, Tier, coupling
 
 
@@ -147,15 +148,15 @@ WRITE_ONCE = """\
 if not hasattr(self, "written"):
         self.written_LS = torch.zeros(self.keys_LGSD.shape[0], self.keys_LGSD.shape[2], dtype=torch.bool)
         self.written = True
-    old_N11 = self.written_LS[layer, slots_N, None, None]
-    k_NGD = torch.where(old_N11, self.keys_LGSD[layer][:, slots_N].transpose(0, 1), k_NGD)
-    v_NGD = torch.where(old_N11, self.values_LGSD[layer][:, slots_N].transpose(0, 1), v_NGD)
+    old_N1 = self.written_LS[layer, slots_N, None]
+    k_GND = torch.where(old_N1, self.keys_LGSD[layer][:, slots_N], k_GND)
+    v_GND = torch.where(old_N1, self.values_LGSD[layer][:, slots_N], v_GND)
     self.written_LS[layer, slots_N] = True
     """
 MEMORIES = [
     Mutant(
         "stale KV after a rollback",  # the slot of a refused guess keeps what the guess wrote
-        [Edit(Pool, "write", (FIRST := "self.keys_LGSD[layer].index_copy_", WRITE_ONCE + FIRST))],
+        [Edit(PlainMemory, "put", (FIRST := "self.keys_LGSD[layer].index_copy_", WRITE_ONCE + FIRST))],
         ("same text: draft", "same KV: draft"),
     ),
     Mutant(

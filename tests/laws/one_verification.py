@@ -20,13 +20,15 @@ from torch import Tensor
 
 from tests.laws.toy import Law
 from triforce.request import SamplingParams
+from triforce.sampler import NativeSampling
 from triforce.sampling import Warper
-from triforce.speculation import Draft
+from triforce.speculation import Draft, Prefix
 from triforce.speculation import coupling as couplings
 
 Text = tuple[int, ...]
 NextLaw = Callable[[Text], list[float]]
 Interval = tuple[float, float]
+Decide = Callable[[Draft, Tensor, Tensor], tuple[Tensor, Tensor]]
 INSET = 1e-12
 PROMPT = (0, 1, 1)
 
@@ -82,7 +84,31 @@ def draws(p: list[float], refused: list[float] | None) -> list[Interval]:
     return list(pairwise(borders))
 
 
-def outcomes(p: NextLaw, q: NextLaw, counts: Sequence[int]) -> list[tuple[int, Cell, Text]]:
+class Given:
+    """These uniforms, whatever is asked for."""
+
+    def __init__(self, uniforms_BJ: Tensor) -> None:
+        self.uniforms_BJ = uniforms_BJ
+
+    def uniforms(self, tier: int, n: int, used_B: Tensor) -> Tensor:
+        return self.uniforms_BJ
+
+
+def in_torch(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
+    """Looked up when called: mutants.py may have replaced it."""
+    return couplings.rejection(draft, probs_BJV, uniforms_BJ)
+
+
+def native(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
+    """`rejection` as the native sampler decides, from logits that are the logarithms of these laws."""
+    B, _, V = probs_BJV.shape
+    sampling = NativeSampling([SamplingParams()] * B, [0] * B, V, couplings.Rejection(Given(uniforms_BJ)))
+    prefix = Prefix(torch.zeros(B, 1, dtype=torch.long), torch.zeros(B, dtype=torch.long))
+    step = sampling.verify(draft, probs_BJV.log(), prefix, torch.ones(B, dtype=torch.bool), 0)
+    return step.counts_B - 1, step.tokens_BK.gather(1, step.counts_B[:, None] - 1)[:, 0]
+
+
+def outcomes(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_torch) -> list[tuple[int, Cell, Text]]:
     """What `rejection` emits in each cell, for drafts of each of these counts, all in one ragged batch."""
     listed = [(count, cell) for count in counts for cell in cells(p, q, count)]
     draft, laws_p = batch(p, q, listed, max(counts))
@@ -91,7 +117,7 @@ def outcomes(p: NextLaw, q: NextLaw, counts: Sequence[int]) -> list[tuple[int, C
     many = [
         x.repeat_interleave(P, 0) for x in (draft.tokens_BK, draft.laws_BKV, draft.origins_BK, draft.counts_B, laws_p)
     ]
-    kept, token = (x.view(N, P) for x in couplings.rejection(Draft(*many[:4]), many[4], uniforms_NPJ.reshape(N * P, J)))
+    kept, token = (x.view(N, P) for x in decide(Draft(*many[:4]), many[4], uniforms_NPJ.reshape(N * P, J)))
     assert (kept == kept[:, :1]).all(), "the number of guesses kept changes inside a cell"
     assert (token == token[:, :1]).all(), "the token drawn changes inside a cell"
     emitted = zip(listed, kept[:, 0].tolist(), token[:, 0].tolist(), strict=True)
@@ -123,10 +149,10 @@ def looks(edges: list[list[Interval]], J: int) -> Tensor:
     return low_N1J + INSET + corners_PJ * (high_N1J - low_N1J - 2 * INSET)
 
 
-def emitted_laws(p: NextLaw, q: NextLaw, counts: Sequence[int]) -> dict[int, Law]:
+def emitted_laws(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_torch) -> dict[int, Law]:
     """For each count, the law of `max(counts) + 1` tokens: what `rejection` emits, continued by p."""
     laws: dict[int, Law] = {count: defaultdict(float) for count in counts}
-    for count, cell, text in outcomes(p, q, counts):
+    for count, cell, text in outcomes(p, q, counts, decide):
         for whole, weight in continued(p, text, cell.weight, max(counts) + 1).items():
             laws[count][whole] += weight
     return laws

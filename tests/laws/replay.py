@@ -31,7 +31,7 @@ class Keyed:
     def uniforms(self, tier: int, n: int, used_B: Tensor) -> Tensor:
         at_Bn = columns(self.draws[tier], n).clamp_max(self.sizes[tier] - 1) + sum(self.sizes[:tier])
         self.draws[tier] += used_B
-        return (self.digits_BD.gather(1, at_Bn) + 0.5) / self.cells
+        return (self.digits_BD.gather(1, at_Bn).double() + 0.5) / self.cells
 
 
 def replay_error(case: Case) -> float:

@@ -14,6 +14,7 @@ from tests.laws.replay import replay_error
 from tests.laws.test_law_acceptance import LIMIT, watched_ladder
 from tests.laws.test_law_of_one_verification import deviation, laws
 from tests.laws.test_law_of_the_engine import PLAIN, Trial
+from triforce.kernels import extension
 from triforce.request import SamplingParams
 from triforce.speculation import Rejection
 
@@ -60,6 +61,12 @@ def same_kv(mode: str) -> Callable[[], None]:
         assert kv_error(mode) < 1e-4
 
     return check
+
+
+@pytest.fixture(autouse=True)
+def torch_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The faults are edits of Python."""
+    monkeypatch.setattr(extension, "native", None)
 
 
 CHECKS: dict[str, Callable[[], None]] = {

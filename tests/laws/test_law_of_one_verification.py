@@ -6,8 +6,19 @@ import pytest
 import torch
 
 from tests.laws.cases import EXACT
-from tests.laws.one_verification import NextLaw, Text, acceptance, continued, emitted_laws, warped
+from tests.laws.one_verification import (
+    Decide,
+    NextLaw,
+    Text,
+    acceptance,
+    continued,
+    emitted_laws,
+    in_torch,
+    native,
+    warped,
+)
 from tests.laws.toy import distance
+from tests.samplers import needs_native
 from triforce.request import SamplingParams
 
 torch.set_num_threads(1)
@@ -25,6 +36,8 @@ WARPERS = {
     "logit bias": SamplingParams(logit_bias={0: -1.5, 2: 1.0}),
     "all": SamplingParams(0.8, 3, 0.95, 0.02, 1.2, 0.3, 0.2, {1: 0.5}),
 }
+DECIDERS = [pytest.param(in_torch, id="torch"), pytest.param(native, id="native", marks=needs_native)]
+each_decider = pytest.mark.parametrize("decide", DECIDERS)
 COUNTS = {3: (0, 1, 2, 3), 4: (2, 0, 1)}
 
 
@@ -32,31 +45,34 @@ def laws(params: SamplingParams, V: int, likeness: float = 0.5) -> tuple[NextLaw
     return cache(warped(1, params, V, likeness)), cache(warped(2, params, V, likeness))
 
 
-def deviation(p: NextLaw, q: NextLaw, counts: tuple[int, ...]) -> float:
+def deviation(p: NextLaw, q: NextLaw, counts: tuple[int, ...], decide: Decide = in_torch) -> float:
     truth = continued(p, (), 1.0, max(counts) + 1)
-    return max(distance(law, truth) for law in emitted_laws(p, q, counts).values())
+    return max(distance(law, truth) for law in emitted_laws(p, q, counts, decide).values())
 
 
+@each_decider
 @pytest.mark.parametrize("V", COUNTS)
 @pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
-def test_emits_the_law_of_the_verifier(params: SamplingParams, V: int) -> None:
-    assert deviation(*laws(params, V), COUNTS[V]) < EXACT
+def test_emits_the_law_of_the_verifier(params: SamplingParams, V: int, decide: Decide) -> None:
+    assert deviation(*laws(params, V), COUNTS[V], decide) < EXACT
 
 
+@each_decider
 @pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
-def test_a_point_mass_as_lookup_guesses_it(params: SamplingParams) -> None:
+def test_a_point_mass_as_lookup_guesses_it(params: SamplingParams, decide: Decide) -> None:
     p, _ = laws(params, 3)
 
     def q(text: Text) -> list[float]:
         return [float(v == len(text) % 3) for v in range(3)]
 
-    assert deviation(p, q, (0, 2, 3)) < EXACT
+    assert deviation(p, q, (0, 2, 3), decide) < EXACT
 
 
+@each_decider
 @pytest.mark.parametrize("likeness", [0.0, 0.9, 1.0])
-def test_whatever_the_guess_is_worth(likeness: float) -> None:
+def test_whatever_the_guess_is_worth(likeness: float, decide: Decide) -> None:
     """1.0: both laws are the same."""
-    assert deviation(*laws(SamplingParams(), 3, likeness), (0, 1, 2)) < EXACT
+    assert deviation(*laws(SamplingParams(), 3, likeness), (0, 1, 2), decide) < EXACT
 
 
 @pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)

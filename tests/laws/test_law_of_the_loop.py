@@ -8,14 +8,16 @@ import torch
 from tests.laws.cases import BY_NAME, CASES, EXACT, Case
 from tests.laws.replay import replay_error
 from tests.laws.toy import Grid, law
+from tests.samplers import Sampler, each_sampler
 
 torch.set_num_threads(1)
 PARAMS = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * case.slow) for case in CASES]
 
 
+@each_sampler
 @pytest.mark.parametrize("case", PARAMS)
-def test_the_law_is_that_of_the_top_tier(case: Case) -> None:
-    assert case.error() < EXACT
+def test_the_law_is_that_of_the_top_tier(case: Case, sampler: Sampler) -> None:
+    assert case.error(sampler=sampler) < EXACT
 
 
 @pytest.mark.slow

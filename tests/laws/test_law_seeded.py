@@ -4,6 +4,7 @@ Equal texts under equal noise have equal laws; that the exponential race draws f
 Shape suffixes: B rows, V vocabulary, J columns, M noises, H positions, N nodes, P corners.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
@@ -14,9 +15,11 @@ from torch import Tensor
 
 from tests.laws.cases import CASES, EXACT, Case
 from tests.laws.toy import Ladder
+from tests.samplers import Sampler, each_sampler, needs_native, torch_sampling
 from triforce.request import SamplingParams
+from triforce.sampler import NativeSampling
 from triforce.sampling import Warper
-from triforce.speculation import Seeded
+from triforce.speculation import Draft, Prefix, Seeded
 from triforce.speculation import coupling as couplings
 
 torch.set_num_threads(1)
@@ -45,14 +48,24 @@ class Assigned:
         return self.noise_MV[torch.where(within_BJ, ASSIGNED.gather(1, new_BJ.clamp(0, HORIZON - 1)), 0)]
 
 
-def random_ladder(case: Case, params: SamplingParams) -> Ladder:
+class Given:
+    """These exponentials, whatever the positions: (B, V)."""
+
+    def __init__(self, exponentials_BV: Tensor) -> None:
+        self.exponentials_BV = exponentials_BV
+
+    def exponentials(self, positions_BJ: Tensor, vocab_size: int) -> Tensor:
+        return self.exponentials_BV[:, None].expand(-1, positions_BJ.shape[1], -1).contiguous()
+
+
+def random_ladder(case: Case, params: SamplingParams, sampler: Sampler = torch_sampling) -> Ladder:
     """The tiers of a case with arbitrary laws that resemble each other."""
     generator = torch.Generator().manual_seed(3)
     common = torch.randn(V, V, V, generator=generator, dtype=torch.float64)
     models = len(case.gammas) + 1 - case.lookup
     sizes = [(V,) * (3 + (case.selects and level == 0)) for level in range(models)]
     tables = [common + torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
-    return replace(case.ladder(tables), params=params, coupling=Seeded)
+    return replace(case.ladder(tables), params=params, coupling=Seeded, sampler=sampler)
 
 
 def speculated(ladder: Ladder) -> Tensor:
@@ -78,30 +91,50 @@ def plain(ladder: Ladder) -> Tensor:
     return ids_BS[:, len(ladder.prompt) :]
 
 
+@each_sampler
 @pytest.mark.parametrize("params", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("case", LADDERS.values(), ids=lambda case: case.name)
-def test_the_text_is_that_of_plain_decoding(case: Case, params: SamplingParams) -> None:
-    ladder = random_ladder(case, params)
+def test_the_text_is_that_of_plain_decoding(case: Case, params: SamplingParams, sampler: Sampler) -> None:
+    ladder = random_ladder(case, params, sampler)
     assert torch.equal(speculated(ladder), plain(ladder))
 
 
+Race = Callable[[Tensor, Tensor], Tensor]
+
+
+def native_race(probs_V: Tensor, exponentials_NV: Tensor) -> Tensor:
+    """The picks that a native pass without guesses makes."""
+    rows = len(exponentials_NV)
+    sampling = NativeSampling([SamplingParams()] * rows, [0] * rows, len(probs_V), Seeded(Given(exponentials_NV)))
+    prefix, live_B = (
+        Prefix(torch.zeros(rows, 1, dtype=torch.long), torch.zeros(rows, dtype=torch.long)),
+        torch.ones(rows) > 0,
+    )
+    logits_NJV = probs_V.log().repeat(rows, 1, 1)
+    return sampling.verify(Draft.empty(prefix.lengths_B, 0), logits_NJV, prefix, live_B, 0).tokens_BK[:, 0]
+
+
+RACES = [pytest.param(couplings.race, id="torch"), pytest.param(native_race, id="native", marks=needs_native)]
+
+
+@pytest.mark.parametrize("race", RACES)
 @pytest.mark.parametrize(
     "law", [(0.3, 0.7), (0.05, 0.95), (0.2, 0.5, 0.3), (0.6, 0.0, 0.4), (0.25, 0.25, 0.5), (1.0, 0.0)]
 )
-def test_the_race_draws_from_its_law(law: tuple[float, ...]) -> None:
+def test_the_race_draws_from_its_law(law: tuple[float, ...], race: Race) -> None:
     """Token i wins at time t exactly if each other token j comes after t p_j / p_i, which has probability
     exp(-t p_j / p_i): looked up at the corners of that orthant, integrated over t by Gauss-Laguerre quadrature."""
     p_V = torch.tensor(law, dtype=torch.float64)
     for i, chance in enumerate(law):
-        assert abs(win_probability(p_V, i) - chance) < EXACT
+        assert abs(win_probability(p_V, i, race) - chance) < EXACT
 
 
-def win_probability(p_V: Tensor, i: int) -> float:
-    """That `race` picks token i, integrated over times t = p_i s: the integrand is smooth in s for any law."""
+def win_probability(p_V: Tensor, i: int, race: Race) -> float:
+    """That a race picks token i, integrated over times t = p_i s: the integrand is smooth in s for any law."""
     if p_V[i] == 0:
         times_NV = torch.logspace(-12, 2, 30, dtype=torch.float64)[:, None].repeat(1, len(p_V))
         times_NV[:, i] = 2.0**-53  # the earliest time there is
-        assert not (couplings.race(p_V, times_NV) == i).any()
+        assert not (race(p_V, times_NV) == i).any()
         return 0.0
     nodes, weights = map(torch.from_numpy, np.polynomial.laguerre.laggauss(60))
     others = [j for j in range(len(p_V)) if j != i]
@@ -112,7 +145,7 @@ def win_probability(p_V: Tensor, i: int) -> float:
         times_NV[:, others] *= 1 + 1e-12 * (2 * sides - 1)
         times_NV[:, others] += sides * 2.0**-53  # where p_j = 0, any time is after the border
         possible_N = (times_NV > 0).all(1)  # no time is 0
-        assert ((couplings.race(p_V, times_NV) == i) == all(after))[possible_N].all()
+        assert ((race(p_V, times_NV) == i) == all(after))[possible_N].all()
     survival_N = (-borders_NV[:, others]).exp().prod(1)
     density_N = p_V[i] * (nodes - borders_NV[:, i]).exp()  # of t, per ds, over the exp(-s) in the weights
     return float((weights * survival_N * density_N).sum())

@@ -10,12 +10,13 @@ from torch import Tensor
 from tests.simple_cache import score
 from triforce.cache import Budget, Setting
 from triforce.config import ModelConfig
-from triforce.decoder import Decoder, Layer
+from triforce.decoder import Decoder
 from triforce.engine import Batch, Job
 from triforce.ladder import MODES, Models, Speculation
 from triforce.request import SamplingParams
 from triforce.rope import Rope
 from triforce.sampling import Warper
+from triforce.weights import Layer, Weights
 
 V, C, HEADS, GROUPS, D, LAYERS = 6, 32, 4, 2, 8, 2
 PROMPTS = [
@@ -47,7 +48,7 @@ def decoder(layers: int, noise: float) -> Decoder:
     embedding, final, head = weight(V, C, scale=1.0), norm(), weight(V, C, scale=0.25)
     rope = Rope(10_000 ** -(torch.arange(0, D, 2) / D), 1.0)
     config = ModelConfig(V, C, 48, layers, HEADS, GROUPS, D, 1e-5, False, False, False, context=600, rope=rope)
-    return Decoder(config, embedding, tuple(layer() for _ in range(layers)), final, head)
+    return Decoder(config, Weights(embedding, tuple(layer() for _ in range(layers)), final, head))
 
 
 MODELS = Models(decoder(LAYERS, 0.0), decoder(1, 0.1))

@@ -18,11 +18,11 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from triforce.engine import BatchSampling, Job
+from tests.samplers import torch_sampling
+from triforce.engine import Job
 from triforce.request import SamplingParams
-from triforce.sampling import Warper
 from triforce.shapes import columns
-from triforce.speculation import Lookup, Prefix, Proposer, Tier
+from triforce.speculation import Lookup, Prefix, Proposer, Sampling, Tier
 from triforce.speculation import coupling as couplings
 
 Law = dict[tuple[int, ...], float]
@@ -85,7 +85,7 @@ class Grid:
         beyond = self.digits_BD.new_zeros(len(self.digits_BD), 1)  # not enumerated yet, see `branch`
         at_Bn = columns(self.used_B, n).clamp_max(self.digits_BD.shape[1])
         self.used_B = self.used_B + used_B
-        return (torch.cat([self.digits_BD, beyond], 1).gather(1, at_Bn) + 0.5) / self.cells
+        return (torch.cat([self.digits_BD, beyond], 1).gather(1, at_Bn).double() + 0.5) / self.cells
 
 
 @dataclass
@@ -131,6 +131,7 @@ class Ladder:
     selects: bool = False
     noise: Callable[[Tensor, int], Grid] = Grid
     coupling: type = couplings.Rejection
+    sampler: Callable[..., Sampling] = torch_sampling
 
     @property
     def vocab_size(self) -> int:
@@ -148,8 +149,9 @@ class Ladder:
 
     def play(self, worlds: Worlds, noise: object) -> Worlds:
         """One proposal of the top tier, as `engine.Batch.step` makes it."""
-        warper = Warper([self.params] * len(worlds.ids_BS), [len(self.prompt)] * len(worlds.ids_BS), self.vocab_size)
-        sampling = BatchSampling(warper, self.coupling(noise), self.vocab_size)
+        rows = len(worlds.ids_BS)
+        coupling, prompts = self.coupling(noise), [len(self.prompt)] * rows
+        sampling = self.sampler([self.params] * rows, prompts, self.vocab_size, coupling)
         prefix = Prefix(worlds.ids_BS, worlds.lengths_B)
         after = prefix.append(self.build(worlds).propose(prefix, sampling, worlds.live_B))
         return Worlds(after.ids_BS, after.lengths_B, worlds.memories, worlds.live_B, worlds.weights_B)

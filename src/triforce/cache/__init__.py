@@ -4,8 +4,9 @@ What a view does is said by the protocol `speculation.tier.Cache`.
 """
 
 from triforce.cache.full import Full
-from triforce.cache.pool import PAGE, Pool
+from triforce.cache.pool import Pool
 from triforce.cache.retrieval import Budget, Retrieval, Setting
 from triforce.cache.streaming import Streaming
+from triforce.kernels import PAGE
 
 __all__ = ["PAGE", "Budget", "Full", "Pool", "Retrieval", "Setting", "Streaming"]

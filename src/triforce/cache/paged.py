@@ -1,6 +1,6 @@
 """What the views of one page pool share: a pass over ragged rows, and what the exact view saw in it.
 
-Shape suffixes: B rows, T tokens fed in one pass, H query heads, G KV heads, S keys, D head size.
+Shape suffixes: B rows, T tokens fed in one pass, N = B * T, H query heads, G KV heads, U units, D head size.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from triforce.cache.pool import Pool
-from triforce.rope import rotate
 from triforce.shapes import columns
 
 
@@ -26,25 +25,30 @@ class Pass:
 
     @staticmethod
     def over(pool: Pool, rows: range, lengths_B: Tensor, counts_B: Tensor, width: int) -> Pass:
-        starts, counts = lengths_B.tolist(), counts_B.tolist()  # the reference kernels slice on the host
+        starts, counts = lengths_B.tolist(), counts_B.tolist()  # page lists are made on the host
         slots_BT = torch.zeros(len(rows), width, dtype=torch.long, device=pool.device)  # padding: scratch page 0
         for i, b in enumerate(rows):
             slots_BT[i, : counts[i]] = pool.slots(b, starts[i], starts[i] + counts[i])
-        return Pass(starts, counts, pool.config.rope.cos_sin(columns(lengths_B, width)), slots_BT.flatten())
+        rotation = pool.config.rope.cos_sin(columns(lengths_B, width).flatten())
+        return Pass(starts, counts, rotation, slots_BT.flatten())
 
     def write(self, pool: Pool, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
         """Rotate, remember k and v, and give back the rotated q."""
-        k_BTGD = rotate(k_BTGD, self.rotation)
-        pool.write(layer, self.slots_N, k_BTGD.flatten(0, 1), v_BTGD.flatten(0, 1))
-        return rotate(q_BTHD, self.rotation)
+        q_NHD, k_NGD, v_NGD = (x.flatten(0, 1) for x in (q_BTHD, k_BTGD, v_BTGD))
+        q_NHD, _ = pool.memory.write(layer, q_NHD, k_NGD, v_NGD, self.rotation, self.slots_N)
+        return q_NHD.view(q_BTHD.shape)
 
 
 @dataclass(slots=True)
 class Sight:
-    """What a row's last pass through the exact view saw, per layer: rotated queries (T, H, D), mass of keys (G, S)."""
+    """What a row's last pass through the exact view saw, per layer: rotated queries (T, H, D), mass (G, U).
+
+    `grain`: tokens of a unit of mass.
+    """
 
     start: int = 0
     passes: int = 0
+    grain: int = 0
     queries: dict[int, Tensor] = field(default_factory=dict)
     mass: dict[int, Tensor] = field(default_factory=dict)
 

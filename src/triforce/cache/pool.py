@@ -1,20 +1,17 @@
 """One pool of KV pages per model. Lengths move, data does not.
 
-Shape suffixes: B rows, P pages of a row, N tokens, L layers, G KV heads, S slots (pages * PAGE), D head size.
+Shape suffixes: B rows, P pages of a row, N tokens, G KV heads, D head size.
 """
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 from torch import Tensor
 
+from triforce import kernels
 from triforce.config import ModelConfig
 from triforce.errors import CacheError
-
-PAGE = 16
-"""Tokens per page."""
+from triforce.kernels import PAGE
 
 
 def pages_for(tokens: int) -> int:
@@ -23,35 +20,31 @@ def pages_for(tokens: int) -> int:
 
 
 class Pool:
-    """K and V of every layer in pages, a page table per row, and the committed length of each row.
+    """Which pages of a model's KV memory belong to which row, and how much of them is committed.
 
     Slots below `lengths_B` hold exact, committed values and are written once; slots at or beyond it are working space
-    of whichever view runs. Page 0 is scratch: padding is written there and nothing is read from it. A head's pages lie
-    behind one another, so that a row with consecutive pages is a plain slice.
+    of whichever view runs. Page 0 is scratch: padding is written there and nothing is read from it. `unit`: tokens that
+    views pick together at least (see `kernels.Lists`).
     """
 
     def __init__(
-        self, config: ModelConfig, rows: int, pages: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        config: ModelConfig,
+        rows: int,
+        pages: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        unit: int = PAGE,
     ) -> None:
-        self.config = config
-        shape = (config.layers, config.kv_heads, (pages + 1) * PAGE, config.head_dim)
-        try:
-            self.keys_LGSD = torch.empty(shape, dtype=dtype, device=device)
-            self.values_LGSD = torch.empty(shape, dtype=dtype, device=device)
-        except RuntimeError as error:  # torch has no narrower one for a CPU
-            raise CacheError(
-                f"the KV cache needs {2 * prod(shape) * dtype.itemsize / 2**30:.1f} GiB, more than there is. "
-                "Use a smaller max_tokens, a shorter prompt, fewer rows at once, --context, or --dtype bfloat16"
-            ) from error
+        self.config, self.dtype, self.device, self.unit = config, dtype, torch.device(device), unit
+        self.memory = kernels.memory(config, pages, dtype, device, unit)
         self.lengths_B = torch.zeros(rows, dtype=torch.long, device=device)
         self.tables: list[list[int]] = [[] for _ in range(rows)]
+        self.pages_BP = torch.zeros(rows, 0, dtype=torch.int32, device=device)
+        """The tables, with scratch pages behind the shorter ones."""
         self._slots: list[Tensor] = [torch.zeros(0, dtype=torch.long, device=device) for _ in range(rows)]
         self._first_slot: list[int | None] = [None] * rows  # where the pages of a row are consecutive
         self._free = list(range(1, pages + 1))
-
-    @property
-    def device(self) -> torch.device:
-        return self.keys_LGSD.device
 
     @property
     def free_pages(self) -> int:
@@ -85,22 +78,26 @@ class Pool:
         """Slots of tokens [start, stop) of row b."""
         return self._slots[b][start:stop]
 
-    def write(self, layer: int, slots_N: Tensor, k_NGD: Tensor, v_NGD: Tensor) -> None:
-        """Put K and V of N tokens into their slots."""
-        self.keys_LGSD[layer].index_copy_(1, slots_N, k_NGD.transpose(0, 1))
-        self.values_LGSD[layer].index_copy_(1, slots_N, v_NGD.transpose(0, 1))
+    def units(self, rows: range, unit: int) -> Tensor:
+        """All of the tokens of some rows as units of a list: int32 (B, U)."""
+        pages_BP = self.pages_BP[rows.start : rows.stop]
+        if unit == PAGE:
+            return pages_BP
+        parts = torch.arange(PAGE // unit, dtype=torch.int32, device=self.device)
+        return (pages_BP[..., None] * (PAGE // unit) + parts).flatten(1)
 
     def span(self, layer: int, b: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """K and V of tokens [start, stop) of row b, each (G, N, D); no copy where the pages are consecutive."""
-        keys_GSD, values_GSD = self.keys_LGSD[layer], self.values_LGSD[layer]
+        """K and V of tokens [start, stop) of row b, each (G, N, D); without a copy where that is possible."""
         first = self._first_slot[b]
         if first is None:
-            slots_N = self.slots(b, start, stop)
-            return keys_GSD.index_select(1, slots_N), values_GSD.index_select(1, slots_N)
-        return keys_GSD[:, first + start : first + stop], values_GSD[:, first + start : first + stop]
+            return self.memory.get(layer, self.slots(b, start, stop))
+        return self.memory.run(layer, first + start, stop - start)
 
     def _set_table(self, b: int, table: list[int]) -> None:
         self.tables[b] = table
+        most = max(map(len, self.tables))
+        padded = [pages + [0] * (most - len(pages)) for pages in self.tables]
+        self.pages_BP = torch.tensor(padded, dtype=torch.int32, device=self.device).view(len(padded), most)
         pages_P = torch.tensor(table, dtype=torch.long, device=self.device)
         self._slots[b] = (pages_P[:, None] * PAGE + torch.arange(PAGE, device=self.device)).flatten()
         consecutive = bool(table) and table == list(range(table[0], table[0] + len(table)))

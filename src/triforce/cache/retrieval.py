@@ -1,23 +1,25 @@
 """The target seen through a few pages of its own pool: sinks, those picked by relevance, and the recent ones.
 
 The paper's retrieval cache (Sun et al. 2024, section 4.1), as an index per layer and KV head instead of a copy.
-Shape suffixes: B rows, T tokens fed in one pass, H query heads, G KV heads, N tokens, D head size.
+Shape suffixes: B rows, T tokens fed in one pass, H query heads, G KV heads, U units
+(see `kernels.Lists`), D head size.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, gcd
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from triforce.cache.full import Full
 from triforce.cache.paged import Pass
-from triforce.cache.pool import PAGE, pages_for
+from triforce.cache.pool import pages_for
 from triforce.cache.select import Policy
 from triforce.errors import RequestError
-from triforce.kernels import attend, gather_slots
+from triforce.kernels import PAGE, Lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a row looks at besides its recent tokens: slots per layer, (G, N), of tokens before `recent`."""
+    """What a row looks at besides its recent tokens: units (L, G, U), int32, of so many tokens before `recent`."""
 
-    slots: list[Tensor]
+    units: Tensor
+    tokens: int
     recent: int
     passes: int
 
@@ -83,12 +86,14 @@ class Retrieval:
 
     def __init__(self, full: Full, policy: Policy, setting: Setting = Setting()) -> None:
         self.full, self.policy, self.setting = full, policy, setting
-        full.observes = policy.observes
+        self.unit = gcd(setting.chunk, PAGE)
+        full.grain = self.unit if policy.observes else 0
         self.ahead_B = torch.zeros_like(full.lengths_B)
         self.choices: list[Choice | None] = [None] * len(full.rows)
         self._committed_B = torch.zeros_like(self.ahead_B)
         self._refused_B = torch.zeros_like(self.ahead_B, dtype=torch.bool)
         self._pass: Pass | None = None
+        self._lists: list[Lists] = []
         self.recent = [0] * len(full.rows)
 
     @property
@@ -105,18 +110,13 @@ class Retrieval:
             if count and self._due(b):
                 self.choices[b] = self._choose(b, committed)
             self.recent[b] = self._recent_from(b, committed)
+        self._lists = self._all_lists(self._pass)
 
     def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
         this = self._pass
         assert this is not None, "begin() comes before attend()"
         q_BTHD = this.write(self.full.pool, layer, q_BTHD, k_BTGD, v_BTGD)
-        mixed_BTHD = torch.zeros_like(q_BTHD)
-        for b, (start, count) in enumerate(zip(this.starts, this.counts, strict=True)):
-            if count:
-                mixed_BTHD[b, :count], _ = attend(
-                    q_BTHD[b, :count], *self._visible(layer, b, start + count), weigh=False
-                )
-        return mixed_BTHD
+        return self.full.pool.memory.attend(layer, q_BTHD, self._lists[layer])[0]
 
     def advance(self, counts_B: Tensor) -> None:
         self.ahead_B = self.lengths_B + counts_B
@@ -157,27 +157,47 @@ class Retrieval:
             return None
         sinks = min(ceil(PAGE / chunk), recent)
         picks = max(0, min(budget // chunk - sinks - (ceil(committed / chunk) - recent), recent - sinks))
-        slots_S = self.full.pool.slots(row, 0, recent * chunk).view(recent, chunk)
-        slots = []
+        parts = chunk // self.unit
+        units_CU = self._row_units(b)[: recent * parts].view(recent, parts)
+        units = []
         for layer in range(self.full.pool.config.layers):
             chosen_GC = self.policy.pick(self.full, row, layer, chunk, range(sinks, recent), picks)
             sinks_GC = torch.arange(sinks, device=chosen_GC.device).expand(len(chosen_GC), -1)
-            slots.append(slots_S[torch.cat([sinks_GC, chosen_GC], 1)].flatten(1))
+            units.append(units_CU[torch.cat([sinks_GC, chosen_GC], 1)].flatten(1))
         self._refused_B[b] = False
-        return Choice(slots, recent * chunk, self.full.sights[row].passes)
+        tokens = (sinks + picks) * chunk
+        return Choice(torch.stack(units), tokens, recent * chunk, self.full.sights[row].passes)
 
     def _recent_from(self, b: int, committed: int) -> int:
         """The first recent token in sight: between selections the window slides, so that the budget holds."""
         choice = self.choices[b]
         if choice is None:
             return 0
-        left = self.setting.budget.of(committed) - choice.slots[0].shape[1]
-        return max(choice.recent, committed - max(left, PAGE))
+        left = max(self.setting.budget.of(committed) - choice.tokens, PAGE)
+        return max(choice.recent, -(-(committed - left) // self.unit) * self.unit)
 
-    def _visible(self, layer: int, b: int, stop: int) -> tuple[Tensor, Tensor]:
-        choice, pool, row = self.choices[b], self.full.pool, self.full.rows[b]
-        if choice is None or layer < self.setting.full_layers:
-            return pool.span(layer, row, 0, stop)
-        recent_N = pool.slots(row, self.recent[b], stop)
-        slots_GN = torch.cat([choice.slots[layer], recent_N.expand(pool.config.kv_heads, -1)], 1)
-        return gather_slots(pool.keys_LGSD[layer], slots_GN), gather_slots(pool.values_LGSD[layer], slots_GN)
+    def _row_units(self, b: int) -> Tensor:
+        """All tokens of a row, as units (U)."""
+        row = self.full.rows[b]
+        return self.full.pool.units(range(row, row + 1), self.unit)[0]
+
+    def _all_lists(self, this: Pass) -> list[Lists]:
+        """What each layer sees in a pass: what was chosen and the recent tokens, or everything."""
+        config, unit = self.full.pool.config, self.unit
+        everything = Lists(self.full.pool.units(self.full.rows, unit), this.starts, this.counts, unit)
+        if not any(self.choices):
+            return [everything] * config.layers
+        ends = zip(this.starts, this.counts, strict=True)
+        rows = [self._row_list(b, start + count) for b, (start, count) in enumerate(ends)]
+        units_LBGU = pad_sequence([units_LGU.permute(2, 0, 1) for units_LGU in rows]).permute(2, 1, 3, 0).contiguous()
+        dropped = [recent - c.tokens if c else 0 for recent, c in zip(self.recent, self.choices, strict=True)]
+        starts = [start - drop for start, drop in zip(this.starts, dropped, strict=True)]
+        some = [Lists(units_BGU, starts, this.counts, unit) for units_BGU in units_LBGU]
+        return [everything if layer < self.setting.full_layers else some[layer] for layer in range(config.layers)]
+
+    def _row_list(self, b: int, stop: int) -> Tensor:
+        """The units (L, G, U) that a row sees."""
+        config, choice = self.full.pool.config, self.choices[b]
+        recent_U = self._row_units(b)[self.recent[b] // self.unit : -(-stop // self.unit)]
+        recent_LGU = recent_U.expand(config.layers, config.kv_heads, -1)
+        return torch.cat([choice.units, recent_LGU], 2) if choice else recent_LGU

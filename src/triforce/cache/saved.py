@@ -100,9 +100,7 @@ class SavedCache:
         slots_N = pool.slots(row, 0, length)
         for layer in range(pool.config.layers):
             keys_GND, values_GND = (self._file.get_slice(f"{kind}.{layer}")[:, :length] for kind in ("keys", "values"))
-            pool.write(
-                layer, slots_N, keys_GND.transpose(0, 1).to(pool.device), values_GND.transpose(0, 1).to(pool.device)
-            )
+            pool.memory.put(layer, slots_N, keys_GND.to(pool.device), values_GND.to(pool.device))
         pool.lengths_B[row] = length
         return length
 
@@ -118,7 +116,7 @@ def _entries(full: Full, b: int, ids: list[int]) -> list[Entry]:
     for layer in range(config.layers):
         for i, kind in enumerate(("keys", "values")):
             get = partial(lambda layer, i: pool.span(layer, row, 0, len(ids))[i], layer, i)
-            entries.append((f"{kind}.{layer}", pool.keys_LGSD.dtype, shape, get))
+            entries.append((f"{kind}.{layer}", pool.dtype, shape, get))
     return entries
 
 

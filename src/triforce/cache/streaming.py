@@ -1,16 +1,19 @@
 """The draft's view: attention sinks and a sliding window, of constant size (StreamingLLM, Xiao et al. 2024).
 
-Shape suffixes: B rows, T tokens fed in one pass, L layers, H query heads, G KV heads, h = H / G, S slots, D head size.
+Shape suffixes: B rows, T tokens fed in one pass, N = B * T, H query heads, G KV heads, D head size.
 """
 
 from __future__ import annotations
 
+from math import ceil, gcd
+
 import torch
 from torch import Tensor
 
+from triforce import kernels
 from triforce.config import ModelConfig
 from triforce.errors import CacheError
-from triforce.rope import rotate
+from triforce.kernels import PAGE, Lists
 from triforce.shapes import columns
 
 
@@ -21,7 +24,7 @@ class Streaming:
     among the window they are the true ones, and towards the sinks a query stands at its place. So keys are kept
     rotated by their true position and each query is rotated twice, instead of rotating every key in every pass; what
     a token sees does not depend on how the text was cut into passes. A ring with `slack` slots more than the window
-    holds the keys, so that as many refused tokens can be forgotten.
+    holds the keys, so that as many refused tokens can be forgotten. A row's sinks and ring lie in pages of its own.
     """
 
     def __init__(
@@ -35,10 +38,11 @@ class Streaming:
         device: torch.device | str = "cpu",
     ) -> None:
         self.config, self.sinks, self.window, self.slack = config, sinks, window, slack
-        slots = sinks + window + slack + 1  # the last is scratch, for padding
-        shape = (config.layers, rows, config.kv_heads, slots, config.head_dim)
-        self.keys_LBGSD = torch.zeros(shape, dtype=dtype, device=device)
-        self.values_LBGSD = torch.zeros(shape, dtype=dtype, device=device)
+        self.rows = range(rows)
+        self.unit = gcd(sinks, PAGE)
+        self.ring = self.unit * (1 + ceil((window + slack) / self.unit))  # a unit more: lists begin at a whole one
+        self.pages = ceil((sinks + self.ring) / PAGE)
+        self.memory = kernels.memory(config, rows * self.pages, dtype, device, self.unit)
         self.lengths_B = torch.zeros(rows, dtype=torch.long, device=device)
         self.highest_B = torch.zeros_like(self.lengths_B)
 
@@ -50,25 +54,24 @@ class Streaming:
             raise CacheError(
                 f"A streaming cache with slack {self.slack} cannot run further ahead of the text; raise `slack`."
             )
-        ring = self.window + self.slack
-        ringed_BT = self.sinks + (positions_BT - self.sinks) % ring
-        self._slots_BT = torch.where(positions_BT < self.sinks, positions_BT, ringed_BT)
-        self._slots_BT = torch.where(fed_BT, self._slots_BT, self.sinks + ring)
         self.highest_B.copy_(end_B)
-        self._hidden_BTS = self._hidden(positions_BT, end_B)
-        self._rotation = self.config.rope.cos_sin(positions_BT)
-        self._to_sinks = self.config.rope.cos_sin(positions_BT.clamp_max(self.sinks + self.window - 1))
+        first_B1 = (torch.tensor(self.rows, device=fed_BT.device) * self.pages + 1)[:, None] * PAGE
+        places_BT = torch.where(
+            positions_BT < self.sinks, positions_BT, self.sinks + (positions_BT - self.sinks) % self.ring
+        )
+        self._slots_N = torch.where(fed_BT, first_B1 + places_BT, 0).flatten()
+        self._lists = self._seen(self.lengths_B.tolist(), counts_B.tolist())
+        self._rotation = self.config.rope.cos_sin(positions_BT.flatten())
+        self._to_sinks = self.config.rope.cos_sin(positions_BT.clamp_max(self.sinks + self.window - 1).flatten())
 
     def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
-        keys_BGSD, values_BGSD = self.keys_LBGSD[layer], self.values_LBGSD[layer]
-        self._write(keys_BGSD, rotate(k_BTGD, self._rotation))
-        self._write(values_BGSD, v_BTGD)
-        scores_BGhTS = self._scores(rotate(q_BTHD, self._rotation), keys_BGSD)
-        scores_BGhTS[..., : self.sinks] = self._scores(rotate(q_BTHD, self._to_sinks), keys_BGSD[:, :, : self.sinks])
-        scores_BGhTS.masked_fill_(self._hidden_BTS[:, None, None], -1e30)  # finite: a row of padding sees nothing
-        weights_BGhTS = scores_BGhTS.softmax(-1).to(values_BGSD.dtype)
-        mixed_BGhTD = torch.matmul(weights_BGhTS, values_BGSD[:, :, None])
-        return mixed_BGhTD.flatten(1, 2).transpose(1, 2)
+        q_NHD, k_NGD, v_NGD = (x.flatten(0, 1) for x in (q_BTHD, k_BTGD, v_BTGD))
+        q_NHD, q_sinks_NHD = self.memory.write(
+            layer, q_NHD, k_NGD, v_NGD, self._rotation, self._slots_N, self._to_sinks
+        )
+        assert q_sinks_NHD is not None
+        turned, to_sinks = q_NHD.view(q_BTHD.shape), q_sinks_NHD.view(q_BTHD.shape)
+        return self.memory.attend(layer, turned, self._lists, q_sinks_BTHD=to_sinks)[0]
 
     def advance(self, counts_B: Tensor) -> None:
         self.lengths_B.add_(counts_B)
@@ -93,32 +96,28 @@ class Streaming:
     def row(self, b: int) -> Streaming:
         one = object.__new__(Streaming)
         one.__dict__.update(self.__dict__)
-        one.keys_LBGSD, one.values_LBGSD = self.keys_LBGSD[:, b : b + 1], self.values_LBGSD[:, b : b + 1]
+        one.rows = self.rows[b : b + 1]
         one.lengths_B, one.highest_B = self.lengths_B[b : b + 1], self.highest_B[b : b + 1]
         return one
 
     def fork(self, source: int, row: int) -> None:
         """Let a row see what another row has seen."""
-        for memory in (self.keys_LBGSD, self.values_LBGSD):
-            memory[:, row] = memory[:, source]
+        size = self.pages * PAGE
+        slots_N = torch.arange(size, device=self.lengths_B.device) + (row * self.pages + 1) * PAGE
+        for layer in range(self.config.layers):
+            self.memory.put(layer, slots_N, *self.memory.run(layer, (source * self.pages + 1) * PAGE, size))
         self.lengths_B[row], self.highest_B[row] = self.lengths_B[source], self.highest_B[source]
 
-    def _write(self, memory_BGSD: Tensor, new_BTGD: Tensor) -> None:
-        new_BGTD = new_BTGD.transpose(1, 2)
-        memory_BGSD.scatter_(2, self._slots_BT[:, None, :, None].expand_as(new_BGTD), new_BGTD)
-
-    def _scores(self, q_BTHD: Tensor, keys_BGSD: Tensor) -> Tensor:
-        q_BGhTD = (q_BTHD * self.config.head_dim**-0.5).transpose(1, 2).unflatten(1, (self.config.kv_heads, -1))
-        return torch.matmul(q_BGhTD, keys_BGSD[:, :, None].transpose(-1, -2)).float()
-
-    def _hidden(self, positions_BT: Tensor, end_B: Tensor) -> Tensor:
-        """Which slots each query does not see: (B, T, S)."""
-        slots_S = torch.arange(self.sinks + self.window + self.slack + 1, device=end_B.device)
-        ring = self.window + self.slack
-        # The latest position below `end` that falls on a slot of the ring.
-        latest_BS = end_B[:, None] - 1 - (end_B[:, None] - 1 - slots_S) % ring
-        query_BT1 = positions_BT[..., None]
-        in_window_BTS = (latest_BS[:, None] <= query_BT1) & (latest_BS[:, None] > query_BT1 - self.window)
-        in_window_BTS &= latest_BS[:, None] >= self.sinks
-        in_window_BTS[..., -1] = False
-        return ~torch.where(slots_S < self.sinks, slots_S <= query_BT1, in_window_BTS)
+    def _seen(self, starts: list[int], counts: list[int]) -> Lists:
+        """The sinks, and the stretch of the ring that the queries of each row see: from its oldest unit in sight on."""
+        units, unit = [], self.unit
+        sinks, ring = self.sinks // unit, self.ring // unit
+        dropped = [max(0, start - self.window + 1 - self.sinks) // unit for start in starts]
+        for b, start, count, drop in zip(self.rows, starts, counts, dropped, strict=True):
+            first = (b * self.pages + 1) * PAGE // unit
+            length = ceil((start + count) / unit) - drop - sinks
+            units.append([*range(first, first + sinks), *(first + sinks + (drop + i) % ring for i in range(length))])
+        most = max(map(len, units))
+        padded = torch.tensor([row + [0] * (most - len(row)) for row in units], dtype=torch.int32)
+        starts = [start - drop * unit for start, drop in zip(starts, dropped, strict=True)]
+        return Lists(padded.to(self.lengths_B.device), starts, counts, unit, self.sinks, self.window)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields
-from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from triforce import kernels
 from triforce.checkpoint.families import model_config, read_config
 from triforce.checkpoint.files import model_folder
 from triforce.checkpoint.tokenizer import Tokenizer, has_tokenizer
-from triforce.checkpoint.weights import read_decoder
+from triforce.checkpoint.weights import read_weights
 from triforce.config import ModelConfig
 from triforce.decoder import Decoder
 from triforce.errors import ModelError
+from triforce.weights import Weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BITS = {2: torch.int16, 4: torch.int32}  # sums of integers do not depend on their order
@@ -31,11 +32,8 @@ class Checkpoint:
     config: ModelConfig
     decoder: Decoder
     tokenizer: Tokenizer | None
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hex digest: two models with the same one compute the same keys and values. Reads every weight."""
-        return fingerprint(self.decoder)
+    fingerprint: str
+    """Hex digest: two models with the same one compute the same keys and values."""
 
 
 def load(
@@ -47,28 +45,29 @@ def load(
 ) -> Checkpoint:
     """Read a Hugging Face folder or hub name. No code of the repository is run.
 
-    `device` "auto" is cuda where present; `dtype` "auto" is float32 on the CPU and bfloat16 elsewhere; `context` is in
-    tokens (None: what the config says). Raises ModelError saying what is wrong and what to do.
+    `device` "auto" is cuda where present; `dtype` "auto" is bfloat16, or float32 on a CPU for whose model there are no
+    native kernels; `context` is in tokens (None: what the config says). Raises ModelError saying what is wrong and what
+    to do.
     """
     place = resolve_device(device)
-    precision = resolve_dtype(dtype, place)
     folder = model_folder(name_or_path)
     hf = read_config(folder)
     tokenizer = Tokenizer.load(folder, rows=hf.vocab_size) if has_tokenizer(folder) else None
     vocab_size = tokenizer.vocab_size if tokenizer else hf.vocab_size
     config = model_config(hf, vocab_size=vocab_size, context=context, device=place)
-    decoder = read_decoder(folder, config, rows=hf.vocab_size, device=place, dtype=precision)
-    return Checkpoint(folder, config, decoder, tokenizer)
+    precision = resolve_dtype(dtype, place, config)
+    weights = read_weights(folder, config, rows=hf.vocab_size, device=place, dtype=precision)
+    return Checkpoint(folder, config, Decoder(config, weights), tokenizer, fingerprint(config, weights))
 
 
-def fingerprint(decoder: Decoder) -> str:
+def fingerprint(config: ModelConfig, weights: Weights) -> str:
     """Digest of shapes, rotation, dtype, and of each weight a sample and the sum of its bits."""
     digest = hashlib.sha256()
     # The context bounds what a model may see, and changes what it computes only through the rotation.
     names = [f.name for f in fields(ModelConfig) if f.name not in ("rope", "context")]
-    config, rope = decoder.config, decoder.config.rope
-    digest.update(repr(([getattr(config, name) for name in names], rope.scale, str(decoder.dtype))).encode())
-    for tensor in (rope.inv_freq_F, *decoder.tensors()):
+    rope, dtype = config.rope, weights.embedding_VC.dtype
+    digest.update(repr(([getattr(config, name) for name in names], rope.scale, str(dtype))).encode())
+    for tensor in (rope.inv_freq_F, *weights.tensors()):
         digest.update(repr(tuple(tensor.shape)).encode())
         digest.update(_sample(tensor).float().cpu().numpy().tobytes())
         digest.update(str(int(tensor.view(_BITS[tensor.itemsize]).sum(dtype=torch.int64))).encode())
@@ -92,10 +91,10 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return torch.device(device)
 
 
-def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: ModelConfig) -> torch.dtype:
     """How to hold weights and KV. Raises ModelError for what is not in `DTYPES`."""
     if dtype == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        return kernels.best_dtype(config, device)
     found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if found is None or found not in DTYPES.values():
         raise ModelError(f"dtype {str(dtype)!r} is not supported; use one of auto, {', '.join(DTYPES)}")

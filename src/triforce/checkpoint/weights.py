@@ -1,4 +1,4 @@
-"""A decoder out of the weight files of a Hugging Face folder; weights that fit as they are stay in the mapped files.
+"""Weights out of the files of a Hugging Face folder; weights that fit as they are stay in the mapped files.
 
 Shape suffixes: V vocabulary, C hidden size, I MLP size, D head size, Q = query heads * D, P = KV heads * D.
 """
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from triforce.checkpoint.archives import Archive, open_archives
 from triforce.config import ModelConfig
-from triforce.decoder import Decoder, Layer
 from triforce.errors import ModelError
+from triforce.weights import Layer, Weights
 
 Shape = tuple[int, ...]
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 SOURCES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def read_decoder(folder: Path, config: ModelConfig, *, rows: int, device: torch.device, dtype: torch.dtype) -> Decoder:
-    """The decoder of a folder whose embedding and head have `rows` rows; those past `config.vocab_size` are left out.
+def read_weights(folder: Path, config: ModelConfig, *, rows: int, device: torch.device, dtype: torch.dtype) -> Weights:
+    """The weights of a folder whose embedding and head have `rows` rows; those past `config.vocab_size` are left out.
 
     Raises ModelError naming the file or the tensor that is corrupt, missing, unknown, of another shape, or not finite.
     """
@@ -37,7 +37,7 @@ def read_decoder(folder: Path, config: ModelConfig, *, rows: int, device: torch.
     if config.tied:
         _require_tied(head_VC, embedding_VC)
         head_VC = embedding_VC
-    return Decoder(config, embedding_VC, layers, reader.take(NORM, (config.hidden_size,)), head_VC)
+    return Weights(embedding_VC, layers, reader.take(NORM, (config.hidden_size,)), head_VC)
 
 
 def _block(config: ModelConfig, prefix: str) -> dict[str, tuple[str, Shape]]:

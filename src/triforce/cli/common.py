@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
@@ -56,6 +57,13 @@ def decode_text(data: bytes, source: str) -> str:
             f"{source} is not UTF-8 text (byte 0x{data[error.start]:02x} at offset {error.start}); "
             "convert it first, for example with iconv -t UTF-8"
         ) from error
+
+
+def require_writable(file: str | None) -> None:
+    """Raise RequestError if figures cannot be written to `file`: before the minutes of measuring, not after them."""
+    path = Path(file or "eval.json").absolute()
+    if file and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise RequestError(f"{file} cannot be written; give --json a file in a folder that exists")
 
 
 class Prefill:

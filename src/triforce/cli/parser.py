@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -88,6 +88,60 @@ def _demo(parser: argparse.ArgumentParser) -> None:
     _placement(parser, context=False)
 
 
+def _eval(parser: argparse.ArgumentParser) -> None:
+    _model(parser)
+    add = parser.add_argument
+    _draft(parser)
+    add("--texts", nargs="+", metavar="PATH", help="UTF-8 files or folders of them (default: the book of the demo)")
+    add("--only", metavar="NAME,...", help="some measurements, such as needle,copy; a wrong name lists them all")
+    add("--quick", action="store_true", help="few and short readings: a minute for a small model")
+    add("--max-context", type=int, default=32_768, metavar="N", help=_help("longest readings, in tokens"))
+    _json(parser)
+    _placement(parser, context=False)
+
+
+def _bench(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_subparsers(dest="bench", required=True, metavar="WHAT")
+    speed = what.add_parser("speed", help="modes against plain decoding", allow_abbrev=False)
+    _model(speed)
+    _draft(speed)
+    add = speed.add_argument
+    add("--texts", nargs="+", metavar="FILE", help="UTF-8 texts, read one after another (default: the demo's book)")
+    add("--contexts", type=_list(int), default=[4096, 16_384], metavar="N,...", help="prompt tokens")
+    add("--temperatures", type=_list(float), default=[0.0, 0.6], metavar="X,...", help="0 is greedy")
+    add("--top-p", type=float, default=0.9, metavar="X", help=_help("of the sampled texts"))
+    add("--modes", type=_list(str), default=["ar", "triforce", "retrieval"], metavar="MODE,...", help=", ".join(MODES))
+    add("--tokens", type=int, default=256, metavar="N", help=_help("new tokens of each text"))
+    add("--repeats", type=int, default=3, metavar="N", help=_help("times that each is measured"))
+    add("--gamma-1", type=int, default=2, metavar="N", help=_help("tokens the draft guesses at a time"))
+    add("--gamma-2", type=int, default=6, metavar="N", help=_help("tokens the retrieval tier guesses at a time"))
+    add("--budget", default="2048", metavar="N|P%", help="tokens the retrieval tier sees (default: 2048)")
+    add(
+        "--synthetic",
+        type=_list(float),
+        metavar="OUTER,INNER",
+        help="instead of a model: a 30 M shape of random weights, whose guesses are kept with these probabilities",
+    )
+    _placement(speed, context=False)
+    _json(speed)
+    kernels = what.add_parser("kernels", help="kernels against the memory's bandwidth", allow_abbrev=False)
+    add = kernels.add_argument
+    add("--contexts", type=_list(int), default=[32_768, 131_072], metavar="N,...", help="tokens in the KV cache")
+    add("--shapes", type=_list(str), default=["30m", "llama-3.2-1b"], metavar="NAME,...", help="30m, llama-3.2-1b")
+    _json(kernels)
+
+
+def _json(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--json", metavar="FILE", help="write all figures to FILE")
+
+
+def _list(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    def values(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",")]
+
+    return values
+
+
 def _model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
@@ -97,9 +151,16 @@ def _model(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _draft(parser: argparse._ActionsContainer) -> None:
+    text = f"small model of the same vocabulary, or {NO_DRAFT} (default: auto)"
+    parser.add_argument("--draft", default="auto", metavar="MODEL", help=text)
+
+
 def _placement(parser: argparse._ActionsContainer, *, context: bool = True) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: cuda where present)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="(default: float32 on the CPU, else bfloat16)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="(default: bfloat16; float32 without native kernels)"
+    )
     if context:
         parser.add_argument("--context", type=int, metavar="N", help="positions to use (default: all the model has)")
 
@@ -107,12 +168,7 @@ def _placement(parser: argparse._ActionsContainer, *, context: bool = True) -> N
 def _engine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     add = group.add_argument
-    add(
-        "--draft",
-        default="auto",
-        metavar="MODEL",
-        help=f"small model of the same vocabulary, or {NO_DRAFT} (default: auto)",
-    )
+    _draft(group)
     add("--mode", choices=MODES, help="which tiers (default: triforce with a draft, retrieval without)")
     add("--gamma-1", type=int, default=2, metavar="N", help=_help("tokens the draft guesses at a time"))
     add("--gamma-2", type=int, default=6, metavar="N", help=_help("tokens the retrieval tier guesses at a time"))
@@ -192,4 +248,6 @@ COMMANDS = (
     ("chat", "talk, about a document if you like; the KV cache is kept between turns", _chat),
     ("info", "say what a model is, its KV bytes per token, and what fits in memory", _info),
     ("demo", "continue a book from a long prompt, plainly and with TriForce: the same text", _demo),
+    ("bench", "measure speed: modes against plain decoding, kernels against the memory", _bench),
+    ("eval", "measure a model on texts: loss, use of far context, agreement with its draft", _eval),
 )

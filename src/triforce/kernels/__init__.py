@@ -1,8 +1,45 @@
-"""One dispatch of the kernels that decoding needs. Today every call takes the torch path, on any device."""
+"""One dispatch of the kernels that decoding needs: a model multiplies with weights, a memory holds K and V."""
 
-from triforce.kernels.reference import attend, attend_causal, gather_slots
+from __future__ import annotations
 
-__all__ = ["attend", "attend_causal", "gather_slots"]
+import torch
 
-WIDTH_INDEPENDENT = False
-"""Whether a row's result has the same bits however many rows and columns a pass has. torch does not promise it."""
+from triforce.config import ModelConfig
+from triforce.kernels import extension
+from triforce.kernels.contract import PAGE, Block, Lists, Memory, Model, Rotation
+from triforce.kernels.plain_memory import PlainMemory
+from triforce.kernels.plain_model import PlainModel
+from triforce.weights import Weights
+
+__all__ = ["PAGE", "Block", "Lists", "Memory", "Model", "Rotation", "best_dtype", "extension", "memory", "model"]
+
+
+def model(config: ModelConfig, weights: Weights) -> Model:
+    """The weights, ready for the fastest kernels that take them."""
+    if _suits_native(config, weights.embedding_VC.dtype, weights.embedding_VC.device):
+        from triforce.kernels.native_model import NativeModel
+
+        return NativeModel(config, weights)
+    return PlainModel(config, weights)
+
+
+def memory(
+    config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str = "cpu", unit: int = PAGE
+) -> Memory:
+    """KV memory of so many pages, for the fastest kernels that take lists of such units. Raises CacheError."""
+    if unit == PAGE and _suits_native(config, dtype, torch.device(device)):
+        from triforce.kernels.native_memory import NativeMemory
+
+        return NativeMemory(config, pages, dtype)
+    return PlainMemory(config, pages, dtype, device)
+
+
+def best_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
+    """bfloat16, which halves what is read; but torch is slow with it on a CPU."""
+    native_or_gpu = device.type != "cpu" or _suits_native(config, torch.bfloat16, device)
+    return torch.bfloat16 if native_or_gpu else torch.float32
+
+
+def _suits_native(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    fits = config.head_dim % 16 == 0 and config.head_dim <= 256 and dtype in (torch.bfloat16, torch.float32)
+    return extension.native is not None and device.type == "cpu" and fits

@@ -12,32 +12,53 @@ SCORES = 1 << 21
 """Scores held at once: KV heads are taken in turns beyond it, which bounds memory and keeps the scores in cache."""
 
 
-def attend(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor, weigh: bool = True) -> tuple[Tensor, Tensor]:
+def attend(
+    q_THD: Tensor,
+    k_GSD: Tensor,
+    v_GSD: Tensor,
+    weigh: bool = True,
+    q_sinks_THD: Tensor | None = None,
+    sinks: int = 0,
+    window: int = 0,
+) -> tuple[Tensor, Tensor]:
     """Attention of a few queries, the last keys being their own: query t does not see the keys after S - T + t.
 
-    Returns the mixed values (T, H, D) and the attention mass of each key, summed over the queries that share a KV head:
-    float32 (G, S), of total T * H / G per head; nothing, (G, 0), unless `weigh`.
+    With a `window` it sees of those up to its own the first `sinks` and the last `window` only; the queries meet the
+    sinks as `q_sinks`, where given. Returns the mixed values (T, H, D) and the attention mass of each key, summed over
+    the queries that share a KV head: float32 (G, S), of total T * H / G per head; nothing, (G, 0), unless `weigh`.
     """
     (T, _, D), (G, S, _) = q_THD.shape, k_GSD.shape
     q_GRD = fold(q_THD, G) * D**-0.5
+    q_sinks_GRD = fold(q_sinks_THD, G) * D**-0.5 if q_sinks_THD is not None else None
+    hidden_TS = _hidden(T, S, sinks, window, q_THD.device)
     at_once = max(1, SCORES // (q_GRD.shape[1] * S))
-    blocks = [
-        _attend_heads(q_GRD[g : g + at_once], k_GSD[g : g + at_once], v_GSD[g : g + at_once], T, weigh)
-        for g in range(0, G, at_once)
-    ]
+    blocks = []
+    for g in range(0, G, at_once):
+        heads = slice(g, g + at_once)
+        scores_GRS = torch.bmm(q_GRD[heads], k_GSD[heads].transpose(1, 2)).float()
+        if q_sinks_GRD is not None:
+            scores_GRS[..., :sinks] = torch.bmm(q_sinks_GRD[heads], k_GSD[heads, :sinks].transpose(1, 2)).float()
+        scores_GRS.view(len(scores_GRS), -1, T, S)[..., S - hidden_TS.shape[1] :].masked_fill_(hidden_TS, -torch.inf)
+        blocks.append(_mix(scores_GRS, v_GSD[heads], weigh))
     mixed_GRD, mass_GS = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*blocks, strict=True))
     return unfold(mixed_GRD, T), mass_GS
 
 
-def _attend_heads(q_GRD: Tensor, k_GSD: Tensor, v_GSD: Tensor, T: int, weigh: bool) -> tuple[Tensor, Tensor]:
-    scores_GRS = torch.bmm(q_GRD, k_GSD.transpose(1, 2)).float()
-    hidden_TT = torch.ones(T, T, dtype=torch.bool, device=q_GRD.device).triu(1)
-    scores_GRS.view(len(q_GRD), -1, T, k_GSD.shape[1])[..., -T:].masked_fill_(hidden_TT, -torch.inf)
+def _hidden(T: int, S: int, sinks: int, window: int, device: torch.device) -> Tensor:
+    """Which of the last keys each query does not see: all keys where there is a window, else their own."""
+    if not window:
+        return torch.ones(T, T, dtype=torch.bool, device=device).triu(1)
+    key_S, query_T1 = torch.arange(S, device=device), torch.arange(S - T, S, device=device)[:, None]
+    return (key_S > query_T1) | ((key_S >= sinks) & (key_S <= query_T1 - window))
+
+
+def _mix(scores_GRS: Tensor, v_GSD: Tensor, weigh: bool) -> tuple[Tensor, Tensor]:
+    """Softmax and mixture; the scores are overwritten."""
     weights_GRS = scores_GRS.sub_(scores_GRS.amax(-1, keepdim=True)).exp_()
     # Normalised before the product: a sum over a long context overflows float16 otherwise.
     weights_GRS.div_(weights_GRS.sum(-1, keepdim=True))
     mixed_GRD = torch.bmm(weights_GRS.to(v_GSD.dtype), v_GSD)
-    return mixed_GRD, weights_GRS.sum(1) if weigh else weights_GRS.new_empty(len(q_GRD), 0)
+    return mixed_GRD, weights_GRS.sum(1) if weigh else weights_GRS.new_empty(len(weights_GRS), 0)
 
 
 def attend_causal(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> Tensor:
@@ -56,13 +77,6 @@ def attend_causal(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> Tensor:
     past_share_GR = torch.sigmoid(past_GR - own_GR)
     mixed_GRD = torch.lerp(own_GRD.float(), past_GRD.float(), past_share_GR[..., None])
     return unfold(mixed_GRD.to(q_THD.dtype), T)
-
-
-def gather_slots(pages_GSD: Tensor, slots_GN: Tensor) -> Tensor:
-    """Rows `slots_GN` of each KV head, as (G, N, D)."""
-    G, S, D = pages_GSD.shape
-    flat_GN = slots_GN + torch.arange(G, device=slots_GN.device)[:, None] * S
-    return pages_GSD.reshape(G * S, D).index_select(0, flat_GN.flatten()).view(G, -1, D)
 
 
 def fold(q_THD: Tensor, G: int) -> Tensor:

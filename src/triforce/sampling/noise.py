@@ -19,6 +19,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from triforce.kernels import extension
+
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -59,10 +61,13 @@ class Noise:
 
     seeds: B integers in [0, 2**64). choices: B integers in [0, 2**32), each row's index among the `n` of its request.
     `draws` (int64, tiers x B) counts the uniforms each row has used; save and restore it to continue a row elsewhere.
+    `keys` are seeds and choices for native code, None where there is none.
     """
 
     def __init__(self, seeds: Sequence[int], choices: Sequence[int], device: torch.device | str = "cpu") -> None:
         self.draws = torch.zeros(_TIERS, len(seeds), dtype=torch.int64, device=device)
+        native = extension.native if self.draws.device.type == "cpu" else None
+        self.keys = native.Noise(list(seeds), list(choices)) if native else None
         self._keys_R2B = key_schedule(seeds).to(device)
         self._choices_B = torch.tensor(list(choices), dtype=torch.int64, device=device)
         self._recent: dict[tuple[int, int, int], Tensor] = {}
@@ -91,6 +96,10 @@ class Noise:
         tier: in [0, 8). used_B: how many of the n each row uses up; the rest come again at its next call. So a row's
         noise does not depend on how many its batch mates ask for.
         """
+        if self.keys:
+            out_Bn = torch.empty(len(used_B), n, dtype=torch.float64)
+            self.keys.uniforms(self.draws, tier, used_B, out_Bn)
+            return out_Bn
         draw_Bn = self.draws[tier, :, None] + torch.arange(n, device=self.draws.device)
         counter = (draw_Bn & _MASK, draw_Bn >> 32, self._choices_B[:, None], torch.full_like(draw_Bn, 1 + tier))
         high, low, _, _ = philox(counter, self._keys_R2B[..., None])

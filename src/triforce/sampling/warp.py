@@ -136,9 +136,8 @@ def _presence_and_frequency(
 
 def _bias(params: _Params, vocab_size: int, device: _Device) -> tuple[Tensor, Tensor, Tensor] | None:
     """All biases, as rows_N, ids_N and values (N, 1); None if there are none."""
+    check_bias(params, vocab_size)
     entries = [(b, token, x) for b, p in enumerate(params) for token, x in (p.logit_bias or {}).items()]
-    if unknown := [token for _, token, _ in entries if token >= vocab_size]:
-        raise RequestError(f"logit_bias names token {unknown[0]}, but the vocabulary ends at {vocab_size - 1}")
     if not entries:
         return None
     rows, ids, values = zip(*entries, strict=True)
@@ -147,6 +146,13 @@ def _bias(params: _Params, vocab_size: int, device: _Device) -> tuple[Tensor, Te
         torch.tensor(ids, device=device),
         torch.tensor(values, dtype=torch.float64, device=device)[:, None],
     )
+
+
+def check_bias(params: _Params, vocab_size: int) -> None:
+    """Raise RequestError if a bias names a token outside the vocabulary."""
+    for p in params:
+        if unknown := [token for token in p.logit_bias or {} if token >= vocab_size]:
+            raise RequestError(f"logit_bias names token {unknown[0]}, but the vocabulary ends at {vocab_size - 1}")
 
 
 def _min_p(scores_RJV: Tensor, share_R11: Tensor) -> Tensor:
@@ -198,7 +204,12 @@ def _check(peaks_BJ: Tensor) -> None:
     bad_BJ = ~peaks_BJ.isfinite()
     if bool(bad_BJ.any()):  # one host sync a pass
         b, j = bad_BJ.nonzero()[0].tolist()
-        what = "NaN" if peaks_BJ[b, j].isnan() else "+inf" if peaks_BJ[b, j] > 0 else "all -inf"
-        raise ModelError(
-            f"the model's logits are {what} (row {b}, column {j}): check its weights, or try a wider dtype"
-        )
+        raise no_law(b, j, float(peaks_BJ[b, j]))
+
+
+def no_law(row: int, column: int, peak: float) -> ModelError:
+    """What to raise where the largest of the logits is not finite."""
+    what = "NaN" if math.isnan(peak) else "+inf" if peak > 0 else "all -inf"
+    return ModelError(
+        f"the model's logits are {what} (row {row}, column {column}): check its weights, or try a wider dtype"
+    )

@@ -3,7 +3,7 @@
 from triforce.speculation.coupling import Coupling, Rejection, Seeded, rejection, seeded
 from triforce.speculation.draft import Draft, Prefix
 from triforce.speculation.lookup import Lookup
-from triforce.speculation.tier import Proposer, Record, Tier, Watch
+from triforce.speculation.tier import Proposer, Record, Sampling, Tier, Watch
 
 __all__ = [
     "Coupling",
@@ -13,6 +13,7 @@ __all__ = [
     "Proposer",
     "Record",
     "Rejection",
+    "Sampling",
     "Seeded",
     "Tier",
     "Watch",

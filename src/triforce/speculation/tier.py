@@ -90,7 +90,8 @@ class Sampling(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def probs(self, logits_BJV: Tensor, prefix: Prefix) -> Tensor: ...
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Tensor, tier: int) -> Draft:
+        """The guesses kept and one token more, as samples of the law of these logits. Column j follows j guesses."""
 
 
 Record = Callable[[Tensor, Draft], None]
@@ -122,8 +123,7 @@ class Tier(Generic[C]):
             guess = self.below.propose(prefix, sampling, live_B) if self.below else nothing
             started = perf_counter()
             logits_BJV = self.score(prefix, guess, live_B)
-            probs_BJV = sampling.probs(logits_BJV, prefix)
-            step = sampling.coupling.verify(guess, probs_BJV, prefix.lengths_B, live_B, self.level)
+            step = sampling.verify(guess, logits_BJV, prefix, live_B, self.level)
             if self.record:
                 self.record(logits_BJV, step)
             draft = draft.then(step, live_B)

@@ -1,6 +1,6 @@
 """Select by the attention that the last verification itself gave each chunk: free, since it has computed it.
 
-The idea is that of SparseSpec and Vegas (2026). G KV heads, S tokens.
+The idea is that of SparseSpec and Vegas (2026). G KV heads, U units.
 """
 
 from __future__ import annotations
@@ -18,5 +18,6 @@ class Observed:
         return recent_share(budget)
 
     def pick(self, full: Full, row: int, layer: int, chunk: int, candidates: range, picks: int) -> Tensor:
-        mass_GS = full.sights[row].mass[layer][:, : candidates.stop * chunk]
-        return best(mass_GS.reshape(len(mass_GS), candidates.stop, chunk).sum(2), candidates, picks)
+        sight = full.sights[row]
+        mass_GU = sight.mass[layer][:, : candidates.stop * chunk // sight.grain]
+        return best(mass_GU.reshape(len(mass_GU), candidates.stop, -1).sum(2), candidates, picks)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from triforce.cache.full import Full
-from triforce.cache.pool import PAGE
+from triforce.kernels import PAGE
 
 
 class Recent:

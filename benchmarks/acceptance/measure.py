@@ -1,0 +1,100 @@
+"""What is measured on a walk: acceptance by selection, agreement of the draft. N positions, V vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.acceptance.agreement import rejection, seeded
+from benchmarks.acceptance.walk import Walk
+from triforce.cache import Budget, Full, Retrieval, Setting
+from triforce.cache.select import POLICIES, MeanKey, Observed, Policy, Recent
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A policy, how often it selects, and whether it may look at the verification to come."""
+
+    policy: Callable[[], Policy]
+    refresh: int = 1
+    foresight: bool = False
+
+
+SELECTIONS: dict[str, Selection] = {
+    "oracle": Selection(Observed, foresight=True),
+    **{name: Selection(policy) for name, policy in POLICIES.items()},
+    "mean_key, once": Selection(MeanKey, refresh=0),
+    "recent": Selection(Recent),
+}
+"""Those of the product, and what to compare them with."""
+
+
+class Case(NamedTuple):
+    """One setting of the retrieval view."""
+
+    selection: str
+    budget: int
+    chunk: int
+    full_layers: int
+
+    @property
+    def how(self) -> Selection:
+        return SELECTIONS[self.selection]
+
+    def view(self, full: Full) -> Retrieval:
+        """A fresh view."""
+        return Retrieval(full, self.how.policy(), self.setting(self.how.refresh))
+
+    def setting(self, refresh: int) -> Setting:
+        return Setting(Budget(self.budget), self.chunk, refresh, self.full_layers)
+
+
+def cases(budgets: Iterable[int], chunks: Iterable[int], layers: Iterable[int], usual: Case) -> list[Case]:
+    """All selections at every budget, every chunk size and every number of full layers, the rest being as usual."""
+    settings = [
+        usual,
+        *(usual._replace(budget=budget) for budget in budgets),
+        *(usual._replace(chunk=chunk) for chunk in chunks),
+        *(usual._replace(full_layers=full_layers) for full_layers in layers),
+    ]
+    return list(dict.fromkeys(setting._replace(selection=name) for setting in settings for name in SELECTIONS))
+
+
+def laws(walk: Walk, case: Case) -> tuple[Tensor, Tensor]:
+    """Laws of all positions asked for, (N, V): under a view, and exact."""
+    _, guessed, exact = zip(*walk.under(case.view(walk.full), case.how.foresight), strict=True)
+    return torch.cat(guessed), torch.cat(exact)
+
+
+def acceptance(walk: Walk, case: Case) -> Row:
+    """How the exact view takes what a retrieval view proposes, and how often its own first choice is the text."""
+    guessed_NV, exact_NV = laws(walk, case)
+    right = float((exact_NV.argmax(-1) == walk.asked_N).double().mean())
+    return {**about(walk), **case._asdict(), **_agree(exact_NV, guessed_NV), "right": right}
+
+
+def drafting(walk: Walk, usual: Case) -> list[Row]:
+    """How the exact view and the retrieval view take what the draft model proposes."""
+    draft_NV = walk.draft()
+    retrieval_NV, exact_NV = laws(walk, usual)
+    judges = {"full": exact_NV, usual.selection: retrieval_NV}
+    return [{**about(walk), "verifier": name, **_agree(laws_NV, draft_NV)} for name, laws_NV in judges.items()]
+
+
+def about(walk: Walk) -> Row:
+    """What was read."""
+    return {"workload": walk.work.name, "source": walk.work.source, "context": walk.work.prompt}
+
+
+def _agree(p_NV: Tensor, q_NV: Tensor) -> Row:
+    return {
+        "positions": len(p_NV),
+        "rejection": float(rejection(p_NV, q_NV).mean()),
+        "seeded": float(seeded(p_NV, q_NV).mean()),
+    }

@@ -1,0 +1,152 @@
+"""A report of measured rows as a page of tables: docs/acceptance.md is this and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks.acceptance.measure import SELECTIONS, Case, Row
+
+Report = dict[str, Any]
+
+SWEPT = {"budget": "budget", "chunk": "chunk size", "full_layers": "layers seen in full"}
+"""What is varied, the rest being as usual, and what to call it."""
+
+WORKLOADS = ("prose", "code", "needle", "copy")
+
+
+def mean(rows: Iterable[Row], value: str) -> float | None:
+    """The mean over all positions of some rows; None if there are none."""
+    weighted = [(row[value] * row["positions"], row["positions"]) for row in rows]
+    return sum(x for x, _ in weighted) / sum(n for _, n in weighted) if weighted else None
+
+
+def usual(report: Report) -> Case:
+    """The setting that is kept while another is varied."""
+    return Case(**report["usual"])
+
+
+def rows_of(report: Report, workload: str, case: dict[str, Any]) -> list[Row]:
+    """The rows of a workload that have these settings."""
+    wanted = case | {"workload": workload}
+    return [row for row in report["acceptance"] if wanted.items() <= row.items()]
+
+
+def swept(report: Report, selection: str, what: str) -> dict[int, list[Row]]:
+    """Rows on prose of one selection by the value of what is varied, the rest being as usual."""
+    fixed = usual(report)._replace(selection=selection)._asdict()
+    del fixed[what]
+    rows = rows_of(report, "prose", fixed)
+    return {value: [row for row in rows if row[what] == value] for value in sorted({row[what] for row in rows})}
+
+
+def markdown(report: Report) -> str:
+    """The whole page."""
+    parts = [_head(report), _workloads(report)]
+    parts += [_sweep(report, what, title) for what, title in SWEPT.items()]
+    parts += [_draft(report), _locality(report)]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(head: list[str], lines: Iterable[list[str]]) -> str:
+    """A Markdown table whose first column is text and whose others are numbers."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rule, *lines])
+
+
+def cell(rows: Iterable[Row]) -> str:
+    """Acceptance under both couplings."""
+    rows = list(rows)
+    both = [mean(rows, coupling) for coupling in ("rejection", "seeded")]
+    return " / ".join("-" if x is None else f"{x:.3f}" for x in both)
+
+
+def _head(report: Report) -> str:
+    return f"""# Acceptance on text
+
+Made from the rows in `benchmarks/results/acceptance.json`, do not edit:
+
+    {report["command"]}
+
+Model: {report["model"]}. Machine: {report["machine"]}; {report["seconds"]:.0f} s.
+
+How much of what one view proposes the next one keeps, where the text is given (teacher forcing) and each verification
+scores {report["width"]} positions: the retrieval view scores them, then the exact view, whose attention the next
+selection may go by. Temperature {report["temperature"]}, top-p {report["top_p"]}. A cell has the mean over positions
+under `rejection`, sum min(p, q), and under `seeded`, the chance that both picks are one token: none is drawn, so there
+is no sampling noise beyond the choice of texts. Prompts of {report["context"]:,} tokens of {_sources(report)}."""
+
+
+def _sources(report: Report) -> str:
+    return ", ".join(sorted({f"`{row['source']}`" for row in report["acceptance"]}))
+
+
+def _workloads(report: Report) -> str:
+    fixed = usual(report)
+    by_name = {name: rows for name in WORKLOADS if (rows := rows_of(report, name, fixed._asdict()))}
+    lines = []
+    for selection in SELECTIONS:
+        case = fixed._replace(selection=selection)._asdict()
+        lines.append([f"`{selection}`", *(cell(rows_of(report, name, case)) for name in by_name)])
+    lines.append(["target's first choice is the text", *(f"{mean(rows, 'right'):.3f}" for rows in by_name.values())])
+    lines.append(["positions", *(str(sum(row["positions"] for row in rows)) for rows in by_name.values())])
+    return f"""## Where relevance matters
+
+`recent` is what the mode `streaming` sees: sinks and the latest tokens. `oracle` picks by the attention of the very
+pass that verifies, which no decoder can know. `mean_key, once` selects after the prompt only, as the paper's code does.
+`copy` repeats a passage of the first quarter of the context; `needle` asks for numbers given in its first half, and
+only the digits count. Budget {fixed.budget}, chunks of {fixed.chunk}.
+
+{table(["selection", *by_name], lines)}"""
+
+
+def _sweep(report: Report, what: str, title: str) -> str:
+    columns = {selection: swept(report, selection, what) for selection in SELECTIONS}
+    values = sorted({value for rows in columns.values() for value in rows})
+    lines = [[f"`{name}`", *(cell(rows.get(value, [])) for value in values)] for name, rows in columns.items()]
+    others = ", ".join(f"{SWEPT[name]} {getattr(usual(report), name)}" for name in SWEPT if name != what)
+    return f"""## By {title}
+
+On prose; {others}.
+
+![acceptance by {title}](pictures/acceptance_{what}.svg)
+
+{table([title, *map(str, values)], lines)}"""
+
+
+def _draft(report: Report) -> str:
+    verifiers = list(dict.fromkeys(row["verifier"] for row in report["draft"]))
+    names = [name for name in WORKLOADS if any(row["workload"] == name for row in report["draft"])]
+    lines = [
+        [
+            verifier,
+            *(cell(r for r in report["draft"] if (r["verifier"], r["workload"]) == (verifier, n)) for n in names),
+        ]
+        for verifier in verifiers
+    ]
+    return f"""## The draft model
+
+What the exact view, and the retrieval view, keep of what the draft model proposes.
+
+{table(["verifier", *names], lines) if lines else "No draft model."}"""
+
+
+def _locality(report: Report) -> str:
+    curves = ("overlap", "recovered", "recovered_once")
+    layers = sorted({row["layer"] for row in report["locality"]})
+    lines = []
+    for layer in layers:
+        rows = [row for row in report["locality"] if row["layer"] == layer]
+        ends = [[row[curve][at] for row in rows] for at in (0, -1) for curve in curves]
+        lines.append([str(layer), *(f"{sum(end) / len(end):.3f}" for end in ends)])
+    last = max((row["tokens"][-1] for row in report["locality"]), default=0)
+    head = ["kept", "attention", "attention, once"]
+    columns = ["layer", *(f"{name}, {when}" for when in ("at first", f"after {last}") for name in head)]
+    return f"""## Locality
+
+Of the chunks that `{usual(report).selection}` selected at first, the share still selected; and the share of the
+attention mass that falls on what is in sight, when selected anew at each verification and when selected once. On prose.
+
+![locality](pictures/locality.svg)
+
+{table(columns, lines)}"""

@@ -1,0 +1,95 @@
+"""A text that the target has read up to its end, walked through again and again under different lower views.
+
+One prefill serves them all: to start over is to rewind. As in decoding, a lower view scores a span of positions, then
+the exact view verifies it, which replaces what the lower view wrote and shows where the attention went.
+Shape suffixes: N positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.acceptance.workloads import Span, Workload
+from triforce.cache import PAGE, Retrieval, Setting
+from triforce.cache.full import TAIL
+from triforce.decoder import Decoder
+from triforce.ladder import Models, Rows, Speculation
+from triforce.request import SamplingParams
+from triforce.sampling import Warper
+from triforce.speculation import Prefix, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads spans of one text through any view; laws are those that a sampler would see."""
+
+    ids_1S: Tensor
+    warper: Warper
+
+    @torch.no_grad()
+    def __call__(self, model: Decoder, view: Any, span: Span) -> Tensor:
+        """The laws of a span's positions, (N, V): one pass over the token before each."""
+        width = span.stop - span.start
+        count_1, start_1 = (torch.tensor([n], device=self.ids_1S.device) for n in (width, span.start))
+        view.begin(count_1, width)
+        logits_1NV = model(self.ids_1S[:, span.start - 1 : span.stop - 1], view)
+        view.advance(count_1)
+        return self.warper(logits_1NV, self.ids_1S, start_1)[0]
+
+    def prefill(self, tier: Tier[Any], length: int) -> None:
+        """Let a tier see so many tokens."""
+        prefix = Prefix(self.ids_1S, torch.tensor([length + 1], device=self.ids_1S.device))
+        deque(tier.prefill(prefix, 0, length), maxlen=0)
+
+
+class Walk:
+    """`chunk`: a divisor of all chunk sizes that its views will select by."""
+
+    def __init__(self, models: Models, work: Workload, params: SamplingParams, chunk: int = PAGE) -> None:
+        target = models.target
+        ids_1S = torch.tensor([work.ids], device=target.device)
+        self.models, self.work = models, work
+        self.read = Reader(ids_1S, Warper([params], [work.prompt], target.config.vocab_size, target.device))
+        self._rows = Rows(models, Speculation(retrieval=Setting(chunk=chunk)), [len(work.ids)])
+        self._exact = self._rows.exact(self._rows.full())
+        self.full = self._exact.cache
+        self.read.prefill(self._exact, work.prompt - 1)
+
+    @property
+    def asked_N(self) -> Tensor:
+        """The text's own tokens at the positions asked for."""
+        return torch.cat([self.read.ids_1S[0, span.start : span.stop] for span in self.work.spans if span.asked])
+
+    def under(self, view: Retrieval, foresight: bool = False) -> Iterator[tuple[Span, Tensor, Tensor]]:
+        """Each span asked for, with its laws under a fresh view of `full`, and exactly.
+
+        With foresight the view selects by the verification of the very span that it is to score.
+        """
+        target, end = self.models.target, self.work.prompt - 1
+        self._rewind(end - TAIL)  # the tail is fed anew, so that the exact view sees in it what this view asks for
+        self.read.prefill(self._exact, end)
+        for span in self.work.spans:
+            if span.asked and foresight:
+                self.read(target, self.full, span)
+                self._rewind(span.start - 1)
+            guessed_NV = self.read(target, view, span) if span.asked else None
+            exact_NV = self.read(target, self.full, span)
+            if guessed_NV is not None:
+                yield span, guessed_NV, exact_NV
+
+    def draft(self) -> Tensor:
+        """The draft model's laws at the positions asked for."""
+        lowest, draft = self._rows.lowest(), self.models.draft
+        assert draft is not None, "lowest() has seen to it"
+        self.read.prefill(lowest, self.work.prompt - 1)
+        laws = [(span, self.read(draft, lowest.cache, span)) for span in self.work.spans]
+        return torch.cat([law_NV for span, law_NV in laws if span.asked])
+
+    def _rewind(self, length: int) -> None:
+        self.full.rewind(self.full.lengths_B.new_tensor([length]))

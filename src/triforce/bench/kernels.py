@@ -1,0 +1,153 @@
+"""Each kernel against the bandwidth of the memory: bytes, seconds, GB/s, and the share of what has just been measured.
+
+Shape suffixes as in kernels/contract.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triforce.bench import shapes
+from triforce.cache import PAGE, Full, Pool
+from triforce.cache.pool import pages_for
+from triforce.decoder import Decoder
+from triforce.kernels import Lists, extension
+from triforce.kernels.reference import attend_causal
+from triforce.request import SamplingParams
+from triforce.sampler import sampling
+from triforce.sampling import Noise
+from triforce.shapes import longs
+from triforce.speculation import Draft, Prefix, Seeded
+
+Row = dict[str, Any]
+WIDTHS = (1, 8, 16)
+BUDGET = 1024
+SECONDS = 0.5
+"""How long each kernel is repeated for."""
+
+
+def rows(contexts: Sequence[int], shape_names: Sequence[str]) -> Iterator[Row]:
+    """The bandwidth first, then whole steps of each shape, prefill attention, and the sampler."""
+    bandwidth = read_bandwidth()
+    yield {"kernel": "read", "gb_per_second": bandwidth, "fraction": 1.0}
+    for name in shape_names:
+        decoder = shapes.decoder(name, max(contexts) + 64)
+        for context in contexts:
+            yield from _steps(name, decoder, context, bandwidth)
+    yield from _prefill(bandwidth)
+    for vocab in (8192, 128_256):
+        yield from _sampler(vocab)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Median of the times of a call, which is repeated for `SECONDS` after a first one."""
+    call()
+    times: list[float] = []
+    while sum(times) < SECONDS or len(times) < 3:
+        began = perf_counter()
+        call()
+        times.append(perf_counter() - began)
+    return median(times)
+
+
+def read_bandwidth() -> float:
+    """GB/s at which the threads of the kernels can read a gigabyte."""
+    many = torch.ones(1 << 27, dtype=torch.int64)
+    if native := extension.native:
+        return many.nbytes / seconds(lambda: native.read(many)) / 1e9
+    return many.nbytes / seconds(many.sum) / 1e9
+
+
+def _row(kernel: str, took: float, moved: int, bandwidth: float, **more: Any) -> Row:
+    speed = moved / took / 1e9
+    return {
+        "kernel": kernel, **more, "bytes": moved, "seconds": took, "gb_per_second": speed, "fraction": speed / bandwidth
+    }  # fmt: skip
+
+
+def _steps(name: str, decoder: Decoder, context: int, bandwidth: float) -> Iterator[Row]:
+    """Passes of a whole decoder: over the full cache at each width, and over a budget."""
+    config, size = decoder.config, decoder.dtype.itemsize
+    pool = Pool(config, 1, pages_for(context + 64), decoder.dtype)
+    pool.reserve(0, context + 64)
+    full = Full(pool)
+    full.grain = 0
+    _fill(pool, context)
+    weights = shapes.weight_bytes(config, size)
+    for width in WIDTHS:
+        took = seconds(partial(_pass, decoder, full, width))
+        moved = weights + shapes.kv_bytes(config, context, size)
+        yield _row("step", took, moved, bandwidth, shape=name, context=context, width=width)
+    few = _Few(pool, BUDGET)
+    took = seconds(partial(_pass, decoder, few, 1))
+    moved = weights + shapes.kv_bytes(config, BUDGET, size)
+    yield _row("retrieval step", took, moved, bandwidth, shape=name, context=context, width=1)
+
+
+class _Few(Full):
+    """A view of `budget` tokens, in pages spread over the context, another list for each KV head."""
+
+    def __init__(self, pool: Pool, budget: int) -> None:
+        super().__init__(pool, grain=0)
+        length, pages = int(pool.lengths_B[0]), budget // PAGE - 1
+        dice = torch.Generator().manual_seed(0)
+        picks_GP = torch.stack([torch.randperm(length // PAGE, generator=dice) for _ in range(pool.config.kv_heads)])
+        self._units = torch.cat([picks_GP[:, :pages].sort(1).values, picks_GP[:, -1:]], 1)[None].int() + 1
+
+    def begin(self, counts_B: Tensor, width: int) -> None:
+        super().begin(counts_B, width)
+        self._lists = Lists(self._units, [self._units.shape[2] * PAGE - width], counts_B.tolist())
+
+
+def _pass(decoder: Decoder, view: Full, width: int) -> None:
+    counts_B = longs([width])
+    view.begin(counts_B, width)
+    decoder(torch.ones(1, width, dtype=torch.long), view)  # not advanced: the next pass writes the same slots
+
+
+def _fill(pool: Pool, length: int) -> None:
+    block_GND = torch.randn(pool.config.kv_heads, 1024, pool.config.head_dim).to(pool.dtype)
+    for start in range(0, length, 1024):
+        slots_N = pool.slots(0, start, min(start + 1024, length))
+        for layer in range(pool.config.layers):
+            pool.memory.put(layer, slots_N, block_GND[:, : len(slots_N)], block_GND[:, : len(slots_N)])
+    pool.lengths_B[0] = length
+
+
+def _prefill(bandwidth: float, context: int = 16_384, width: int = 512) -> Iterator[Row]:
+    """Attention of one chunk of a prompt over all that came before it: ours, and torch's fused one, in turns."""
+    config = shapes.decoder("30m", context).config
+    H, D = config.heads, config.head_dim
+    pool = Pool(config, 1, pages_for(context), torch.bfloat16)
+    pool.reserve(0, context)
+    _fill(pool, context)
+    q_BTHD = torch.randn(1, width, H, D).bfloat16()
+    lists = Lists(pool.units(range(1), PAGE), [context - width], [width])
+    k_GSD, v_GSD = (x.contiguous() for x in pool.span(0, 0, 0, context))
+    operations = 4 * width * (context - width // 2) * H * D
+    for kernel, call in {
+        "prefill attention": lambda: pool.memory.attend(0, q_BTHD, lists),
+        "prefill attention, torch": lambda: attend_causal(q_BTHD[0], k_GSD, v_GSD),
+    }.items():
+        took = seconds(call)
+        row = _row(kernel, took, 2 * k_GSD.nbytes, bandwidth, context=context, width=width)
+        yield row | {"gflop_per_second": operations / took / 1e9}
+
+
+def _sampler(vocab: int) -> Iterator[Row]:
+    """One row of logits to one token, at the settings that people use."""
+    logits_BJV = torch.randn(1, 1, vocab, generator=torch.Generator().manual_seed(0)) * 3
+    prefix, live_B = Prefix(torch.zeros(1, 8, dtype=torch.long), longs([4])), torch.ones(1, dtype=torch.bool)
+    for temperature, top_p in ((0.0, 1.0), (0.6, 0.9), (1.0, 1.0)):
+        params = [SamplingParams(temperature=temperature, top_p=top_p)]
+        sampler = sampling(params, [4], vocab, Seeded(Noise([1], [0])))
+        nothing = Draft.empty(prefix.lengths_B, 0)
+        took = seconds(partial(sampler.verify, nothing, logits_BJV, prefix, live_B, 0))
+        yield {"kernel": "sampler", "vocabulary": vocab, "temperature": temperature, "top_p": top_p, "seconds": took}

@@ -1,0 +1,76 @@
+"""Models of random weights in the shapes that speed is measured on: they cost what a real one costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triforce.config import ModelConfig
+from triforce.decoder import Decoder
+from triforce.rope import Rope
+from triforce.weights import Layer, Weights
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a Llama with tied embeddings."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    head_dim: int = 64
+
+
+SHAPES = {
+    "30m": Shape(512, 1408, 8, 8, 8, 8192),
+    "30m-draft": Shape(128, 344, 2, 2, 2, 8192),
+    "llama-3.2-1b": Shape(2048, 8192, 16, 32, 8, 128_256),
+}
+"""`30m` has the paper's kind of attention, a KV head for each query head: 16 KiB of KV per token in bfloat16."""
+
+
+def decoder(name: str, context: int, dtype: torch.dtype = torch.bfloat16) -> Decoder:
+    """A model of one of the `SHAPES`, for so many positions."""
+    shape = SHAPES[name]
+    C, D = shape.hidden, shape.head_dim
+    Q, P = shape.heads * D, shape.kv_heads * D
+    rope = Rope(500_000.0 ** -(torch.arange(0, D, 2) / D), 1.0)
+    config = ModelConfig(
+        shape.vocab, C, shape.intermediate, shape.layers, shape.heads, shape.kv_heads, D, 1e-5,
+        qkv_bias=False, qk_norm=False, tied=True, context=context, rope=rope,
+    )  # fmt: skip
+    noise = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
+
+    def matrix(outputs: int, inputs: int) -> Tensor:
+        """The same noise again and again: what a product costs does not depend on it."""
+        whole: Tensor = (noise * inputs**-0.5).to(dtype).repeat(-(-outputs * inputs // len(noise)))
+        return whole[: outputs * inputs].view(outputs, inputs)
+
+    def layer() -> Layer:
+        ones, I = torch.ones(C, dtype=dtype), shape.intermediate  # noqa: E741
+        return Layer(
+            ones, matrix(Q, C), matrix(P, C), matrix(P, C), matrix(C, Q), ones, matrix(I, C), matrix(I, C), matrix(C, I)
+        )
+
+    embedding_VC = matrix(shape.vocab, C)
+    return Decoder(
+        config,
+        Weights(embedding_VC, tuple(layer() for _ in range(shape.layers)), torch.ones(C, dtype=dtype), embedding_VC),
+    )
+
+
+def weight_bytes(config: ModelConfig, itemsize: int) -> int:
+    """What a pass reads of the weights: all of the blocks, and the head."""
+    C, Q, P = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    block = 2 * C * (Q + P) + 3 * C * config.intermediate_size
+    return (config.layers * block + config.vocab_size * C) * itemsize
+
+
+def kv_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
+    """What a pass reads of so many tokens of KV."""
+    return 2 * config.layers * config.kv_heads * config.head_dim * tokens * itemsize

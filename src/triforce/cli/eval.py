@@ -1,0 +1,101 @@
+"""`triforce eval`: what a model is good at, measured on texts through the engine's own parts."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from importlib import resources
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from triforce import __version__
+from triforce.cli.common import read_text, require_writable
+from triforce.cli.demo import BOOK
+from triforce.cli.parser import NO_DRAFT
+from triforce.errors import RequestError
+
+if TYPE_CHECKING:
+    from triforce.evaluate import Subject
+
+
+def run(options: Namespace) -> int:
+    """Prints a table as soon as it is measured; --json writes all figures at the end."""
+    began = perf_counter()
+    from triforce.evaluate import evaluate
+
+    names = _names(options.only)
+    require_writable(options.json)
+    subject = _subject(options)
+    results = evaluate(subject, names, _show)
+    if options.json:
+        everything = _about(subject) | {"seconds": perf_counter() - began, "results": results}
+        Path(options.json).write_text(json.dumps(everything, indent=2) + "\n", encoding="utf-8")
+    print(f"In all {perf_counter() - began:.0f} s.")
+    return 0
+
+
+def _names(only: str | None) -> list[str]:
+    from triforce.evaluate import MEASUREMENTS
+    from triforce.prompts import known
+
+    names = only.split(",") if only else list(MEASUREMENTS)
+    return [known("measurement", name.strip(), MEASUREMENTS) for name in names]
+
+
+def _subject(options: Namespace) -> Subject:
+    from triforce.evaluate import Subject, plan, tokenize
+    from triforce.llm import LLM
+
+    if options.max_context < 128:
+        raise RequestError(f"--max-context {options.max_context}: give at least 128 tokens")
+    texts = _texts(options.texts)
+    draft = None if options.draft == NO_DRAFT else options.draft
+    llm = LLM(options.model, draft, device=options.device, dtype=options.dtype)
+    numbers = plan(llm.target.config.context, options.max_context, options.quick)
+    return Subject(llm, tokenize(llm, texts), numbers)
+
+
+def _texts(paths: list[str] | None) -> dict[str, str]:
+    """Texts by file name; without any, the book that comes with triforce. Raises RequestError."""
+    if not paths:
+        return {BOOK: (resources.files("triforce") / "data" / BOOK).read_text(encoding="utf-8")}
+    texts = {file.name: read_text(str(file)) for path in paths for file in _files(Path(path))}
+    if not texts:
+        raise RequestError(f"there is no file in {', '.join(paths)}; give --texts some UTF-8 texts")
+    return texts
+
+
+def _files(path: Path) -> list[Path]:
+    """The files of a folder, not of those in it; or a file itself."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+
+
+def _show(name: str, result: dict[str, Any]) -> None:
+    from triforce.evaluate import tables
+
+    for table in tables(name, result):
+        print(f"\n{table.plain()}")
+    print(f"({name}: {result.get('skipped') or '{:.0f} s'.format(result['seconds'])})", flush=True)
+
+
+def _about(subject: Subject) -> dict[str, Any]:
+    """Of what, and by what, the figures are."""
+    from dataclasses import asdict
+
+    import torch
+
+    llm = subject.llm
+    return {
+        "triforce": __version__,
+        "torch": torch.__version__,
+        "model": str(llm.target.path),
+        "draft": str(llm.draft.path) if llm.draft else None,
+        "device": str(subject.target.device),
+        "dtype": str(subject.target.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "plan": asdict(subject.plan),
+        "texts": [{"name": t.name, "kind": t.kind, "tokens": len(t.ids_N)} for t in subject.texts],
+    }

@@ -1,0 +1,116 @@
+"""How often draft and target agree: the target with everything in sight, the draft as the engine shows it the text.
+
+Shape suffixes: T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triforce.evaluate.report import Table, tokens
+from triforce.evaluate.scoring import draft_view, full_view, parts, read, skim
+from triforce.evaluate.subject import KINDS, Subject, Text
+from triforce.request import SamplingParams
+from triforce.sampling import Warper
+
+TEMPERATURES = (0.0, 0.6, 1.0)
+AT_ONCE = 128
+
+
+def measure(subject: Subject) -> dict[str, Any]:
+    """Mean probability that a drafted token is kept, by coupling, temperature and kind of text."""
+    if subject.llm.draft is None:
+        return {"skipped": "there is no draft; name one with --draft"}
+    plan = subject.plan
+    after = min(4096, plan.span // 2)
+    windows = [window for window in subject.windows() if len(window.ids_N) >= after + plan.judged]
+    if not windows:
+        return {"skipped": f"no text has {after + plan.judged:,} tokens"}
+    shares = [(window.kind, _share(subject, window, after)) for window in subject.steps(windows)]
+    kinds = {kind: [share for of, share in shares if of == kind] for kind in KINDS}
+    means = {kind: torch.stack(found).mean(0) for kind, found in kinds.items() if found}
+    return {
+        "from": after,
+        "tokens": plan.judged,
+        "kinds": {kind: _named(mean, len(kinds[kind])) for kind, mean in means.items()},
+    }
+
+
+def _named(shares_22: Tensor, windows: int) -> dict[str, Any]:
+    by_temperature = zip(TEMPERATURES, shares_22.tolist(), strict=True)
+    return {"windows": windows} | {
+        f"{temperature:g}": {"rejection": kept, "seeded": same} for temperature, (kept, same) in by_temperature
+    }
+
+
+def _share(subject: Subject, window: Text, after: int) -> Tensor:
+    """Means over the judged tokens of a window: (temperatures, couplings)."""
+    laws = _Laws(subject.target.config.vocab_size, subject.target.device)
+    sums = torch.zeros(len(TEMPERATURES), 2, dtype=torch.float64)
+    for target_TV, draft_TV in _logits(subject, window, after):
+        for n, temperature in enumerate(TEMPERATURES):
+            p_TV, q_TV = laws(target_TV, temperature), laws(draft_TV, temperature)
+            sums[n] += torch.stack([overlap(p_TV, q_TV).sum(), same_pick(p_TV, q_TV).sum()]).cpu()
+    return sums / subject.plan.judged
+
+
+def _logits(subject: Subject, window: Text, after: int) -> Iterator[tuple[Tensor, Tensor]]:
+    assert subject.llm.draft is not None
+    stop = after + subject.plan.judged
+    target, draft = subject.target, subject.llm.draft.decoder
+    exact, sight = full_view(target, stop), draft_view(draft)
+    skim(target, exact, window.ids_N[:after])
+    skim(draft, sight, window.ids_N[:after])
+    for part_T in parts(window.ids_N[after:stop], AT_ONCE):
+        yield torch.cat([*read(target, exact, part_T)]), torch.cat([*read(draft, sight, part_T)])
+
+
+class _Laws:
+    """Logits to probabilities, as the engine warps them: float64 (T, V)."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.warpers = {t: Warper([SamplingParams(temperature=t)], [0], vocab_size, device) for t in TEMPERATURES}
+        self.nothing = torch.zeros(1, 1, dtype=torch.long, device=device)
+
+    def __call__(self, logits_TV: Tensor, temperature: float) -> Tensor:
+        return self.warpers[temperature](logits_TV[None], self.nothing, self.nothing[0])[0]
+
+
+def overlap(p_TV: Tensor, q_TV: Tensor) -> Tensor:
+    """Probability that rejection keeps a token drawn from q (Leviathan et al. 2023): the sum of min(p, q), (T)."""
+    return torch.minimum(p_TV, q_TV).sum(-1)
+
+
+def same_pick(p_TV: Tensor, q_TV: Tensor) -> Tensor:
+    """Probability that exponential races of rates p and q with the same noise have the same winner, (T).
+
+    Token i wins both if E_j >= E_i max(p_j / p_i, q_j / q_i) for each j, hence with probability
+    1 / sum_j max(p_j / p_i, q_j / q_i) (Daliri, Musco and Suresh 2024). In descending order of p / q the maximum is the
+    first ratio up to i, and the second one after it: two running sums instead of all pairs.
+    """
+    ratio_TV = torch.where(p_TV > 0, p_TV / q_TV, 0.0)
+    order_TV = ratio_TV.argsort(-1, descending=True)
+    p_TV, q_TV = p_TV.gather(-1, order_TV), q_TV.gather(-1, order_TV)
+    before_TV = p_TV.cumsum(-1)
+    after_TV = q_TV.flip(-1).cumsum(-1).flip(-1) - q_TV
+    shares_TV = p_TV * q_TV / (before_TV * q_TV + after_TV * p_TV)
+    return torch.where(p_TV * q_TV > 0, shares_TV, 0.0).sum(-1)
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    rows = [
+        [f"{kind}, {coupling}", *(f"{found[f'{t:g}'][coupling]:.3f}" for t in TEMPERATURES)]
+        for kind, found in result["kinds"].items()
+        for coupling in ("rejection", "seeded")
+    ]
+    windows = sum(found["windows"] for found in result["kinds"].values())
+    note = (
+        "Chance that the target keeps a drafted token: the sum of min(p, q) under rejection; under the seeded coupling "
+        "that both draw the same token from the same noise, computed exactly. "
+        f"{result['tokens']:,} tokens after the first {tokens(result['from'])} of {windows} windows; no top-p."
+    )
+    return [Table("Agreement of draft and target", note, ["", *(f"T = {t:g}" for t in TEMPERATURES)], rows)]

@@ -1,0 +1,51 @@
+"""Bits per byte of each text, which compares models of different vocabularies."""
+
+from __future__ import annotations
+
+from math import log
+from typing import Any
+
+from torch import Tensor
+
+from triforce.evaluate.report import Table
+from triforce.evaluate.scoring import draft_view, nats
+from triforce.evaluate.subject import KINDS, Subject, Text
+
+
+def measure(subject: Subject) -> dict[str, Any]:
+    """Target with all in sight, draft through its sinks and window, on the same windows."""
+    rows = [_row(subject, window) for window in subject.steps(subject.windows())]
+    texts = {name: _total([row for row in rows if row["text"] == name]) for name in {row["text"]: 0 for row in rows}}
+    kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in KINDS}
+    return {"texts": texts, "kinds": {kind: _total(of_kind) for kind, of_kind in kinds.items() if of_kind}}
+
+
+def _row(subject: Subject, window: Text) -> dict[str, Any]:
+    size = len(subject.tokenizer.decode(window.ids_N[1:].tolist()).encode())
+    row = {"text": window.name, "kind": window.kind, "tokens": len(window.ids_N) - 1, "bytes": size}
+    row["target"] = _bits(subject.trace(window))
+    if subject.llm.draft:
+        draft = subject.llm.draft.decoder
+        row["draft"] = _bits(nats(draft, draft_view(draft), window.ids_N))
+    return row
+
+
+def _bits(nats_N: Tensor) -> float:
+    return nats_N.double().sum().item() / log(2)
+
+
+def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    size, tokens = (sum(row[what] for row in rows) for what in ("bytes", "tokens"))
+    models = [name for name in ("target", "draft") if name in rows[0]]
+    return {"tokens": tokens, "bytes": size} | {name: sum(row[name] for row in rows) / size for name in models}
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    lines = {f"all {kind}": total for kind, total in result["kinds"].items()} | result["texts"]
+    rows = [
+        [name, f"{line['tokens']:,}", f"{line['bytes'] / line['tokens']:.2f}"]
+        + [f"{line[model]:.3f}" if model in line else "" for model in ("target", "draft")]
+        for name, line in lines.items()
+    ]
+    note = "The target sees all of a window before each token, the draft its sinks and recent tokens, as in the engine."
+    return [Table("Bits per byte", note, ["text", "tokens", "bytes/token", "target", "draft"], rows)]

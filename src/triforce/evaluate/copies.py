@@ -1,0 +1,72 @@
+"""Copying: a stretch of an unseen text comes again, word by word, and the model should know it by then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triforce.cache import Full
+from triforce.evaluate.report import Table, percent, tokens
+from triforce.evaluate.scoring import full_view, read
+from triforce.evaluate.subject import Subject, Text
+
+SPAN = 128
+START = 8
+"""Tokens of a repetition that only show that it is one; they are not scored."""
+
+
+def measure(subject: Subject) -> dict[str, Any]:
+    """Distance to the share of tokens predicted right, when they come again and when they came first."""
+    hits = [_hits(subject, window) for window in subject.steps(subject.windows(most=1))]
+    distances = sorted({distance for found in hits for distance in found})
+    if not distances:
+        return {"skipped": f"no text has {2 * SPAN:,} tokens within the context"}
+    rows = [_row(distance, [found[distance] for found in hits if distance in found]) for distance in distances]
+    return {"distances": rows}
+
+
+def _row(distance: int, hits: list[Tensor]) -> dict[str, Any]:
+    again, first = torch.cat(hits, 1).double().mean(1).tolist()
+    return {"distance": distance, "tokens": sum(hit.shape[1] for hit in hits), "again": again, "first": first}
+
+
+def _hits(subject: Subject, window: Text) -> dict[int, Tensor]:
+    """Distance to which scored tokens were right, again and at first: bool (2, tokens)."""
+    length = min(len(window.ids_N), subject.target.config.context - SPAN)
+    ids_N = window.ids_N[:length]
+    view = full_view(subject.target, length + SPAN)
+    best_N = _best(subject, view, ids_N)  # entry n is the token expected at n + 1
+    found: dict[int, list[Tensor]] = {}
+    for end in range(length, max(0, length - subject.plan.copies * SPAN), -SPAN):
+        for distance in _distances(end):
+            view.rewind(torch.full_like(view.lengths_B, end))
+            start = end - distance
+            span_T, scored = ids_N[start : start + SPAN], slice(START, SPAN)
+            again_T = _best(subject, view, span_T)[START - 1 : SPAN - 1] == span_T[scored]
+            first_T = best_N[start + START - 1 : start + SPAN - 1] == span_T[scored]
+            found.setdefault(distance, []).append(torch.stack([again_T, first_T]).cpu())
+    return {distance: torch.cat(hits, 1) for distance, hits in found.items()}
+
+
+def _distances(end: int) -> list[int]:
+    """Powers of two from 1K, or from 128 in short contexts."""
+    shortest = 1024 if end >= 4096 else SPAN
+    return [shortest << n for n in range((end // shortest).bit_length())]
+
+
+def _best(subject: Subject, view: Full, ids_T: Tensor) -> Tensor:
+    return torch.cat([logits_TV.argmax(-1) for logits_TV in read(subject.target, view, ids_T)])
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    rows = [
+        [tokens(row["distance"]), f"{row['tokens']:,}", percent(row["again"]), percent(row["first"])]
+        for row in result["distances"]
+    ]
+    note = (
+        f"Share of tokens predicted right (the most probable one, after the true ones) when {SPAN} tokens come again, "
+        f"after the first {START} of them; and of the same tokens when they came first."
+    )
+    return [Table("Copying", note, ["distance", "tokens", "the second time", "the first time"], rows)]

@@ -1,0 +1,21 @@
+"""Loss by position beyond a span, to the end of the context: one text of each kind, as it takes minutes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triforce.evaluate import positions
+from triforce.evaluate.report import Table
+from triforce.evaluate.subject import Subject
+
+
+def measure(subject: Subject) -> dict[str, Any]:
+    """As `positions`, up to `deepest`; nothing if a span is as deep."""
+    plan = subject.plan
+    if plan.deepest <= plan.span:
+        return {"skipped": f"--max-context {plan.deepest:,} or the model's context ends where `positions` does"}
+    return positions.by_kind(subject, subject.windows(plan.deepest, most=1))
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    return positions.far_tables(result)

@@ -1,0 +1,91 @@
+"""What far context is worth: loss on the same tokens with all before them in sight, and with the last 2K only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triforce.evaluate.report import Table, tokens
+from triforce.evaluate.scoring import cut_view, full_view, nats
+from triforce.evaluate.statistics import interval
+from triforce.evaluate.subject import KINDS, Subject, Text
+
+LEAST = {"prose": 0.01, "code": 0.05}
+"""Nats per token that a model with long-range attention gains at least (issue 3)."""
+
+SIDES = {"model": "the model", "control": "control: attention cut"}
+
+
+def measure(subject: Subject) -> dict[str, Any]:
+    """For the model, and for the control: itself with attention to its sinks and the last 2K only, which gains none."""
+    plan = subject.plan
+    windows = [window for window in subject.windows() if len(window.ids_N) >= plan.far.stop]
+    if not windows:
+        return {"skipped": f"no text has {plan.far.stop:,} tokens"}
+    seen = {"positions": [plan.far.start, plan.far.stop], "recent": plan.recent, "stride": plan.stride}
+    sides: dict[str, Callable[[Text], Tensor]] = {
+        "model": lambda window: subject.trace(window)[plan.far.start - 1 : plan.far.stop - 1],
+        "control": lambda window: _cut(subject, window),
+    }
+    recent = [(window, _recent(subject, window)) for window in subject.steps(windows)]
+    found = {side: [(w.kind, nats_N - far(w)) for w, nats_N in recent] for side, far in sides.items()}
+    return seen | {"block": plan.block} | {side: _judge(gains, plan.block) for side, gains in found.items()}
+
+
+def _recent(subject: Subject, window: Text) -> Tensor:
+    """Each token sees `recent` - `stride` + 1 to `recent` tokens before it, in a window read for itself."""
+    plan, view = subject.plan, full_view(subject.target, subject.plan.recent)
+    losses = []
+    for stop in range(plan.far.start + plan.stride, plan.far.stop + 1, plan.stride):
+        view.rewind(torch.zeros_like(view.lengths_B))
+        losses.append(nats(subject.target, view, window.ids_N[stop - plan.recent - 1 : stop], _first(subject)))
+    return torch.cat(losses)
+
+
+def _first(subject: Subject) -> int:
+    return subject.plan.recent + 1 - subject.plan.stride
+
+
+def _cut(subject: Subject, window: Text) -> Tensor:
+    far, view = subject.plan.far, cut_view(subject.target, subject.plan.recent)
+    return nats(subject.target, view, window.ids_N[: far.stop], far.start)
+
+
+def _judge(gains: list[tuple[str, Tensor]], block: int) -> dict[str, Any]:
+    kinds = {kind: [gain_N for of, gain_N in gains if of == kind] for kind in KINDS}
+    return {kind: _verdict(kind, torch.cat(found), block) for kind, found in kinds.items() if found}
+
+
+def _verdict(kind: str, gain_N: Tensor, block: int) -> dict[str, Any]:
+    found = interval(gain_N, block)
+    passes = found.mean >= LEAST[kind] and found.low > 0
+    return found.as_json() | {"tokens": len(gain_N), "least": LEAST[kind], "passes": passes}
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    rows = [
+        [
+            f"{kind}, {label}",
+            f"{found['tokens']:,}",
+            f"{found['mean']:+.4f}",
+            f"{found['low']:+.4f} to {found['high']:+.4f}",
+            f"{found['least']:.2f}",
+            "yes" if found["passes"] else "no",
+            f"{found['neighbours']:+.2f}",
+        ]
+        for side, label in SIDES.items()
+        for kind, found in result[side].items()
+    ]
+    start, stop = map(tokens, result["positions"])
+    recent, least = result["recent"], result["recent"] - result["stride"] + 1
+    note = (
+        f"Nats per token gained, at positions {start} to {stop}, by seeing everything before instead of the last "
+        f"{least:,} to {recent:,} tokens. Intervals: 95 %, Student's over the mean differences of blocks of "
+        f"{result['block']} tokens; they speak for more of these texts, not for other texts. The control keeps "
+        f"its first tokens and the last ones, {recent:,} in all: it must not pass."
+    )
+    header = ["text", "tokens", "gain", "interval", "wanted", "passes", "r of neighbours"]
+    return [Table("Gain from far context", note, header, rows)]

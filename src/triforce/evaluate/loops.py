@@ -1,0 +1,53 @@
+"""Whether sampled continuations go round in circles."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from triforce.evaluate.report import Table, percent
+from triforce.evaluate.subject import Subject, Text
+from triforce.request import SamplingParams
+
+GRAM = 8
+
+
+def measure(subject: Subject) -> dict[str, Any]:
+    """Repeated 8-grams at T = 0.6 and top-p 0.9, and those of the texts themselves in the same places."""
+    plan = subject.plan
+    length = min(256, plan.new_tokens)
+    places = _places(subject, length + plan.new_tokens)
+    if not places:
+        return {"skipped": f"no text has {length + plan.new_tokens:,} tokens"}
+    texts = [text.ids_N[start : start + length + plan.new_tokens].tolist() for text, start in places]
+    params = [
+        SamplingParams(temperature=0.6, top_p=0.9, max_tokens=plan.new_tokens, ignore_eos=True, seed=plan.seed + n)
+        for n in range(len(texts))
+    ]
+    outputs = subject.llm.generate([text[:length] for text in texts], params, mode="ar")
+    shares = [repeated(output.outputs[0].token_ids) for output in outputs]
+    own = [repeated(text[length:]) for text in texts]
+    return {"tokens": plan.new_tokens, "shares": shares, "median": median(shares), "texts": median(own)}
+
+
+def _places(subject: Subject, length: int) -> list[tuple[Text, int]]:
+    """Random starts, from each text in turn."""
+    rng, texts = random.Random(subject.plan.seed), [text for text in subject.texts if len(text.ids_N) >= length]
+    turns = [texts[n % len(texts)] for n in range(subject.plan.prompts)] if texts else []
+    return [(text, rng.randint(0, len(text.ids_N) - length)) for text in turns]
+
+
+def repeated(ids: Sequence[int]) -> float:
+    """Share of 8-grams that stood before in the same text."""
+    grams = [tuple(ids[n : n + GRAM]) for n in range(len(ids) - GRAM + 1)]
+    return (len(grams) - len(set(grams))) / max(1, len(grams))
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    shares = sorted(result["shares"])
+    row = [f"{len(shares)}", f"{result['tokens']}", *map(percent, (result["median"], shares[-1], result["texts"]))]
+    note = f"Share of {GRAM}-grams that came before in the same continuation, sampled at T = 0.6 with top-p 0.9."
+    header = ["continuations", "tokens each", "median", "worst", "median of the texts themselves"]
+    return [Table("Repetition", note, header, [row])]

@@ -1,0 +1,121 @@
+"""Needles in a haystack: numbers told somewhere in a long text, asked for at its end.
+
+All needles of a haystack, one at each depth, are told of different names in the same words: the model must find the
+right one of them. One reading of a haystack then serves all its questions, each of which the cache forgets again.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triforce.evaluate.report import Table, percent, tokens
+from triforce.evaluate.scoring import full_view, greedy, skim
+from triforce.evaluate.subject import Subject, Text
+
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+MOST = 4
+"""Short haystacks are cheap: up to so many times as many."""
+
+NAMES = (
+    *("Marlow", "Harker", "Ishmael", "Dorothea", "Pierre", "Emma", "Gulliver", "Crusoe", "Portia", "Hamlet"),
+    *("Silas", "Ruth", "Jasper", "Clara", "Edmund", "Agnes", "Walter", "Helen", "Victor", "Laura"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Haystack:
+    """A text with needles in it, and of each needle depth, question, number and tokens of the answer."""
+
+    ids_N: Tensor
+    asked: list[tuple[float, Tensor, str, int]]
+
+
+def measure(subject: Subject) -> dict[str, Any]:
+    """Answers right, by length and depth; `confused` are those with the number of another needle."""
+    rng = random.Random(subject.plan.seed)
+    windows = subject.windows(subject.plan.deepest, most=2)
+    cells: dict[tuple[int, float], list[tuple[bool, bool]]] = {}
+    turns = [(size, n) for size in lengths(subject) for n in range(_count(subject, size))]
+    for length, n in subject.steps(turns):
+        haystack = bury(subject, windows[n % len(windows)], length, rng)
+        for depth, *judged in _answers(subject, haystack) if haystack else ():
+            cells.setdefault((length, depth), []).append((judged[0], judged[1]))
+    if not cells:
+        return {"skipped": "no text is long enough to hide needles in"}
+    return {"cells": [_cell(length, depth, judged) for (length, depth), judged in sorted(cells.items())]}
+
+
+def _cell(length: int, depth: float, judged: list[tuple[bool, bool]]) -> dict[str, Any]:
+    right, confused = (sum(column) for column in zip(*judged, strict=True))
+    return {"length": length, "depth": depth, "asked": len(judged), "right": right, "confused": confused}
+
+
+def lengths(subject: Subject) -> list[int]:
+    """2K and its doubles, question and answer included; shorter ones where the context is short."""
+    deepest = subject.plan.deepest
+    shortest = min(2048, deepest // 4)
+    return [shortest << n for n in range((deepest // shortest).bit_length())]
+
+
+def _count(subject: Subject, length: int) -> int:
+    plan = subject.plan
+    return max(1, min(MOST * plan.haystacks, plan.haystacks * plan.span // length))
+
+
+def bury(subject: Subject, text: Text, length: int, rng: random.Random) -> Haystack | None:
+    """A haystack of `length` tokens, its longest question and answer included; None where it does not fit."""
+    needles, asked = [], []
+    for depth, name in zip(DEPTHS, rng.sample(NAMES, len(DEPTHS)), strict=True):
+        number = str(rng.randint(10_000, 99_999))
+        question, answer = f"\nThe secret number of {name} is", f" {number}."
+        needles.append(_ids(subject, f"{question}{answer}\n"))
+        asked.append((depth, _ids(subject, question), number, len(_ids(subject, answer))))
+    room = length - sum(map(len, needles)) - max(len(question) + count for _, question, _, count in asked)
+    if room < sum(map(len, needles)) or len(text.ids_N) < room:
+        return None
+    hay_N = text.ids_N[rng.randint(0, len(text.ids_N) - room) :]
+    cuts = [round(depth * room) for depth in DEPTHS]
+    pieces = [hay_N[start:stop] for start, stop in zip([0, *cuts], cuts, strict=False)]
+    parts = [part for piece, needle in zip(pieces, needles, strict=True) for part in (piece, needle)]
+    return Haystack(torch.cat(parts), asked)
+
+
+def _answers(subject: Subject, haystack: Haystack) -> list[tuple[float, bool, bool]]:
+    """Depth of each needle, whether its number is the answer, and whether another's is."""
+    longest = max(len(question) + count for _, question, _, count in haystack.asked)
+    view = full_view(subject.target, len(haystack.ids_N) + longest)
+    skim(subject.target, view, haystack.ids_N)
+    found = []
+    for depth, question_T, number, count in haystack.asked:
+        answer = subject.tokenizer.decode(greedy(subject.target, view, question_T, count))
+        digits = "".join(re.findall(r"^\s*(\d+)", answer))
+        others = {other for _, _, other, _ in haystack.asked} - {number}
+        found.append((depth, digits == number, digits in others))
+    return found
+
+
+def _ids(subject: Subject, text: str) -> Tensor:
+    return torch.tensor(subject.tokenizer.encode(text, add_special=False), device=subject.target.device)
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    cells = {(cell["length"], cell["depth"]): cell for cell in result["cells"]}
+    rows = []
+    for length in sorted({length for length, _ in cells}):
+        found = [cells[length, depth] for depth in DEPTHS]
+        right, asked, confused = (sum(cell[what] for cell in found) for what in ("right", "asked", "confused"))
+        each = [percent(cell["right"] / cell["asked"]) for cell in found]
+        rows.append([tokens(length), *each, percent(right / asked), f"{asked}", percent(confused / asked)])
+    note = (
+        f'"The secret number of Marlow is 48213.": {len(DEPTHS)} such needles of different names in each haystack, the '
+        "greedy answer to the start of one of them. Depth 0 is the beginning of the text. Another's: answers with the "
+        "number of another needle."
+    )
+    header = ["length", *(f"depth {depth:.0%}" for depth in DEPTHS), "all", "asked", "another's"]
+    return [Table("Needles in a haystack", note, header, rows)]

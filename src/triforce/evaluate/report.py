@@ -1,0 +1,40 @@
+"""Tables, for terminals and for model cards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import fill
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A title, what its figures mean, and rows of cells under a header."""
+
+    title: str
+    note: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def plain(self) -> str:
+        """Aligned columns: the first to the left, numbers to the right."""
+        lines = [self.header, *self.rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(self.header))]
+        aligned = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
+        return "\n".join([f"== {self.title} ==", *aligned, fill(self.note, 100)])
+
+    def markdown(self) -> str:
+        """A heading, the table and the note."""
+        lines = [self.header, ["---"] + ["---:"] * (len(self.header) - 1), *self.rows]
+        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        return f"### {self.title}\n\n{table}\n\n{self.note}"
+
+
+def percent(share: float | None) -> str:
+    """A share for people; nothing where there is none."""
+    return "" if share is None else f"{share:.0%}"
+
+
+def tokens(count: int) -> str:
+    """512, 2K, 32K."""
+    return f"{count // 1024}K" if count >= 1024 and count % 1024 == 0 else f"{count:,}"

@@ -1,0 +1,88 @@
+"""How well a model predicts a text through a cache view: the passes that every measurement is made of.
+
+Shape suffixes: N tokens of a text, T tokens of one pass, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from triforce.cache import PAGE, Full, Streaming
+from triforce.decoder import Decoder
+from triforce.ladder import Models, Rows, Speculation
+
+WIDTH = 256
+"""Tokens of a pass whose logits are wanted: it bounds their memory, whatever the vocabulary."""
+
+
+def full_view(decoder: Decoder, capacity: int) -> Full:
+    """The exact view of one text of at most `capacity` tokens, as the engine has it."""
+    return Rows(Models(decoder), Speculation(), [capacity]).full()
+
+
+def draft_view(decoder: Decoder) -> Streaming:
+    """The view that the engine gives to a draft: sinks and a window."""
+    return Rows(Models(decoder, decoder), Speculation(), [0]).lowest().cache
+
+
+def cut_view(decoder: Decoder, recent: int) -> Streaming:
+    """`recent` tokens in sight: attention sinks, without which no model works, and the last ones."""
+    config, device = decoder.config, decoder.device
+    return Streaming(config, 1, PAGE, recent - PAGE, slack=WIDTH, dtype=decoder.dtype, device=device)
+
+
+def skim(decoder: Decoder, view: Full | Streaming, ids_N: Tensor) -> None:
+    """Let a view see a text, as the engine reads a prompt: without logits, and in the steps that the view asks for."""
+    while True:
+        start, stop = view.resume(len(ids_N))
+        if start >= stop:
+            return
+        _pass(decoder, view, ids_N[start:stop], scored=False)
+
+
+def read(decoder: Decoder, view: Full | Streaming, ids_T: Tensor) -> Iterator[Tensor]:
+    """Feed the tokens that follow what the view has seen; the logits (T, V) after each, a pass at a time."""
+    for part_T in parts(ids_T, _width(view)):
+        yield _pass(decoder, view, part_T, scored=True)[0]
+
+
+def nats(decoder: Decoder, view: Full | Streaming, ids_N: Tensor, first: int = 1) -> Tensor:
+    """Loss of tokens `first` and later of a text that the view has not seen: float32 (N - first), in nats, on the CPU.
+
+    The tokens before `first` - 1 are only skimmed.
+    """
+    skim(decoder, view, ids_N[: first - 1])
+    both = zip(read(decoder, view, ids_N[first - 1 : -1]), parts(ids_N[first:], _width(view)), strict=True)
+    return torch.cat([F.cross_entropy(logits_TV, labels_T, reduction="none").cpu() for logits_TV, labels_T in both])
+
+
+def greedy(decoder: Decoder, view: Full, ids_T: Tensor, count: int) -> list[int]:
+    """Feed some tokens and then the `count` - 1 most probable ones after them; the view forgets all of it again."""
+    seen_B, found = view.lengths_B.clone(), []
+    for _ in range(count):
+        *_, logits_TV = read(decoder, view, ids_T)
+        ids_T = logits_TV[-1:].argmax(-1)
+        found.append(int(ids_T))
+    view.rewind(seen_B)
+    return found
+
+
+def parts(ids_N: Tensor, width: int) -> list[Tensor]:
+    """Pieces of `width` tokens; the last may be shorter."""
+    return [ids_N[start : start + width] for start in range(0, len(ids_N), width)]
+
+
+def _width(view: Full | Streaming) -> int:
+    return min(WIDTH, view.slack) if isinstance(view, Streaming) else WIDTH
+
+
+def _pass(decoder: Decoder, view: Full | Streaming, ids_T: Tensor, scored: bool) -> Tensor:
+    count_1 = view.lengths_B.new_tensor([len(ids_T)])
+    view.begin(count_1, len(ids_T))
+    logits_1JV = decoder(ids_T[None], view, None if scored else ids_T.new_zeros(1, 0))
+    view.advance(count_1)
+    return logits_1JV

@@ -1,0 +1,160 @@
+"""CPU kernels. A row's result depends on that row alone, bit for bit.
+
+Tensors must be contiguous, in CPU memory, and of the types and shapes told here (letters as in contract.py): ValueError
+otherwise. `dtype` is that of the weights or the pages, bfloat16 or float32. Results go into tensors of the caller.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+def levels() -> list[str]: ...
+def level() -> str: ...
+def use(level: str) -> None: ...
+def threads() -> int: ...
+def set_threads(count: int) -> None: ...
+
+class Matrix:
+    def __init__(self, weight: Tensor) -> None: ...
+    @property
+    def bytes(self) -> int: ...
+    def linear(self, x: Tensor, y: Tensor) -> None:
+        """y = x W^T: x (rows, inputs) dtype, y (rows, outputs) float32."""
+
+    def rows(self, ids: Tensor, out: Tensor) -> None:
+        """Rows `ids` (N) int64 of the weight become out (N, inputs) float32."""
+
+class Block:
+    def __init__(
+        self,
+        input_norm: Tensor,
+        q_proj: Tensor,
+        k_proj: Tensor,
+        v_proj: Tensor,
+        o_proj: Tensor,
+        post_norm: Tensor,
+        gate_proj: Tensor,
+        up_proj: Tensor,
+        down_proj: Tensor,
+        q_bias: Tensor | None,
+        k_bias: Tensor | None,
+        v_bias: Tensor | None,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        *,
+        head_dim: int,
+        eps: float,
+    ) -> None: ...
+    @property
+    def bytes(self) -> int: ...
+    def qkv(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """x (N, C) float32; q (N, H * D), k and v (N, G * D) float32, not rotated, are out."""
+
+    def finish(self, x: Tensor, mixed: Tensor) -> None:
+        """x (N, C) float32 gains what attention, `mixed` (N, H * D) dtype, and the MLP have to say."""
+
+class Head:
+    def __init__(self, norm: Tensor, matrix: Matrix, *, eps: float) -> None: ...
+    def logits(self, x: Tensor, out: Tensor) -> None:
+        """x (N, C) float32, out (N, V) float32."""
+
+class Pages:
+    """The K and V memory of one layer, each (G, pages, PAGE * D) dtype; it stays its owner's."""
+
+    def __init__(self, keys: Tensor, values: Tensor, head_dim: int) -> None: ...
+    def write(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slots: Tensor,
+        rotated: Tensor,
+        cos_sinks: Tensor | None = None,
+        sin_sinks: Tensor | None = None,
+        q_sinks: Tensor | None = None,
+    ) -> None:
+        """Rotate q (N, H * D) and k; put k and v (N, G * D) into slots (N); rotated and q_sinks (N, H, D) are out."""
+
+    def read(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Copy tokens out: k and v (N, G, D)."""
+
+    def put(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Copy tokens in, keys rotated before: k and v (N, G, D)."""
+
+    def attend(
+        self,
+        q: Tensor,
+        starts: Sequence[int],
+        counts: Sequence[int],
+        lists: Tensor,
+        mixed: Tensor,
+        mass: Tensor | None = None,
+        q_sinks: Tensor | None = None,
+        sinks: int = 0,
+        window: int = 0,
+    ) -> None:
+        """q (B, T, H, D), lists (B, P) or (B, G, P) int32, of pages; mixed (B, T, H, D), mass (B, G, P) are out."""
+
+def best(scores: Tensor, start: int, stop: int, ids: Tensor) -> None:
+    """Where the highest of scores (G, N) in [start, stop) are: ids (G, picks) int64, ascending; the first of equals."""
+
+class Noise:
+    def __init__(self, seeds: Sequence[int], choices: Sequence[int]) -> None: ...
+    def uniforms(self, draws: Tensor, tier: int, used: Tensor, out: Tensor) -> None:
+        """out (B, n) float64: the next uniforms of each row for a tier; draws (tiers, B) int64 moves on by used (B)."""
+
+class Sampler:
+    def __init__(self, vocabulary: int) -> None: ...
+    def add(
+        self,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repetition: float,
+        presence: float,
+        frequency: float,
+        bias: Sequence[tuple[int, float]],
+        prompt: int,
+        /,
+    ) -> None: ...
+    def seeded(
+        self,
+        logits: Tensor,
+        ids: Tensor,
+        lengths: Tensor,
+        live: Tensor,
+        tokens: Tensor,
+        laws: Tensor,
+        origins: Tensor,
+        counts: Tensor,
+        out_tokens: Tensor,
+        out_laws: Tensor,
+        out_origins: Tensor,
+        out_counts: Tensor,
+        tier: int,
+        noise: Noise | Tensor,
+        /,
+    ) -> tuple[int, int, float] | None:
+        """None, or row, column and largest logit of a column without a law."""
+
+    def rejection(
+        self,
+        logits: Tensor,
+        ids: Tensor,
+        lengths: Tensor,
+        live: Tensor,
+        tokens: Tensor,
+        laws: Tensor,
+        origins: Tensor,
+        counts: Tensor,
+        out_tokens: Tensor,
+        out_laws: Tensor,
+        out_origins: Tensor,
+        out_counts: Tensor,
+        tier: int,
+        noise: Tensor,
+        /,
+    ) -> tuple[int, int, float] | None: ...

@@ -1,0 +1,103 @@
+"""What the rest of the engine asks of a set of kernels; each set is one model and one memory.
+
+Shape suffixes: B rows, T tokens fed in one pass, N = B * T, C hidden size, V vocabulary, H query heads, G KV heads,
+D head size, F = D / 2, U units of a list of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+Rotation = tuple[Tensor, Tensor]
+"""cos and sin of each token's position, (N, F) each, with yarn's factor on them."""
+
+PAGE = 16
+"""Tokens per page of KV memory. Page 0 is scratch: padding is written there and nothing is read from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """Which keys the queries of a pass see, row by row.
+
+    Key i of row b lies at token `i % unit` of unit `units[b, i // unit]` of the memory (`units[b, g, ...]` where each
+    KV head has its own list); a unit is a page, or an equal part of one. Query t of row b, of which there are
+    `counts[b]`, is itself key `starts[b] + t` and sees those up to it. With a `window` it sees of these the first
+    `sinks` and the last `window`.
+    """
+
+    units: Tensor
+    """int32, (B, U) or (B, G, U)."""
+    starts: list[int]
+    counts: list[int]
+    unit: int = PAGE
+    sinks: int = 0
+    window: int = 0
+
+
+class Memory(Protocol):
+    """K and V of every layer of a model, in pages. A slot is a token's place: page * PAGE + offset."""
+
+    @property
+    def width_independent(self) -> bool:
+        """Whether a query's result has the same bits however many queries and rows a pass has."""
+
+    def write(
+        self,
+        layer: int,
+        q_NHD: Tensor,
+        k_NGD: Tensor,
+        v_NGD: Tensor,
+        rotation: Rotation,
+        slots_N: Tensor,
+        to_sinks: Rotation | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Rotate q and k, put k and v into their slots; gives back q (N, H, D), and q rotated `to_sinks` if asked."""
+
+    def attend(
+        self, layer: int, q_BTHD: Tensor, lists: Lists, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Attention of rotated queries: the mixed values (B, T, H, D), zeros where a row has fewer queries.
+
+        And, where asked to `weigh`, the attention mass of each unit, summed over a row's queries and the query heads
+        of a KV head: float32 (B, G, U), else empty. `q_sinks` are the queries as they meet the sinks, if that differs.
+        """
+
+    def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
+        """Put rotated k and v into slots."""
+
+    def get(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V in slots, each (G, N, D)."""
+
+    def run(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
+        """K and V of consecutive slots, each (G, N, D); not to be written to, and without a copy where possible."""
+
+
+class Block(Protocol):
+    """One layer of a decoder, but for its attention."""
+
+    def qkv(self, x_NC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (N, H, D), keys and values (N, G, D), not yet rotated."""
+
+    def finish(self, x_NC: Tensor, mixed_NQ: Tensor) -> None:
+        """Add what attention and MLP have to say to the residual stream, in place."""
+
+
+class Model(Protocol):
+    """A decoder's weights, ready to be multiplied with."""
+
+    @property
+    def blocks(self) -> Sequence[Block]: ...
+
+    @property
+    def width_independent(self) -> bool:
+        """Whether a token's logits have the same bits however many tokens a pass has, given its attention."""
+
+    def embed(self, ids_N: Tensor) -> Tensor:
+        """The residual stream (N, C) at its start."""
+
+    def head(self, x_NC: Tensor) -> Tensor:
+        """Logits, float32 (N, V)."""

@@ -1,0 +1,162 @@
+#include "attention.hpp"
+
+#include <algorithm>
+
+#include "memory.hpp"
+#include "threads.hpp"
+
+namespace triforce {
+namespace {
+
+const AttentionKernels& kernels(const Attention& call) { return call.pages->is_bf16 ? attention_bf16() : attention_f32(); }
+
+void clear(const Attention& call, float* most, float* total, float* mixed, int64_t count) {
+    std::fill_n(mixed, count * call.pages->dim, 0.0f);
+    std::fill_n(most, count, nothing_seen);
+    std::fill_n(total, count, 0.0f);
+}
+
+// Partials of up to queries_at_once queries, on the stack of whoever works on them.
+struct Held {
+    alignas(64) float mixed[group_floats];
+    float most[group_queries], total[group_queries];
+
+    Partial partial() { return {mixed, most, total}; }
+};
+
+/// Many queries: each job takes a group of them over all splits, so that memory does not grow with the context.
+void run_by_queries(const Attention& call, int64_t groups) {
+    const int heads = call.pages->heads, at_once = queries_at_once(call.pages->dim);
+    const AttentionKernels& k = kernels(call);
+    parallel(static_cast<int>(call.rows * heads * groups), [&](int job) {
+        const int64_t b = job / (heads * groups), first = job % groups * at_once, left = call.queries(b) - first;
+        if (left <= 0) return;
+        const Queries queries{b, static_cast<int>(job / groups % heads), first, static_cast<int>(std::min<int64_t>(left, at_once))};
+        Held all, next;
+        alignas(64) float sums[group_queries * split_pages];
+        clear(call, all.most, all.total, all.mixed, queries.count);
+        for (int64_t split = 0; split < call.splits(b); split++) {
+            k.scan(call, queries, split, next.partial(), sums);
+            k.fold(call, queries.count, all.partial(), next.partial());
+        }
+        k.finish(call, queries, all.partial());
+    });
+}
+
+/// Few queries: each job takes all of a KV head's over one split, and whoever finishes a head's last one merges them.
+class BySplits {
+  public:
+    explicit BySplits(const Attention& call);
+    void run();
+
+  private:
+    struct Place {
+        int64_t b;
+        int g;
+        int64_t split;
+    };
+
+    Partial partial(const Place& place, int64_t first) const;
+    float* sums(const Place& place, int64_t first) const;
+    void scan(const Place& place) const;
+    void merge(const Place& place) const;
+    template <class Body>
+    void each_group(const Place& place, Body body) const;
+
+    const Attention& call_;
+    const AttentionKernels& k_;
+    int64_t splits_ = 0, queries_ = 0;
+    float *mixed_, *most_, *total_, *sums_ = nullptr;
+    int* left_;
+};
+
+BySplits::BySplits(const Attention& call) : call_(call), k_(kernels(call)) {
+    for (int64_t b = 0; b < call.rows; b++) {
+        splits_ = std::max(splits_, call.splits(b));
+        queries_ = std::max(queries_, call.queries(b));
+    }
+    const int64_t heads = call.rows * call.pages->heads, partials = heads * splits_ * queries_;
+    Scratch scratch;
+    mixed_ = scratch.take<float>(partials * call.pages->dim);
+    most_ = scratch.take<float>(partials);
+    total_ = scratch.take<float>(partials);
+    if (call.mass) sums_ = scratch.take<float>(partials * split_pages);
+    left_ = scratch.take<int>(heads);
+    for (int64_t i = 0; i < heads; i++) left_[i] = static_cast<int>(call.splits(i / call.pages->heads));
+}
+
+Partial BySplits::partial(const Place& place, int64_t first) const {
+    const int64_t at = ((place.b * call_.pages->heads + place.g) * splits_ + place.split) * queries_ + first;
+    return {mixed_ + at * call_.pages->dim, most_ + at, total_ + at};
+}
+
+float* BySplits::sums(const Place& place, int64_t first) const {
+    const int64_t at = ((place.b * call_.pages->heads + place.g) * splits_ + place.split) * queries_ + first;
+    return sums_ + at * split_pages;
+}
+
+template <class Body>
+void BySplits::each_group(const Place& place, Body body) const {
+    const int64_t count = call_.queries(place.b), at_once = queries_at_once(call_.pages->dim);
+    for (int64_t first = 0; first < count; first += at_once)
+        body(Queries{place.b, place.g, first, static_cast<int>(std::min(at_once, count - first))});
+}
+
+void BySplits::scan(const Place& place) const {
+    alignas(64) float unasked[group_queries * split_pages];
+    each_group(place, [&](const Queries& queries) {
+        float* to = sums_ ? sums(place, queries.first) : unasked;
+        k_.scan(call_, queries, place.split, partial(place, queries.first), to);
+    });
+}
+
+void BySplits::merge(const Place& place) const {
+    const int64_t splits = call_.splits(place.b);
+    each_group(place, [&](const Queries& queries) {
+        Held all;
+        clear(call_, all.most, all.total, all.mixed, queries.count);
+        for (int64_t split = 0; split < splits; split++)
+            k_.fold(call_, queries.count, all.partial(), partial({place.b, place.g, split}, queries.first));
+        k_.finish(call_, queries, all.partial());
+        if (!sums_) return;
+        float* mass = call_.mass + (place.b * call_.pages->heads + place.g) * call_.list_length;
+        for (int64_t split = 0; split < splits; split++) {
+            const Place at{place.b, place.g, split};
+            const int64_t first = split * split_pages, pages = std::min<int64_t>(split_pages, call_.list_length - first);
+            k_.weigh(call_, queries.count, all.partial(), partial(at, queries.first), sums(at, queries.first), mass + first,
+                     static_cast<int>(pages));
+        }
+    });
+}
+
+void BySplits::run() {
+    const int heads = call_.pages->heads;
+    parallel(static_cast<int>(call_.rows * heads * splits_), [&](int job) {
+        const Place place{job / splits_ / heads, static_cast<int>(job / splits_ % heads), job % splits_};
+        if (!call_.counts[place.b] || place.split >= call_.splits(place.b)) return;
+        scan(place);
+        if (__atomic_sub_fetch(&left_[place.b * heads + place.g], 1, __ATOMIC_ACQ_REL) == 0) merge(place);
+    });
+}
+
+void clear_padding(const Attention& call) {
+    const int64_t token_bytes = static_cast<int64_t>(call.heads) * call.pages->page_bytes() / page_size;
+    for (int64_t b = 0; b < call.rows; b++) {
+        char* row = static_cast<char*>(call.mixed) + b * call.width * token_bytes;
+        std::fill(row + call.counts[b] * token_bytes, row + call.width * token_bytes, 0);
+    }
+}
+
+}  // namespace
+
+void run(const Attention& call) {
+    clear_padding(call);
+    if (call.mass) std::fill_n(call.mass, call.rows * call.pages->heads * call.list_length, 0.0f);
+    int64_t queries = 0;
+    for (int64_t b = 0; b < call.rows; b++) queries = std::max(queries, call.queries(b));
+    const int64_t at_once = queries_at_once(call.pages->dim), groups = (queries + at_once - 1) / at_once;
+    if (groups > 2 && !call.mass) return run_by_queries(call, groups);
+    BySplits(call).run();
+}
+
+}  // namespace triforce

@@ -1,0 +1,166 @@
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include "attention.hpp"
+#include "best.hpp"
+#include "tensor.hpp"
+#include "write.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace triforce {
+namespace {
+
+[[noreturn]] void refuse(const std::string& why) { throw nb::value_error(why.c_str()); }
+
+void check(bool fine, const char* why) {
+    if (!fine) refuse(why);
+}
+
+Pages pages_over(nb::handle keys, nb::handle values, int64_t dim) {
+    check(dim > 0 && dim % 16 == 0 && dim <= largest_dim, "head_dim must be a multiple of 16, at most 256");
+    const Tensor k = tensor("keys", keys), v = tensor("values", values);
+    check(k.type == Type::bf16 || k.type == Type::f32, "keys must be bfloat16 or float32");
+    k.expect(k.type, {-1, -1, page_size * dim});
+    v.expect(k.type, {k[0], k[1], k[2]});
+    check(k[0] > 0 && k[1] > 1, "keys must have heads, and pages beyond the scratch page");
+    return {k.type == Type::bf16, static_cast<int>(k[0]), static_cast<int>(dim), k[1], static_cast<char*>(k.data),
+            static_cast<char*>(v.data)};
+}
+
+Type type_of_pages(const Pages& pages) { return pages.is_bf16 ? Type::bf16 : Type::f32; }
+
+void* data(const Tensor& t, Type type, std::initializer_list<int64_t> shape) {
+    t.expect(type, shape);
+    return t.data;
+}
+
+const int64_t* checked_slots(const Pages& pages, nb::handle slots, int64_t count) {
+    const int64_t* at = tensor("slots", slots).as<int64_t>({count});
+    const uint64_t limit = static_cast<uint64_t>(pages.count) * page_size;
+    uint64_t largest = 0;  // of negative ones, as unsigned, too
+    for (int64_t i = 0; i < count; i++) largest = std::max(largest, static_cast<uint64_t>(at[i]));
+    check(largest < limit, "slots must lie in the pages");
+    return at;
+}
+
+int query_heads(const Pages& pages, int64_t heads) {
+    check(heads > 0 && heads % pages.heads == 0, "query heads must be a multiple of the KV heads");
+    return static_cast<int>(heads);
+}
+
+Rotation rotation(const char* cos_name, const char* sin_name, nb::handle cos, nb::handle sin, int64_t count, int64_t half) {
+    return {tensor(cos_name, cos).as<float>({count, half}), tensor(sin_name, sin).as<float>({count, half})};
+}
+
+void write(const Pages& pages, nb::handle q, nb::handle k, nb::handle v, nb::handle cos, nb::handle sin, nb::handle slots,
+           nb::handle rotated, nb::handle cos_sinks, nb::handle sin_sinks, nb::handle q_sinks) {
+    const Tensor q_tensor = tensor("q", q);
+    q_tensor.expect(Type::f32, {-1, -1});
+    const int64_t N = q_tensor[0], D = pages.dim, kv_size = pages.heads * D;
+    check(q_tensor[1] % D == 0, "q must hold whole heads");
+    NewTokens tokens{&pages, N, query_heads(pages, q_tensor[1] / D), static_cast<const float*>(q_tensor.data), nullptr, nullptr,
+                     {}, {}, nullptr, nullptr, nullptr};
+    const int64_t H = tokens.heads;
+    tokens.k = tensor("k", k).as<float>({N, kv_size});
+    tokens.v = tensor("v", v).as<float>({N, kv_size});
+    tokens.rotation = rotation("cos", "sin", cos, sin, N, D / 2);
+    tokens.slots = checked_slots(pages, slots, N);
+    tokens.rotated = data(tensor("rotated", rotated), type_of_pages(pages), {N, H, D});
+    if (!q_sinks.is_none()) {
+        tokens.rotation_of_sinks = rotation("cos_sinks", "sin_sinks", cos_sinks, sin_sinks, N, D / 2);
+        tokens.q_sinks = data(tensor("q_sinks", q_sinks), type_of_pages(pages), {N, H, D});
+    }
+    nb::gil_scoped_release release;
+    run(tokens);
+}
+
+template <bool reads>
+void move_tokens(const Pages& pages, nb::handle slots, nb::handle k, nb::handle v) {
+    const Tensor k_tensor = tensor("k", k);
+    const int64_t count = k_tensor.dims ? k_tensor[0] : 0;
+    void* k_data = data(k_tensor, type_of_pages(pages), {count, pages.heads, pages.dim});
+    void* v_data = data(tensor("v", v), type_of_pages(pages), {count, pages.heads, pages.dim});
+    const int64_t* at = checked_slots(pages, slots, count);
+    const WriteKernels& kernels = pages.is_bf16 ? write_bf16() : write_f32();
+    nb::gil_scoped_release release;
+    reads ? kernels.read(pages, at, count, k_data, v_data) : kernels.put(pages, at, count, k_data, v_data);
+}
+
+void check_row(const Attention& call, int64_t b) {
+    const int64_t start = call.starts[b], count = call.counts[b];
+    check(0 <= count && count <= call.width, "counts must lie in [0, T]");
+    check(start >= 0, "starts must not be negative");
+    const int64_t used = count ? (start + count - 1) / page_size + 1 : 0;
+    check(start < INT32_MAX && used <= call.list_length, "lists must have a page for each key that is seen");
+    const int lists = call.head_stride ? call.pages->heads : 1;
+    for (int g = 0; g < lists; g++) {
+        uint32_t largest = 0;
+        const int32_t* list = call.list(b, g);
+        for (int64_t i = 0; i < used; i++) largest = std::max(largest, static_cast<uint32_t>(list[i]));
+        check(largest < call.pages->count, "lists must hold page numbers of the pool");
+    }
+}
+
+void attend(const Pages& pages, nb::handle q, const std::vector<int64_t>& starts, const std::vector<int64_t>& counts,
+            nb::handle lists, nb::handle mixed, nb::handle mass, nb::handle q_sinks, int64_t sinks, int64_t window) {
+    const Type type = type_of_pages(pages);
+    const Tensor q_tensor = tensor("q", q), list_tensor = tensor("lists", lists);
+    q_tensor.expect(type, {-1, -1, -1, pages.dim});
+    const bool by_head = list_tensor.dims == 3;
+    const int64_t B = q_tensor[0], T = q_tensor[1], G = pages.heads, P = list_tensor.shape[by_head ? 2 : 1];
+    check(static_cast<int64_t>(starts.size()) == B && static_cast<int64_t>(counts.size()) == B,
+          "starts and counts must have one number for each row");
+    Attention call{};
+    call.pages = &pages;
+    call.rows = B, call.width = T, call.heads = query_heads(pages, q_tensor[2]);
+    call.q = q_tensor.data;
+    call.starts = starts.data();
+    call.counts = counts.data();
+    call.lists = by_head ? list_tensor.as<int32_t>({B, G, P}) : list_tensor.as<int32_t>({B, P});
+    call.head_stride = by_head ? P : 0, call.row_stride = by_head ? G * P : P, call.list_length = P;
+    call.mixed = data(tensor("mixed", mixed), type, {B, T, call.heads, pages.dim});
+    if (!mass.is_none()) call.mass = tensor("mass", mass).as<float>({B, G, P});
+    if (!q_sinks.is_none()) call.q_sinks = data(tensor("q_sinks", q_sinks), type, {B, T, call.heads, pages.dim});
+    check(sinks >= 0 && sinks % page_size == 0 && window >= 0, "sinks must be whole pages, window at least 0");
+    call.sinks = sinks, call.window = window;
+    for (int64_t b = 0; b < B; b++) check_row(call, b);
+    nb::gil_scoped_release release;
+    run(call);
+}
+
+void best(nb::handle scores, int64_t start, int64_t stop, nb::handle ids) {
+    const Tensor s = tensor("scores", scores), out = tensor("ids", ids);
+    s.expect(Type::f32, {-1, -1});
+    out.expect(Type::i64, {s[0], -1});
+    check(0 <= start && start <= stop && stop <= s[1], "start and stop must lie in the scores");
+    check(out[1] <= stop - start, "ids must not be more than there are candidates");
+    nb::gil_scoped_release release;
+    run(Best{static_cast<const float*>(s.data), s[0], s[1], start, stop - start, out[1], static_cast<int64_t*>(out.data)});
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+    nb::class_<Pages>(m, "Pages", "The K and V memory of one layer, (G, pages, 16 * head_dim) each; it stays its owner's.")
+        .def("__init__", [](Pages* self, nb::object keys, nb::object values, int64_t dim) {
+            new (self) Pages(pages_over(keys, values, dim));
+        }, "keys"_a, "values"_a, "head_dim"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+        .def("write", &write, "q"_a, "k"_a, "v"_a, "cos"_a, "sin"_a, "slots"_a, "rotated"_a, "cos_sinks"_a = nb::none(),
+             "sin_sinks"_a = nb::none(), "q_sinks"_a = nb::none(),
+             "Rotate q (N, H * D) and k, put k and v (N, G * D) into their slots (N); `rotated` and `q_sinks` (N, H, D) are out.")
+        .def("read", &move_tokens<true>, "slots"_a, "k"_a, "v"_a, "Copy tokens out: k and v (N, G, D).")
+        .def("put", &move_tokens<false>, "slots"_a, "k"_a, "v"_a, "Copy tokens in, keys rotated before: k and v (N, G, D).")
+        .def("attend", &attend, "q"_a, "starts"_a, "counts"_a, "lists"_a, "mixed"_a, "mass"_a = nb::none(),
+             "q_sinks"_a = nb::none(), "sinks"_a = 0, "window"_a = 0,
+             "Queries (B, T, H, D) over page lists (B, P) or (B, G, P); `mixed` (B, T, H, D) and `mass` (B, G, P) are out.");
+    m.def("best", &best, "scores"_a, "start"_a, "stop"_a, "ids"_a,
+          "The highest of scores (G, N) in [start, stop): `ids` (G, picks) ascending is out; the lowest among equals.");
+}
+
+}  // namespace triforce

@@ -1,0 +1,56 @@
+// y = x W^T for any number of rows.
+//
+// The bitwise law: each output is one chain of sums over k, ascending, whatever the rows and blocks of a tile; only the
+// epilogue follows. So a row's result depends on that row alone.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "isa.hpp"
+#include "types.hpp"
+
+namespace triforce {
+
+constexpr int block_size = 16;   // outputs of a block: one register of floats
+constexpr int linear_rows = 96;  // at most, of one call of a kernel
+
+constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+/// Packed weights, as a Matrix lends them. Blocks of 16 outputs, each of them with inputs ascending, in pairs for bf16:
+/// [blocks][inputs / 2][16][2]; for float [blocks][inputs][16]. Zeros stand for missing outputs and an odd last input.
+struct Weights {
+    Type type;
+    const void* data;
+    int64_t inputs;   // even
+    int64_t outputs;  // of each of two that are woven
+    int64_t blocks;
+};
+
+enum class Epilogue {
+    store,   // y = x W^T + bias
+    add,     // y += x W^T + bias
+    swiglu,  // y = silu(gate) * up, rounded to the type of the weights; gate and up are woven, block by block
+};
+
+struct Linear {
+    Weights weights;
+    const void* x;  // (rows, x_stride) of the weights' type, whose first weights.inputs are read
+    int64_t x_stride;
+    int64_t rows;
+    const float* bias;  // (blocks * 16), or null
+    Epilogue epilogue;
+    void* y;  // store, add: float (rows, y_stride); swiglu: of the weights' type, written up to a multiple of 16
+    int64_t y_stride;
+};
+
+struct LinearKernels {
+    /// Outputs of blocks [first, last) for rows [top, bottom), at most linear_rows of them.
+    void (*run)(const Linear& linear, int64_t top, int64_t bottom, int64_t first, int64_t last);
+};
+TF_KERNEL_TABLE(LinearKernels, linear_kernels)
+
+/// All of them in one job of the thread pool.
+void run(std::initializer_list<Linear> linears);
+
+}  // namespace triforce

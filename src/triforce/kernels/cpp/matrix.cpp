@@ -1,0 +1,79 @@
+#include "matrix.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "threads.hpp"
+
+namespace triforce {
+namespace {
+
+// Inputs that lie side by side, for the instruction that takes them in pairs.
+template <class T>
+constexpr int64_t side_by_side = sizeof(T) == 2 ? 2 : 1;
+
+template <class T>
+T& element(const Weights& w, int64_t block, int64_t lane, int64_t input) {
+    constexpr int64_t P = side_by_side<T>;
+    T* data = static_cast<T*>(const_cast<void*>(w.data)) + block * block_size * w.inputs;
+    return data[(input / P * block_size + lane) * P + input % P];
+}
+
+template <class T>
+void pack(const Weights& w, const Tensor& from, int64_t source_block, int64_t block) {
+    const auto* rows = static_cast<const T*>(from.data) + source_block * block_size * from[1];
+    const int64_t lanes = std::min<int64_t>(block_size, from[0] - source_block * block_size);
+    for (int64_t lane = 0; lane < lanes; lane++)
+        for (int64_t i = 0; i < from[1]; i++) element<T>(w, block, lane, i) = rows[lane * from[1] + i];
+}
+
+template <class T>
+void unpack_row(const Weights& w, int64_t row, int64_t inputs, float* out) {
+    for (int64_t i = 0; i < inputs; i++) out[i] = to_float(element<T>(w, row / block_size, row % block_size, i));
+}
+
+const Tensor& checked(const std::vector<Tensor>& woven) {
+    const Tensor& first = woven[0];
+    if (first.type != Type::bf16 && first.type != Type::f32)
+        throw std::invalid_argument(std::string(first.name) + " must be bfloat16 or float32");
+    first.expect(first.type, {-1, -1});
+    if (!first[0] || !first[1]) throw std::invalid_argument(std::string(first.name) + " is empty");
+    for (const Tensor& each : woven) each.expect(first.type, {first[0], first[1]});
+    return first;
+}
+
+}  // namespace
+
+Matrix::Matrix(const std::vector<Tensor>& woven) {
+    const Tensor& first = checked(woven);
+    const int64_t each = round_up(first[0], block_size) / block_size, count = static_cast<int64_t>(woven.size());
+    inputs_ = first[1];
+    weights_ = {first.type, nullptr, round_up(inputs_, 2), first[0], each * count};
+    memory_ = Memory(weights_.blocks * block_size * weights_.inputs * (first.type == Type::bf16 ? 2 : 4));
+    weights_.data = memory_.data();
+    const auto pack_one = first.type == Type::bf16 ? pack<bf16> : pack<float>;
+    parallel(static_cast<int>(weights_.blocks),
+             [&](int block) { pack_one(weights_, woven[block % count], block / count, block); });
+}
+
+void Matrix::linear(const void* x, int64_t rows, float* y) const {
+    Scratch scratch;
+    if (inputs_ != weights_.inputs) {  // an odd number, so the kernel would read beyond a row
+        const size_t size = type() == Type::bf16 ? 2 : 4;
+        char* padded = scratch.take<char>(rows * weights_.inputs * size);
+        std::memset(padded, 0, rows * weights_.inputs * size);
+        for (int64_t row = 0; row < rows; row++)
+            std::memcpy(padded + row * weights_.inputs * size, static_cast<const char*>(x) + row * inputs_ * size, inputs_ * size);
+        x = padded;
+    }
+    run({{weights_, x, weights_.inputs, rows, nullptr, Epilogue::store, y, outputs()}});
+}
+
+void Matrix::rows(const int64_t* ids, int64_t count, float* out) const {
+    const auto unpack = type() == Type::bf16 ? unpack_row<bf16> : unpack_row<float>;
+    for (int64_t i = 0; i < count; i++) unpack(weights_, ids[i], inputs_, out + i * inputs_);
+}
+
+}  // namespace triforce

@@ -1,0 +1,75 @@
+#include "memory.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+#include <vector>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace triforce {
+namespace {
+
+constexpr size_t cache_line = 64, huge_page = size_t{2} << 20;
+
+size_t round_up(size_t size, size_t to) { return (size + to - 1) / to * to; }
+
+}  // namespace
+
+Memory::Memory(size_t bytes) : size_(bytes) {
+    const size_t alignment = bytes >= huge_page ? huge_page : cache_line;
+    const size_t allocated = round_up(bytes + cache_line, alignment);
+    data_ = static_cast<char*>(std::aligned_alloc(alignment, allocated));
+    if (!data_) throw std::bad_alloc();
+#if defined(__linux__)
+    if (bytes >= huge_page) madvise(data_, allocated, MADV_HUGEPAGE);
+#endif
+    std::memset(data_, 0, allocated);
+}
+
+Memory::~Memory() { std::free(data_); }
+
+void Memory::swap(Memory& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+}
+
+namespace {
+
+// Blocks are kept from call to call; a call that outgrows them gets one more, and the next call one of the whole size.
+struct Arena {
+    std::vector<Memory> blocks;
+    size_t used = 0, wanted = 0;
+};
+
+Arena& arena() {
+    thread_local Arena it;
+    return it;
+}
+
+}  // namespace
+
+Scratch::Scratch() {
+    Arena& a = arena();
+    if (a.blocks.size() > 1) a.blocks.clear();
+    if (a.blocks.empty() && a.wanted) a.blocks.emplace_back(a.wanted);
+    a.used = a.wanted = 0;
+}
+
+char* Scratch::bytes(size_t size) {
+    Arena& a = arena();
+    size = round_up(size, cache_line);
+    a.wanted += size;
+    if (a.blocks.empty() || a.used + size > a.blocks.back().size()) {
+        a.blocks.emplace_back(std::max(size, size_t{1} << 16));
+        a.used = 0;
+    }
+    a.used += size;
+    return a.blocks.back().data() + a.used - size;
+}
+
+}  // namespace triforce

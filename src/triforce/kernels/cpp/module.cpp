@@ -1,0 +1,40 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "isa.hpp"
+#include "threads.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace triforce {
+
+void bind_linear(nb::module_& m);
+void bind_attention(nb::module_& m);
+void bind_sampler(nb::module_& m);
+
+namespace {
+
+std::vector<std::string> usable_levels() {
+    std::vector<std::string> names;
+    for (const Available& each : levels())
+        if (!each.missing) names.push_back(name_of(each.level));
+    return names;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.doc() = "CPU kernels of triforce. A row's result depends on that row alone, bit for bit.";
+    m.def("levels", &usable_levels, "Instruction-set levels that this CPU can run, slowest first.");
+    m.def("level", [] { return name_of(level()); }, "The level in use.");
+    m.def("use", &use, "level"_a, "Use one level from now on; ValueError if it is unknown or this CPU cannot run it.");
+    m.def("threads", &threads, "Threads that take part in a kernel.");
+    m.def("set_threads", &set_threads, "count"_a, nb::call_guard<nb::gil_scoped_release>());
+    bind_linear(m);
+    bind_attention(m);
+    bind_sampler(m);
+}
+
+}  // namespace triforce

@@ -1,0 +1,54 @@
+// The KV pages of one layer: memory that somebody else owns, and the order of values in it.
+//
+// A page holds 16 tokens of one KV head. Kernels read it in steps of 64 bytes, each of which meets one 32-bit word of a query
+// (keys) or of the attention weights (values):
+//     keys    bf16 [dim / 2][16 tokens][2], float [dim][16 tokens]     a step is one pair of channels (one channel)
+//     values  bf16 [8 pairs of tokens][dim][2], float [16][dim]        a step is one pair of tokens (one token)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "types.hpp"
+
+namespace triforce {
+
+constexpr int page_size = 16;  // tokens of a page
+constexpr int largest_dim = 256;
+
+struct Pages {
+    bool is_bf16;
+    int heads;      // KV heads
+    int dim;        // of a head, a multiple of 16
+    int64_t count;  // of each head; page 0 is scratch: nothing is written to it or read from it
+    char* keys;     // [heads][count][page]
+    char* values;
+
+    size_t page_bytes() const { return static_cast<size_t>(page_size) * dim * (is_bf16 ? sizeof(bf16) : sizeof(float)); }
+    size_t offset(int head, int64_t page) const { return (head * count + page) * page_bytes(); }
+
+    template <class T>
+    T* keys_of(int head, int64_t page) const {
+        return reinterpret_cast<T*>(keys + offset(head, page));
+    }
+    template <class T>
+    T* values_of(int head, int64_t page) const {
+        return reinterpret_cast<T*>(values + offset(head, page));
+    }
+};
+
+/// Where channel `d` of the token at `at` lies in a page of keys.
+template <class T>
+int key_index(int d, int at) {
+    constexpr int pack = static_cast<int>(sizeof(uint32_t) / sizeof(T));
+    return (d / pack * page_size + at) * pack + d % pack;
+}
+
+/// Where channel `d` of the token at `at` lies in a page of values.
+template <class T>
+int value_index(int d, int at, int dim) {
+    constexpr int pack = static_cast<int>(sizeof(uint32_t) / sizeof(T));
+    return (at / pack * dim + d) * pack + at % pack;
+}
+
+}  // namespace triforce

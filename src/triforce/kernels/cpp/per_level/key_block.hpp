@@ -1,0 +1,149 @@
+// One block of 64 keys against the few queries of a tile: scores, softmax, weighted values.
+//
+// A tile's height and the order in which its registers are filled are free: each score is one chain over the channels, each
+// channel of the mix one chain over the tokens, whatever is done beside it.
+#pragma once
+
+#include "softmax.hpp"
+
+namespace triforce::TF_LEVEL {
+
+// Sums that fit into the registers beside what they are made of: queries x pages for scores, queries x columns for values.
+#if TF_SIMD_AVX512BF16
+constexpr int tallest_tile = 6, pages_at_once = 4, columns_at_once = 4;
+#elif TF_SIMD_AVX512
+constexpr int tallest_tile = 6, pages_at_once = 2, columns_at_once = 2;
+#elif TF_SIMD_AVX2
+constexpr int tallest_tile = 3, pages_at_once = 1, columns_at_once = 1;
+#else
+constexpr int tallest_tile = 2, pages_at_once = 1, columns_at_once = 1;
+#endif
+
+template <class T>
+struct KeyBlock {
+    const T* keys[block_pages];
+    const T* values[block_pages];
+    // Pages of which each line is fetched when the same line of this block is read, so that memory is asked at an even pace;
+    // these pages themselves where there is nothing to fetch.
+    const T* keys_ahead[block_pages];
+    const T* values_ahead[block_pages];
+};
+
+struct Tile {
+    const uint32_t* words;  // [steps of the keys][height]
+    const uint32_t* words_of_sinks;
+    float* mixed;  // [height][dim]
+    float* most;   // [height]
+    float* sums;   // [height][split_pages]
+    int height, dim;
+    float scale;  // of scores, to base 2
+};
+
+/// Into the second cache: the first one is full of this block.
+TF_INLINE void fetch(const void* line) { __builtin_prefetch(line, 0, 2); }
+
+/// A larger maximum: what has been summed so far shrinks.
+inline void raise(const Tile& tile, int row, F16 scores) {
+    const float most = reduce_max(scores);
+    const F16 shrink = exp2(set1((tile.most[row] - most) * tile.scale));
+    tile.most[row] = most;
+    float* mixed = tile.mixed + row * tile.dim;
+    for (int d = 0; d < tile.dim; d += 16) store(mixed + d, load(mixed + d) * shrink);
+    float* sums = tile.sums + row * split_pages;
+    for (int i = 0; i < split_pages; i += 16) store(sums + i, load(sums + i) * shrink);
+}
+
+TF_INLINE F16 weight(F16 score, const Tile& tile, int row) {
+    return exp2((score - set1(tile.most[row])) * set1(tile.scale));
+}
+
+/// Scores of R queries, of which the tile has `height`.
+template <class T, int R>
+TF_INLINE void score(const uint32_t* words, int height, int dim, const KeyBlock<T>& block, F16 (&scores)[R][block_pages]) {
+    const int steps = dim / tokens_of_step<T>;
+    for (int page = 0; page < block_pages; page += pages_at_once) {
+        F16 acc[R][pages_at_once];
+        for (int r = 0; r < R; r++)
+            for (int p = 0; p < pages_at_once; p++) acc[r][p] = zero();
+        for (int step = 0; step < steps; step++) {
+            decltype(load_step(block.keys[0])) key[pages_at_once];
+            for (int p = 0; p < pages_at_once; p++) {
+                key[p] = load_step(block.keys[page + p] + step * step_size<T>);
+                fetch(block.keys_ahead[page + p] + step * step_size<T>);
+            }
+            for (int r = 0; r < R; r++) {
+                const auto word = Word<T>::spread(words[step * height + r]);
+                for (int p = 0; p < pages_at_once; p++) acc[r][p] = dot(acc[r][p], key[p], word);
+            }
+        }
+        for (int r = 0; r < R; r++)
+            for (int p = 0; p < pages_at_once; p++) scores[r][page + p] = acc[r][p];
+    }
+}
+
+template <class T, int R, int C>
+void mix(const Tile& tile, const KeyBlock<T>& block, const uint32_t (*words)[block_tokens / tokens_of_step<T>], int column) {
+    F16 acc[R][C];
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) acc[r][c] = load(tile.mixed + r * tile.dim + column + c * 16);
+    for (int page = 0; page < block_pages; page++) {
+        const T* values = block.values[page] + column * tokens_of_step<T>;
+        const int64_t ahead = block.values_ahead[page] - block.values[page];
+        for (int step = 0; step < steps_of_page<T>; step++, values += tile.dim * tokens_of_step<T>) {
+            decltype(load_step(values)) value[C];
+            for (int c = 0; c < C; c++) {
+                value[c] = load_step(values + c * step_size<T>);
+                fetch(values + c * step_size<T> + ahead);
+            }
+            for (int r = 0; r < R; r++) {
+                const auto word = Word<T>::spread(words[r][page * steps_of_page<T> + step]);
+                for (int c = 0; c < C; c++) acc[r][c] = dot(acc[r][c], value[c], word);
+            }
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) store(tile.mixed + r * tile.dim + column + c * 16, acc[r][c]);
+}
+
+template <int C>
+struct Columns {
+    static constexpr int count = C;
+};
+
+/// Calls body(Columns<C>, first channel) for all channels, C * 16 at a time.
+template <class Body>
+TF_INLINE void by_columns(int dim, Body body) {
+    constexpr int most = columns_at_once;
+    const int columns = dim / 16, parts = (columns + most - 1) / most;
+    for (int part = 0; part < parts; part++) {
+        const int from = columns * part / parts, count = columns * (part + 1) / parts - from;
+        if (count == most) body(Columns<most>{}, from * 16);
+        if constexpr (most > 3)
+            if (count == 3) body(Columns<3>{}, from * 16);
+        if constexpr (most > 2)
+            if (count == 2) body(Columns<2>{}, from * 16);
+        if constexpr (most > 1)
+            if (count == 1) body(Columns<1>{}, from * 16);
+    }
+}
+
+/// A block that all queries of the tile see whole. `page`: where it begins in the split.
+template <class T, int R>
+void attend_block(const Tile& tile, const KeyBlock<T>& block, int page) {
+    F16 scores[R][block_pages];
+    score<T, R>(tile.words, R, tile.dim, block, scores);
+    alignas(64) uint32_t words[R][block_tokens / tokens_of_step<T>];
+    for (int r = 0; r < R; r++) {
+        F16(&s)[block_pages] = scores[r];
+        const F16 top = max(max(s[0], s[1]), max(s[2], s[3]));
+        if (any_above(top, tile.most[r])) raise(tile, r, top);
+        for (int p = 0; p < block_pages; p++) {
+            s[p] = weight(s[p], tile, r);
+            store(reinterpret_cast<T*>(words[r]) + p * page_size, s[p]);
+        }
+        store_sums(tile.sums + r * split_pages + page, s);
+    }
+    by_columns(tile.dim, [&](auto columns, int column) { mix<T, R, columns.count>(tile, block, words, column); });
+}
+
+}  // namespace triforce::TF_LEVEL

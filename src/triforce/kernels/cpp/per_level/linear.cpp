@@ -1,0 +1,173 @@
+#include "../linear.hpp"
+
+#include "simd.hpp"
+
+namespace triforce::TF_LEVEL {
+namespace {
+
+// What one step over k reads: a weight vector of one block, and one row's input for all its lanes.
+template <class T>
+struct Step;
+
+template <>
+struct Step<bf16> {
+    static constexpr int inputs = 2;
+    static TF_INLINE Pairs weights(const bf16* w) { return load_pairs(w); }
+    static TF_INLINE Pairs input(const bf16* x) {
+        uint32_t pair;
+        __builtin_memcpy(&pair, x, sizeof pair);
+        return set1_pair(pair);
+    }
+    static TF_INLINE F16 add(F16 acc, Pairs w, Pairs x) { return dot2(acc, w, x); }
+};
+
+template <>
+struct Step<float> {
+    static constexpr int inputs = 1;
+    static TF_INLINE F16 weights(const float* w) { return load(w); }
+    static TF_INLINE F16 input(const float* x) { return set1(*x); }
+    static TF_INLINE F16 add(F16 acc, F16 w, F16 x) { return fma(w, x, acc); }
+};
+
+// Register tiles by their rows: as many blocks as registers hold, which are also enough chains to hide a sum's latency.
+#if TF_SIMD_AVX512
+constexpr int tallest = 6;
+constexpr int wide[tallest + 1] = {0, 8, 8, 4, 4, 4, 4};
+#else
+constexpr int tallest = 4;
+constexpr int wide[tallest + 1] = {0, 4, 2, 1, 1};
+#endif
+constexpr int widest = 8;        // blocks of a group, for the few rows of which one tile can take as many
+constexpr int group = 4;         // blocks of a group otherwise: their part of a panel stays in L2 for all rows
+constexpr int64_t panel = 1024;  // inputs
+
+struct Sums {
+    alignas(64) float of[linear_rows * group * block_size];
+};
+
+/// A part of k for some rows and blocks.
+template <class T>
+struct Panel {
+    const T* x;
+    int64_t x_stride;
+    const T* w;
+    int64_t w_stride;
+    int64_t k;
+    bool begin;  // of the chains: their sums are zero so far
+    int blocks;
+};
+
+/// Adds to the sums of M rows and B blocks, in registers, and fetches two blocks from `ahead` on the way.
+template <class T, int M, int B>
+void tile(const Panel<T>& p, int64_t row, int first, const T* ahead, float* sums) {
+    const T* x = p.x + row * p.x_stride;
+    const T* w = p.w + first * p.w_stride;
+    const int stride = p.blocks * block_size;
+    sums += row * stride + first * block_size;
+    F16 acc[M][B];
+    for (int m = 0; m < M; m++)
+        for (int b = 0; b < B; b++) acc[m][b] = p.begin ? zero() : load(sums + m * stride + b * block_size);
+    for (int64_t i = 0; i < p.k; i += Step<T>::inputs) {
+        decltype(Step<T>::weights(w)) step[B];
+        for (int b = 0; b < B; b++) step[b] = Step<T>::weights(w + b * p.w_stride + i * block_size);
+        if (B == group) {
+            __builtin_prefetch(ahead + i * block_size, 0, 2);
+            __builtin_prefetch(ahead + p.w_stride + i * block_size, 0, 2);
+        }
+        for (int m = 0; m < M; m++) {
+            const auto input = Step<T>::input(x + m * p.x_stride + i);
+            for (int b = 0; b < B; b++) acc[m][b] = Step<T>::add(acc[m][b], step[b], input);
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int b = 0; b < B; b++) store(sums + m * stride + b * block_size, acc[m][b]);
+}
+
+template <class T, int M>
+void add_rows(const Panel<T>& p, int64_t row, const T* ahead, float* sums) {
+    constexpr int B = wide[M];
+    int b = 0;
+    for (; b + B <= p.blocks; b += B) tile<T, M, B>(p, row, b, ahead, sums);
+    for (; b < p.blocks; b++) tile<T, M, 1>(p, row, b, ahead, sums);
+}
+
+template <class T, int M = 1>
+TF_INLINE void add_rows(int rows, const Panel<T>& p, int64_t row, const T* ahead, float* sums) {
+    if (rows == M) return add_rows<T, M>(p, row, ahead, sums);
+    if constexpr (M < tallest) add_rows<T, M + 1>(rows, p, row, ahead, sums);
+}
+
+/// The sums of `rows` rows and some blocks. Panels of k do not break a chain: it goes on from where it is.
+template <class T>
+void sum(const Linear& l, int64_t top, int rows, int64_t first, int blocks, bool last, float* sums) {
+    const int64_t stride = block_size * l.weights.inputs;
+    const int tiles = (rows + tallest - 1) / tallest;
+    for (int64_t k = 0; k < l.weights.inputs; k += panel) {
+        const int64_t left = l.weights.inputs - k;
+        const int64_t to_next = left > panel ? panel * block_size : last ? 0 : blocks * stride - k * block_size;
+        const Panel<T> p{static_cast<const T*>(l.x) + top * l.x_stride + k, l.x_stride,
+                         static_cast<const T*>(l.weights.data) + first * stride + k * block_size, stride,
+                         left < panel ? left : panel, k == 0, blocks};
+        for (int t = 0; t < tiles; t++) {
+            const int row = rows * t / tiles, next = rows * (t + 1) / tiles;
+            // All but the first tile find their weights in L2: memory would idle, so the first two fetch the next panel.
+            const T* ahead = tiles > 1 && t < 2 && to_next ? p.w + to_next + 2 * t * stride : p.w;
+            add_rows<T>(next - row, p, row, ahead, sums);
+        }
+    }
+}
+
+TF_INLINE F16 silu(F16 x) {
+    x = max(set1(-88.0f), x);  // exp has an upper end
+    return x / (set1(1.0f) + exp(zero() - x));
+}
+
+template <class T>
+void finish_swiglu(const Linear& l, const float* sums, int64_t top, int rows, int64_t first, int blocks) {
+    for (int m = 0; m < rows; m++) {
+        T* y = static_cast<T*>(l.y) + (top + m) * l.y_stride + first / 2 * block_size;
+        for (int b = 0; b < blocks; b += 2) {
+            const float* gate = sums + (m * blocks + b) * block_size;
+            store(y + b / 2 * block_size, silu(load(gate)) * load(gate + block_size));
+        }
+    }
+}
+
+void finish(const Linear& l, const float* sums, int64_t top, int rows, int64_t first, int blocks) {
+    for (int m = 0; m < rows; m++) {
+        float* y = static_cast<float*>(l.y) + (top + m) * l.y_stride;
+        for (int b = 0; b < blocks; b++) {
+            const int64_t at = (first + b) * block_size;
+            const int lanes = static_cast<int>(l.weights.outputs - at);
+            F16 sum = load(sums + (m * blocks + b) * block_size);
+            if (l.bias) sum = sum + load(l.bias + at);
+            if (l.epilogue == Epilogue::add) sum = load_n(y + at, lanes) + sum;
+            store_n(y + at, sum, lanes);
+        }
+    }
+}
+
+template <class T>
+void run_as(const Linear& l, int64_t top, int rows, int64_t first, int64_t last) {
+    Sums sums;
+    const int step = wide[rows < tallest ? rows : tallest] == widest ? widest : group;
+    for (int64_t block = first; block < last; block += step) {
+        const int blocks = static_cast<int>(last - block < step ? last - block : step);
+        sum<T>(l, top, rows, block, blocks, block + step >= last, sums.of);
+        if (l.epilogue == Epilogue::swiglu)
+            finish_swiglu<T>(l, sums.of, top, rows, block, blocks);
+        else
+            finish(l, sums.of, top, rows, block, blocks);
+    }
+}
+
+void run(const Linear& l, int64_t top, int64_t bottom, int64_t first, int64_t last) {
+    const auto run = l.weights.type == Type::bf16 ? run_as<bf16> : run_as<float>;
+    run(l, top, static_cast<int>(bottom - top), first, last);
+}
+
+}  // namespace
+
+const LinearKernels linear_kernels = {run};
+
+}  // namespace triforce::TF_LEVEL

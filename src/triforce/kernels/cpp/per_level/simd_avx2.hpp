@@ -1,0 +1,107 @@
+// F16 as two AVX2 registers. Included by simd.hpp.
+#pragma once
+
+#include <immintrin.h>
+
+namespace triforce::TF_LEVEL {
+
+struct F16 {
+    __m256 a, b;
+};
+
+TF_INLINE F16 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+TF_INLINE F16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+TF_INLINE F16 load(const float* from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
+TF_INLINE void store(float* to, F16 x) {
+    _mm256_storeu_ps(to, x.a);
+    _mm256_storeu_ps(to + 8, x.b);
+}
+
+TF_INLINE F16 operator+(F16 x, F16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+TF_INLINE F16 operator-(F16 x, F16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+TF_INLINE F16 operator*(F16 x, F16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+TF_INLINE F16 operator/(F16 x, F16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+TF_INLINE F16 fma(F16 x, F16 y, F16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+/// The second operand where either is NaN.
+TF_INLINE F16 max(F16 x, F16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+TF_INLINE F16 min(F16 x, F16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+
+TF_INLINE __m256i first8(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+/// Lanes [0, n) of x, the others of y.
+TF_INLINE F16 first_n(int n, F16 x, F16 y) {
+    return {_mm256_blendv_ps(y.a, x.a, _mm256_castsi256_ps(first8(n))),
+            _mm256_blendv_ps(y.b, x.b, _mm256_castsi256_ps(first8(n - 8)))};
+}
+/// Memory beyond the first n is not touched; the lanes are zero.
+TF_INLINE F16 load_n(const float* from, int n) {
+    return {_mm256_maskload_ps(from, first8(n)), _mm256_maskload_ps(from + 8, first8(n - 8))};
+}
+TF_INLINE void store_n(float* to, F16 x, int n) {
+    _mm256_maskstore_ps(to, first8(n), x.a);
+    _mm256_maskstore_ps(to + 8, first8(n - 8), x.b);
+}
+
+/// Halves are folded: 8 + 8, 4 + 4, 2 + 2, 1 + 1; the same tree at each level.
+TF_INLINE float reduce_add(F16 x) {
+    const __m256 y = _mm256_add_ps(x.a, x.b);
+    __m128 z = _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+    z = _mm_add_ps(z, _mm_movehl_ps(z, z));
+    return _mm_cvtss_f32(_mm_add_ss(z, _mm_movehdup_ps(z)));
+}
+TF_INLINE float reduce_max(F16 x) {
+    const __m256 y = _mm256_max_ps(x.a, x.b);
+    __m128 z = _mm_max_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+    z = _mm_max_ps(z, _mm_movehl_ps(z, z));
+    return _mm_cvtss_f32(_mm_max_ss(z, _mm_movehdup_ps(z)));
+}
+
+TF_INLINE __m256 pow2(__m256 n) {
+    const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
+}
+/// 2^n for integers n in [-127, 127]; 0 at -127.
+TF_INLINE F16 pow2(F16 n) { return {pow2(n.a), pow2(n.b)}; }
+
+TF_INLINE __m256 widen(__m128i bits) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+TF_INLINE F16 load_bf16(const bf16* from) {
+    const auto* at = reinterpret_cast<const __m128i*>(from);
+    return {widen(_mm_loadu_si128(at)), widen(_mm_loadu_si128(at + 1))};
+}
+
+TF_INLINE __m256i round_to_bf16(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i even = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i unordered = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(even, quiet, unordered), 16);
+}
+TF_INLINE void store_bf16(bf16* to, F16 x) {
+    const __m256i packed = _mm256_packus_epi32(round_to_bf16(x.a), round_to_bf16(x.b));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+
+struct Pairs {
+    F16 lo, hi;
+};
+TF_INLINE Pairs split(__m256i a, __m256i b) {
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+    return {{_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))},
+            {_mm256_castsi256_ps(_mm256_and_si256(a, upper)), _mm256_castsi256_ps(_mm256_and_si256(b, upper))}};
+}
+TF_INLINE Pairs load_pairs(const bf16* from) {
+    const auto* at = reinterpret_cast<const __m256i*>(from);
+    return split(_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1));
+}
+TF_INLINE Pairs set1_pair(uint32_t x) {
+    const __m256i both = _mm256_set1_epi32(static_cast<int>(x));
+    return split(both, both);
+}
+TF_INLINE F16 dot2(F16 acc, Pairs w, Pairs x) { return fma(w.lo, x.lo, fma(w.hi, x.hi, acc)); }
+
+}  // namespace triforce::TF_LEVEL

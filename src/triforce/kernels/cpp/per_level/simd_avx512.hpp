@@ -1,0 +1,93 @@
+// F16 as one AVX-512 register. Included by simd.hpp.
+#pragma once
+
+#include <immintrin.h>
+
+namespace triforce::TF_LEVEL {
+
+struct F16 {
+    __m512 v;
+};
+
+TF_INLINE F16 set1(float x) { return {_mm512_set1_ps(x)}; }
+TF_INLINE F16 zero() { return {_mm512_setzero_ps()}; }
+TF_INLINE F16 load(const float* from) { return {_mm512_loadu_ps(from)}; }
+TF_INLINE void store(float* to, F16 x) { _mm512_storeu_ps(to, x.v); }
+
+TF_INLINE F16 operator+(F16 a, F16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+TF_INLINE F16 operator-(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+TF_INLINE F16 operator*(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+TF_INLINE F16 operator/(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+TF_INLINE F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+/// The second operand where either is NaN.
+TF_INLINE F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+TF_INLINE F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+
+TF_INLINE __mmask16 first(int n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1); }
+
+/// Lanes [0, n) of a, the others of b.
+TF_INLINE F16 first_n(int n, F16 a, F16 b) { return {_mm512_mask_blend_ps(first(n), b.v, a.v)}; }
+/// Memory beyond the first n is not touched; the lanes are zero.
+TF_INLINE F16 load_n(const float* from, int n) { return {_mm512_maskz_loadu_ps(first(n), from)}; }
+TF_INLINE void store_n(float* to, F16 x, int n) { _mm512_mask_storeu_ps(to, first(n), x.v); }
+
+/// Halves are folded: 8 + 8, 4 + 4, 2 + 2, 1 + 1; the same tree at each level.
+TF_INLINE float reduce_add(F16 x) {
+    const __m256 a = _mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+TF_INLINE float reduce_max(F16 x) { return _mm512_reduce_max_ps(x.v); }
+
+/// 2^n for integers n in [-127, 127]; 0 at -127.
+TF_INLINE F16 pow2(F16 n) {
+    const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(biased, 23))};
+}
+
+TF_INLINE F16 load_bf16(const bf16* from) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+}
+
+#if TF_SIMD_AVX512BF16
+
+TF_INLINE void store_bf16(bf16* to, F16 x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(x.v));
+}
+
+struct Pairs {
+    __m512bh v;
+};
+TF_INLINE Pairs load_pairs(const bf16* from) { return {(__m512bh)_mm512_loadu_si512(from)}; }
+TF_INLINE Pairs set1_pair(uint32_t x) { return {(__m512bh)_mm512_set1_epi32(static_cast<int>(x))}; }
+TF_INLINE F16 dot2(F16 acc, Pairs w, Pairs x) { return {_mm512_dpbf16_ps(acc.v, w.v, x.v)}; }
+
+#else
+
+TF_INLINE void store_bf16(bf16* to, F16 x) {
+    const __m512i bits = _mm512_castps_si512(x.v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i even = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __m512i rounded = _mm512_mask_mov_epi32(even, _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), quiet);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
+
+struct Pairs {
+    __m512 lo, hi;
+};
+TF_INLINE Pairs split(__m512i pairs) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
+            _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000))))};
+}
+TF_INLINE Pairs load_pairs(const bf16* from) { return split(_mm512_loadu_si512(from)); }
+TF_INLINE Pairs set1_pair(uint32_t x) { return split(_mm512_set1_epi32(static_cast<int>(x))); }
+TF_INLINE F16 dot2(F16 acc, Pairs w, Pairs x) {
+    return {_mm512_fmadd_ps(w.lo, x.lo, _mm512_fmadd_ps(w.hi, x.hi, acc.v))};
+}
+
+#endif
+
+}  // namespace triforce::TF_LEVEL

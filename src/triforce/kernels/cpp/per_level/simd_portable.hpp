@@ -1,0 +1,118 @@
+// F16 as four vectors of four, in the vector extension of GCC and Clang: SSE2, NEON or whatever the target has.
+// Included by simd.hpp.
+#pragma once
+
+#include <cstring>
+
+namespace triforce::TF_LEVEL {
+
+typedef float V4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
+typedef uint32_t U4 __attribute__((vector_size(16)));
+
+struct F16 {
+    V4 v[4];
+};
+
+template <class Body>
+TF_INLINE F16 each(Body body) {
+    return {{body(0), body(1), body(2), body(3)}};
+}
+
+TF_INLINE F16 set1(float x) {
+    return each([=](int) { return V4{x, x, x, x}; });
+}
+TF_INLINE F16 zero() { return set1(0.0f); }
+TF_INLINE F16 load(const float* from) {
+    F16 x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+TF_INLINE void store(float* to, F16 x) { std::memcpy(to, &x, sizeof x); }
+
+TF_INLINE F16 operator+(F16 a, F16 b) {
+    return each([&](int i) { return a.v[i] + b.v[i]; });
+}
+TF_INLINE F16 operator-(F16 a, F16 b) {
+    return each([&](int i) { return a.v[i] - b.v[i]; });
+}
+TF_INLINE F16 operator*(F16 a, F16 b) {
+    return each([&](int i) { return a.v[i] * b.v[i]; });
+}
+TF_INLINE F16 operator/(F16 a, F16 b) {
+    return each([&](int i) { return a.v[i] / b.v[i]; });
+}
+/// Rounds twice here: without the instruction a true fma is a library call.
+TF_INLINE F16 fma(F16 a, F16 b, F16 c) { return a * b + c; }
+/// The second operand where either is NaN.
+TF_INLINE F16 max(F16 a, F16 b) {
+    return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+TF_INLINE F16 min(F16 a, F16 b) {
+    return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
+
+/// Lanes [0, n) of a, the others of b.
+TF_INLINE F16 first_n(int n, F16 a, F16 b) {
+    const I4 lane = {0, 1, 2, 3};
+    return each([&](int i) { return lane + 4 * i < n ? a.v[i] : b.v[i]; });
+}
+/// Memory beyond the first n is not touched; the lanes are zero.
+TF_INLINE F16 load_n(const float* from, int n) {
+    F16 x = zero();
+    if (n > 0) std::memcpy(&x, from, sizeof(float) * (n < 16 ? n : 16));
+    return x;
+}
+TF_INLINE void store_n(float* to, F16 x, int n) {
+    if (n > 0) std::memcpy(to, &x, sizeof(float) * (n < 16 ? n : 16));
+}
+
+/// Halves are folded: 8 + 8, 4 + 4, 2 + 2, 1 + 1; the same tree at each level.
+TF_INLINE float reduce_add(F16 x) {
+    const V4 y = (x.v[0] + x.v[2]) + (x.v[1] + x.v[3]);
+    return (y[0] + y[2]) + (y[1] + y[3]);
+}
+TF_INLINE float reduce_max(F16 x) {
+    float most = x.v[0][0];
+    for (int i = 1; i < 16; i++) most = x.v[i / 4][i % 4] > most ? x.v[i / 4][i % 4] : most;
+    return most;
+}
+
+/// 2^n for integers n in [-127, 127]; 0 at -127.
+TF_INLINE F16 pow2(F16 n) {
+    return each([&](int i) { return (V4)((__builtin_convertvector(n.v[i], I4) + 127) << 23); });
+}
+
+TF_INLINE F16 load_bf16(const bf16* from) {
+    return each([&](int i) {
+        const bf16* at = from + 4 * i;
+        return (V4)(U4{at[0].bits, at[1].bits, at[2].bits, at[3].bits} << 16);
+    });
+}
+TF_INLINE void store_bf16(bf16* to, F16 x) {
+    for (int i = 0; i < 4; i++) {
+        const U4 bits = (U4)x.v[i];
+        const U4 even = bits + ((bits >> 16) & 1) + 0x7fff;
+        const U4 rounded = (x.v[i] == x.v[i] ? even : bits | 0x400000) >> 16;
+        for (int j = 0; j < 4; j++) to[4 * i + j].bits = static_cast<uint16_t>(rounded[j]);
+    }
+}
+
+struct Pairs {
+    F16 lo, hi;
+};
+TF_INLINE Pairs load_pairs(const bf16* from) {
+    const F16 x = load(reinterpret_cast<const float*>(from));  // little-endian, like all that checkpoints hold
+    return {each([&](int i) { return (V4)((U4)x.v[i] << 16); }),
+            each([&](int i) { return (V4)((U4)x.v[i] & 0xffff0000u); })};
+}
+TF_INLINE Pairs set1_pair(uint32_t x) {
+    float lo, hi;
+    const uint32_t lower = x << 16, upper = x & 0xffff0000u;
+    std::memcpy(&lo, &lower, sizeof lo);
+    std::memcpy(&hi, &upper, sizeof hi);
+    return {set1(lo), set1(hi)};
+}
+TF_INLINE F16 dot2(F16 acc, Pairs w, Pairs x) { return fma(w.lo, x.lo, fma(w.hi, x.hi, acc)); }
+
+}  // namespace triforce::TF_LEVEL

@@ -1,0 +1,84 @@
+// The arithmetic of a softmax in base 2, and registers as the storage types fill them.
+#pragma once
+
+#include "../attention.hpp"
+#include "simd.hpp"
+
+namespace triforce::TF_LEVEL {
+
+// A step of a page, the word that meets it, and their product.
+TF_INLINE Pairs load_step(const bf16* at) { return load_pairs(at); }
+TF_INLINE F16 load_step(const float* at) { return load(at); }
+template <class T>
+struct Word;
+template <>
+struct Word<bf16> {
+    static TF_INLINE Pairs spread(uint32_t word) { return set1_pair(word); }
+};
+template <>
+struct Word<float> {
+    static TF_INLINE F16 spread(uint32_t word) {
+        float value;
+        __builtin_memcpy(&value, &word, sizeof value);
+        return set1(value);
+    }
+};
+TF_INLINE F16 dot(F16 acc, Pairs step, Pairs word) { return dot2(acc, step, word); }
+TF_INLINE F16 dot(F16 acc, F16 step, F16 word) { return fma(step, word, acc); }
+
+template <class T>
+constexpr int step_size = 64 / sizeof(T);
+template <class T>
+constexpr int tokens_of_step = sizeof(uint32_t) / sizeof(T);
+template <class T>
+constexpr int steps_of_page = page_size / tokens_of_step<T>;
+
+#if TF_SIMD_AVX512
+TF_INLINE F16 nearest(F16 x) { return {_mm512_roundscale_ps(x.v, 0)}; }
+TF_INLINE F16 scale2(F16 x, F16 n) { return {_mm512_scalef_ps(x.v, n.v)}; }
+#else
+TF_INLINE F16 nearest(F16 x) {
+    const F16 rounder = set1(12582912.0f);  // 1.5 * 2^23: beyond it floats are integers
+    return (x + rounder) - rounder;
+}
+TF_INLINE F16 scale2(F16 x, F16 n) { return x * pow2(n); }
+#endif
+
+/// 2^x within 1e-7 for x up to 100, 1 at 0, at least 2^-126; NaN for NaN.
+TF_INLINE F16 exp2(F16 x) {
+    x = max(set1(-126.0f), x);
+    const F16 n = nearest(x), f = x - n;
+    F16 p = set1(1.3264727065e-3f);
+    p = fma(p, f, set1(9.6715126489e-3f));
+    p = fma(p, f, set1(5.5507337437e-2f));
+    p = fma(p, f, set1(2.4022242085e-1f));
+    p = fma(p, f, set1(6.9314697760e-1f));
+    p = fma(p, f, set1(1.0f));
+    return scale2(p, n);
+}
+
+TF_INLINE bool any_above(F16 x, float limit) {
+#if TF_SIMD_AVX512
+    return _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_GT_OQ);
+#else
+    return reduce_max(x) > limit;
+#endif
+}
+
+/// The sum of each of four registers, by the tree of reduce_add.
+TF_INLINE void store_sums(float* to, const F16 (&x)[block_pages]) {
+#if TF_SIMD_AVX512
+    const auto low = [](__m512 a, __m512 b) { return _mm512_shuffle_f32x4(a, b, 0x44); };
+    const auto high = [](__m512 a, __m512 b) { return _mm512_shuffle_f32x4(a, b, 0xee); };
+    const __m512 a = _mm512_add_ps(low(x[0].v, x[1].v), high(x[0].v, x[1].v));
+    const __m512 b = _mm512_add_ps(low(x[2].v, x[3].v), high(x[2].v, x[3].v));
+    __m512 y = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    y = _mm512_add_ps(y, _mm512_permute_ps(y, 0x4e));
+    y = _mm512_add_ps(y, _mm512_permute_ps(y, 0xb1));
+    _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, y)));
+#else
+    for (int i = 0; i < block_pages; i++) to[i] = reduce_add(x[i]);
+#endif
+}
+
+}  // namespace triforce::TF_LEVEL

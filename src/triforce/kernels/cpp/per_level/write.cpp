@@ -1,0 +1,88 @@
+#include "../write.hpp"
+
+#include "simd.hpp"
+
+namespace triforce::TF_LEVEL {
+namespace {
+
+/// Channel i turns with channel i + dim / 2.
+template <class T>
+void rotate(const float* x, const float* cos, const float* sin, int dim, T* to) {
+    alignas(64) float turned[largest_dim];
+    const int half = dim / 2;
+    for (int i = 0; i < half; i++) {
+        turned[i] = x[i] * cos[i] - x[half + i] * sin[i];
+        turned[half + i] = x[half + i] * cos[i] + x[i] * sin[i];
+    }
+    for (int d = 0; d < dim; d += 16) store(to + d, load(turned + d));
+}
+
+template <class T>
+struct Place {
+    T *keys, *values;
+    int at;
+};
+template <class T>
+Place<T> place(const Pages& pages, int head, int64_t slot) {
+    const int64_t page = slot / page_size;
+    return {pages.keys_of<T>(head, page), pages.values_of<T>(head, page), static_cast<int>(slot % page_size)};
+}
+
+template <class T>
+void put_one(const Pages& pages, int head, int64_t slot, const T* k, const T* v) {
+    const Place<T> to = place<T>(pages, head, slot);
+    for (int d = 0; d < pages.dim; d++) to.keys[key_index<T>(d, to.at)] = k[d];
+    for (int d = 0; d < pages.dim; d++) to.values[value_index<T>(d, to.at, pages.dim)] = v[d];
+}
+
+template <class T>
+void write_token(const NewTokens& tokens, int64_t n) {
+    const Pages& pages = *tokens.pages;
+    const int dim = pages.dim;
+    const float *cos = tokens.rotation.cos + n * dim / 2, *sin = tokens.rotation.sin + n * dim / 2;
+    for (int64_t h = n * tokens.heads; h < (n + 1) * tokens.heads; h++) {
+        rotate(tokens.q + h * dim, cos, sin, dim, static_cast<T*>(tokens.rotated) + h * dim);
+        if (tokens.q_sinks)
+            rotate(tokens.q + h * dim, tokens.rotation_of_sinks.cos + n * dim / 2, tokens.rotation_of_sinks.sin + n * dim / 2,
+                   dim, static_cast<T*>(tokens.q_sinks) + h * dim);
+    }
+    if (tokens.slots[n] < page_size) return;  // padding
+    for (int g = 0; g < pages.heads; g++) {
+        alignas(64) T k[largest_dim], v[largest_dim];
+        const int64_t from = (n * pages.heads + g) * dim;
+        rotate(tokens.k + from, cos, sin, dim, k);
+        for (int d = 0; d < dim; d += 16) store(v + d, load(tokens.v + from + d));
+        put_one(pages, g, tokens.slots[n], k, v);
+    }
+}
+
+template <class T>
+void write(const NewTokens& tokens, int64_t first, int64_t last) {
+    for (int64_t n = first; n < last; n++) write_token<T>(tokens, n);
+}
+
+template <class T>
+void read(const Pages& pages, const int64_t* slots, int64_t count, void* k, void* v) {
+    const int dim = pages.dim;
+    for (int64_t i = 0; i < count * pages.heads; i++) {
+        const Place<T> from = place<T>(pages, static_cast<int>(i % pages.heads), slots[i / pages.heads]);
+        for (int d = 0; d < dim; d++) static_cast<T*>(k)[i * dim + d] = from.keys[key_index<T>(d, from.at)];
+        for (int d = 0; d < dim; d++) static_cast<T*>(v)[i * dim + d] = from.values[value_index<T>(d, from.at, dim)];
+    }
+}
+
+template <class T>
+void put(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v) {
+    for (int64_t i = 0; i < count * pages.heads; i++) {
+        const int64_t slot = slots[i / pages.heads], from = i * pages.dim;
+        if (slot < page_size) continue;
+        put_one(pages, static_cast<int>(i % pages.heads), slot, static_cast<const T*>(k) + from, static_cast<const T*>(v) + from);
+    }
+}
+
+}  // namespace
+
+const WriteKernels write_bf16 = {write<bf16>, read<bf16>, put<bf16>};
+const WriteKernels write_f32 = {write<float>, read<float>, put<float>};
+
+}  // namespace triforce::TF_LEVEL

@@ -1,0 +1,41 @@
+// What tensors may hold.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace triforce {
+
+/// bfloat16 as it lies in memory: the upper half of a float.
+struct bf16 {
+    uint16_t bits;
+};
+
+inline float to_float(float x) { return x; }
+inline float to_float(bf16 x) {
+    const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+enum class Type { f32, bf16, f64, i64, i32, u8, boolean, other };
+
+template <class T>
+inline constexpr Type type_of = Type::other;
+template <>
+inline constexpr Type type_of<float> = Type::f32;
+template <>
+inline constexpr Type type_of<bf16> = Type::bf16;
+template <>
+inline constexpr Type type_of<double> = Type::f64;
+template <>
+inline constexpr Type type_of<int64_t> = Type::i64;
+template <>
+inline constexpr Type type_of<int32_t> = Type::i32;
+template <>
+inline constexpr Type type_of<uint8_t> = Type::u8;
+template <>
+inline constexpr Type type_of<bool> = Type::boolean;
+
+}  // namespace triforce

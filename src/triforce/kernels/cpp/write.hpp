@@ -1,0 +1,39 @@
+// New tokens: rotated queries for attention, rotated keys and plain values into their places in the pages.
+#pragma once
+
+#include <cstdint>
+
+#include "isa.hpp"
+#include "pages.hpp"
+
+namespace triforce {
+
+/// cos and sin (N, dim / 2) of each token's position.
+struct Rotation {
+    const float *cos, *sin;
+};
+
+/// Tokens as they leave the projections: q (N, H * D), k and v (N, G * D). A slot is page * 16 + offset.
+struct NewTokens {
+    const Pages* pages;
+    int64_t count;
+    int heads;
+    const float *q, *k, *v;
+    Rotation rotation, rotation_of_sinks;  // the second one for a second copy of the queries, where `q_sinks` asks for it
+    const int64_t* slots;
+    void *rotated, *q_sinks;  // (N, H, D) of the pages' type
+};
+
+struct WriteKernels {
+    void (*write)(const NewTokens& tokens, int64_t first, int64_t last);
+    /// Values (count, G, D) of the pages' type from their places, and back.
+    void (*read)(const Pages& pages, const int64_t* slots, int64_t count, void* k, void* v);
+    void (*put)(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v);
+};
+TF_KERNEL_TABLE(WriteKernels, write_bf16)
+TF_KERNEL_TABLE(WriteKernels, write_f32)
+
+/// Rounds once, after the rotation, which is computed as rope.py does: the same bits in float32.
+void run(const NewTokens& tokens);
+
+}  // namespace triforce

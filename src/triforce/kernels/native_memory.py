@@ -1,0 +1,69 @@
+"""KV memory in the layout of the native kernels: a page holds pairs of features of its keys, and pairs of its values.
+
+Shape suffixes as in contract.py; L layers, P pages.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from triforce.config import ModelConfig
+from triforce.kernels import _native
+from triforce.kernels.contract import PAGE, Lists, Rotation
+from triforce.kernels.plain_memory import allocate
+
+
+class NativeMemory:
+    width_independent = True
+
+    def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype) -> None:
+        self.config, self.dtype = config, dtype
+        shape = (config.layers, config.kv_heads, pages + 1, PAGE * config.head_dim)
+        keys_LGPE, values_LGPE = (allocate(shape, dtype, "cpu") for _ in range(2))
+        self._layers = [
+            _native.Pages(keys_GPE, values_GPE, config.head_dim)
+            for keys_GPE, values_GPE in zip(keys_LGPE, values_LGPE, strict=True)
+        ]
+
+    def write(
+        self,
+        layer: int,
+        q_NHD: Tensor,
+        k_NGD: Tensor,
+        v_NGD: Tensor,
+        rotation: Rotation,
+        slots_N: Tensor,
+        to_sinks: Rotation | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        rotated_NHD = torch.empty(q_NHD.shape, dtype=self.dtype)
+        q_sinks_NHD = torch.empty_like(rotated_NHD) if to_sinks else None
+        cos_sinks, sin_sinks = to_sinks or (None, None)
+        q, k, v = (x.float().flatten(1) for x in (q_NHD, k_NGD, v_NGD))
+        self._layers[layer].write(q, k, v, *rotation, slots_N, rotated_NHD, cos_sinks, sin_sinks, q_sinks_NHD)
+        return rotated_NHD, q_sinks_NHD
+
+    def attend(
+        self, layer: int, q_BTHD: Tensor, lists: Lists, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        mixed_BTHD = torch.empty_like(q_BTHD)
+        shape = (len(q_BTHD), self.config.kv_heads, lists.units.shape[-1])
+        mass_BGU = torch.empty(shape) if weigh else None
+        self._layers[layer].attend(
+            q_BTHD, lists.starts, lists.counts, lists.units, mixed_BTHD, mass_BGU, q_sinks_BTHD,
+            lists.sinks, lists.window,
+        )  # fmt: skip
+        return mixed_BTHD, mass_BGU if mass_BGU is not None else q_BTHD.new_empty(0)
+
+    def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
+        k_NGD, v_NGD = (x.transpose(0, 1).to(self.dtype).contiguous() for x in (k_GND, v_GND))
+        self._layers[layer].put(slots_N, k_NGD, v_NGD)
+
+    def get(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
+        shape = (len(slots_N), self.config.kv_heads, self.config.head_dim)
+        k_NGD, v_NGD = (torch.empty(shape, dtype=self.dtype) for _ in range(2))
+        self._layers[layer].read(slots_N, k_NGD, v_NGD)
+        return k_NGD.transpose(0, 1), v_NGD.transpose(0, 1)
+
+    def run(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
+        return self.get(layer, torch.arange(first, first + count))

@@ -1,0 +1,57 @@
+"""A decoder's weights, packed for the native kernels. The residual stream is float32.
+
+Shape suffixes as in contract.py; Q = H * D.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from triforce.config import ModelConfig
+from triforce.kernels import _native
+from triforce.weights import Layer, Weights
+
+
+class NativeModel:
+    width_independent = True
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config = config
+        self.blocks = [NativeBlock(config, layer) for layer in weights.layers]
+        tied = weights.head_VC is weights.embedding_VC
+        self._matrix = _native.Matrix(weights.head_VC)
+        self._head = _native.Head(weights.norm_C, self._matrix, eps=config.norm_eps)
+        self._embedding_VC = None if tied else weights.embedding_VC
+
+    def embed(self, ids_N: Tensor) -> Tensor:
+        if self._embedding_VC is not None:
+            return F.embedding(ids_N, self._embedding_VC).float()
+        x_NC = torch.empty(len(ids_N), self.config.hidden_size)
+        self._matrix.rows(ids_N.contiguous(), x_NC)
+        return x_NC
+
+    def head(self, x_NC: Tensor) -> Tensor:
+        logits_NV = torch.empty(len(x_NC), self.config.vocab_size)
+        self._head.logits(x_NC, logits_NV)
+        return logits_NV
+
+
+class NativeBlock:
+    def __init__(self, config: ModelConfig, layer: Layer) -> None:
+        self.config, self.dtype = config, layer.o_proj_CQ.dtype
+        self._block = _native.Block(
+            layer.input_norm_C, layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.o_proj_CQ, layer.post_norm_C,
+            layer.gate_proj_IC, layer.up_proj_IC, layer.down_proj_CI, layer.q_bias_Q, layer.k_bias_P, layer.v_bias_P,
+            layer.q_norm_D, layer.k_norm_D, head_dim=config.head_dim, eps=config.norm_eps,
+        )  # fmt: skip
+
+    def qkv(self, x_NC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        N, (H, G, D) = len(x_NC), (self.config.heads, self.config.kv_heads, self.config.head_dim)
+        q, k, v = torch.empty(N, H * D), torch.empty(N, G * D), torch.empty(N, G * D)
+        self._block.qkv(x_NC, q, k, v)
+        return q.view(N, H, D), k.view(N, G, D), v.view(N, G, D)
+
+    def finish(self, x_NC: Tensor, mixed_NQ: Tensor) -> None:
+        self._block.finish(x_NC, mixed_NQ.to(self.dtype))

@@ -1,0 +1,92 @@
+"""How the rows of a batch get their tokens: logits in, a verified draft out (see speculation.tier.Sampling).
+
+`TorchSampling` warps and then verifies, on any device: it says what a sampler does. `NativeSampling` decides the same
+in one native call on a CPU: it finds no law behind a row's first refusal, and makes no noise for what cannot be drawn.
+
+Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triforce.kernels import extension
+from triforce.request import SamplingParams
+from triforce.sampling import Noise, Warper
+from triforce.sampling.warp import check_bias, no_law
+from triforce.shapes import columns
+from triforce.speculation import Coupling, Draft, Prefix, Rejection, Sampling, Seeded
+
+
+def sampling(
+    params: Sequence[SamplingParams],
+    prompt_lengths: Sequence[int],
+    vocab_size: int,
+    coupling: Seeded | Rejection,
+    device: torch.device | str = "cpu",
+) -> Sampling:
+    """The fastest sampler for rows on this device; the arguments are the warper's (see sampling.warp)."""
+    if extension.native is not None and torch.device(device).type == "cpu":
+        return NativeSampling(params, prompt_lengths, vocab_size, coupling)
+    return TorchSampling(Warper(params, prompt_lengths, vocab_size, device), coupling, vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSampling:
+    """One step after the other."""
+
+    warper: Warper
+    coupling: Coupling
+    vocab_size: int
+
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Tensor, tier: int) -> Draft:
+        probs_BJV = self.warper(logits_BJV, prefix.ids_BS, prefix.lengths_B)
+        return self.coupling.verify(guess, probs_BJV, prefix.lengths_B, live_B, tier)
+
+
+class NativeSampling:
+    """All in one call. Logits are float32 or float64. What it gives for rows that are not live may be anything."""
+
+    def __init__(
+        self,
+        params: Sequence[SamplingParams],
+        prompt_lengths: Sequence[int],
+        vocab_size: int,
+        coupling: Seeded | Rejection,
+    ) -> None:
+        assert extension.native, "the native kernels were not built"
+        check_bias(params, vocab_size)
+        self.coupling, self.vocab_size = coupling, vocab_size
+        self._law_size = coupling.law_size(vocab_size)
+        self._keys = coupling.noise.keys if isinstance(coupling.noise, Noise) else None
+        rows = extension.native.Sampler(vocab_size)
+        for p, prompt_length in zip(params, prompt_lengths, strict=True):
+            penalties = p.repetition_penalty, p.presence_penalty, p.frequency_penalty
+            bias = list((p.logit_bias or {}).items())
+            rows.add(p.temperature, p.top_k, p.top_p, p.min_p, *penalties, bias, prompt_length)
+        self._decide = rows.seeded if isinstance(coupling, Seeded) else rows.rejection
+
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Tensor, tier: int) -> Draft:
+        B, J, _ = logits_BJV.shape
+        tokens_BJ, origins_BJ = guess.tokens_BK.new_empty(B, J), guess.tokens_BK.new_empty(B, J)
+        laws_BJV, counts_B = guess.laws_BKV.new_empty(B, J, self._law_size), torch.empty_like(guess.counts_B)
+        unlawful = self._decide(
+            *(logits_BJV.contiguous(), prefix.ids_BS, prefix.lengths_B, live_B),
+            *(guess.tokens_BK.contiguous(), guess.laws_BKV.contiguous(), guess.origins_BK.contiguous(), guess.counts_B),
+            *(tokens_BJ, laws_BJV, origins_BJ, counts_B),
+            *(tier, self._noise(guess, prefix.lengths_B, live_B, J, tier)),
+        )
+        if unlawful:
+            raise no_law(*unlawful)
+        longest = int(counts_B.max()) if self._law_size and J > 1 else J  # behind it no law was written
+        return Draft(tokens_BJ[:, :longest], laws_BJV[:, :longest], origins_BJ[:, :longest], counts_B)
+
+    def _noise(self, guess: Draft, lengths_B: Tensor, live_B: Tensor, width: int, tier: int) -> object:
+        """The uniforms of `rejection`; of `seeded` the keys, which are enough, or all exponentials."""
+        if isinstance(self.coupling, Rejection):
+            return self.coupling.noise.uniforms(tier, width, (guess.counts_B + 1) * live_B)
+        return self._keys or self.coupling.noise.exponentials(columns(lengths_B, width), self.vocab_size)

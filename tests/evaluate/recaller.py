@@ -1,0 +1,64 @@
+"""A model whose abilities are known: it goes on as the text went on after the same words, as far as its view shows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triforce.cache import Streaming
+from triforce.evaluate import Plan, Subject, Text, plan
+from triforce.llm import LLM
+
+MATCH, SURE = 16, 20.0
+
+
+class Recaller:
+    """In the place of a decoder. `reach`: how many tokens it sees at most. It notes how many it saw where scored."""
+
+    def __init__(self, llm: LLM, reach: int = 10**9) -> None:
+        self.config, self.device, self.dtype = llm.target.config, llm.target.decoder.device, llm.target.decoder.dtype
+        self.reach = reach
+        self.ids: list[int] = []
+        self.sights: list[int] = []
+
+    def __call__(self, ids_BT: Tensor, view: Any, at_BJ: Tensor | None = None) -> Tensor:
+        start = int(view.lengths_B)
+        self.ids = [*self.ids[:start], *[-1] * (start - len(self.ids)), *ids_BT[0].tolist()]
+        if at_BJ is not None:
+            return torch.zeros(1, 0, self.config.vocab_size)
+        reach = min(self.reach, view.window) if isinstance(view, Streaming) else self.reach
+        return torch.stack([self.logits(self.ids[max(0, n + 1 - reach) : n + 1]) for n in range(start, len(self.ids))])[
+            None
+        ]
+
+    def logits(self, seen: list[int]) -> Tensor:
+        self.sights.append(len(seen))
+        best = max(range(1, len(seen)), key=lambda n: (match(seen, n), n), default=0)
+        logits_V = torch.zeros(self.config.vocab_size)
+        if best and match(seen, best) > 1:
+            logits_V[seen[best]] = SURE
+        return logits_V
+
+
+def match(seen: list[int], n: int) -> int:
+    """How many tokens before place n are those at the end."""
+    length = 0
+    while length < min(MATCH, n) and seen[n - 1 - length] == seen[-1 - length]:
+        length += 1
+    return length
+
+
+def subject(llm: LLM, model: Recaller, ids: list[int], numbers: Plan | None = None, kind: str = "prose") -> Subject:
+    """That model and one text."""
+    stand_in: Any = SimpleNamespace(
+        target=SimpleNamespace(decoder=model, config=model.config), draft=None, tokenizer=llm.tokenizer
+    )
+    return Subject(stand_in, [Text("text", kind, torch.tensor(ids))], numbers or plan(512, 512))
+
+
+def noise(length: int, seed: int = 0) -> list[int]:
+    """Random tokens of the tiny vocabulary."""
+    return torch.randint(3, 258, (length,), generator=torch.Generator().manual_seed(seed)).tolist()

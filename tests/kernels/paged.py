@@ -1,0 +1,91 @@
+"""Pages of KV for the tests of the native kernels, and attention by the book over what they hold.
+
+Shape suffixes: B rows, T queries of a row, H query heads, G KV heads, S keys, P pages, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triforce.kernels import extension
+
+PAGE = 16
+native = extension.native
+
+
+def usable() -> list[tuple[str, torch.dtype]]:
+    """Each level this machine can run, with each storage type."""
+    levels = native.levels() if native else []
+    return [(level, dtype) for level in levels for dtype in (torch.bfloat16, torch.float32)]
+
+
+class Paged:
+    """Memory of one layer in which everything is NaN until it is written; rows get scattered pages."""
+
+    def __init__(self, G: int, D: int, pages: int, dtype: torch.dtype, seed: int = 0) -> None:
+        assert native is not None
+        self.G, self.D, self.dtype = G, D, dtype
+        self.draw = torch.Generator().manual_seed(seed)
+        self.keys, self.values = (torch.full((G, pages + 1, PAGE * D), torch.nan, dtype=dtype) for _ in range(2))
+        self.pages = native.Pages(self.keys, self.values, D)
+        self.free = torch.randperm(pages, generator=self.draw) + 1
+
+    def normal(self, *shape: int, gain: float = 1.0) -> Tensor:
+        return (torch.randn(*shape, generator=self.draw) * gain).to(self.dtype)
+
+    def take(self, tokens: int) -> Tensor:
+        """A list of pages for so many tokens, int32."""
+        count = -(-tokens // PAGE)
+        taken, self.free = self.free[:count], self.free[count:]
+        assert len(taken) == count
+        return taken.int()
+
+    def fill(self, list_P: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> None:
+        self.pages.put(slots(list_P, len(k_SGD)), k_SGD, v_SGD)
+
+    def row(self, S: int) -> Row:
+        """A row of random keys and values."""
+        row = Row(self.take(S), self.normal(S, self.G, self.D), self.normal(S, self.G, self.D))
+        self.fill(row.list_P, row.k_SGD, row.v_SGD)
+        return row
+
+
+@dataclass
+class Row:
+    list_P: Tensor
+    k_SGD: Tensor
+    v_SGD: Tensor
+
+
+def slots(list_P: Tensor, count: int) -> Tensor:
+    return (list_P.long()[:, None] * PAGE + torch.arange(PAGE)).flatten()[:count].contiguous()
+
+
+def pad_lists(lists: list[Tensor]) -> Tensor:
+    """Lists of rows as one tensor; -1, which no kernel may look up, where a row has fewer pages."""
+    return torch.nn.utils.rnn.pad_sequence(lists, batch_first=True, padding_value=-1)
+
+
+def visible(start: int, T: int, S: int, sinks: int = 0, window: int = 0) -> Tensor:
+    """Which keys each query sees, (T, S)."""
+    place_T1, key_S = start + torch.arange(T)[:, None], torch.arange(S)
+    seen_TS = key_S <= place_T1
+    return seen_TS & ((key_S < sinks) | (key_S > place_T1 - window)) if window else seen_TS
+
+
+def by_the_book(
+    q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor, seen_TS: Tensor, q_sinks_THD: Tensor | None = None, sinks: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Mixed values (T, H, D) and the mass of each page (G, P), in float64."""
+    G, h = k_SGD.shape[1], q_THD.shape[1] // k_SGD.shape[1]
+    k_SHD, v_SHD = (x.double().repeat_interleave(h, 1) for x in (k_SGD, v_SGD))
+    scores_HTS = torch.einsum("thd,shd->hts", q_THD.double(), k_SHD)
+    if q_sinks_THD is not None:
+        scores_HTS[..., :sinks] = torch.einsum("thd,shd->hts", q_sinks_THD.double(), k_SHD[:sinks])
+    weights_HTS = (scores_HTS / q_THD.shape[-1] ** 0.5).masked_fill(~seen_TS, -torch.inf).softmax(-1)
+    padded_HTS = torch.nn.functional.pad(weights_HTS, (0, -len(k_SGD) % PAGE))
+    mass_GP = padded_HTS.unflatten(-1, (-1, PAGE)).sum((1, 3)).unflatten(0, (G, h)).sum(1)
+    return torch.einsum("hts,shd->thd", weights_HTS, v_SHD), mass_GP

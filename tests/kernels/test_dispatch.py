@@ -1,0 +1,55 @@
+"""Which kernels are used, and what is said where they cannot be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from triforce.errors import TriforceError
+from triforce.kernels import extension
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+built = pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
+
+
+def level_for(kernels: str) -> str:
+    code = "from triforce.kernels.extension import native as n; print(n and n.level())"
+    environment = os.environ | {"PYTHONPATH": SOURCE, "TRIFORCE_KERNELS": kernels}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@built
+def test_the_variable_names_the_level() -> None:
+    levels = extension.native.levels()
+    assert levels[0] == "portable"
+    assert [level_for(level) for level in levels] == levels
+    assert level_for("") == levels[-1]
+    assert level_for("torch") == "None"
+
+
+@built
+def test_levels_that_cannot_be() -> None:
+    before = extension.native.level()
+    with pytest.raises(
+        TriforceError, match=r"TRIFORCE_KERNELS=sse9: sse9 is not among .*portable.* There is also torch"
+    ):
+        extension.load("sse9")
+    with pytest.raises(ValueError, match="sse9"):
+        extension.native.use("sse9")
+    assert extension.native.level() == before
+
+
+def test_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("triforce.kernels._native", raising=False)
+    monkeypatch.setitem(sys.modules, "triforce.kernels._native", None)
+    native, missing = extension.load("")
+    assert native is None
+    assert "compiler" in missing
+    with pytest.raises(TriforceError, match="TRIFORCE_KERNELS=avx2 asks for native kernels, but they were not built"):
+        extension.load("avx2")
+    assert extension.load("torch") == (None, "TRIFORCE_KERNELS=torch")

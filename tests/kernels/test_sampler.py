@@ -1,0 +1,310 @@
+"""The native sampler against the one in torch: same laws, same picks, same guesses kept, same errors.
+
+Shape suffixes: B rows, S text capacity, K guesses, J = K + 1, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.samplers import torch_sampling
+from triforce.errors import ModelError, RequestError
+from triforce.kernels import extension
+from triforce.request import SamplingParams
+from triforce.sampler import NativeSampling, sampling
+from triforce.sampling import Noise, Warper
+from triforce.speculation import Draft, Prefix, Rejection, Seeded
+
+native = extension.native
+if native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+torch.set_num_threads(1)
+COUPLINGS = [Seeded, Rejection]
+CAPACITY, LOWER, TIER = 40, 1, 2
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    level, threads = native.level(), native.threads()
+    yield
+    native.use(level)
+    native.set_threads(threads)
+
+
+@dataclass
+class Scene:
+    """A guess of a lower tier, and the logits that judge it."""
+
+    params: list[SamplingParams]
+    prompts: list[int]
+    prefix: Prefix
+    live_B: Tensor
+    logits_BJV: Tensor
+    guess: Draft
+
+    def pick(self, b: int) -> Scene:
+        """Row b alone, without the columns that pad it."""
+        one, width = slice(b, b + 1), int(self.guess.counts_B[b])
+        laws_BKV, origins_BK = self.guess.laws_BKV[one, :width], self.guess.origins_BK[one, :width]
+        guess = Draft(self.guess.tokens_BK[one, :width], laws_BKV, origins_BK, self.guess.counts_B[one])
+        logits_BJV = self.logits_BJV[one, : width + 1]
+        return Scene(self.params[one], self.prompts[one], self.prefix.row(b), self.live_B[one], logits_BJV, guess)
+
+
+def noise_of(rows: list[int]) -> Noise:
+    return Noise([2**63 + 977 * b for b in rows], rows)
+
+
+def verdict(scene: Scene, sampler: type, coupling: type, rows: list[int] | None = None) -> Draft:
+    """What a fresh sampler makes of a scene, whose rows are these of the whole."""
+    noise = noise_of(rows or list(range(len(scene.params))))
+    sampling = sampler(scene.params, scene.prompts, scene.logits_BJV.shape[-1], coupling(noise))
+    guess = replace(scene.guess, laws_BKV=scene.guess.laws_BKV[..., : None if coupling is Rejection else 0])
+    return sampling.verify(guess, scene.logits_BJV, scene.prefix, scene.live_B, TIER)
+
+
+def agree(scene: Scene, coupling: type) -> None:
+    expected, got = (verdict(scene, sampler, coupling) for sampler in (torch_sampling, NativeSampling))
+    for b in scene.live_B.nonzero()[:, 0].tolist():
+        count = int(expected.counts_B[b])
+        assert int(got.counts_B[b]) == count
+        assert got.tokens_BK[b, :count].tolist() == expected.tokens_BK[b, :count].tolist()
+        assert got.origins_BK[b, :count].tolist() == expected.origins_BK[b, :count].tolist()
+        same_law(got.laws_BKV[b, :count], expected.laws_BKV[b, :count])
+
+
+def same_law(got: Tensor, expected: Tensor) -> None:
+    assert torch.equal(got > 0, expected > 0)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=0)
+
+
+CHOICES: dict[str, list[object]] = {
+    "temperature": [0.0, 1e-3, 0.3, 0.6, 1.0, 1.0, 1.7],
+    "top_k": [0, 0, 1, 3, 7, 50, 600],
+    "top_p": [1.0, 1.0, 0.9, 0.37, 0.999, 1e-9],
+    "min_p": [0.0, 0.0, 0.11, 1.0],
+    "repetition_penalty": [1.0, 1.0, 1.3, 0.8],
+    "presence_penalty": [0.0, 0.0, 0.7, -0.4],
+    "frequency_penalty": [0.0, 0.0, 0.31, -0.2],
+    "logit_bias": [None, None, {2: 1.7, 5: -50.0}, {0: -1e9}],
+}
+
+
+def scene(seed: int, vocab_size: int, rows: int = 4, guesses: int = 3) -> Scene:
+    """Random rows, ragged, some done; guesses that are good enough to be kept often; logits with ties and with -inf."""
+    g = torch.Generator().manual_seed(seed)
+
+    def some(high: int, *size: int) -> Tensor:
+        return torch.randint(high, size, generator=g)
+
+    def settings() -> SamplingParams:
+        chosen = {name: values[int(some(len(values), 1))] for name, values in CHOICES.items()}
+        return SamplingParams(**chosen)  # type: ignore[arg-type]
+
+    params = [settings() for _ in range(rows)]
+    lengths_B = some(CAPACITY - guesses - 1, rows) + 1
+    ids_BS = some(vocab_size, rows, CAPACITY)
+    prompts = [int(some(length, 1)) for length in (lengths_B + 1).tolist()]
+    logits_BJV = torch.randn(rows, guesses + 1, vocab_size, generator=g) * (1 + 3 * torch.rand(1, generator=g))
+    style = int(some(4, 1))
+    if style == 1:
+        logits_BJV = (logits_BJV * 2).round() / 2
+    if style == 2:
+        logits_BJV[torch.rand(logits_BJV.shape, generator=g) < 0.4] = -math.inf
+        logits_BJV[..., int(some(vocab_size, 1))] = 1.0
+    if style == 3:
+        logits_BJV = torch.full_like(logits_BJV, 0.25)
+    prefix = Prefix(ids_BS, lengths_B)
+    guess_logits_BKV = logits_BJV[:, :guesses] + 0.3 * torch.randn(rows, guesses, vocab_size, generator=g)
+    laws_BKV = Warper(params, prompts, vocab_size)(guess_logits_BKV, ids_BS, lengths_B)
+    tokens_BK = laws_BKV.flatten(0, 1).multinomial(1, generator=g).view(rows, guesses)
+    ids_BS.scatter_(1, lengths_B[:, None] + torch.arange(guesses), tokens_BK)
+    guess = Draft(tokens_BK, laws_BKV, torch.full_like(tokens_BK, LOWER), some(guesses + 1, rows))
+    return Scene(params, prompts, prefix, some(5, rows) > 0, logits_BJV, guess)
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize(("vocab_size", "times"), [(6, 300), (37, 300), (700, 60), (9001, 6)])
+def test_decides_as_torch_does(vocab_size: int, times: int, coupling: type) -> None:
+    for seed in range(times):
+        agree(scene(seed, vocab_size), coupling)
+
+
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_has_the_same_bits_at_each_level_with_any_threads_in_any_batch(coupling: type, level: str) -> None:
+    for seed in range(40):
+        whole = scene(seed, (37, 700, 3000)[seed % 3], rows=6)
+        native.use(native.levels()[-1])
+        native.set_threads(1)
+        expected = verdict(whole, NativeSampling, coupling)
+        native.use(level)
+        native.set_threads(3)
+        together = verdict(whole, NativeSampling, coupling)
+        for b in whole.live_B.nonzero()[:, 0].tolist():
+            count = int(expected.counts_B[b])
+            alone = verdict(whole.pick(b), NativeSampling, coupling, [b])
+            for got, row in ((together, b), (alone, 0)):
+                assert int(got.counts_B[row]) == count
+                assert torch.equal(got.tokens_BK[row, :count], expected.tokens_BK[b, :count])
+                assert torch.equal(got.laws_BKV[row, :count], expected.laws_BKV[b, :count])
+
+
+def law(logits: Tensor, **params: object) -> list[Tensor]:
+    """The laws of one row by both samplers."""
+    settings = SamplingParams(**params)  # type: ignore[arg-type]
+    prefix, vocab_size = Prefix(torch.zeros(1, 2, dtype=torch.long), torch.ones(1, dtype=torch.long)), len(logits)
+    nothing, live_B = Draft.empty(prefix.lengths_B, vocab_size), torch.ones(1, dtype=torch.bool)
+    return [
+        sampler([settings], [1], vocab_size, Rejection(noise_of([0])))
+        .verify(nothing, logits[None, None], prefix, live_B, 0)
+        .laws_BKV[0, 0]
+        for sampler in (torch_sampling, NativeSampling)
+    ]
+
+
+EQUAL = torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0])
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 0.7, 1.0, 1e300])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        *({"top_k": k} for k in range(1, 6)),
+        *({"top_p": p} for p in (1e-300, 0.25, 0.5, 0.75, 1 - 2**-53)),
+        {"min_p": 1.0},
+        {"min_p": 1.0, "top_k": 1, "top_p": 1e-9},
+    ],
+    ids=str,
+)
+def test_the_lowest_ids_stay_among_equals(cut: dict[str, object], temperature: float) -> None:
+    expected, got = law(EQUAL, temperature=temperature, **cut)
+    same_law(got, expected)
+
+
+@pytest.mark.parametrize("bias", [{4: 2.0}, {0: 1.0}, {1: -1.0}])
+def test_greedy_takes_the_lowest_id_among_equals(bias: dict[int, float]) -> None:
+    for params in ({}, {"logit_bias": bias}):
+        expected, got = law(EQUAL, temperature=0.0, **params)
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.7, 0.9, 0.95, 0.999])
+@pytest.mark.parametrize("spread", [0.0, 0.05, 1.0, 8.0])
+@pytest.mark.parametrize("step", [None, 0.25])
+def test_any_nucleus(top_p: float, spread: float, step: float | None) -> None:
+    """Few tokens or most, all different or in heaps of equals."""
+    logits = torch.randn(20_000, generator=torch.Generator().manual_seed(3)) * spread
+    expected, got = law(logits if step is None else (logits / step).round() * step, top_p=top_p)
+    same_law(got, expected)
+
+
+def test_the_smallest_probabilities() -> None:
+    """Down to the subnormal ones and to what is 0."""
+    expected, got = law(-torch.arange(0, 800, 0.37))
+    small = expected > 0
+    assert torch.equal(got > 0, small) and 0 < expected[small].min() < 1e-320
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-323)
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_float64_logits(coupling: type) -> None:
+    for seed in range(20):
+        whole = scene(seed, 50)
+        agree(replace(whole, logits_BJV=whole.logits_BJV.double() / 3), coupling)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 513, 4099])
+def test_noise_at_many_positions(vocab_size: int) -> None:
+    """Without cuts each token has a chance, so that a wrong bit of any token's noise would show."""
+    rows, params = 250, [SamplingParams()] * 250
+    lengths_B = torch.randint(2**32 - 1, (rows,), generator=torch.Generator().manual_seed(1))
+    whole = Scene(
+        params,
+        [0] * rows,
+        Prefix(torch.zeros(rows, 1, dtype=torch.long), lengths_B),
+        torch.ones(rows, dtype=torch.bool),
+        torch.randn(rows, 1, vocab_size, generator=torch.Generator().manual_seed(2)) / 3,
+        Draft.empty(lengths_B, 0),
+    )
+    expected, got = (verdict(whole, sampler, Seeded) for sampler in (torch_sampling, NativeSampling))
+    assert torch.equal(expected.tokens_BK, got.tokens_BK)
+
+
+def test_uniforms_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = noise_of([0, 1, 2])
+    monkeypatch.setattr(extension, "native", None)
+    theirs = noise_of([0, 1, 2])
+    assert ours.keys and not theirs.keys
+    ours.draws += 2**32 - 3  # both words of the counter
+    theirs.draws += 2**32 - 3
+    for tier, n, used in (
+        (0, 3, [0, 2, 3]),
+        (7, 1, [1, 0, 1]),
+        (0, 9, [9, 9, 0]),
+        (0, 0, [0, 0, 0]),
+        (0, 4, [1, 2, 3]),
+    ):
+        a, b = (noise.uniforms(tier, n, torch.tensor(used)) for noise in (ours, theirs))
+        assert torch.equal(a, b) and torch.equal(ours.draws, theirs.draws)
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "all -inf")])
+def test_refuses_logits_that_make_no_law(bad: float, what: str, temperature: float, coupling: type) -> None:
+    """In padding too: then the model is broken."""
+    whole = scene(1, 30)
+    whole.params = [SamplingParams(temperature=temperature)] * 4
+    whole.guess.counts_B.zero_()
+    whole.logits_BJV[2, 3, slice(None) if bad == -math.inf else 11] = bad
+    whole.logits_BJV[3, 0, 5] = math.nan
+    for sampler in (torch_sampling, NativeSampling):
+        with pytest.raises(ModelError, match=rf"{what} \(row 2, column 3\)"):
+            verdict(whole, sampler, coupling)
+
+
+def test_refuses_a_bias_outside_the_vocabulary() -> None:
+    with pytest.raises(RequestError, match="token 8, but the vocabulary ends at 7"):
+        NativeSampling([SamplingParams(logit_bias={8: 1.0})], [0], 8, Seeded(noise_of([0])))
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: replace(s, logits_BJV=s.logits_BJV[:, :-1]), "tokens must be int64"),
+        (lambda s: replace(s, logits_BJV=s.logits_BJV.bfloat16()), "logits must be float32"),
+        (lambda s: replace(s, live_B=s.live_B.long()), "live must be bool"),
+        (lambda s: replace(s, prefix=Prefix(s.prefix.ids_BS, s.prefix.lengths_B[:2])), "lengths must be int64"),
+        (lambda s: replace(s, guess=replace(s.guess, counts_B=s.guess.counts_B + 4)), "counts must be from 0 to K"),
+        (lambda s: replace(s, guess=replace(s.guess, tokens_BK=s.guess.tokens_BK - 30)), "tokens must be in"),
+    ],
+)
+def test_refuses_other_arrays(change: object, message: str, coupling: type) -> None:
+    whole = scene(2, 30)
+    whole.guess.counts_B.fill_(2)
+    with pytest.raises(ValueError, match=message):
+        verdict(change(whole), NativeSampling, coupling)  # type: ignore[operator]
+
+
+def test_text_and_columns_beyond_the_capacity() -> None:
+    """A row that is done may stand at the end of its storage."""
+    whole = scene(4, 30)
+    whole.params = [SamplingParams(repetition_penalty=1.3, frequency_penalty=0.2)] * 4
+    whole.prefix.lengths_B[:] = CAPACITY - 1
+    for coupling in COUPLINGS:
+        agree(whole, coupling)
+
+
+def test_which_sampler_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ([SamplingParams()], [0], 8)
+    assert isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)
+    monkeypatch.setattr(extension, "native", None)
+    assert not isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)

@@ -1,0 +1,26 @@
+"""The samplers that must decide alike: the one in torch, and the native one where it was built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from triforce.kernels import extension
+from triforce.request import SamplingParams
+from triforce.sampler import NativeSampling, TorchSampling
+from triforce.sampling import Warper
+from triforce.speculation import Coupling, Sampling
+
+Sampler = Callable[[Sequence[SamplingParams], Sequence[int], int, Coupling], Sampling]
+
+
+def torch_sampling(
+    params: Sequence[SamplingParams], prompt_lengths: Sequence[int], vocab_size: int, coupling: Coupling
+) -> Sampling:
+    return TorchSampling(Warper(params, prompt_lengths, vocab_size), coupling, vocab_size)
+
+
+needs_native = pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
+SAMPLERS = [pytest.param(torch_sampling, id="torch"), pytest.param(NativeSampling, id="native", marks=needs_native)]
+each_sampler = pytest.mark.parametrize("sampler", SAMPLERS)

@@ -1,0 +1,203 @@
+"""The benchmark of acceptance, on random models: its formulas, its walks, and the page it makes."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.acceptance import __main__ as command
+from benchmarks.acceptance.agreement import rejection, seeded
+from benchmarks.acceptance.locality import locality
+from benchmarks.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting, laws
+from benchmarks.acceptance.report import markdown, mean, usual
+from benchmarks.acceptance.walk import Walk
+from benchmarks.acceptance.workloads import CUE, NAMES, Size, Workload, copy, needle, plain
+from tests.laws.tiny import MODELS, V
+from triforce.errors import RequestError
+from triforce.request import SamplingParams
+from triforce.speculation.coupling import race
+
+ROOT = Path(__file__).parents[1]
+PARAMS = SamplingParams(temperature=0.6, top_p=0.9)
+SIZE = Size(context=300, positions=70, width=7)
+USUAL = Case("observed", budget=64, chunk=16, full_layers=0)
+
+
+def text(seed: int, length: int = 400) -> list[int]:
+    return torch.randint(V, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def walk(seed: int = 0) -> Walk:
+    return Walk(MODELS, plain("prose", f"text {seed}", text(seed), SIZE), PARAMS, chunk=8)
+
+
+def random_laws(seed: int) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    weights = torch.rand(12, 7, generator=draw, dtype=torch.float64) * (torch.rand(12, 7, generator=draw) < 0.6)
+    weights[:, 0] += 1e-3
+    return weights / weights.sum(1, keepdim=True)
+
+
+def test_rejection_is_one_minus_total_variation() -> None:
+    p, q = random_laws(0), random_laws(1)
+    torch.testing.assert_close(rejection(p, q), 1 - (p - q).abs().sum(1) / 2)
+
+
+def test_seeded_is_how_often_two_races_on_the_same_noise_agree() -> None:
+    p, q = random_laws(2), random_laws(3)
+    draws = 20_000
+    noise = torch.empty(draws, 1, 7, dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(4))
+    agreed = (race(p, noise) == race(q, noise)).double().mean(0)
+    expected = seeded(p, q)
+    assert ((agreed - expected).abs() < 4.5 * (expected * (1 - expected) / draws).sqrt() + 1e-9).all()
+
+
+def test_seeded_is_the_sum_over_all_pairs() -> None:
+    p, q = random_laws(5), random_laws(6)
+    both = (p > 0) & (q > 0)
+    worst = torch.maximum(p[:, None] / p[..., None], q[:, None] / q[..., None])  # row, i, j
+    expected = torch.where(both, 1 / worst.sum(-1), 0).sum(-1)
+    torch.testing.assert_close(seeded(p, q), expected)
+
+
+def test_bounds_and_ends() -> None:
+    p, q = random_laws(7), random_laws(8)
+    kept = rejection(p, q)
+    assert (seeded(p, q) <= kept + 1e-12).all()
+    assert (seeded(p, q) >= kept / (2 - kept) - 1e-12).all()  # (1 - TV) / (1 + TV)
+    torch.testing.assert_close(seeded(p, p), torch.ones(len(p), dtype=p.dtype))
+    apart = torch.eye(7, dtype=torch.float64)
+    assert (seeded(apart, apart.roll(1, 0)) == 0).all()
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_a_budget_that_covers_the_text_is_always_accepted(selection: str) -> None:
+    row = acceptance(walk(), Case(selection, 384, 16, 0))
+    assert row["rejection"] == pytest.approx(1, abs=1e-5) and row["seeded"] == pytest.approx(1, abs=1e-4)
+    assert row["positions"] == SIZE.positions
+
+
+def test_all_layers_in_full_are_always_accepted() -> None:
+    assert acceptance(walk(), Case("recent", 32, 16, MODELS.target.config.layers))["rejection"] == pytest.approx(1)
+    assert acceptance(walk(), Case("recent", 32, 16, 0))["rejection"] < 0.99  # a negative control
+
+
+def test_walks_of_one_prefill_do_not_disturb_each_other() -> None:
+    """Whatever else is walked first, and in a walk of its own, a setting has the same figures."""
+    one = walk()
+    wanted = cases([32, 64], [8], [1], USUAL)
+    first = [acceptance(one, case) for case in wanted]
+    assert first == [acceptance(one, case) for case in reversed(wanted)][::-1]
+    assert first[::5] == [acceptance(walk(), case) for case in wanted[::5]]
+
+
+def test_exact_laws_do_not_depend_on_the_view() -> None:
+    one = walk()
+    exact = [laws(one, USUAL._replace(selection=name))[1] for name in SELECTIONS]
+    for a, b in pairwise(exact):
+        assert torch.equal(a, b)
+
+
+def test_the_oracle_is_best_and_recency_worst() -> None:
+    """On average; by how much depends on the model."""
+    walks = [walk(seed) for seed in range(6)]
+    rows = {name: [acceptance(w, USUAL._replace(selection=name)) for w in walks] for name in SELECTIONS}
+    means = {name: mean(found, "rejection") or 0 for name, found in rows.items()}
+    assert means["oracle"] > max(share for name, share in means.items() if name != "oracle")
+    assert means["recent"] == min(means.values())
+
+
+def test_the_draft_is_judged_by_both() -> None:
+    full, retrieval = drafting(walk(), USUAL)
+    assert (full["verifier"], retrieval["verifier"]) == ("full", "observed")
+    assert 0.1 < full["seeded"] < full["rejection"] < 1
+    assert full["rejection"] != retrieval["rejection"]
+
+
+def test_locality_starts_whole_and_wears_off() -> None:
+    rows = locality(walk(), USUAL)
+    assert [row["layer"] for row in rows] == list(range(MODELS.target.config.layers))
+    for row in rows:
+        assert row["tokens"] == list(range(0, SIZE.positions, SIZE.width))
+        assert row["overlap"][0] == 1 > min(row["overlap"])
+        assert row["recovered"][0] == row["recovered_once"][0]
+        assert all(0 < share < 1 for share in row["recovered"] + row["recovered_once"])
+    assert sum(sum(row["recovered"]) for row in rows) > sum(sum(row["recovered_once"]) for row in rows)
+
+
+def encode(sentence: str) -> list[int]:
+    return [ord(character) for character in sentence]
+
+
+def decode(ids: list[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+def test_a_copy_repeats_what_is_far_behind() -> None:
+    work = copy("t", list(range(2000)), Size(1000, 70, 7))
+    assert work.prompt == 1000 and len(work.ids) == 1070
+    assert work.ids[1000 - CUE :] == list(range(250, 250 + CUE + 70))
+    assert [span.stop - span.start for span in work.spans] == [7] * 10
+
+
+def test_needles_are_asked_once_each_and_only_their_digits_count() -> None:
+    work = needle("t", encode("." * 4000), Size(3000, 70, 4), encode, decode)
+    given, asked = decode(work.ids[: work.prompt]), [span for span in work.spans if span.asked]
+    assert work.prompt == 3000 and work.spans[-1].stop == len(work.ids)
+    assert all(a.stop == b.start for a, b in pairwise(work.spans))
+    assert decode([token for span in asked for token in work.ids[span.start : span.stop]]).isdigit()
+    assert sum(span.stop - span.start for span in asked) == 5 * len(NAMES)
+    for name in NAMES:
+        assert given.count(name) == 1 and given.index(name) < 1500
+        number = given[given.index(name) + len(name) + 4 :][:5]
+        assert f"{name} is {number}" in decode(work.ids[work.prompt :])
+
+
+def test_a_text_or_context_that_is_too_short_is_refused() -> None:
+    with pytest.raises(RequestError, match="too short to hide numbers in"):
+        needle("t", encode("." * 4000), Size(1000, 70, 4), encode, decode)
+    with pytest.raises(RequestError, match="40 tokens, 370 are needed"):
+        plain("prose", "t", list(range(40)), SIZE)
+
+
+def report() -> dict:
+    """A small one, measured here."""
+    works = [Workload(name, "a text", text(1, 370), plain(name, "", text(1), SIZE).spans) for name in ("prose", "copy")]
+    walks = [Walk(MODELS, work, PARAMS, chunk=8) for work in works]
+    about = command.about(command.parse(["--context", "300"]), USUAL)
+    return about | {
+        "acceptance": [acceptance(w, case) for w in walks for case in cases([32, 64], [8], [1], USUAL)],
+        "draft": [row for w in walks for row in drafting(w, USUAL)],
+        "locality": locality(walks[0], USUAL),
+        "seconds": 1.0,
+    }
+
+
+def test_the_page_shows_what_was_measured() -> None:
+    made = report()
+    assert json.loads(command.dumps(made)) == made
+    page = markdown(made)
+    row = acceptance(walk(1), USUAL)
+    assert usual(made) == USUAL
+    assert page.count(f"{row['rejection']:.3f} / {row['seeded']:.3f}") >= 4  # for each sweep, and among the workloads
+    assert "| selection | prose | copy |" in page and "| budget | 32 | 64 |" in page
+    assert "None" not in page and "nan" not in page
+
+
+def test_pictures_are_small(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from benchmarks.acceptance.pictures import draw
+
+    draw(report(), tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
+    assert all(1000 < file.stat().st_size < 100_000 for file in tmp_path.iterdir())
+
+
+def test_the_published_page_is_that_of_the_published_rows() -> None:
+    rows, page = ROOT / "benchmarks" / "results" / "acceptance.json", ROOT / "docs" / "acceptance.md"
+    assert markdown(json.loads(rows.read_text(encoding="utf-8"))) == page.read_text(encoding="utf-8")

@@ -1,0 +1,118 @@
+"""The law of the native kernels: a token's logits depend on the tokens before it alone, bit for bit.
+
+Not on how the text was cut into passes (prefill, verification, decoding), nor on batch mates, padding or threads.
+Shape suffixes: B rows, T tokens of a pass, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import resources
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from triforce.cache import Full, Pool
+from triforce.cache.pool import pages_for
+from triforce.decoder import Decoder
+from triforce.kernels import extension
+from triforce.llm import LLM
+from triforce.shapes import longs
+
+LENGTH = 700
+if extension.native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def decoder(request: pytest.FixtureRequest) -> Decoder:
+    return LLM(None, None, dtype=request.param).target.decoder
+
+
+@pytest.fixture(scope="module")
+def ids(decoder: Decoder) -> list[int]:
+    llm = LLM(None, None)
+    text = (resources.files("triforce") / "data" / "dracula.txt").read_text(encoding="utf-8")
+    assert llm.tokenizer is not None
+    return llm.tokenizer.encode(text[:8000])[:LENGTH]
+
+
+@pytest.fixture(scope="module")
+def expected_TV(decoder: Decoder, ids: list[int]) -> Tensor:
+    """Logits after each token, all of them fed one at a time."""
+    return passes(decoder, [ids], [[1] * len(ids)])[0]
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = extension.native.threads()
+    yield
+    extension.native.set_threads(before)
+
+
+def passes(decoder: Decoder, texts: list[list[int]], widths: list[list[int]], padding: int = 0) -> list[Tensor]:
+    """Logits (T, V) of texts that are fed together, row b in passes of `widths[b]` tokens."""
+    pool = Pool(decoder.config, len(texts), sum(pages_for(len(text)) for text in texts), decoder.dtype)
+    for b, text in enumerate(texts):
+        pool.reserve(b, len(text))
+    full, seen = Full(pool), [0] * len(texts)
+    logits: list[list[Tensor]] = [[] for _ in texts]
+    for turn in range(max(map(len, widths))):
+        counts = [row[turn] if turn < len(row) else 0 for row in widths]
+        width = max(counts) + padding
+        fed = [
+            text[at : at + count] + [0] * (width - count) for text, at, count in zip(texts, seen, counts, strict=True)
+        ]
+        full.begin(longs(counts), width)
+        logits_BTV = decoder(torch.tensor(fed), full)
+        full.advance(longs(counts))
+        for b, count in enumerate(counts):
+            logits[b].append(logits_BTV[b, :count])
+            seen[b] += count
+    return [torch.cat(row) for row in logits]
+
+
+def cut(length: int, chance: Random, widest: int) -> list[int]:
+    """Random widths that add up to `length`."""
+    widths: list[int] = []
+    while (left := length - sum(widths)) > 0:
+        widths.append(min(left, chance.choice([1, 2, 7, 8, 9, 15, 16, 17, chance.randint(1, widest)])))
+    return widths
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_any_cut_into_passes(decoder: Decoder, ids: list[int], expected_TV: Tensor, seed: int, count: int) -> None:
+    extension.native.set_threads(count)
+    widths = cut(len(ids), Random(seed), widest=[16, 64, 200, 512][seed])
+    (got_TV,) = passes(decoder, [ids], [widths], padding=seed)
+    assert torch.equal(got_TV, expected_TV)
+
+
+def test_a_prompt_in_one_pass(decoder: Decoder, ids: list[int], expected_TV: Tensor) -> None:
+    assert torch.equal(passes(decoder, [ids], [[len(ids)]])[0], expected_TV)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_ragged_batches(decoder: Decoder, ids: list[int], expected_TV: Tensor, seed: int) -> None:
+    chance = Random(seed)
+    texts = [ids[: chance.randint(1, len(ids))] for _ in range(8)]
+    together = passes(decoder, texts, [cut(len(text), chance, 90) for text in texts], padding=seed)
+    for text, got_TV in zip(texts, together, strict=True):
+        assert torch.equal(got_TV, expected_TV[: len(text)])
+
+
+def test_other_tokens_would_show(decoder: Decoder, ids: list[int], expected_TV: Tensor) -> None:
+    (other_TV,) = passes(decoder, [[ids[0] ^ 1, *ids[1:]]], [[len(ids)]])
+    assert not torch.equal(other_TV[-1], expected_TV[-1])
+
+
+def test_the_torch_path_would_not_pass(ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: products whose split depends on the width give other bits."""
+    monkeypatch.setattr(extension, "native", None)
+    plain = LLM(None, None, dtype="bfloat16").target.decoder
+    one_by_one, at_once = (passes(plain, [ids], [widths])[0] for widths in ([1] * len(ids), [len(ids)]))
+    assert not torch.equal(one_by_one, at_once)
+    torch.testing.assert_close(one_by_one, at_once, atol=0.5, rtol=0.1)

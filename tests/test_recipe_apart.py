@@ -1,0 +1,59 @@
+"""Evaluation texts are kept apart from training: shared windows are found, wherever they lie."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from recipes.pair import apart
+
+
+def tokens(length: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 8192, length, dtype=np.uint16)
+
+
+@pytest.mark.parametrize("place", [0, 70, 99, 100, 101, 950])
+@pytest.mark.parametrize("length", [49, 50, 53])
+def test_a_planted_stretch_is_found_from_fifty_tokens_on(
+    place: int, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apart, "AT_ONCE", 100)
+    text, training = tokens(500, 1), tokens(1003, 2)
+    place = min(place, len(training) - length)
+    training[place : place + length] = text[200 : 200 + length]
+    found = apart.compare({"text": text, "other": tokens(80, 3)}, [tokens(30, 4), training])
+    windows = max(0, length - 49)
+    expected = {"windows": 451, "shared": windows, "tokens": length if windows else 0, "starts": [200] * (windows > 0)}
+    assert found["text"] == expected
+    assert found["other"]["shared"] == 0
+
+
+def test_hashes_tell_the_order_of_tokens() -> None:
+    a = tokens(60, 5)
+    b = a.copy()
+    b[[3, 4]] = b[[4, 3]]
+    assert len(apart.hashes(a)) == 11
+    assert (apart.hashes(a) == apart.hashes(b)).tolist() == [False] * 5 + [True] * 6
+    assert len(apart.hashes(a[:10])) == 0
+
+
+def test_more_than_boilerplate_ends_the_run(tmp_path: Path) -> None:
+    (tmp_path / "tokens" / "eval").mkdir(parents=True)
+    text, training = tokens(10_000, 1), tokens(5_000, 2)
+    np.save(tmp_path / "tokens" / "eval" / "book.npy", text)
+    training[:60] = text[:60]
+    np.save(tmp_path / "tokens" / "books.train.npy", training)
+    apart.run(tmp_path)
+    assert json.loads((tmp_path / "apart.json").read_text())["book"]["shared"] == 11
+    (tmp_path / "apart.json").unlink()
+    training[:200] = text[:200]
+    np.save(tmp_path / "tokens" / "books.heldout.npy", training)
+    with pytest.raises(ValueError, match="book"):
+        apart.run(tmp_path)
+    assert not (tmp_path / "apart.json").exists()
