@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workste
 KERNELS := CMakeLists.txt $(wildcard src/triforce/kernels/cpp/*.?pp src/triforce/kernels/cpp/*/*.?pp)
 INPUTS := pyproject.toml constraints.txt scripts/install.sh $(KERNELS)
 
-.PHONY: help install install-dev native demo test test-all check bench format clean
+.PHONY: help install install-dev native sanitize demo test test-all check bench format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -33,6 +33,10 @@ native: ## compile the kernels again, after a change of theirs
 	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/native
 	@touch .venv/.user .venv/.dev
 
+sanitize: ## the kernels' tests under address, undefined-behaviour and thread sanitizers: half an hour
+	@test -e .venv/.dev || $(MAKE) install-dev
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sanitize.sh $(ARGS)
+
 demo: install ## continue a book, plainly and with TriForce: the same text
 	@$(BIN)/triforce demo $(ARGS)
 
@@ -49,7 +53,7 @@ check: install-dev ## all that must hold before a change is handed in
 	@$(PYTEST) $(ARGS)
 
 bench: install ## plain decoding against TriForce, on this machine
-	@$(BIN)/python benchmarks/speed.py $(ARGS)
+	@$(BIN)/triforce bench speed $(ARGS)
 
 format: install-dev ## put the code into shape
 	@$(BIN)/ruff check --fix

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from benchmarks.acceptance import __main__ as command
-from benchmarks.acceptance.agreement import rejection, seeded
 from benchmarks.acceptance.locality import locality
 from benchmarks.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting, laws
 from benchmarks.acceptance.report import markdown, mean, usual
@@ -20,7 +18,6 @@ from benchmarks.acceptance.workloads import CUE, NAMES, Size, Workload, copy, ne
 from tests.laws.tiny import MODELS, V
 from triforce.errors import RequestError
 from triforce.request import SamplingParams
-from triforce.speculation.coupling import race
 
 ROOT = Path(__file__).parents[1]
 PARAMS = SamplingParams(temperature=0.6, top_p=0.9)
@@ -34,45 +31,6 @@ def text(seed: int, length: int = 400) -> list[int]:
 
 def walk(seed: int = 0) -> Walk:
     return Walk(MODELS, plain("prose", f"text {seed}", text(seed), SIZE), PARAMS, chunk=8)
-
-
-def random_laws(seed: int) -> Tensor:
-    draw = torch.Generator().manual_seed(seed)
-    weights = torch.rand(12, 7, generator=draw, dtype=torch.float64) * (torch.rand(12, 7, generator=draw) < 0.6)
-    weights[:, 0] += 1e-3
-    return weights / weights.sum(1, keepdim=True)
-
-
-def test_rejection_is_one_minus_total_variation() -> None:
-    p, q = random_laws(0), random_laws(1)
-    torch.testing.assert_close(rejection(p, q), 1 - (p - q).abs().sum(1) / 2)
-
-
-def test_seeded_is_how_often_two_races_on_the_same_noise_agree() -> None:
-    p, q = random_laws(2), random_laws(3)
-    draws = 20_000
-    noise = torch.empty(draws, 1, 7, dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(4))
-    agreed = (race(p, noise) == race(q, noise)).double().mean(0)
-    expected = seeded(p, q)
-    assert ((agreed - expected).abs() < 4.5 * (expected * (1 - expected) / draws).sqrt() + 1e-9).all()
-
-
-def test_seeded_is_the_sum_over_all_pairs() -> None:
-    p, q = random_laws(5), random_laws(6)
-    both = (p > 0) & (q > 0)
-    worst = torch.maximum(p[:, None] / p[..., None], q[:, None] / q[..., None])  # row, i, j
-    expected = torch.where(both, 1 / worst.sum(-1), 0).sum(-1)
-    torch.testing.assert_close(seeded(p, q), expected)
-
-
-def test_bounds_and_ends() -> None:
-    p, q = random_laws(7), random_laws(8)
-    kept = rejection(p, q)
-    assert (seeded(p, q) <= kept + 1e-12).all()
-    assert (seeded(p, q) >= kept / (2 - kept) - 1e-12).all()  # (1 - TV) / (1 + TV)
-    torch.testing.assert_close(seeded(p, p), torch.ones(len(p), dtype=p.dtype))
-    apart = torch.eye(7, dtype=torch.float64)
-    assert (seeded(apart, apart.roll(1, 0)) == 0).all()
 
 
 @pytest.mark.parametrize("selection", SELECTIONS)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.acceptance.agreement import rejection, seeded
 from benchmarks.acceptance.walk import Walk
 from triforce.cache import Budget, Full, Retrieval, Setting
 from triforce.cache.select import POLICIES, MeanKey, Observed, Policy, Recent
+from triforce.evaluate.agreement import overlap, same_pick
 
 Row = dict[str, Any]
 
@@ -95,6 +95,6 @@ def about(walk: Walk) -> Row:
 def _agree(p_NV: Tensor, q_NV: Tensor) -> Row:
     return {
         "positions": len(p_NV),
-        "rejection": float(rejection(p_NV, q_NV).mean()),
-        "seeded": float(seeded(p_NV, q_NV).mean()),
+        "rejection": float(overlap(p_NV, q_NV).mean()),
+        "seeded": float(same_pick(p_NV, q_NV).mean()),
     }

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from triforce.kernels import reference
 from triforce.kernels.plain_memory import gather
-from triforce.kernels.reference import attend, attend_causal
-from triforce.kernels.reference import fold, unfold
+from triforce.kernels.reference import attend, attend_causal, fold, unfold
 
 torch.set_num_threads(1)
 SLACK = {torch.float64: 2e-6, torch.float32: 2e-5, torch.bfloat16: 3e-2}  # scores and sums are float32 at best

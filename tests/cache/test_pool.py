@@ -119,7 +119,12 @@ def test_a_full_pool_refuses_and_goes_on() -> None:
     pool = make_pool(DECODER, 2, 48)
     full = Full(pool)
     prefill(DECODER, full, 0, ids)
-    held = pool.memory.keys_LGSD.clone(), pool.memory.values_LGSD.clone(), [list(t) for t in pool.tables], pool.lengths_B.clone()
+    held = (
+        pool.memory.keys_LGSD.clone(),
+        pool.memory.values_LGSD.clone(),
+        [list(t) for t in pool.tables],
+        pool.lengths_B.clone(),
+    )
     with pytest.raises(CacheError, match="0 free pages of 16 tokens, 1 more are needed"):
         pool.reserve(0, 49)
     assert torch.equal(held[0].nan_to_num(9), pool.memory.keys_LGSD.nan_to_num(9))

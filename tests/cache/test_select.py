@@ -295,7 +295,10 @@ def test_a_choice_keeps_to_its_budget(budget: int, chunk: int) -> None:
             sinks = -(-PAGE // chunk) * chunk
             assert sight <= max(budget, sinks + budget // 8 + 2 * chunk)
             assert committed - choice.recent >= budget // 8
-            tokens = [rounds.full.pool.slots(1, 0, 600).tolist().index(slot) for slot in slots_of(rounds.lower, 1)[0, 0].tolist()]
+            tokens = [
+                rounds.full.pool.slots(1, 0, 600).tolist().index(slot)
+                for slot in slots_of(rounds.lower, 1)[0, 0].tolist()
+            ]
             assert tokens == sorted(set(tokens)) and tokens[: min(PAGE, len(tokens))] == list(
                 range(min(PAGE, len(tokens)))
             )

@@ -26,4 +26,4 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 def llm(folders: tuple[str, str]) -> object:
     from triforce.llm import LLM
 
-    return LLM(*folders)
+    return LLM(*folders, dtype="float32")

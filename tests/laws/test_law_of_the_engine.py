@@ -135,6 +135,6 @@ def test_the_selection_drops_most_of_the_context() -> None:
     draft, middle, _ = batch.tiers
     for row, prompt in enumerate(PROMPTS):
         choice = middle.cache.choices[row]
-        seen = choice.slots[0].shape[1] + len(prompt) - choice.recent
+        seen = choice.tokens + len(prompt) - choice.recent
         assert seen <= SETTING.retrieval.budget.tokens < len(prompt) / 2
         assert draft.cache.sinks + draft.cache.window < len(prompt) / 2

@@ -47,22 +47,25 @@ class Streaming:
         self.highest_B = torch.zeros_like(self.lengths_B)
 
     def begin(self, counts_B: Tensor, width: int) -> None:
-        positions_BT = columns(self.lengths_B, width)
-        fed_BT = positions_BT < (self.lengths_B + counts_B)[:, None]
-        end_B = torch.maximum(self.highest_B, self.lengths_B + counts_B)
-        if bool(((end_B - self.lengths_B > self.slack) & (counts_B > 0)).any()):
+        # On the host: a pass of the draft costs less than a dozen operations on tensors would.
+        starts, counts, highest = self.lengths_B.tolist(), counts_B.tolist(), self.highest_B.tolist()
+        ends = [max(high, start + count) for high, start, count in zip(highest, starts, counts, strict=True)]
+        if any(count and end - start > self.slack for start, count, end in zip(starts, counts, ends, strict=True)):
             raise CacheError(
                 f"A streaming cache with slack {self.slack} cannot run further ahead of the text; raise `slack`."
             )
-        self.highest_B.copy_(end_B)
-        first_B1 = (torch.tensor(self.rows, device=fed_BT.device) * self.pages + 1)[:, None] * PAGE
-        places_BT = torch.where(
-            positions_BT < self.sinks, positions_BT, self.sinks + (positions_BT - self.sinks) % self.ring
-        )
-        self._slots_N = torch.where(fed_BT, first_B1 + places_BT, 0).flatten()
-        self._lists = self._seen(self.lengths_B.tolist(), counts_B.tolist())
-        self._rotation = self.config.rope.cos_sin(positions_BT.flatten())
-        self._to_sinks = self.config.rope.cos_sin(positions_BT.clamp_max(self.sinks + self.window - 1).flatten())
+        device = self.lengths_B.device
+        self.highest_B.copy_(torch.tensor(ends))
+        slots = [
+            self._slot(b, start + t) if t < count else 0
+            for b, start, count in zip(self.rows, starts, counts, strict=True)
+            for t in range(width)
+        ]
+        self._slots_N = torch.tensor(slots, device=device)
+        self._lists = self._seen(starts, counts)
+        positions_N = columns(self.lengths_B, width).flatten()
+        self._rotation = self.config.rope.cos_sin(positions_N)
+        self._to_sinks = self.config.rope.cos_sin(positions_N.clamp_max(self.sinks + self.window - 1))
 
     def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
         q_NHD, k_NGD, v_NGD = (x.flatten(0, 1) for x in (q_BTHD, k_BTGD, v_BTGD))
@@ -107,6 +110,11 @@ class Streaming:
         for layer in range(self.config.layers):
             self.memory.put(layer, slots_N, *self.memory.run(layer, (source * self.pages + 1) * PAGE, size))
         self.lengths_B[row], self.highest_B[row] = self.lengths_B[source], self.highest_B[source]
+
+    def _slot(self, b: int, position: int) -> int:
+        """Where a row keeps the token at a position."""
+        place = position if position < self.sinks else self.sinks + (position - self.sinks) % self.ring
+        return (b * self.pages + 1) * PAGE + place
 
     def _seen(self, starts: list[int], counts: list[int]) -> Lists:
         """The sinks, and the stretch of the ring that the queries of each row see: from its oldest unit in sight on."""

@@ -36,7 +36,11 @@ def run(options: Namespace) -> int:
 
 def _speed(options: Namespace) -> Any:
     from triforce.bench import speed, synthetic
+    from triforce.ladder import MODES
     from triforce.llm import LLM
+    from triforce.prompts import known
+
+    modes = [known("mode", mode, MODES) for mode in options.modes]
 
     print(f"{'mode':<10} {'context':>8} {'T':>4} prefill/s  tokens/s  speedup  spread  full/token  acceptance")
     if options.synthetic:
@@ -47,9 +51,7 @@ def _speed(options: Namespace) -> Any:
     names = ("device", "dtype", "gamma_1", "gamma_2", "budget")
     llm = LLM(options.model, draft, **{name: getattr(options, name) for name in names})
     ids = _ids(llm, options.texts, max(options.contexts))
-    plan = speed.Plan(
-        options.contexts, options.temperatures, options.modes, options.top_p, options.tokens, options.repeats
-    )
+    plan = speed.Plan(options.contexts, options.temperatures, modes, options.top_p, options.tokens, options.repeats)
     return speed.rows(llm, ids, plan, Prefill)
 
 
@@ -68,9 +70,10 @@ def _ids(llm: Any, files: list[str] | None, needed: int) -> list[int]:
 
 
 def _kernels(options: Namespace) -> Any:
-    from triforce.bench import kernels
+    from triforce.bench import kernels, shapes
+    from triforce.prompts import known
 
-    return kernels.rows(options.contexts, options.shapes)
+    return kernels.rows(options.contexts, [known("shape", name, shapes.SHAPES) for name in options.shapes])
 
 
 def _speed_line(row: Row) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+
 import torch
 
 from triforce.config import ModelConfig
@@ -20,6 +23,8 @@ def model(config: ModelConfig, weights: Weights) -> Model:
         from triforce.kernels.native_model import NativeModel
 
         return NativeModel(config, weights)
+    if weights.embedding_VC.device.type == "cpu" and extension.missing:
+        _say_that_they_are_missing()
     return PlainModel(config, weights)
 
 
@@ -32,6 +37,12 @@ def memory(
 
         return NativeMemory(config, pages, dtype)
     return PlainMemory(config, pages, dtype, device)
+
+
+@cache
+def _say_that_they_are_missing() -> None:
+    """Once in a process."""
+    logging.getLogger("triforce").warning("without native kernels, several times slower: %s", extension.missing)
 
 
 def best_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -158,3 +158,6 @@ class Sampler:
         noise: Tensor,
         /,
     ) -> tuple[int, int, float] | None: ...
+
+def read(words: Tensor) -> int:
+    """Reads words (N) int64 as fast as the memory gives them; their exclusive or."""

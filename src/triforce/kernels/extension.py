@@ -16,9 +16,9 @@ VARIABLE = "TRIFORCE_KERNELS"
 
 
 def load(wanted: str) -> tuple[ModuleType | None, str]:
-    """The extension, or None and the reason. Raises TriforceError if what is `wanted` cannot be had; "" is the best."""
+    """The extension, or None and why there is none. Raises TriforceError if `wanted` cannot be had; "" is the best."""
     if wanted == "torch":
-        return None, f"{VARIABLE}=torch"
+        return None, ""
     try:
         from triforce.kernels import _native
     except ImportError as error:
@@ -35,4 +35,4 @@ def load(wanted: str) -> tuple[ModuleType | None, str]:
 
 
 native, missing = load(os.environ.get(VARIABLE, ""))
-"""`missing` says why `native` is None, for a user: "without native kernels: ..."."""
+"""`missing` says why there is none, to a user who has not asked for that."""

@@ -27,7 +27,8 @@ class PlainMemory:
 
     def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         shape = (config.layers, config.kv_heads, (pages + 1) * PAGE, config.head_dim)
-        self.keys_LGSD, self.values_LGSD = (allocate(shape, dtype, device) for _ in range(2))
+        # Zeros: what a window hides has weight 0 here, and 0 times whatever lay in the memory may be NaN.
+        self.keys_LGSD, self.values_LGSD = (allocate(shape, dtype, device).zero_() for _ in range(2))
 
     def write(
         self,

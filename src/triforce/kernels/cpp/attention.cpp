@@ -26,12 +26,13 @@ struct Held {
 
 /// Many queries: each job takes a group of them over all splits, so that memory does not grow with the context.
 void run_by_queries(const Attention& call, int64_t groups) {
-    const int heads = call.pages->heads, at_once = queries_at_once(call.pages->dim);
+    const int heads = call.pages->heads;
     const AttentionKernels& k = kernels(call);
     parallel(static_cast<int>(call.rows * heads * groups), [&](int job) {
-        const int64_t b = job / (heads * groups), first = job % groups * at_once, left = call.queries(b) - first;
-        if (left <= 0) return;
-        const Queries queries{b, static_cast<int>(job / groups % heads), first, static_cast<int>(std::min<int64_t>(left, at_once))};
+        const int64_t b = job / (heads * groups), group = job % groups, count = call.queries(b);
+        const int64_t first = count * group / groups, last = count * (group + 1) / groups;
+        if (first == last) return;
+        const Queries queries{b, static_cast<int>(job / groups % heads), first, static_cast<int>(last - first)};
         Held all, next;
         alignas(64) float sums[group_queries * split_pages];
         clear(call, all.most, all.total, all.mixed, queries.count);
@@ -155,7 +156,7 @@ void run(const Attention& call) {
     int64_t queries = 0;
     for (int64_t b = 0; b < call.rows; b++) queries = std::max(queries, call.queries(b));
     const int64_t at_once = queries_at_once(call.pages->dim), groups = (queries + at_once - 1) / at_once;
-    if (groups > 2 && !call.mass) return run_by_queries(call, groups);
+    if (groups > 1 && !call.mass) return run_by_queries(call, groups);
     BySplits(call).run();
 }
 

@@ -52,8 +52,8 @@ struct Partial {
 };
 
 constexpr float nothing_seen = -1e30f;
-constexpr int group_floats = 6144;  // of mixed, for the queries that are worked on together: they stay in the first cache
-constexpr int group_queries = 48;
+constexpr int group_floats = 12288;  // of mixed, for the queries that are worked on together: they stay in a core's caches
+constexpr int group_queries = 96;
 inline int queries_at_once(int dim) { return dim * group_queries > group_floats ? group_floats / dim : group_queries; }
 
 struct AttentionKernels {

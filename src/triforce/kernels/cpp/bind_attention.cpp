@@ -7,6 +7,7 @@
 
 #include "attention.hpp"
 #include "best.hpp"
+#include "memory.hpp"
 #include "tensor.hpp"
 #include "write.hpp"
 
@@ -29,6 +30,8 @@ Pages pages_over(nb::handle keys, nb::handle values, int64_t dim) {
     k.expect(k.type, {-1, -1, page_size * dim});
     v.expect(k.type, {k[0], k[1], k[2]});
     check(k[0] > 0 && k[1] > 1, "keys must have heads, and pages beyond the scratch page");
+    const size_t bytes = static_cast<size_t>(k[0] * k[1] * k[2]) * (k.type == Type::bf16 ? 2 : 4);
+    prefer_huge_pages(k.data, bytes), prefer_huge_pages(v.data, bytes);
     return {k.type == Type::bf16, static_cast<int>(k[0]), static_cast<int>(dim), k[1], static_cast<char*>(k.data),
             static_cast<char*>(v.data)};
 }

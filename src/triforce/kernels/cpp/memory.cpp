@@ -1,6 +1,7 @@
 #include "memory.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -20,14 +21,21 @@ size_t round_up(size_t size, size_t to) { return (size + to - 1) / to * to; }
 
 }  // namespace
 
+void prefer_huge_pages(void* data, size_t bytes) {
+#if defined(__linux__)
+    const uintptr_t first = round_up(reinterpret_cast<uintptr_t>(data), 4096), last = reinterpret_cast<uintptr_t>(data) + bytes;
+    if (last > first && last - first >= huge_page) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+    (void)data, (void)bytes;
+#endif
+}
+
 Memory::Memory(size_t bytes) : size_(bytes) {
     const size_t alignment = bytes >= huge_page ? huge_page : cache_line;
     const size_t allocated = round_up(bytes + cache_line, alignment);
     data_ = static_cast<char*>(std::aligned_alloc(alignment, allocated));
     if (!data_) throw std::bad_alloc();
-#if defined(__linux__)
-    if (bytes >= huge_page) madvise(data_, allocated, MADV_HUGEPAGE);
-#endif
+    prefer_huge_pages(data_, allocated);
     std::memset(data_, 0, allocated);
 }
 

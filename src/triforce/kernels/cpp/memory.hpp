@@ -5,6 +5,9 @@
 
 namespace triforce {
 
+/// Large memory that has not been touched will be in huge pages, where the system has them.
+void prefer_huge_pages(void* data, size_t bytes);
+
 class Memory {
   public:
     Memory() = default;
