@@ -136,7 +136,9 @@ def _prefill(bandwidth: float, context: int = 16_384, width: int = 512) -> Itera
         "prefill attention": lambda: pool.memory.attend(0, q_BTHD, lists),
         "prefill attention, torch": lambda: attend_causal(q_BTHD[0], k_GSD, v_GSD),
     }.items():
+        torch.set_num_threads(extension.native.threads() if extension.native else torch.get_num_threads())
         took = seconds(call)
+        torch.set_num_threads(1)
         row = _row(kernel, took, 2 * k_GSD.nbytes, bandwidth, context=context, width=width)
         yield row | {"gflop_per_second": operations / took / 1e9}
 

@@ -22,6 +22,8 @@ def model(config: ModelConfig, weights: Weights) -> Model:
     if _suits_native(config, weights.embedding_VC.dtype, weights.embedding_VC.device):
         from triforce.kernels.native_model import NativeModel
 
+        # For the whole process: what is left for torch is small, and its threads spin on the cores that ours need.
+        torch.set_num_threads(1)
         return NativeModel(config, weights)
     if weights.embedding_VC.device.type == "cpu" and extension.missing:
         _say_that_they_are_missing()
