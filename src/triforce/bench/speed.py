@@ -83,7 +83,7 @@ def timing(seconds: Sequence[float], plain: Sequence[float], tokens: int) -> Row
 def repeated(ids: Sequence[int], n: int) -> float:
     """Share of n-grams that have come before: a text that loops is easy to guess, and its speed counts for little."""
     grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
-    return 1 - len(set(grams)) / max(len(grams), 1)
+    return (len(grams) - len(set(grams))) / max(len(grams), 1)
 
 
 def _acceptance(output: RequestOutput) -> Row:
