@@ -75,6 +75,11 @@ def test_kernels_are_compared_with_the_bandwidth_of_the_moment(monkeypatch: pyte
         (["speed", "--contexts", "100000000"], "--texts"),
         (["speed", "--texts", "nowhere.txt"], "nowhere.txt"),
         (["speed", "--json", "no/such/folder/x.json"], "folder that exists"),
+        (["speed", "--contexts=-5"], "at least 2 tokens"),
+        (["speed", "--repeats", "0"], "at least 1"),
+        (["speed", "--synthetic", "0.9"], "OUTER,INNER"),
+        (["speed", "--synthetic", "2,0.5"], "OUTER,INNER"),
+        (["speed", "--synthetic", "0.9,0.5", "--budget", "3%"], "in tokens"),
         (["kernels", "--shapes", "70b"], "70b"),
     ],
 )

@@ -22,6 +22,7 @@ Row = dict[str, Any]
 def run(options: Namespace) -> int:
     """Prints a line for each row as it is measured; --json writes all rows at the end."""
     require_writable(options.json)
+    _require_sense(options)
     rows = []
     for row in {"speed": _speed, "kernels": _kernels}[options.bench](options):
         rows.append(row)
@@ -32,6 +33,19 @@ def run(options: Namespace) -> int:
         report = {"machine": machine(), "command": "triforce " + " ".join(sys.argv[1:]), "rows": rows}
         Path(options.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def _require_sense(options: Namespace) -> None:
+    """Raises RequestError for numbers that nothing can be measured with."""
+    if min(options.contexts) < 2:
+        raise RequestError(f"--contexts {min(options.contexts)}: give prompts of at least 2 tokens")
+    if options.bench == "speed" and min(options.repeats, options.tokens) < 1:
+        raise RequestError("--repeats and --tokens must be at least 1")
+    if options.bench == "speed" and options.synthetic:
+        if len(options.synthetic) != 2 or not all(0 <= rate <= 1 for rate in options.synthetic):
+            raise RequestError("--synthetic takes two probabilities, OUTER,INNER, such as 0.95,0.6")
+        if min(options.contexts) < 256 or not options.budget.isdecimal():
+            raise RequestError("--synthetic needs contexts of at least 256 tokens, and a --budget in tokens")
 
 
 def _speed(options: Namespace) -> Any:
