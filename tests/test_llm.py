@@ -159,7 +159,8 @@ def test_the_retrieval_tier_reads_no_more_than_its_budget(
 
     def counting(view: Retrieval, counts_B: torch.Tensor, width: int) -> None:
         plain(view, counts_B, width)
-        read.append(max(map(sum, zip(view._lists[-1].starts, view._lists[-1].counts, strict=True))))
+        lists = view._pass.views[-1][1]
+        read.append(max(map(sum, zip(lists.starts, lists.counts, strict=True))))
 
     monkeypatch.setattr(Retrieval, "begin", counting)
     fresh = LLM(folder / "target", folder / "draft", budget=64, refresh=refresh)

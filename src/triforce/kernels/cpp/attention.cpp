@@ -1,6 +1,7 @@
 #include "attention.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "memory.hpp"
 #include "threads.hpp"
@@ -66,6 +67,7 @@ class BySplits {
 
     const Attention& call_;
     const AttentionKernels& k_;
+    Scratch scratch_;
     int64_t splits_ = 0, queries_ = 0;
     float *mixed_, *most_, *total_, *sums_ = nullptr;
     int* left_;
@@ -77,12 +79,11 @@ BySplits::BySplits(const Attention& call) : call_(call), k_(kernels(call)) {
         queries_ = std::max(queries_, call.queries(b));
     }
     const int64_t heads = call.rows * call.pages->heads, partials = heads * splits_ * queries_;
-    Scratch scratch;
-    mixed_ = scratch.take<float>(partials * call.pages->dim);
-    most_ = scratch.take<float>(partials);
-    total_ = scratch.take<float>(partials);
-    if (call.mass) sums_ = scratch.take<float>(partials * split_pages);
-    left_ = scratch.take<int>(heads);
+    mixed_ = scratch_.take<float>(partials * call.pages->dim);
+    most_ = scratch_.take<float>(partials);
+    total_ = scratch_.take<float>(partials);
+    if (call.mass) sums_ = scratch_.take<float>(partials * split_pages);
+    left_ = scratch_.take<int>(heads);
     for (int64_t i = 0; i < heads; i++) left_[i] = static_cast<int>(call.splits(i / call.pages->heads));
 }
 
@@ -148,7 +149,32 @@ void clear_padding(const Attention& call) {
     }
 }
 
+void check(bool fine, const char* why) {
+    if (!fine) throw std::invalid_argument(why);
+}
+
+void check_row(const Attention& call, int64_t b) {
+    const int64_t start = call.starts[b], count = call.counts[b];
+    check(0 <= count && count <= call.width, "counts must lie in [0, T]");
+    check(start >= 0, "starts must not be negative");
+    const int64_t used = count ? (start + count - 1) / page_size + 1 : 0;
+    check(start < INT32_MAX && used <= call.list_length, "lists must have a page for each key that is seen");
+    const int lists = call.head_stride ? call.pages->heads : 1;
+    for (int g = 0; g < lists; g++) {
+        uint32_t largest = 0;
+        const int32_t* list = call.list(b, g);
+        for (int64_t i = 0; i < used; i++) largest = std::max(largest, static_cast<uint32_t>(list[i]));
+        check(largest < call.pages->count, "lists must hold page numbers of the pool");
+    }
+}
+
 }  // namespace
+
+void check(const Attention& call) {
+    check(call.sinks >= 0 && call.sinks % page_size == 0 && call.window >= 0,
+          "sinks must be whole pages, window at least 0");
+    for (int64_t b = 0; b < call.rows; b++) check_row(call, b);
+}
 
 void run(const Attention& call) {
     clear_padding(call);

@@ -69,6 +69,9 @@ struct AttentionKernels {
 TF_KERNEL_TABLE(AttentionKernels, attention_bf16)
 TF_KERNEL_TABLE(AttentionKernels, attention_f32)
 
+/// Throws std::invalid_argument unless rows and lists fit the call and its pages.
+void check(const Attention& call);
+
 /// All of it in one job of the thread pool.
 void run(const Attention& call);
 

@@ -41,8 +41,6 @@ std::optional<Norm> norm(const std::optional<Tensor>& weight, int64_t size, Type
 
 const float* data_or_null(const Floats& vector) { return vector.empty() ? nullptr : vector.data(); }
 
-size_t size_of(Type type) { return type == Type::bf16 ? 2 : 4; }
-
 }  // namespace
 
 void Norm::operator()(const float* x, int64_t rows, Type type, void* y) const {

@@ -51,7 +51,8 @@ namespace {
 // Blocks are kept from call to call; a call that outgrows them gets one more, and the next call one of the whole size.
 struct Arena {
     std::vector<Memory> blocks;
-    size_t used = 0, wanted = 0;
+    size_t block = 0, used = 0;  // blocks before it are in use, and so much of this one
+    int open = 0;
 };
 
 Arena& arena() {
@@ -63,21 +64,28 @@ Arena& arena() {
 
 Scratch::Scratch() {
     Arena& a = arena();
-    if (a.blocks.size() > 1) a.blocks.clear();
-    if (a.blocks.empty() && a.wanted) a.blocks.emplace_back(a.wanted);
-    a.used = a.wanted = 0;
+    if (a.open++ == 0 && a.blocks.size() > 1) {
+        size_t whole = 0;
+        for (const Memory& each : a.blocks) whole += each.size();
+        a.blocks.clear();
+        a.blocks.emplace_back(whole);
+    }
+    block_ = a.block, used_ = a.used;
+}
+
+Scratch::~Scratch() {
+    Arena& a = arena();
+    a.open--;
+    a.block = block_, a.used = used_;
 }
 
 char* Scratch::bytes(size_t size) {
     Arena& a = arena();
     size = round_up(size, cache_line);
-    a.wanted += size;
-    if (a.blocks.empty() || a.used + size > a.blocks.back().size()) {
-        a.blocks.emplace_back(std::max(size, size_t{1} << 16));
-        a.used = 0;
-    }
+    for (; a.block < a.blocks.size() && a.used + size > a.blocks[a.block].size(); a.block++) a.used = 0;
+    if (a.block == a.blocks.size()) a.blocks.emplace_back(std::max(size, size_t{1} << 16));
     a.used += size;
-    return a.blocks.back().data() + a.used - size;
+    return a.blocks[a.block].data() + a.used - size;
 }
 
 }  // namespace triforce

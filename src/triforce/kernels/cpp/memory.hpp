@@ -29,10 +29,13 @@ class Memory {
     size_t size_ = 0;
 };
 
-/// Scratch of one call: what `take` returned is valid until the thread's next Scratch. Not zeroed.
+/// Scratch memory: what `take` returned is valid as long as the Scratch is. Not zeroed. Those of a thread go in the reverse
+/// order in which they came.
 class Scratch {
   public:
     Scratch();
+    Scratch(const Scratch&) = delete;
+    ~Scratch();
 
     template <class T>
     T* take(size_t count) {
@@ -41,6 +44,8 @@ class Scratch {
 
   private:
     char* bytes(size_t size);
+
+    size_t block_, used_;  // how far the thread's memory was in use before
 };
 
 }  // namespace triforce
