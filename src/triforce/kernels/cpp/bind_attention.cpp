@@ -64,7 +64,8 @@ const int64_t* checked_positions(const char* name, nb::handle positions, int64_t
 }
 
 void write(const Pages& pages, nb::handle q, nb::handle k, nb::handle v, nb::handle cos, nb::handle sin,
-           nb::handle positions, nb::handle slots, nb::handle rotated, nb::handle positions_to_sinks, nb::handle q_sinks) {
+           nb::handle positions, nb::handle slots, nb::handle rotated, nb::handle positions_to_sinks,
+           nb::handle q_sinks) {
     const Tensor q_tensor = tensor("q", q);
     q_tensor.expect(Type::f32, {-1, -1});
     const int64_t N = q_tensor[0], D = pages.dim, kv_size = pages.heads * D;
@@ -145,7 +146,7 @@ void bind_attention(nb::module_& m) {
         }, "keys"_a, "values"_a, "head_dim"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
         .def("write", &write, "q"_a, "k"_a, "v"_a, "cos"_a, "sin"_a, "positions"_a, "slots"_a, "rotated"_a,
              "positions_to_sinks"_a = nb::none(), "q_sinks"_a = nb::none(),
-             "Rotate q (N, H * D) and k to their positions (N) in the tables (positions, D / 2), put k and v (N, G * D) into "
+             "Rotate q (N, H * D) and k to their positions (N) in the tables (S, D / 2), put k and v (N, G * D) into "
              "their slots (N); `rotated` and `q_sinks` (N, H, D) are out.")
         .def("read", &move_tokens<true>, "slots"_a, "k"_a, "v"_a, "Copy tokens out: k and v (N, G, D).")
         .def("put", &move_tokens<false>, "slots"_a, "k"_a, "v"_a, "Copy tokens in, keys rotated before: k and v (N, G, D).")

@@ -38,7 +38,8 @@ View view(const Seen& seen, int64_t rows, int64_t heads) {
     return view;
 }
 
-void outputs(Feed& feed, const Decoder& decoder, const Pages& pages, nb::handle logits, nb::handle queries, nb::handle mass) {
+void outputs(Feed& feed, const Decoder& decoder, const Pages& pages, nb::handle logits, nb::handle queries,
+             nb::handle mass) {
     const int64_t B = feed.rows, T = feed.width, D = pages.dim, L = static_cast<int64_t>(decoder.blocks().size());
     feed.logits = tensor("logits", logits).as<float>({B, feed.scored, decoder.head().vocabulary()});
     if (!queries.is_none()) {
@@ -51,9 +52,9 @@ void outputs(Feed& feed, const Decoder& decoder, const Pages& pages, nb::handle 
     feed.mass = tensor("mass", mass).as<float>({L, B, pages.heads, feed.views[0].list_length});
 }
 
-void forward(const Decoder& decoder, const std::vector<const Pages*>& memory, nb::handle ids, Ints positions, Ints counts,
-             nb::handle cos, nb::handle sin, const std::vector<Seen>& views, nb::handle at, nb::handle logits,
-             nb::handle queries, nb::handle mass) {
+void forward(const Decoder& decoder, const std::vector<const Pages*>& memory, nb::handle ids, Ints positions,
+             Ints counts, nb::handle cos, nb::handle sin, const std::vector<Seen>& views, nb::handle at,
+             nb::handle logits, nb::handle queries, nb::handle mass) {
     check(!memory.empty() && !views.empty(), "there must be pages and views");
     const Tensor ids_tensor = tensor("ids", ids), cos_tensor = tensor("cos", cos);
     Feed feed{};
@@ -87,13 +88,13 @@ void init(Decoder* self, std::vector<std::shared_ptr<Block>> blocks, std::shared
 }  // namespace
 
 void bind_decoder(nb::module_& m) {
-    nb::class_<Decoder>(m, "Decoder", "Blocks and a head. `embedding` (V, C) stays its owner's; None is the head's matrix.")
+    nb::class_<Decoder>(m, "Decoder", "A model. `embedding` (V, C) stays its owner's; None is the head's matrix.")
         .def("__init__", &init, "blocks"_a, "head"_a, "embedding"_a.none(), nb::keep_alive<1, 4>())
-        .def("run", &forward, "memory"_a, "ids"_a, "positions"_a, "counts"_a, "cos"_a, "sin"_a, "views"_a, "at"_a.none(),
-             "logits"_a, "queries"_a.none(), "mass"_a.none(),
-             "A pass of tokens (B, T), counts[b] of row b from positions[b] on, over the pages of each layer. A view is (layers, "
-             "units (B, P), (B, G, P) or (layers, B, G, P), starts (B), sinks, window). Out: `logits` (B, J, V) of columns `at` "
-             "(B, J), `queries` (L, B, T, H, D) rotated, `mass` (L, B, G, P).");
+        .def("run", &forward, "memory"_a, "ids"_a, "positions"_a, "counts"_a, "cos"_a, "sin"_a, "views"_a,
+             "at"_a.none(), "logits"_a, "queries"_a.none(), "mass"_a.none(),
+             "A pass of tokens (B, T), counts[b] of row b from positions[b] on, over the pages of each layer. A view is "
+             "(layers, units (B, P), (B, G, P) or (layers, B, G, P), starts (B), sinks, window). Out: `logits` (B, J, V) "
+             "of columns `at` (B, J), `queries` (L, B, T, H, D) rotated, `mass` (L, B, G, P).");
 }
 
 }  // namespace triforce

@@ -68,18 +68,18 @@ std::vector<Attention> calls(const std::vector<const Pages*>& memory, const Feed
     return calls;
 }
 
-/// Keys and values into their pages, and the queries' attention.
-void attend(Attention& call, const Feed& feed, const Activations& a, char* rotated) {
+/// Keys and values into their pages; the queries are ready for their attention.
+void remember(Attention& call, const Feed& feed, const Activations& a, char* rotated) {
     const int64_t N = feed.rows * feed.width;
     run(NewTokens{call.pages, N, call.heads, a.q, a.k, a.v, feed.rotation, a.positions, a.positions_to_sinks, a.slots,
                   rotated, a.q_sinks});
     call.q = rotated, call.q_sinks = a.q_sinks, call.mixed = a.mixed;
-    run(call);
 }
 
 }  // namespace
 
-Decoder::Decoder(std::vector<std::shared_ptr<Block>> blocks, std::shared_ptr<Head> head, std::optional<Tensor> embedding)
+Decoder::Decoder(std::vector<std::shared_ptr<Block>> blocks, std::shared_ptr<Head> head,
+                 std::optional<Tensor> embedding)
     : blocks_(std::move(blocks)), head_(std::move(head)), embedding_(std::move(embedding)) {
     require(!blocks_.empty(), "a decoder has at least one block");
     const Block& first = *blocks_.front();
@@ -117,9 +117,11 @@ void Decoder::run(const std::vector<const Pages*>& memory, const Feed& feed) con
     embed(feed, a.x);
     place(feed, attention[0], a);
     for (size_t i = 0; i < blocks_.size(); i++) {
+        const bool goes_on = feed.scored || i + 1 < blocks_.size();
         blocks_[i]->qkv(a.x, N, a.q, a.k, a.v);
-        attend(attention[i], feed, a, feed.queries ? feed.queries + i * queries_of_a_layer : a.rotated);
-        if (feed.scored || i + 1 < blocks_.size()) blocks_[i]->finish(a.x, N, a.mixed);
+        remember(attention[i], feed, a, feed.queries ? feed.queries + i * queries_of_a_layer : a.rotated);
+        if (goes_on || feed.mass) triforce::run(attention[i]);
+        if (goes_on) blocks_[i]->finish(a.x, N, a.mixed);
     }
     if (feed.scored) score(feed, a.x);
 }

@@ -1,6 +1,7 @@
 // A whole pass of a decoder in one call: embedding, layers, head. Between two passes nothing is left but K and V.
 //
-// Rows B, tokens T of each in a pass, N = B * T, layers L, hidden size C, query heads H, KV heads G, head size D, vocabulary V.
+// Rows B, tokens T of each in a pass, scored columns J, layers L, hidden size C, query heads H, KV heads G, head size D,
+// vocabulary V.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@
 
 namespace triforce {
 
-/// What the queries see in some consecutive layers; each of these has lists of its own unless layer_stride is 0. With a window
-/// a query meets the sinks from its place in [sinks | window].
+/// What the queries see in some consecutive layers; each of these has lists of its own unless layer_stride is 0. With a
+/// window a query meets the sinks from its place in [sinks | window].
 struct View {
     int64_t layers;
     const int32_t* lists;

@@ -29,8 +29,8 @@ class Memory {
     size_t size_ = 0;
 };
 
-/// Scratch memory: what `take` returned is valid as long as the Scratch is. Not zeroed. Those of a thread go in the reverse
-/// order in which they came.
+/// Scratch memory: what `take` returned is valid as long as the Scratch is. Not zeroed. Those of a thread go in the
+/// reverse order in which they came.
 class Scratch {
   public:
     Scratch();

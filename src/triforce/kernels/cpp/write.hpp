@@ -20,7 +20,7 @@ struct NewTokens {
     int heads;
     const float *q, *k, *v;
     Rotation rotation;
-    const int64_t *positions, *positions_to_sinks;  // (N); the second for a copy of the queries, where `q_sinks` asks for it
+    const int64_t *positions, *positions_to_sinks;  // (N); the second for a copy of the queries: `q_sinks`
     const int64_t* slots;
     void *rotated, *q_sinks;  // (N, H, D) of the pages' type
 };
