@@ -59,13 +59,13 @@ class Draft:
     def then(self, step: Draft, live_B: Tensor) -> Draft:
         """This draft with `step` behind it, in the rows that are live."""
         counts_B = self.counts_B + step.counts_B * live_B
-        if self.tokens_BK.shape[1] == 0:
-            return Draft(step.tokens_BK, step.laws_BKV, step.origins_BK, counts_B)
-        at_BK = columns(self.counts_B, step.tokens_BK.shape[1])
-        at_BKV = at_BK[..., None].expand_as(step.laws_BKV)
-        tokens_BK = torch.cat((self.tokens_BK, step.tokens_BK), 1).scatter_(1, at_BK, step.tokens_BK)
-        origins_BK = torch.cat((self.origins_BK, step.origins_BK), 1).scatter_(1, at_BK, step.origins_BK)
-        laws_BKV = torch.cat((self.laws_BKV, step.laws_BKV), 1).scatter_(1, at_BKV, step.laws_BKV)
+        tokens_BK, laws_BKV, origins_BK = step.tokens_BK, step.laws_BKV, step.origins_BK
+        if self.tokens_BK.shape[1]:
+            at_BK = columns(self.counts_B, tokens_BK.shape[1])
+            at_BKV = at_BK[..., None].expand_as(laws_BKV)
+            tokens_BK = torch.cat((self.tokens_BK, tokens_BK), 1).scatter_(1, at_BK, tokens_BK)
+            origins_BK = torch.cat((self.origins_BK, origins_BK), 1).scatter_(1, at_BK, origins_BK)
+            laws_BKV = torch.cat((self.laws_BKV, laws_BKV), 1).scatter_(1, at_BKV, laws_BKV)
         longest = int(counts_B.max())
         if longest < tokens_BK.shape[1]:
             tokens_BK, laws_BKV, origins_BK = (x[:, :longest] for x in (tokens_BK, laws_BKV, origins_BK))
