@@ -59,11 +59,11 @@ def prepare(settings: Config, corpus: Path, work: Path) -> None:
         learnt = tokenizer.train(pack.sample(settings.corpus, corpus), settings.corpus.vocab)
         tokenizer.save(learnt, vocabulary, settings.shapes["target"].max_positions)
     loaded = tokenizer.load(vocabulary)
+    if not (tokens / "eval" / "bytes.json").exists():
+        pack.pack_evaluation(loaded, settings.corpus, corpus, tokens)
     for source in settings.corpus.archives:
         if not (tokens / f"{source}.train.npy").exists():
             pack.pack_source(loaded, settings.corpus, source, corpus, tokens)
-    if not (tokens / "eval" / "bytes.json").exists():
-        pack.pack_evaluation(loaded, settings.corpus, corpus, tokens)
 
 
 def train(settings: Config, work: Path, out_of_time: Deadline) -> bool:

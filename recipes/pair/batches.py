@@ -48,7 +48,8 @@ class Batches:
     def _row(self, rng: np.random.Generator) -> Row:
         sources, shares = zip(*self.stage.mix.items(), strict=True)
         tokens = self.tokens[rng.choice(sources, p=np.array(shares) / sum(shares))]
-        positions_W = places(self.stage.length + 1, min(self.stage.span, len(tokens) - 1), self.stage.pieces, rng)
+        span = min(self.stage.span, len(tokens) - 1) if rng.random() < self.stage.stretched else 0
+        positions_W = places(self.stage.length + 1, span, self.stage.pieces, rng)
         start = rng.integers(len(tokens) - positions_W[-1])
         window_W = tokens[start + positions_W].astype(np.int64)
         known_W = np.diff(positions_W, prepend=-1) == 1

@@ -43,6 +43,7 @@ class Shape:
     """A Llama with as many key-value heads as query heads and tied embeddings.
 
     With a `yarn_factor` its rotation is YaRN's (Peng et al. 2023) for `max_positions`, from the start of training on.
+    With `circuits` it starts with heads that look things up (circuits.py).
     """
 
     hidden: int
@@ -52,6 +53,7 @@ class Shape:
     max_positions: int
     rope_theta: float
     yarn_factor: float = 1.0
+    circuits: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,10 @@ class Stage:
     """One stretch of training: `steps` steps of `rows` sequences of `length` tokens, `micro_rows` at a time.
 
     `mix` is the share of rows per source, `planted` the share of rows with repetitions of a kind (plants.py). With a
-    `span` rows are made of 2 to `pieces` pieces of a stretch of text of up to so many positions (batches.py).
-    `lr` runs linearly from `lr` to `lr_end` after `warmup` steps. `patience` counts held-out checks without progress.
+    `span` a share `stretched` of the rows is made of 2 to `pieces` pieces of up to so many positions (batches.py).
+    `lr` runs linearly from `lr` to `lr_end` after `warmup` steps; the embedding has `embedding_lr` of it, and the
+    attention of the first layers, where the circuits are, `circuit_lr`. `patience` counts held-out checks without
+    progress.
     """
 
     name: str
@@ -74,7 +78,10 @@ class Stage:
     mix: dict[str, float]
     planted: dict[str, float] = field(default_factory=dict)
     span: int = 0
+    stretched: float = 1.0
     pieces: int = 4
+    embedding_lr: float = 1.0
+    circuit_lr: float = 1.0
     warmup: int = 20
     weight_decay: float = 0.05
     clip: float = 1.0

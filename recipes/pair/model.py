@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from recipes.pair import circuits
 from recipes.pair.config import Shape
 
 
@@ -17,6 +18,8 @@ def build(shape: Shape, vocab: int, seed: int) -> LlamaForCausalLM:
     for name, weight in model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             torch.nn.init.zeros_(weight)
+    if shape.circuits:
+        circuits.plant(model)
     return model
 
 
@@ -69,11 +72,6 @@ def borrow_embedding(model: LlamaForCausalLM, teacher: LlamaForCausalLM) -> None
     _, _, directions = torch.linalg.svd(wide.float(), full_matrices=False)
     projected = wide.float() @ directions[: narrow.shape[1]].T
     narrow.copy_(projected * (narrow.std() / projected.std()))
-
-
-def trunk_parameters(model: LlamaForCausalLM) -> list[torch.nn.Parameter]:
-    """The matrices inside the blocks, which Muon updates; AdamW updates all others."""
-    return [weight for name, weight in model.named_parameters() if ".layers." in name and weight.ndim == 2]
 
 
 def count(model: LlamaForCausalLM) -> int:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import torch
 from transformers import LlamaForCausalLM
 
+from recipes.pair import circuits
 from recipes.pair.config import Stage
-from recipes.pair.model import trunk_parameters
 
 
 def build(model: LlamaForCausalLM, stage: Stage) -> list[torch.optim.Optimizer]:
-    """Both optimizers; with `match_rms_adamw` one learning rate suits both."""
-    trunk = trunk_parameters(model)
-    inside = {id(weight) for weight in trunk}
-    others = [weight for weight in model.parameters() if id(weight) not in inside]
+    """Both optimizers; with `match_rms_adamw` one learning rate suits both. A group has a `share` of it."""
+    matrices = [weight for name, weight in model.named_parameters() if ".layers." in name and weight.ndim == 2]
+    embedding = model.get_input_embeddings().weight
+    norms = [weight for weight in model.parameters() if weight.ndim == 1]
+    looking = {id(weight) for weight in circuits.parameters(model)}
+    groups = [
+        {"params": [weight for weight in matrices if id(weight) not in looking], "share": 1.0},
+        {"params": [weight for weight in matrices if id(weight) in looking], "share": stage.circuit_lr},
+    ]
     muon = torch.optim.Muon(
-        trunk, lr=stage.lr, weight_decay=stage.weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+        groups, lr=stage.lr, weight_decay=stage.weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
     )
-    adamw = torch.optim.AdamW(others, lr=stage.lr, betas=(0.9, 0.95), weight_decay=0.0)
-    return [muon, adamw]
+    groups = [{"params": norms, "share": 1.0}, {"params": [embedding], "share": stage.embedding_lr}]
+    return [muon, torch.optim.AdamW(groups, lr=stage.lr, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
 def rate(stage: Stage, step: int) -> float:
@@ -33,6 +38,6 @@ def update(optimizers: list[torch.optim.Optimizer], learning_rate: float) -> Non
     """One step of each optimizer; gradients are dropped afterwards."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group["share"]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from recipes.pair import corpus, files
+from recipes.pair import apart, corpus, files
 from recipes.pair.config import Corpus
 from recipes.pair.tokenizer import END
 
@@ -26,9 +26,13 @@ def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[np.ndarray]:
 
 
 def pack_source(tokenizer: Tokenizer, settings: Corpus, source: str, folder: Path, out: Path) -> None:
-    """Writes `<source>.heldout.npy` (the last tokens) and then `<source>.train.npy` (all others)."""
+    """Writes `<source>.heldout.npy` (the last tokens) and then `<source>.train.npy` (all others).
+
+    What the evaluation texts, which must be packed before, have in common with the source is cut from it.
+    """
     texts = corpus.texts(folder, settings.archives[source], source)
-    tokens = np.concatenate(list(encode(tokenizer, (text for _, text in texts))))
+    evaluation = [np.load(path) for path in sorted((out / "eval").glob("*.npy"))]
+    tokens = apart.cut(np.concatenate(list(encode(tokenizer, (text for _, text in texts)))), evaluation)
     cut = len(tokens) - settings.heldout_tokens
     files.write_array(out / f"{source}.heldout.npy", tokens[cut:])
     files.write_array(out / f"{source}.train.npy", tokens[:cut])
