@@ -14,7 +14,9 @@ from triforce.kernels.plain_memory import PlainMemory
 from triforce.kernels.plain_model import PlainModel
 from triforce.weights import Weights
 
-__all__ = ["PAGE", "Block", "Lists", "Memory", "Model", "Rotation", "best_dtype", "extension", "memory", "model"]
+__all__ = [
+    "PAGE", "Block", "Lists", "Memory", "Model", "Rotation", "best_dtype", "extension", "identity", "memory", "model",
+]  # fmt: skip
 
 
 def model(config: ModelConfig, weights: Weights) -> Model:
@@ -39,6 +41,15 @@ def memory(
 
         return NativeMemory(config, pages, dtype)
     return PlainMemory(config, pages, dtype, device)
+
+
+def identity(model: Model, memory: Memory) -> str:
+    """Whose bits these two compute: `torch`, or a level of the native kernels, or one of each."""
+    plain = [isinstance(part, PlainModel | PlainMemory) for part in (model, memory)]
+    if all(plain) or extension.native is None:
+        return "torch"
+    level: str = extension.native.level()
+    return f"{level} and torch" if any(plain) else level
 
 
 @cache
