@@ -18,7 +18,7 @@ if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 torch.set_num_threads(1)
 
-# bf16 rounds the weights, each by 2^-9 of itself at most, and the result; scores and sums are float32.
+# bf16 rounds the weights and the result, each by 2^-8 of itself at most, and by less on the whole; all else is float32.
 BOUND = {torch.bfloat16: 2**-8 + 2**-9, torch.float32: 2e-6}
 MASS = 2e-5
 

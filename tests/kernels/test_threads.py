@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from tests.kernels.paged import native
+from triforce.kernels import extension
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 
-SOURCE = str(Path(__file__).parents[2] / "src")
+SOURCE = str(Path(extension.__file__).parents[2])  # of the package under test
 WORK = """
 import os, torch
 from triforce.kernels import _native as native
