@@ -98,9 +98,9 @@ void move_tokens(const Pages& pages, nb::handle slots, nb::handle k, nb::handle 
 void check_row(const Attention& call, int64_t b) {
     const int64_t start = call.starts[b], count = call.counts[b];
     check(0 <= count && count <= call.width, "counts must lie in [0, T]");
-    check(start >= 0, "starts must not be negative");
+    check(0 <= start && start < INT32_MAX, "starts must lie in [0, 2^31 - 1)");
     const int64_t used = count ? (start + count - 1) / page_size + 1 : 0;
-    check(start < INT32_MAX && used <= call.list_length, "lists must have a page for each key that is seen");
+    check(used <= call.list_length, "lists must have a page for each key that is seen");
     const int lists = call.head_stride ? call.pages->heads : 1;
     for (int g = 0; g < lists; g++) {
         uint32_t largest = 0;
@@ -130,7 +130,8 @@ void attend(const Pages& pages, nb::handle q, const std::vector<int64_t>& starts
     call.mixed = data(tensor("mixed", mixed), type, {B, T, call.heads, pages.dim});
     if (!mass.is_none()) call.mass = tensor("mass", mass).as<float>({B, G, P});
     if (!q_sinks.is_none()) call.q_sinks = data(tensor("q_sinks", q_sinks), type, {B, T, call.heads, pages.dim});
-    check(sinks >= 0 && sinks % page_size == 0 && window >= 0, "sinks must be whole pages, window at least 0");
+    check(sinks >= 0 && sinks % page_size == 0, "sinks must be whole pages");
+    check(0 <= window && window <= INT32_MAX, "window must lie in [0, 2^31 - 1]");
     call.sinks = sinks, call.window = window;
     for (int64_t b = 0; b < B; b++) check_row(call, b);
     nb::gil_scoped_release release;
