@@ -18,7 +18,7 @@ from triforce.weights import Weights
 
 __all__ = [
     "PAGE", "Block", "Lists", "Memory", "Model", "Outcome", "Pass", "Rotation", "best", "best_dtype", "extension",
-    "layer_by_layer", "memory", "model",
+    "identity", "layer_by_layer", "memory", "model",
 ]  # fmt: skip
 
 
@@ -54,6 +54,15 @@ def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
         return ids_GP
     among_GN = scores_GN[:, candidates.start : candidates.stop]
     return among_GN.topk(picks, dim=1).indices.sort(dim=1).values + candidates.start
+
+
+def identity(model: Model, memory: Memory) -> str:
+    """Whose bits these two compute: `torch`, or a level of the native kernels, or one of each."""
+    plain = [isinstance(part, PlainModel | PlainMemory) for part in (model, memory)]
+    if all(plain) or extension.native is None:
+        return "torch"
+    level: str = extension.native.level()
+    return f"{level} and torch" if any(plain) else level
 
 
 @cache

@@ -156,9 +156,9 @@ void check(bool fine, const char* why) {
 void check_row(const Attention& call, int64_t b) {
     const int64_t start = call.starts[b], count = call.counts[b];
     check(0 <= count && count <= call.width, "counts must lie in [0, T]");
-    check(start >= 0, "starts must not be negative");
+    check(0 <= start && start < INT32_MAX, "starts must lie in [0, 2^31 - 1)");
     const int64_t used = count ? (start + count - 1) / page_size + 1 : 0;
-    check(start < INT32_MAX && used <= call.list_length, "lists must have a page for each key that is seen");
+    check(used <= call.list_length, "lists must have a page for each key that is seen");
     const int lists = call.head_stride ? call.pages->heads : 1;
     for (int g = 0; g < lists; g++) {
         uint32_t largest = 0;
@@ -171,8 +171,8 @@ void check_row(const Attention& call, int64_t b) {
 }  // namespace
 
 void check(const Attention& call) {
-    check(call.sinks >= 0 && call.sinks % page_size == 0 && call.window >= 0,
-          "sinks must be whole pages, window at least 0");
+    check(call.sinks >= 0 && call.sinks % page_size == 0, "sinks must be whole pages");
+    check(0 <= call.window && call.window <= INT32_MAX, "window must lie in [0, 2^31 - 1]");
     for (int64_t b = 0; b < call.rows; b++) check_row(call, b);
 }
 

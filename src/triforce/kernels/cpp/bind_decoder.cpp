@@ -65,7 +65,8 @@ void forward(const Decoder& decoder, const std::vector<const Pages*>& memory, nb
     const int64_t half = memory[0]->dim / 2, table = cos_tensor.dims ? cos_tensor[0] : 0;
     feed.rotation = {cos_tensor.as<float>({table, half}), tensor("sin", sin).as<float>({table, half})};
     for (size_t b = 0; b < counts.size(); b++)
-        check(positions[b] >= 0 && positions[b] + counts[b] <= table, "positions must lie in the tables");
+        check(0 <= counts[b] && counts[b] <= feed.width && 0 <= positions[b] && positions[b] <= table - counts[b],
+              "counts must lie in [0, T] and positions in the tables");
     feed.positions = std::move(positions), feed.counts = std::move(counts);
     for (const Seen& seen : views) feed.views.push_back(view(seen, feed.rows, memory[0]->heads));
     if (!at.is_none()) {
