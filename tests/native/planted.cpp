@@ -25,6 +25,8 @@ int use_after_free() {
     return freed[0];
 }
 
+int leak() { return *new int(four); }
+
 int too_wide_a_shift() { return 1 << wide; }
 
 int overflow() { return largest + 1; }

@@ -37,6 +37,7 @@ Memory::Memory(size_t bytes) : size_(bytes) {
     if (!data_) throw std::bad_alloc();
     prefer_huge_pages(data_, allocated);
     std::memset(data_, 0, allocated);
+    guarded(data_, bytes);
 }
 
 Memory::~Memory() { std::free(data_); }
