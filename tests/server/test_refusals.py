@@ -1,4 +1,4 @@
-"""What cannot be served is refused with an error of OpenAI's shape that says what to do; nothing sent breaks the server."""
+"""What cannot be served is refused in OpenAI's error shape with advice; nothing that is sent breaks the server."""
 
 from __future__ import annotations
 

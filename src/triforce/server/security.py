@@ -119,7 +119,7 @@ class BoundedBodies:
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
         announced = headers.get("content-length", "0")
-        self._check(int(announced) if announced.isdecimal() else 0)
+        self._check(float(announced) if announced.isdecimal() else 0)
         chunks, size, more = [], 0, True
         while more:
             message = await receive()
@@ -129,7 +129,7 @@ class BoundedBodies:
             more = message.get("more_body", False)  # a client that hangs up sends no more
         return b"".join(chunks)
 
-    def _check(self, size: int) -> None:
+    def _check(self, size: float) -> None:
         most = self.limits.body_bytes
         if size > most:
             text = f"the body is larger than {most} bytes; send less, or start the server with a larger --max-body"

@@ -45,8 +45,9 @@ class _Answer:
         self.waited = perf_counter() - self._asked
 
     def tell(self, event: Event | BaseException) -> None:
-        """Hand over an event, from any thread."""
-        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        """Hand over an event, from any thread. One that was cancelled is not listened to, and its loop may be gone."""
+        if not self.cancelled:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
 
 class Worker:
@@ -95,8 +96,8 @@ class Worker:
             ended = [*self._waiting, *([self._running] if self._running else [])]
             self._waiting.clear()
         for answer in ended:
-            answer.cancel()
             answer.tell(Stopping())
+            answer.cancel()
 
     async def close(self) -> None:
         self.stop()
