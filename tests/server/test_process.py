@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,41 @@ def test_a_client_that_goes_away_is_forgotten(url: str) -> None:
         with pytest.raises(httpx.ReadTimeout):
             web.post("/v1/completions", json=body, timeout=0.2)
     wait_until_idle(url)
+
+
+def test_many_streams_of_which_a_third_goes_away(url: str) -> None:
+    """64 at once, more than which the queue would refuse: those that stay get the text of their seed, whole."""
+    headers, body = {"authorization": f"Bearer {KEY}"}, {"prompt": PROMPT, "ignore_eos": True, "stream": True}
+
+    async def one(web: httpx.AsyncClient, i: int) -> str:
+        long = {"max_tokens": 2000 if i % 3 == 0 else 6, "seed": i % 4}
+        texts = []
+        async with web.stream("POST", "/v1/completions", json=body | long) as response:
+            assert response.status_code == 200
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    texts.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
+                    if i % 3 == 0:
+                        break
+        return "".join(texts)
+
+    async def all_at_once() -> list[str]:
+        limits = httpx.Limits(max_connections=64)
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=250, limits=limits) as web:
+            return await asyncio.gather(*(one(web, i) for i in range(64)))
+
+    texts = asyncio.run(all_at_once())
+    assert all(len({texts[i] for i in range(seed, 64, 4) if i % 3}) == 1 for seed in range(4))
+    assert len({texts[i] for i in (1, 2, 4, 7)}) > 1
+    wait_until_idle(url)
+
+
+def test_a_body_that_is_too_large_is_refused_while_it_comes(url: str) -> None:
+    chunks = (b"x" * 2**20 for _ in range(64))
+    headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+    with suppress(httpx.TransportError):  # if the server hangs up before its answer is read
+        assert httpx.post(f"{url}/v1/completions", content=chunks, headers=headers).status_code == 413
+    assert len(list(chunks)) > 32
 
 
 def test_what_is_no_http_is_refused(url: str) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from asking import SAMPLED, ask, refused
+from asking import SAMPLED, ask, good, refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.types import ASGIApp
@@ -80,6 +80,7 @@ def test_bad_completions(app: ASGIApp, changes: dict[str, Any], says: str | None
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user"}]}, "required"),
+        ({"messages": [{"role": "user", "content": "x" * 70_000}]}, "Shorten"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "no such field"),
         ({"tools": [{"type": "function"}]}, "tools cannot be called yet"),
@@ -150,6 +151,14 @@ def test_no_body_breaks_the_server(app: ASGIApp, path: str, changes: dict[str, A
     body = GOOD[path] | ({short[path]: 1} if path in short else {}) | changes
     response = ask(app, path, content=json.dumps(body), headers=JSON)
     assert response.status_code in (200, 400, 404), response.text
+
+
+def test_the_interface_describes_itself(app: ASGIApp) -> None:
+    api = good(ask(app, "/openapi.json"))
+    for path in GOOD:
+        operation = api["paths"][path]["post"]
+        assert operation["responses"].keys() == {"200", "4XX"} and operation["description"]
+    assert api["components"]["schemas"]["CompletionBody"]["additionalProperties"] is False
 
 
 def test_the_same_settings_are_served(app: ASGIApp) -> None:

@@ -196,9 +196,9 @@ def test_a_full_queue_says_when_to_come_back(llm: LLM) -> None:
     asyncio.run(app.state.service.engine.close())
 
 
-def test_more_prompts_than_the_queue_holds_are_refused_together(llm: LLM) -> None:
-    app = create_app(llm, Worker(llm, 1), "tiny")
-    assert ask(app, PATH, {"prompt": ["a", "b", "c"], "max_tokens": 1}).status_code == 429
+def test_more_prompts_than_the_queue_ever_holds_are_refused_for_good(llm: LLM) -> None:
+    app = create_app(llm, Worker(llm, 1), "tiny", limits=Limits(waiting=1))
+    assert "at most 2" in refused(ask(app, PATH, {"prompt": ["a", "b", "c"], "max_tokens": 1}))
     assert ask(app, PATH, {"prompt": ["a", "b"], "max_tokens": 1}).status_code == 200
     asyncio.run(app.state.service.engine.close())
 

@@ -50,8 +50,14 @@ def create_app(
         yield
         await engine.close()
 
-    # FastAPI's documentation pages load scripts from foreign hosts.
-    app = FastAPI(title="triforce", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(
+        title="triforce",
+        version=__version__,
+        lifespan=lifespan,
+        responses={"4XX": {"description": "An error in OpenAI's shape; its message says what to do"}},
+        docs_url=None,  # these pages load scripts from foreign hosts
+        redoc_url=None,
+    )
     app.state.service = Service(name, Reader(llm, llm.tokenizer, limits), engine, Metrics(engine, name), limits)
     for module in (completions, chat, responses, models):
         app.include_router(module.router)

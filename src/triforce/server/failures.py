@@ -48,7 +48,7 @@ def wrong(param: str, message: str) -> Refusal:
 
 def took_too_long(seconds: float) -> Refusal:
     text = f"not done after {seconds:g} seconds; ask for fewer tokens, or start the server with a longer --timeout"
-    return Refusal(408, text, code="timeout")
+    return Refusal(408, text, code="timeout", headers={"x-should-retry": "false"})  # heard by OpenAI's clients
 
 
 def broken() -> Refusal:
@@ -110,7 +110,7 @@ def _http(error: HTTPException) -> Refusal:
 
 
 def _queue_full(waiting: int) -> Refusal:
-    text = f"{waiting} requests are waiting, which is all this server lets wait; try again in {RETRY_SECONDS} seconds"
+    text = f"the queue is full: {waiting} requests wait in it; try again in {RETRY_SECONDS} seconds"
     return Refusal(429, text, code="queue_full", headers={"Retry-After": str(RETRY_SECONDS)})
 
 

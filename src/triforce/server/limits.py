@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from triforce.errors import RequestError
 from triforce.request import MOST_LOGPROBS
 
+COMPLETION_TOKENS = 16
+"""New tokens of a completion if the request does not say: OpenAI's default."""
+ANSWER_TOKENS = 2048
+"""New tokens of a chat's or a response's answer if the request does not say."""
+LEAST_KV = 65_536
+"""Tokens of KV that a prompt's texts may have together, however short the model's context."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -22,7 +29,7 @@ class Limits:
     prompts: int = 64
     """Of one request."""
     kv_tokens: int | None = None
-    """Tokens of KV that the rows of one prompt may reserve together; None: as many as one row of full context."""
+    """Tokens of KV that the rows of one prompt may reserve together; None: the model's context, and `LEAST_KV`."""
     n: int = 16
     logprobs: int = MOST_LOGPROBS
     stops: int = 16

@@ -35,18 +35,15 @@ def failure(name: str, error: BaseException, **fields: Any) -> None:
 
 
 def configure() -> None:
-    """Send the server's own log and uvicorn's to stderr, as JSON lines."""
-    handler = {"class": "logging.StreamHandler", "formatter": "json"}
+    """Send all logs of the process to stderr, as JSON lines."""
     logging.config.dictConfig(
         {
             "version": 1,
             "disable_existing_loggers": False,
             "formatters": {"json": {"()": JsonLines}},
-            "handlers": {"stderr": handler},
-            "loggers": {
-                "triforce.server": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
-                "uvicorn": {"handlers": ["stderr"], "level": "WARNING", "propagate": False},
-            },
+            "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
+            "loggers": {"triforce.server": {"level": "INFO"}, "uvicorn": {"level": "WARNING"}},
+            "root": {"handlers": ["stderr"], "level": "WARNING"},
         }
     )
 

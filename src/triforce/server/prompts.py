@@ -15,14 +15,9 @@ from triforce.request import SamplingParams
 from triforce.sampling.warp import check_bias
 from triforce.server.engine import Ask
 from triforce.server.failures import Refusal, wrong
-from triforce.server.limits import Limits
+from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, LEAST_KV, Limits
 from triforce.server.schemas import ChatBody, Choices, CompletionBody, Message, ResponsesBody, Sampled
 
-COMPLETION_TOKENS = 16
-"""New tokens of a completion if the request does not say: OpenAI's default."""
-ANSWER_TOKENS = 2048
-"""New tokens of a chat answer if the request does not say."""
-LEAST_KV = 65_536
 _PASSED_ON = (
     *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
     *("n", "stop", "presence_penalty", "frequency_penalty"),
@@ -45,8 +40,9 @@ class Reader:
     async def completion(self, body: CompletionBody) -> list[Ask]:
         """One request for each prompt. Raises Refusal or RequestError."""
         prompts = one_or_many(body.prompt)
-        if len(prompts) > self.limits.prompts:
-            raise wrong("prompt", f"{len(prompts)} prompts; send at most {self.limits.prompts} in one request")
+        most = min(self.limits.prompts, self.limits.waiting + 1)  # the first need not wait
+        if len(prompts) > most:
+            raise wrong("prompt", f"{len(prompts)} prompts; send at most {most} in one request")
         if body.echo and body.stream and body.logprobs is not None:
             raise wrong("stream", "an echo with logprobs cannot be streamed; leave out stream, echo or logprobs")
         params = self._params(
@@ -77,25 +73,27 @@ class Reader:
 
     async def ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, or those given, checked. Raises RequestError."""
-        self._bound(prompt)
+        self._bound(len(prompt) if isinstance(prompt, str) else 0)
         return await asyncio.to_thread(self.llm.encode, prompt)  # a long text takes a while
 
     async def tokens(self, text: str, special: bool) -> list[int]:
         """Token ids of a text of any length that could be a prompt. Raises RequestError."""
-        self._bound(text)
+        self._bound(len(text))
         return await asyncio.to_thread(self.tokenizer.encode, text, special)
 
     async def conversation(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation, laid out by the model's chat template. Raises Refusal or RequestError."""
         if not self.tokenizer.chats:
             raise wrong("messages", "this model has no chat template; send a text to /v1/completions instead")
-        ids = await asyncio.to_thread(self.tokenizer.chat, [_plain(message) for message in messages])
+        turns = [_plain(message) for message in messages]
+        self._bound(sum(len(turn["content"]) for turn in turns))
+        ids = await asyncio.to_thread(self.tokenizer.chat, turns)
         return await self.ids(ids)
 
-    def _bound(self, prompt: Prompt) -> None:
+    def _bound(self, characters: int) -> None:
         longest = self.context * self.limits.characters_per_token
-        if isinstance(prompt, str) and len(prompt) > longest:
-            raise wrong("prompt", f"the prompt has {len(prompt)} characters; the context of {self.context} tokens "
+        if characters > longest:
+            raise wrong("prompt", f"the prompt has {characters} characters; the context of {self.context} tokens "
                         f"cannot hold more than {longest}. Shorten it")  # fmt: skip
 
     def _ask(self, ids: list[int], params: SamplingParams, body: Sampled) -> Ask:

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS
+
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Batches = Annotated[list[Ids], Field(fail_fast=True)]
@@ -102,7 +104,7 @@ class Choices(Sampled):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, Any] | None = Field(None, description="Token id to what is added to its logit")
-    max_tokens: int | None = None
+    max_tokens: int | None = Field(None, description=f"Default: {COMPLETION_TOKENS}, in a chat {ANSWER_TOKENS}")
     stream_options: StreamOptions | None = None
 
 
@@ -140,7 +142,7 @@ class ChatBody(Choices):
     """POST /v1/chat/completions."""
 
     messages: Messages
-    max_completion_tokens: int | None = None
+    max_completion_tokens: int | None = Field(None, description=f"Default: {ANSWER_TOKENS}")
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -158,7 +160,7 @@ class ResponsesBody(Sampled):
 
     input: str | Annotated[list[Item], Field(min_length=1, fail_fast=True)]
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: int | None = Field(None, description=f"Default: {ANSWER_TOKENS}")
 
 
 class TokenizeBody(Named):

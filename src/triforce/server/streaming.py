@@ -21,7 +21,8 @@ DONE = b"data: [DONE]\n\n"
 def frame(data: Mapping[str, Any], event: str | None = None) -> bytes:
     """One server-sent event."""
     name = f"event: {event}\n" if event else ""
-    return f"{name}data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n".encode()
+    # ASCII: some clients split lines at every separator that Unicode has.
+    return f"{name}data: {json.dumps(data, allow_nan=False)}\n\n".encode()
 
 
 class HungUp(Exception):
