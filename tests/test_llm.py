@@ -88,6 +88,7 @@ def test_pieces_add_up_to_the_output_whatever_stops_it(llm: LLM) -> None:
         assert whole.startswith(one.text) and one.finish_reason == "stop"
         assert [t for piece in pieces if isinstance(piece, Piece) for t in piece.token_ids] == one.token_ids
         assert [o for piece in pieces if isinstance(piece, Piece) for o in piece.origins] == one.origins
+        assert [p for piece in pieces if isinstance(piece, Piece) for p in piece.logprobs or ()] == one.logprobs
         assert len(one.logprobs or []) == len(one.token_ids)
 
 

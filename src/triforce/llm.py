@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -127,10 +127,11 @@ class LLM:
         load_cache: str | Path | None = None,
         on_prefill: OnPrefill | None = None,
         memory: Full | None = None,
-    ) -> Iterator[Piece | RequestOutput]:
+    ) -> Generator[Piece | RequestOutput, None, None]:
         """Continue one prompt, in pieces as they are ready; the last thing is the whole answer.
 
-        memory: a target KV cache to go on with (see `session`), for n = 1.
+        memory: a target KV cache to go on with (see `session`), for n = 1. To give up half-way, close the generator, or
+        raise in `on_prefill`: the KV goes at once.
         """
         request = self._request(prompt, params or SamplingParams())
         yield from self._run([request], mode, Files(save_cache, load_cache), on_prefill, memory)
