@@ -90,7 +90,7 @@ def rotation(dtype: torch.dtype) -> Tensor:
     q, k, v = normal(N, G * D), normal(N, G * D, seed=1), normal(N, G * D, seed=2)
     angle_NF = torch.arange(N)[:, None] * 10000.0 ** (-torch.arange(0, D, 2) / D)
     cos, sin, place_N = angle_NF.cos(), angle_NF.sin(), slots(kv.take(N), N)
-    kv.pages.write(q, k, v, cos=cos, sin=sin, slots=place_N, rotated=torch.empty(N, G, D, dtype=dtype))
+    kv.pages.write(q, k, v, cos, sin, torch.arange(N), place_N, rotated=torch.empty(N, G, D, dtype=dtype))
     got_k, got_v = torch.empty(N, G, D, dtype=dtype), torch.empty(N, G, D, dtype=dtype)
     kv.pages.read(place_N, got_k, got_v)
     assert torch.equal(got_v, v.view(N, G, D).to(dtype))

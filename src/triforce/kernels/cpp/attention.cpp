@@ -9,7 +9,9 @@
 namespace triforce {
 namespace {
 
-const AttentionKernels& kernels(const Attention& call) { return call.pages->is_bf16 ? attention_bf16() : attention_f32(); }
+const AttentionKernels& kernels(const Attention& call) {
+    return call.pages->is_bf16 ? attention_bf16() : attention_f32();
+}
 
 void clear(const Attention& call, float* most, float* total, float* mixed, int64_t count) {
     std::fill_n(mixed, count * call.pages->dim, 0.0f);
@@ -124,9 +126,10 @@ void BySplits::merge(const Place& place) const {
         float* mass = call_.mass + (place.b * call_.pages->heads + place.g) * call_.list_length;
         for (int64_t split = 0; split < splits; split++) {
             const Place at{place.b, place.g, split};
-            const int64_t first = split * split_pages, pages = std::min<int64_t>(split_pages, call_.list_length - first);
-            k_.weigh(call_, queries.count, all.partial(), partial(at, queries.first), sums(at, queries.first), mass + first,
-                     static_cast<int>(pages));
+            const int64_t first = split * split_pages;
+            const int64_t pages = std::min<int64_t>(split_pages, call_.list_length - first);
+            k_.weigh(call_, queries.count, all.partial(), partial(at, queries.first), sums(at, queries.first),
+                     mass + first, static_cast<int>(pages));
         }
     });
 }

@@ -70,8 +70,8 @@ void write(const Pages& pages, nb::handle q, nb::handle k, nb::handle v, nb::han
     q_tensor.expect(Type::f32, {-1, -1});
     const int64_t N = q_tensor[0], D = pages.dim, kv_size = pages.heads * D;
     check(q_tensor[1] % D == 0, "q must hold whole heads");
-    NewTokens tokens{&pages, N, query_heads(pages, q_tensor[1] / D), static_cast<const float*>(q_tensor.data), nullptr, nullptr,
-                     {}, nullptr, nullptr, nullptr, nullptr, nullptr};
+    NewTokens tokens{&pages, N, query_heads(pages, q_tensor[1] / D), static_cast<const float*>(q_tensor.data), nullptr,
+                     nullptr, {}, nullptr, nullptr, nullptr, nullptr, nullptr};
     const int64_t H = tokens.heads;
     tokens.k = tensor("k", k).as<float>({N, kv_size});
     tokens.v = tensor("v", v).as<float>({N, kv_size});
@@ -134,13 +134,15 @@ void best(nb::handle scores, int64_t start, int64_t stop, nb::handle ids) {
     check(0 <= start && start <= stop && stop <= s[1], "start and stop must lie in the scores");
     check(out[1] <= stop - start, "ids must not be more than there are candidates");
     nb::gil_scoped_release release;
-    run(Best{static_cast<const float*>(s.data), s[0], s[1], start, stop - start, out[1], static_cast<int64_t*>(out.data)});
+    run(Best{static_cast<const float*>(s.data), s[0], s[1], start, stop - start, out[1],
+             static_cast<int64_t*>(out.data)});
 }
 
 }  // namespace
 
 void bind_attention(nb::module_& m) {
-    nb::class_<Pages>(m, "Pages", "The K and V memory of one layer, (G, pages, 16 * head_dim) each; it stays its owner's.")
+    nb::class_<Pages>(m, "Pages", 
+                      "The K and V memory of one layer, (G, pages, 16 * head_dim) each; it stays its owner's.")
         .def("__init__", [](Pages* self, nb::object keys, nb::object values, int64_t dim) {
             new (self) Pages(pages_over(keys, values, dim));
         }, "keys"_a, "values"_a, "head_dim"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
@@ -149,10 +151,12 @@ void bind_attention(nb::module_& m) {
              "Rotate q (N, H * D) and k to their positions (N) in the tables (S, D / 2), put k and v (N, G * D) into "
              "their slots (N); `rotated` and `q_sinks` (N, H, D) are out.")
         .def("read", &move_tokens<true>, "slots"_a, "k"_a, "v"_a, "Copy tokens out: k and v (N, G, D).")
-        .def("put", &move_tokens<false>, "slots"_a, "k"_a, "v"_a, "Copy tokens in, keys rotated before: k and v (N, G, D).")
+        .def("put", &move_tokens<false>, "slots"_a, "k"_a, "v"_a,
+             "Copy tokens in, keys rotated before: k and v (N, G, D).")
         .def("attend", &attend, "q"_a, "starts"_a, "counts"_a, "lists"_a, "mixed"_a, "mass"_a = nb::none(),
              "q_sinks"_a = nb::none(), "sinks"_a = 0, "window"_a = 0,
-             "Queries (B, T, H, D) over page lists (B, P) or (B, G, P); `mixed` (B, T, H, D) and `mass` (B, G, P) are out.");
+             "Queries (B, T, H, D) over page lists (B, P) or (B, G, P); `mixed` (B, T, H, D) and `mass` (B, G, P) "
+             "are out.");
     m.def("best", &best, "scores"_a, "start"_a, "stop"_a, "ids"_a,
           "The highest of scores (G, N) in [start, stop): `ids` (G, picks) ascending is out; the lowest among equals.");
 }

@@ -93,9 +93,9 @@ void bind_decoder(nb::module_& m) {
         .def("__init__", &init, "blocks"_a, "head"_a, "embedding"_a.none(), nb::keep_alive<1, 4>())
         .def("run", &forward, "memory"_a, "ids"_a, "positions"_a, "counts"_a, "cos"_a, "sin"_a, "views"_a,
              "at"_a.none(), "logits"_a, "queries"_a.none(), "mass"_a.none(),
-             "A pass of tokens (B, T), counts[b] of row b from positions[b] on, over the pages of each layer. A view is "
-             "(layers, units (B, P), (B, G, P) or (layers, B, G, P), starts (B), sinks, window). Out: `logits` (B, J, V) "
-             "of columns `at` (B, J), `queries` (L, B, T, H, D) rotated, `mass` (L, B, G, P).");
+             "A pass of tokens (B, T), counts[b] of row b from positions[b] on, over the pages of each layer. A view "
+             "is (layers, units (B, P), (B, G, P) or (layers, B, G, P), starts (B), sinks, window). Out: `logits` "
+             "(B, J, V) of columns `at` (B, J), `queries` (L, B, T, H, D) rotated, `mass` (L, B, G, P).");
 }
 
 }  // namespace triforce

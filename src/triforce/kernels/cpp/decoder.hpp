@@ -1,7 +1,7 @@
 // A whole pass of a decoder in one call: embedding, layers, head. Between two passes nothing is left but K and V.
 //
-// Rows B, tokens T of each in a pass, scored columns J, layers L, hidden size C, query heads H, KV heads G, head size D,
-// vocabulary V.
+// Rows B, tokens T of each in a pass, scored columns J, layers L, hidden size C, query heads H, KV heads G, head size
+// D, vocabulary V.
 #pragma once
 
 #include <cstdint>

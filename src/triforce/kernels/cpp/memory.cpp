@@ -23,7 +23,8 @@ size_t round_up(size_t size, size_t to) { return (size + to - 1) / to * to; }
 
 void prefer_huge_pages(void* data, size_t bytes) {
 #if defined(__linux__)
-    const uintptr_t first = round_up(reinterpret_cast<uintptr_t>(data), 4096), last = reinterpret_cast<uintptr_t>(data) + bytes;
+    const uintptr_t first = round_up(reinterpret_cast<uintptr_t>(data), 4096);
+    const uintptr_t last = reinterpret_cast<uintptr_t>(data) + bytes;
     if (last > first && last - first >= huge_page) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 #else
     (void)data, (void)bytes;

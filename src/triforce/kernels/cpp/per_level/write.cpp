@@ -77,7 +77,8 @@ void put(const Pages& pages, const int64_t* slots, int64_t count, const void* k,
     for (int64_t i = 0; i < count * pages.heads; i++) {
         const int64_t slot = slots[i / pages.heads], from = i * pages.dim;
         if (slot < page_size) continue;
-        put_one(pages, static_cast<int>(i % pages.heads), slot, static_cast<const T*>(k) + from, static_cast<const T*>(v) + from);
+        put_one(pages, static_cast<int>(i % pages.heads), slot, static_cast<const T*>(k) + from,
+                static_cast<const T*>(v) + from);
     }
 }
 
