@@ -24,7 +24,8 @@ from asking import SAMPLED
 from triforce.llm import LLM
 from triforce.request import SamplingParams
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 KEY = "a-key-of-many-letters"
 PROMPT = "the cat sat on the mat"
 EXTENSIONS = {"ignore_eos": True}
@@ -36,7 +37,7 @@ def served(pair: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str],
     """A server process, and its address."""
     models = (str(pair / "target"), "--draft", str(pair / "draft"), "--budget", "64")
     command = [sys.executable, "-m", "triforce", "serve", *models, "--port", "0", *arguments]
-    environment = os.environ | {"TRIFORCE_API_KEYS": KEY}
+    environment = os.environ | {"TRIFORCE_API_KEYS": KEY, "PYTHONPATH": str(ROOT / "src")}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout
     line = process.stdout.readline()

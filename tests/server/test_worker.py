@@ -167,6 +167,38 @@ def test_a_client_that_hangs_up_leaves_no_kv(llm: LLM, after: int, stream: bool)
         gc.enable()
 
 
+def test_a_prompt_that_nobody_waits_for_is_not_read_to_its_end(llm: LLM) -> None:
+    """The client is gone after the first of four parts of the prompt."""
+    seen: list[int] = []
+
+    class Leaving:
+        def stream(self, prompt: list[int], params: SamplingParams, mode: str | None, on_prefill: Any) -> Any:
+            def hook(read: int, total: int) -> None:
+                seen.append(read)
+                answers[0].cancel()
+                on_prefill(read, total)
+
+            return llm.stream(prompt, params, mode=mode, on_prefill=hook)
+
+    async def scene() -> None:
+        worker = Worker(Leaving(), 1)  # type: ignore[arg-type]
+        answers.extend(worker.submit([Ask([5] * 1900, SamplingParams())]))
+        while worker.load().waiting or worker.load().running:
+            await asyncio.sleep(0.01)
+        assert pools() == before and worker.alive
+        await worker.close()
+
+    answers: list[Any] = []
+    gc.collect()
+    before = pools()
+    gc.disable()
+    try:
+        asyncio.run(scene())
+    finally:
+        gc.enable()
+    assert len(seen) == 1 and seen[0] < 1000
+
+
 def sums(app: ASGIApp) -> dict[tuple[str, str], float]:
     """Every sample that /metrics has, by name and by its label beside the model."""
     text = ask(app, "/metrics").text
