@@ -8,6 +8,7 @@ from torch import Tensor
 
 from triforce.config import ModelConfig
 from triforce.decoder import Decoder
+from triforce.kernels import Model, layer_by_layer
 from triforce.rope import rotate
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -25,6 +26,9 @@ class SimpleCache:
     def begin(self, counts_B: Tensor, width: int) -> None:
         assert (counts_B == width).all(), "rows of equal length only"
         self.rewind(self.lengths_B)
+
+    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
+        return layer_by_layer(model, ids_BT, at_BJ, self.attend)
 
     def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
         T = q_BTHD.shape[1]

@@ -62,7 +62,7 @@ except SystemExit as end:
 """
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["info"], ["demo"], ["eval"]])
+@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["info"], ["demo"], ["eval"], ["serve"]])
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     done = python(HELP, *command, "--help")
     assert done.returncode == 0

@@ -88,6 +88,7 @@ def test_pieces_add_up_to_the_output_whatever_stops_it(llm: LLM) -> None:
         assert whole.startswith(one.text) and one.finish_reason == "stop"
         assert [t for piece in pieces if isinstance(piece, Piece) for t in piece.token_ids] == one.token_ids
         assert [o for piece in pieces if isinstance(piece, Piece) for o in piece.origins] == one.origins
+        assert [p for piece in pieces if isinstance(piece, Piece) for p in piece.logprobs or ()] == one.logprobs
         assert len(one.logprobs or []) == len(one.token_ids)
 
 
@@ -159,7 +160,8 @@ def test_the_retrieval_tier_reads_no_more_than_its_budget(
 
     def counting(view: Retrieval, counts_B: torch.Tensor, width: int) -> None:
         plain(view, counts_B, width)
-        read.append(max(map(sum, zip(view._lists[-1].starts, view._lists[-1].counts, strict=True))))
+        lists = view._pass.views[-1][1]
+        read.append(max(map(sum, zip(lists.starts, lists.counts, strict=True))))
 
     monkeypatch.setattr(Retrieval, "begin", counting)
     fresh = LLM(folder / "target", folder / "draft", budget=64, refresh=refresh)

@@ -53,6 +53,17 @@ TEXTS = [
 ]
 
 
+@BOTH
+@pytest.mark.parametrize("text", ["the cat", "naïve café — 東京 🙂", "a  b\n\n\tc "])
+def test_the_bytes_of_the_tokens_are_those_of_the_text(tokenizer: Tokenizer, text: str) -> None:
+    written = b"".join(tokenizer.bytes_of(i) for i in tokenizer.encode(text))
+    assert written.decode().removeprefix(" ") == text
+
+
+def test_the_bytes_of_special_and_unknown_tokens() -> None:
+    assert [BYTES.bytes_of(i) for i in (0, 1, 10_000)] == [b"<s>", b"</s>", b""]
+
+
 def pieces(tokenizer: Tokenizer, ids: list[int], after: list[int] | tuple[()] = ()) -> list[str]:
     stream = tokenizer.stream(after)
     return [*(stream.step(i) for i in ids), stream.flush()]

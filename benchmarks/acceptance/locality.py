@@ -15,17 +15,17 @@ from triforce.cache.select import Policy
 
 
 class Recorder:
-    """A policy that does as another one does, and remembers what it picked last, by layer."""
+    """A policy that does as another one does, and remembers what it picked last."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.observes = policy.observes
         self.recent = policy.recent
-        self.picked: dict[int, Tensor] = {}
+        self.picked_LGN = torch.empty(0)
 
-    def pick(self, full: Full, row: int, layer: int, chunk: int, candidates: range, picks: int) -> Tensor:
-        self.picked[layer] = self.policy.pick(full, row, layer, chunk, candidates, picks)
-        return self.picked[layer]
+    def pick(self, full: Full, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+        self.picked_LGN = self.policy.pick(full, row, chunk, candidates, picks)
+        return self.picked_LGN
 
 
 def locality(walk: Walk, usual: Case) -> list[Row]:
@@ -54,7 +54,7 @@ def _follow(walk: Walk, usual: Case, refresh: int) -> list[tuple[int, Tensor, Te
     view = Retrieval(walk.full, recorder, usual.setting(refresh))
     chunks, steps = ceil(len(walk.work.ids) / usual.chunk), []
     for span, *_ in walk.under(view):
-        picked_LGN = torch.stack(list(recorder.picked.values()))
+        picked_LGN = recorder.picked_LGN
         chosen_LGC = torch.zeros(*picked_LGN.shape[:2], chunks, dtype=torch.bool, device=picked_LGN.device)
         chosen_LGC.scatter_(2, picked_LGN, True)
         visible_LGC = chosen_LGC.clone()
@@ -68,7 +68,7 @@ def _follow(walk: Walk, usual: Case, refresh: int) -> list[tuple[int, Tensor, Te
 
 def _mass(full: Full, chunk: int, chunks: int) -> Tensor:
     """The attention that the last verification gave each chunk, (L, G, C)."""
-    mass_LGU = torch.stack(list(full.sights[0].mass.values()))
-    units = chunk // full.grain
+    mass_LGU, units = full.sights[0].mass_LGU, chunk // full.grain
+    assert mass_LGU is not None, "its views select by what is observed"
     whole_LGU = F.pad(mass_LGU, (0, chunks * units - mass_LGU.shape[2]))
     return whole_LGU.view(*whole_LGU.shape[:2], chunks, units).sum(3)

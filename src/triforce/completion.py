@@ -7,7 +7,7 @@ from typing import Literal
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine import Batch, Job
-from triforce.request import CompletionOutput
+from triforce.request import CompletionOutput, TokenLogprobs
 from triforce.stop import StoppedText
 
 
@@ -21,6 +21,8 @@ class Piece:
     index: int
     """Which of the `n` completions."""
     finish_reason: Literal["stop", "length"] | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """One per token, if they were asked for."""
 
 
 class Completion:
@@ -44,7 +46,10 @@ class Completion:
         if self.job.finish and self._stream:
             shown += self._text.add(self._stream.flush()) + self._text.flush()
         names = [tier.name for tier in batch.tiers]
-        return Piece(shown, fresh[:read], [names[o] for o in origins[:read]], self.job.choice, self.job.finish)
+        logprobs = self.job.logprobs[-read:] if self.job.params.logprobs is not None else None
+        return Piece(
+            shown, fresh[:read], [names[o] for o in origins[:read]], self.job.choice, self.job.finish, logprobs
+        )
 
     def output(self, batch: Batch, b: int) -> CompletionOutput:
         """The whole completion, once its batch is done."""

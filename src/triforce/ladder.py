@@ -149,6 +149,13 @@ MODES: dict[str, Ladder] = {
     "ar": ar, "draft": draft, "retrieval": retrieval, "streaming": streaming, "triforce": triforce, "lookup": lookup,
 }  # fmt: skip
 
+DRAFTED = ("draft", "triforce")
+
+
+def runnable(models: Models) -> list[str]:
+    """The modes that these models can run."""
+    return [mode for mode in MODES if models.draft or mode not in DRAFTED]
+
 
 def tiers(top: Proposer) -> list[Proposer]:
     """The tiers of a ladder, from the lowest to the full one."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from triforce import kernels
 from triforce.cache import PAGE, Full, Setting, saved
 from triforce.checkpoint import Checkpoint, load
 from triforce.checkpoint.tokenizer import configured_eos_ids
@@ -126,10 +127,11 @@ class LLM:
         load_cache: str | Path | None = None,
         on_prefill: OnPrefill | None = None,
         memory: Full | None = None,
-    ) -> Iterator[Piece | RequestOutput]:
+    ) -> Generator[Piece | RequestOutput, None, None]:
         """Continue one prompt, in pieces as they are ready; the last thing is the whole answer.
 
-        memory: a target KV cache to go on with (see `session`), for n = 1.
+        memory: a target KV cache to go on with (see `session`), for n = 1. To give up half-way, close the generator, or
+        raise in `on_prefill`: the KV goes at once.
         """
         request = self._request(prompt, params or SamplingParams())
         yield from self._run([request], mode, Files(save_cache, load_cache), on_prefill, memory)
@@ -186,13 +188,15 @@ class LLM:
             request.decode_seconds += batch.decode_seconds
 
     def _prefill(self, batch: Batch, files: Files, on_prefill: OnPrefill | None) -> None:
+        identity = kernels.identity(self.models.target.model, batch.top.cache.pool.memory)
+        maker = saved.Maker(self.target.fingerprint, identity)
         if files.load is not None:
-            batch.restore(saved.SavedCache(Path(files.load), self.target.fingerprint))
+            batch.restore(saved.SavedCache(Path(files.load), maker))
         for seen, total in batch.prefill():
             if on_prefill:
                 on_prefill(seen, total)
         if files.save is not None:
-            saved.save(Path(files.save), self.target.fingerprint, batch.top.cache, 0, batch.jobs[0].prompt)
+            saved.save(Path(files.save), maker, batch.top.cache, 0, batch.jobs[0].prompt)
 
     def _output(self, request: Request, mode: str | None) -> RequestOutput:
         job = request.completions[0].job

@@ -1,7 +1,7 @@
 """What is asked of the engine and what it answers: plain nouns, without torch."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Literal, NamedTuple
@@ -123,9 +123,26 @@ class RequestOutput:
         return sum(len(output.token_ids) for output in self.outputs)
 
     @property
+    def tiers(self) -> list[TierStats]:
+        """What each tier did for all outputs together, from the lowest to the full one."""
+        return total(self.outputs)
+
+    @property
     def tokens_per_second(self) -> float:
         """New tokens, of all outputs together, per second of decoding; 0 if no time was measured."""
         return self.completion_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+
+def total(outputs: Iterable[CompletionOutput]) -> list[TierStats]:
+    """Statistics of several continuations, tier by tier. Seconds are not added up: of one batch each has them all."""
+    sums: dict[str, TierStats] = {}
+    for tier in (tier for output in outputs for tier in output.tiers):
+        into = sums.setdefault(tier.name, TierStats(tier.name))
+        into.proposed += tier.proposed
+        into.accepted += tier.accepted
+        into.passes += tier.passes
+        into.seconds = max(into.seconds, tier.seconds)
+    return list(sums.values())
 
 
 _REALS: dict[str, tuple[str, Callable[[float], bool]]] = {

@@ -82,8 +82,10 @@ class NativeSampling:
         )
         if unlawful:
             raise no_law(*unlawful)
-        longest = int(counts_B.max()) if self._law_size and J > 1 else J  # behind it no law was written
-        return Draft(tokens_BJ[:, :longest], laws_BJV[:, :longest], origins_BJ[:, :longest], counts_B)
+        longest = int(counts_B.max()) if self._law_size else J
+        if longest < J:  # behind it no law was written
+            tokens_BJ, laws_BJV, origins_BJ = (x[:, :longest] for x in (tokens_BJ, laws_BJV, origins_BJ))
+        return Draft(tokens_BJ, laws_BJV, origins_BJ, counts_B)
 
     def _noise(self, guess: Draft, lengths_B: Tensor, live_B: Tensor, width: int, tier: int) -> object:
         """The uniforms of `rejection`; of `seeded` the keys, which are enough, or all exponentials."""

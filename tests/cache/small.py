@@ -15,6 +15,7 @@ from torch import Tensor
 from triforce.cache import PAGE, Full, Pool, Retrieval
 from triforce.config import ModelConfig
 from triforce.decoder import Decoder
+from triforce.kernels import Model, layer_by_layer
 from triforce.rope import Rope
 from triforce.weights import Layer, Weights
 
@@ -143,6 +144,9 @@ class Dense:
 
     def begin(self, counts_B: Tensor, width: int) -> None:
         assert counts_B.tolist() == [width]
+
+    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
+        return layer_by_layer(model, ids_BT, at_BJ, self.attend)
 
     def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
         positions = range(self.length, self.length + q_BTHD.shape[1])

@@ -34,11 +34,11 @@ from small import (
     text,
 )
 from torch import Tensor
-from torch.nn.functional import pad
 
 from triforce.cache import Full, Retrieval, Setting
 from triforce.cache.retrieval import Budget
 from triforce.cache.select import POLICIES, Recent
+from triforce.kernels import Lists
 
 torch.set_num_threads(1)
 DECODER = small_decoder()
@@ -229,28 +229,32 @@ class FullForgetful(Full):
 class WrongGroup(Retrieval):
     """Each KV head looks at what was chosen for its neighbour."""
 
-    def _row_list(self, b: int, stop: int) -> Tensor:
-        return super()._row_list(b, stop).flip(1)
+    def _views(self, starts: list[int], counts: list[int]) -> list[tuple[int, Lists]]:
+        flip = {2: lambda units_BU: units_BU, 4: lambda units_LBGU: units_LBGU.flip(2)}
+        views = super()._views(starts, counts)
+        return [(n, replace(lists, units=flip[lists.units.ndim](lists.units))) for n, lists in views]
 
 
-class NoRefusedSlots(Retrieval):
+class Shifted(Retrieval):
+    """Its queries stand `by` places further than they should."""
+
+    by = 0
+
+    def _views(self, starts: list[int], counts: list[int]) -> list[tuple[int, Lists]]:
+        views = super()._views(starts, counts)
+        return [(n, replace(lists, starts=[max(0, x + self.by) for x in lists.starts])) for n, lists in views]
+
+
+class NoRefusedSlots(Shifted):
     """Sees stale keys: one token more than there is."""
 
-    def begin(self, counts_B: Tensor, width: int) -> None:
-        super().begin(counts_B, width)
-        self._lists = [
-            replace(each, units=pad(each.units, (0, 1)), starts=[start + 1 for start in each.starts])
-            for each in self._lists
-        ]
+    by = 1
 
 
-class OneBehind(Retrieval):
+class OneBehind(Shifted):
     """Writes one slot too early: into the last committed one."""
 
-    def begin(self, counts_B: Tensor, width: int) -> None:
-        super().begin(counts_B, width)
-        assert self._pass is not None
-        self._pass.slots_N.sub_((self._pass.slots_N > 16).long())
+    by = -1
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,11 @@ from tiny_llm import CONTEXT, GREEDY, MODES, SEEDED, ask, counted, ids, llm
 from triforce.cache import Full, saved
 from triforce.cache.full import TAIL
 from triforce.errors import CacheError
+from triforce.kernels import extension
 from triforce.llm import LLM
 
 torch.set_num_threads(1)
-PRINT = "fingerprint of a model"
+MAKER = saved.Maker("fingerprint of a model", "kernels")
 PROMPT = ids(150)
 
 
@@ -38,7 +39,7 @@ def kept(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(path: Path) -> saved.SavedCache:
-    return saved.SavedCache(path, PRINT)
+    return saved.SavedCache(path, MAKER)
 
 
 # Round trips
@@ -129,7 +130,7 @@ def test_rows_of_any_shape_and_dtype(tmp_path: Path, dtype: torch.dtype, fragmen
     full, prompt = Full(make_pool(decoder, 2, 100, fragmented=fragmented)), text(90)
     prefill(decoder, full, 0, text(30, seed=1))
     prefill(decoder, full, 1, prompt[:-1])
-    saved.save(tmp_path / "kv", PRINT, full, 1, prompt)
+    saved.save(tmp_path / "kv", MAKER, full, 1, prompt)
     other = Full(make_pool(decoder, 2, 100, fragmented=not fragmented))
     assert loaded(tmp_path / "kv").restore(other, 1, prompt) == 89 - TAIL
     assert other.lengths_B.tolist() == [0, 89 - TAIL]
@@ -145,7 +146,7 @@ def test_plain_safetensors_reads_it(tmp_path: Path) -> None:
     decoder, prompt = small_decoder(dtype=torch.float32), text(50)
     full = Full(make_pool(decoder, 1, 64))
     prefill(decoder, full, 0, prompt)
-    saved.save(tmp_path / "kv", PRINT, full, 0, prompt)
+    saved.save(tmp_path / "kv", MAKER, full, 0, prompt)
     tensors, truth = load_file(tmp_path / "kv"), dense(decoder, prompt)
     assert set(tensors) == {"ids", "checksum", "keys.0", "keys.1", "values.0", "values.1"}
     assert tensors["ids"].tolist() == prompt
@@ -164,7 +165,7 @@ def small_file(tmp_path: Path) -> Path:
     decoder = small_decoder(dtype=torch.float32)
     full = Full(make_pool(decoder, 1, 32))
     prefill(decoder, full, 0, text(20))
-    saved.save(tmp_path / "small.kv", PRINT, full, 0, text(20))
+    saved.save(tmp_path / "small.kv", MAKER, full, 0, text(20))
     assert len(loaded(tmp_path / "small.kv").ids) == 20
     return tmp_path / "small.kv"
 
@@ -254,6 +255,31 @@ def test_another_model_or_dtype(pair: Path, kept: Path, tmp_path: Path) -> None:
             other.generate(PROMPT, ask(), load_cache=kept)
 
 
+@pytest.mark.parametrize("other", ["another level", "torch", "a chunk that only torch takes"])
+def test_other_kernels(pair: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    """Their bits differ: going on from them would not give the text of a fresh prefill."""
+    native = extension.native
+    if native is None or len(native.levels()) == 1:
+        pytest.skip("there are no other kernels here")
+    level, lowest = native.level(), native.levels()[0]
+    named = {"another level": lowest, "torch": "torch"}.get(other, f"{level} and torch")
+    if other == "torch":
+        monkeypatch.setattr(extension, "native", None)
+    model = LLM(pair / "target", None, dtype="bfloat16", budget=64, chunk=8 if "chunk" in other else 16)
+    if other == "another level":
+        native.use(lowest)
+    try:
+        with pytest.raises(CacheError, match=rf"other kernels \({level}; here {named}\).*TRIFORCE_KERNELS"):
+            model.generate(PROMPT, ask(), load_cache=kept)
+    finally:
+        native.use(level)
+
+
+def test_a_file_that_does_not_name_its_kernels(small_file: Path) -> None:
+    with pytest.raises(CacheError, match="other kernels"):
+        saved.SavedCache(small_file, MAKER._replace(kernels="others"))
+
+
 def test_a_shorter_context_is_the_same_model(pair: Path, kept: Path) -> None:
     """It bounds what may be seen, and changes nothing in what is computed."""
     short = LLM(pair / "target", None, context=300)
@@ -279,7 +305,7 @@ def test_only_its_owner_may_read_it(tmp_path: Path, umask: int) -> None:
     (tmp_path / "kv").chmod(0o666)
     before = os.umask(umask)
     try:
-        saved.save(tmp_path / "kv", PRINT, *mixed(a_row()))
+        saved.save(tmp_path / "kv", MAKER, *mixed(a_row()))
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "kv").stat().st_mode) == 0o600
@@ -327,11 +353,11 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, failure: BaseException
 ) -> None:
     path, (full, prompt) = tmp_path / "kv", a_row()
-    saved.save(path, PRINT, full, 0, prompt[:20])
+    saved.save(path, MAKER, full, 0, prompt[:20])
     old = path.read_bytes()
     full_disk(monkeypatch, room, failure)
     with pytest.raises(CacheError if isinstance(failure, OSError) else type(failure)) as caught:
-        saved.save(path, PRINT, full, 0, prompt)
+        saved.save(path, MAKER, full, 0, prompt)
     if failure is NO_SPACE:
         assert "No space left" in str(caught.value) and str(path) in str(caught.value)
     assert path.read_bytes() == old
@@ -347,7 +373,7 @@ def test_a_failure_at_the_last_moment(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "kv").write_text("old")
     monkeypatch.setattr(os, call, fail)
     with pytest.raises(CacheError):
-        saved.save(tmp_path / "kv", PRINT, full, 0, prompt)
+        saved.save(tmp_path / "kv", MAKER, full, 0, prompt)
     assert (tmp_path / "kv").read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["kv"]
 
@@ -358,7 +384,7 @@ def test_a_path_that_cannot_be_written(pair: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "missing" / "kv", tmp_path / "file" / "kv"):
         with pytest.raises(CacheError, match=path.name):
-            saved.save(path, PRINT, full, 0, prompt)
+            saved.save(path, MAKER, full, 0, prompt)
         model = llm(pair)
         with counted(model.models.target) as passes, pytest.raises(CacheError, match="cannot write"):
             model.generate(PROMPT, ask(), save_cache=path)
@@ -375,5 +401,5 @@ def test_unverified_tokens_never_leave(tmp_path: Path) -> None:
     """Only committed tokens are saved, even if a longer text is named."""
     full, prompt = a_row()
     full.rewind(torch.tensor([25], device=full.pool.device))
-    saved.save(tmp_path / "kv", PRINT, full, 0, prompt)
+    saved.save(tmp_path / "kv", MAKER, full, 0, prompt)
     assert loaded(tmp_path / "kv").ids == prompt[:25]

@@ -80,8 +80,9 @@ CUTS += [(5, range(4, 30), 11), (16, range(1, 1), 0), (16, range(3, 9), 0)]
 def test_contract(name: str, decoder: Decoder, chunk: int, candidates: range, picks: int) -> None:
     full = scene(decoder)[0]
     policy, G = ALL[name](), decoder.config.kv_heads
-    for layer in range(decoder.config.layers):
-        ids_GN = policy.pick(full, 1, layer, chunk, candidates, picks)
+    ids_LGN = policy.pick(full, 1, chunk, candidates, picks)
+    assert len(ids_LGN) == decoder.config.layers
+    for layer, ids_GN in enumerate(ids_LGN):
         assert ids_GN.dtype == torch.long and ids_GN.device.type == DEVICE
         assert ids_GN.shape == (G, 0 if name == "recent" else picks)
         assert (ids_GN.diff(dim=1) > 0).all(), "ascending, each once"
@@ -97,7 +98,7 @@ def test_contract(name: str, decoder: Decoder, chunk: int, candidates: range, pi
 def test_heads_and_layers_choose_for_themselves(name: str) -> None:
     """Else a policy that asked one head for all would pass."""
     full, policy = scene(DECODER)[0], POLICIES[name]()
-    picks = [policy.pick(full, 1, layer, 8, range(2, 18), 5) for layer in range(2)]
+    picks = policy.pick(full, 1, 8, range(2, 18), 5)
     assert not torch.equal(picks[0], picks[1])
     assert any(not torch.equal(head, ids_GN[0]) for ids_GN in picks for head in ids_GN)
 
@@ -107,14 +108,12 @@ def test_asking_again_for_more_of_a_growing_text(name: str) -> None:
     """Summaries are extended, not made anew: the result is that of a fresh policy."""
     full, grown = scene(DECODER)[0], POLICIES[name]()
     for stop in (1, 3, 3, 9, 7, 9):
-        for layer in range(2):
-            ids_GN = grown.pick(full, 1, layer, 16, range(0, stop), min(stop, 2))
-            assert torch.equal(ids_GN, POLICIES[name]().pick(full, 1, layer, 16, range(0, stop), min(stop, 2)))
-            other = (full, 0, layer, 16, range(0, min(stop, 5)), 1)  # a neighbour has its own summaries
-            assert torch.equal(grown.pick(*other), POLICIES[name]().pick(*other))
-    assert not any(
-        torch.equal(grown.pick(full, 0, n, 16, range(5), 2), grown.pick(full, 1, n, 16, range(5), 2)) for n in (0, 1)
-    )
+        ids_LGN = grown.pick(full, 1, 16, range(0, stop), min(stop, 2))
+        assert torch.equal(ids_LGN, POLICIES[name]().pick(full, 1, 16, range(0, stop), min(stop, 2)))
+        other = (full, 0, 16, range(0, min(stop, 5)), 1)  # a neighbour has its own summaries
+        assert torch.equal(grown.pick(*other), POLICIES[name]().pick(*other))
+    one, other = (grown.pick(full, row, 16, range(5), 2) for row in (1, 0))
+    assert not any(torch.equal(*each) for each in zip(one, other, strict=True))
 
 
 def test_quest_bounds_every_product_of_the_chunk() -> None:
@@ -124,10 +123,10 @@ def test_quest_bounds_every_product_of_the_chunk() -> None:
 
     full, truth, _ = scene(SINGLE)
     for layer in range(2):
-        q_GD = last_query(full, 1, layer)[:, 0].double()
+        q_GD = last_query(full, 1)[layer, :, 0].double()
         for chunk in (1, 7, 16):
             chunks = (LENGTH + KEPT) // chunk
-            least_GND, most_GND = Quest().bounds.of(full, 1, layer, chunk, chunks).double().unbind(2)
+            least_GND, most_GND = Quest().bounds.of(full, 1, chunk, chunks)[layer].double().unbind(2)
             bound_GN = torch.maximum(q_GD[:, None] * least_GND, q_GD[:, None] * most_GND).sum(2)
             exact_GNC = torch.einsum(
                 "gd,ncgd->gnc", q_GD, truth.keys[layer][: chunks * chunk].unflatten(0, (chunks, chunk))
@@ -142,7 +141,7 @@ def test_observed_mass_is_that_of_the_verification_alone() -> None:
     """All five queries of it, the refused ones too; total T * H / G, whatever came before."""
     full, _, verified = scene(DECODER)
     for layer in range(2):
-        mass_GS = full.sights[1].mass[layer][:, : verified.mass[layer].shape[1]]
+        mass_GS = full.sights[1].mass_LGU[layer, :, : verified.mass[layer].shape[1]]
         torch.testing.assert_close(mass_GS.double(), verified.mass[layer], **CLOSE)
         torch.testing.assert_close(mass_GS.sum(1), torch.full_like(mass_GS[:, 0], 5 * 2.0))
 
@@ -214,13 +213,13 @@ class Spy:
     def recent(self, budget: int) -> int:
         return budget // self.share
 
-    def pick(self, full: Full, row: int, layer: int, chunk: int, candidates: range, picks: int) -> Tensor:
+    def pick(self, full: Full, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
         committed = int(full.lengths_B[row])
         assert candidates.stop * chunk <= committed, "only full committed chunks"
         assert 0 <= picks <= len(candidates)
-        self.asked.append((committed, layer, candidates, picks))
+        self.asked.append((committed, candidates, picks))
         first = torch.arange(candidates.start, candidates.start + picks, device=DEVICE)
-        return first.expand(full.pool.config.kv_heads, -1)
+        return first.expand(full.pool.config.layers, full.pool.config.kv_heads, -1)
 
 
 class Rounds:
@@ -233,7 +232,7 @@ class Rounds:
 
     @property
     def selections(self) -> int:
-        return len(self.spy.asked) // 2  # it is asked once per layer
+        return len(self.spy.asked)
 
     def round(self, drafted: int = 3, kept: int | None = None, inner: int | None = None) -> None:
         """`drafted` tokens by the lower tier, the last one not fed; the exact tier keeps `kept` and adds one.
@@ -326,7 +325,7 @@ def test_the_first_selection_has_queries_to_go_by(name: str, length: int) -> Non
     feed(DECODER, lower, [[1, 2, 3]])
     choice = lower.choices[0]
     assert choice is not None and choice.recent >= length - 32 and choice.tokens <= 64
-    assert full.sights[0].start + len(full.sights[0].queries[0]) == length
+    assert full.sights[0].start + full.sights[0].queries_LTHD.shape[1] == length
 
 
 def test_full_layers_see_everything() -> None:

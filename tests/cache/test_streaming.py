@@ -21,6 +21,7 @@ from triforce.cache import PAGE, Streaming
 from triforce.config import ModelConfig
 from triforce.decoder import Decoder
 from triforce.errors import CacheError
+from triforce.kernels import Model, layer_by_layer
 
 torch.set_num_threads(1)
 DECODER = small_decoder(layers=3)
@@ -37,6 +38,9 @@ class Slow:
 
     def begin(self, counts_B: Tensor, width: int) -> None:
         assert counts_B.tolist() == [width]
+
+    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
+        return layer_by_layer(model, ids_BT, at_BJ, self.attend)
 
     def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
         keys, values = self.keys[layer], self.values[layer]

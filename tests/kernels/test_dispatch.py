@@ -12,7 +12,7 @@ import pytest
 from triforce.errors import TriforceError
 from triforce.kernels import extension
 
-SOURCE = str(Path(__file__).parents[2] / "src")
+SOURCE = str(Path(extension.__file__).parents[2])  # of the package under test
 built = pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
 
 

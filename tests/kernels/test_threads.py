@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from tests.kernels.paged import native
+from triforce.kernels import extension
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 
-SOURCE = str(Path(__file__).parents[2] / "src")
+SOURCE = str(Path(extension.__file__).parents[2])  # of the package under test
 WORK = """
 import os, torch
 from triforce.kernels import _native as native
@@ -54,7 +55,7 @@ def start(code: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> None:
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=1000)  # under sanitizers; elsewhere pytest has less patience
     assert process.returncode == 0, errors
 
 
@@ -87,6 +88,20 @@ def test_any_number_of_threads_and_callers() -> None:
         for caller in callers:
             caller.join()
     assert len(results) == 3 * 3 * 50
+    assert all(torch.equal(wanted, y) for y in results)
+
+
+def test_their_number_may_change_between_the_jobs_of_others() -> None:
+    matrix, x, wanted = native.Matrix(torch.randn(1000, 300)), torch.randn(20, 300), torch.empty(20, 1000)
+    matrix.linear(x, wanted)
+    results = [torch.empty(20, 1000) for _ in range(40)]
+    caller = threading.Thread(target=lambda: [matrix.linear(x, y) for y in results])
+    caller.start()
+    while caller.is_alive():
+        for count in (1, 3, 2):
+            native.set_threads(count)
+            assert native.threads() == count
+    caller.join()
     assert all(torch.equal(wanted, y) for y in results)
 
 

@@ -38,10 +38,10 @@ def test_write(N: int, H: int, G: int, D: int, dtype: torch.dtype) -> None:
     place_N = slots(kv.take(120), 120)[torch.randperm(120, generator=kv.draw)[:N]]
     place_N[1::7] = torch.arange(len(place_N[1::7])) % PAGE  # padding
     q, k, v = (torch.randn(N, heads * D, generator=kv.draw) for heads in (H, G, G))
-    near, far = turns(torch.arange(N) + 1000, D), turns(torch.full((N,), 77), D)
+    table, near_N, far_N = turns(torch.arange(1000), D), torch.randperm(N) + 900, torch.full((N,), 77)
     rotated, q_sinks = torch.empty(N, H, D, dtype=dtype), torch.empty(N, H, D, dtype=dtype)
-    kv.pages.write(q, k, v, *near, place_N, rotated, *far, q_sinks)
-    whole = [tuple(x[None] for x in table) for table in (near, far)]
+    kv.pages.write(q, k, v, *table, near_N, place_N, rotated, far_N, q_sinks)
+    whole = [tuple(x[None, at_N] for x in table) for at_N in (near_N, far_N)]
     assert torch.equal(rotated, rotate(q.view(1, N, H, D), whole[0])[0].to(dtype))
     assert torch.equal(q_sinks, rotate(q.view(1, N, H, D), whole[1])[0].to(dtype))
     kept = place_N >= PAGE
@@ -68,7 +68,7 @@ def test_a_query_without_a_second_rotation(dtype: torch.dtype) -> None:
     kv = Paged(1, 16, pages=1, dtype=dtype)
     q, k, v = torch.ones(2, 16), torch.ones(2, 16), torch.ones(2, 16)
     rotated = torch.empty(2, 1, 16, dtype=dtype)
-    kv.pages.write(q, k, v, torch.ones(2, 8), torch.zeros(2, 8), torch.tensor([16, 0]), rotated)
+    kv.pages.write(q, k, v, torch.ones(1, 8), torch.zeros(1, 8), torch.zeros(2).long(), torch.tensor([16, 0]), rotated)
     assert torch.equal(rotated.float(), torch.ones(2, 1, 16))
 
 
@@ -76,13 +76,14 @@ def test_what_it_refuses(dtype: torch.dtype) -> None:
     kv = Paged(2, 32, pages=4, dtype=dtype)
     fine = {
         "q": torch.zeros(3, 128), "k": torch.zeros(3, 64), "v": torch.zeros(3, 64), "cos": torch.zeros(3, 16),
-        "sin": torch.zeros(3, 16), "slots": torch.tensor([16, 17, 0]), "rotated": torch.zeros(3, 4, 32, dtype=dtype),
+        "sin": torch.zeros(3, 16), "positions": torch.arange(3), "slots": torch.tensor([16, 17, 0]),
+        "rotated": torch.zeros(3, 4, 32, dtype=dtype),
     }  # fmt: skip
     wrong: list[dict[str, object]] = [
         {"q": torch.zeros(3, 120)}, {"q": torch.zeros(3, 96)}, {"q": torch.zeros(3, 0)}, {"q": torch.zeros(128)},
         {"k": torch.zeros(2, 64)}, {"k": torch.zeros(3, 64).double()}, {"v": torch.zeros(3, 128)},
         {"v": torch.zeros(64, 3).t()}, {"cos": torch.zeros(3, 32)}, {"sin": torch.zeros(1, 16)},
-        {"slots": torch.tensor([16, 17])},
+        {"positions": torch.arange(2)}, {"positions": torch.tensor([0, 1, 3])}, {"slots": torch.tensor([16, 17])},
         {"slots": torch.tensor([16, 17, 80])}, {"slots": torch.tensor([16, -1, 0])},
         {"slots": torch.tensor([1, 2, 3]).int()}, {"rotated": torch.zeros(3, 128, dtype=dtype)},
         {"rotated": torch.zeros(3, 4, 32).double()},

@@ -18,7 +18,7 @@ from triforce.bench import shapes
 from triforce.cache import PAGE, Full, Pool
 from triforce.cache.pool import pages_for
 from triforce.decoder import Decoder
-from triforce.kernels import Lists, extension
+from triforce.kernels import Lists, Pass, extension
 from triforce.kernels.reference import attend_causal
 from triforce.request import SamplingParams
 from triforce.sampler import sampling
@@ -102,8 +102,8 @@ class _Few(Full):
         self._units = torch.cat([picks_GP[:, :pages].sort(1).values, picks_GP[:, -1:]], 1)[None].int() + 1
 
     def begin(self, counts_B: Tensor, width: int) -> None:
-        super().begin(counts_B, width)
-        self._lists = Lists(self._units, [self._units.shape[2] * PAGE - width], counts_B.tolist())
+        lists = Lists(self._units, [self._units.shape[2] * PAGE - width], counts_B.tolist())
+        self._pass = Pass([int(self.lengths_B)], [(self.pool.config.layers, lists)])
 
 
 def _pass(decoder: Decoder, view: Full, width: int) -> None:

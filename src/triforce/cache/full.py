@@ -1,6 +1,7 @@
 """The exact view: every committed page. It owns the committed length and reports where attention went.
 
-Shape suffixes: B rows, T tokens fed in one pass, H query heads, G KV heads, U units, D head size.
+Shape suffixes: B rows, T tokens fed in one pass, J scored columns, V vocabulary, L layers, H query heads, G KV heads,
+U units, D head size.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triforce.cache.paged import Pass, Sight
 from triforce.cache.pool import Pool
-from triforce.kernels import PAGE, Lists
+from triforce.cache.sight import Sight
+from triforce.kernels import PAGE, Lists, Model, Pass
 
 OBSERVED = 80
-"""Passes of at most so many tokens a row report their attention mass. No verification is wider; the rest is prefill."""
+"""Passes of at most so many tokens a row report what they saw. No verification is wider; the rest is prefill."""
 
 PREFILL, PREFILL_ON_CPU = 8192, 512
 """Tokens of a prompt fed in one pass: on a CPU few, as their activations then stay in cache and memory."""
@@ -36,32 +37,28 @@ class Full:
         self.rows = rows if rows is not None else range(len(pool.tables))
         self.sights = sights if sights is not None else [Sight() for _ in pool.tables]
         self._pass: Pass | None = None
-        self._lists: Lists | None = None
 
     @property
     def lengths_B(self) -> Tensor:
         return self.pool.lengths_B[self.rows.start : self.rows.stop]
 
     def begin(self, counts_B: Tensor, width: int) -> None:
-        this = self._pass = Pass.over(self.pool, self.rows, self.lengths_B, counts_B, width)
-        unit = self.grain or PAGE
-        self._lists = Lists(self.pool.units(self.rows, unit), this.starts, this.counts, unit)
-        for b, start, count in zip(self.rows, this.starts, this.counts, strict=True):
-            if 0 < count <= OBSERVED:
-                self.sights[b] = Sight(start, self.sights[b].passes + 1, unit)
+        starts, unit, observe = self.lengths_B.tolist(), self.grain or PAGE, width <= OBSERVED
+        lists = Lists(self.pool.units(self.rows, unit), starts, counts_B.tolist(), unit)
+        self._pass = Pass(starts, [(self.pool.config.layers, lists)], observe, observe and self.grain > 0)
 
-    def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
-        this, lists = self._pass, self._lists
-        assert this is not None and lists is not None, "begin() comes before attend()"
-        q_BTHD = this.write(self.pool, layer, q_BTHD, k_BTGD, v_BTGD)
-        weigh = self.grain > 0 and q_BTHD.shape[1] <= OBSERVED
-        mixed_BTHD, mass_BGU = self.pool.memory.attend(layer, q_BTHD, lists, weigh)
-        for i, (b, count) in enumerate(zip(self.rows, this.counts, strict=True)):
-            if 0 < count <= OBSERVED:
-                self.sights[b].queries[layer] = q_BTHD[i, :count]
-                if weigh:
-                    self.sights[b].mass[layer] = mass_BGU[i]
-        return mixed_BTHD
+    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
+        this = self._pass
+        assert this is not None, "begin() comes before forward()"
+        logits_BJV, queries_LBTHD, mass_LBGU = self.pool.memory.forward(model, ids_BT, at_BJ, this)
+        if queries_LBTHD is not None:
+            lists = this.views[0][1]
+            for i, (b, start, count) in enumerate(zip(self.rows, lists.starts, lists.counts, strict=True)):
+                if count:
+                    mass_LGU = mass_LBGU[:, i] if mass_LBGU is not None else None
+                    passes = self.sights[b].passes + 1
+                    self.sights[b] = Sight(start, passes, lists.unit, queries_LBTHD[:, i, :count], mass_LGU)
+        return logits_BJV
 
     def advance(self, counts_B: Tensor) -> None:
         self.lengths_B.add_(counts_B)

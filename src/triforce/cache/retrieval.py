@@ -1,8 +1,8 @@
 """The target seen through a few pages of its own pool: sinks, those picked by relevance, and the recent ones.
 
 The paper's retrieval cache (Sun et al. 2024, section 4.1), as an index per layer and KV head instead of a copy.
-Shape suffixes: B rows, T tokens fed in one pass, H query heads, G KV heads, U units
-(see `kernels.Lists`), D head size.
+Shape suffixes: B rows, T tokens fed in one pass, J scored columns, L layers, G KV heads, C chunks, U units (see
+`kernels.Lists`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from math import ceil, gcd
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from triforce.cache.full import Full
-from triforce.cache.paged import Pass
+from triforce.cache.index import Index
 from triforce.cache.pool import pages_for
 from triforce.cache.select import Policy
 from triforce.errors import RequestError
-from triforce.kernels import PAGE, Lists
+from triforce.kernels import PAGE, Lists, Model, Pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ class Retrieval:
         self._committed_B = torch.zeros_like(self.ahead_B)
         self._refused_B = torch.zeros_like(self.ahead_B, dtype=torch.bool)
         self._pass: Pass | None = None
-        self._lists: list[Lists] = []
+        self._index = Index(full.pool.config.layers, len(full.rows), full.pool.config.kv_heads, full.pool.device)
         self.recent = [0] * len(full.rows)
 
     @property
@@ -101,22 +100,20 @@ class Retrieval:
         return torch.maximum(self.ahead_B, self.full.lengths_B)
 
     def begin(self, counts_B: Tensor, width: int) -> None:
-        self._pass = Pass.over(self.full.pool, self.full.rows, self.lengths_B, counts_B, width)
+        starts, counts = self.lengths_B.tolist(), counts_B.tolist()
         self._committed_B = self.full.lengths_B.clone()
-        for b, (committed, count) in enumerate(zip(self.full.lengths_B.tolist(), self._pass.counts, strict=True)):
+        for b, (committed, count) in enumerate(zip(self._committed_B.tolist(), counts, strict=True)):
             choice = self.choices[b]
             if choice and committed < choice.recent:  # the text was cut: some of what was chosen is gone
                 self.choices[b] = None
             if count and self._due(b):
                 self.choices[b] = self._choose(b, committed)
             self.recent[b] = self._recent_from(b, committed)
-        self._lists = self._all_lists(self._pass)
+        self._pass = Pass(starts, self._views(starts, counts))
 
-    def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
-        this = self._pass
-        assert this is not None, "begin() comes before attend()"
-        q_BTHD = this.write(self.full.pool, layer, q_BTHD, k_BTGD, v_BTGD)
-        return self.full.pool.memory.attend(layer, q_BTHD, self._lists[layer])[0]
+    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
+        assert self._pass is not None, "begin() comes before forward()"
+        return self.full.pool.memory.forward(model, ids_BT, at_BJ, self._pass).logits_BJV
 
     def advance(self, counts_B: Tensor) -> None:
         self.ahead_B = self.lengths_B + counts_B
@@ -159,14 +156,12 @@ class Retrieval:
         picks = max(0, min(budget // chunk - sinks - (ceil(committed / chunk) - recent), recent - sinks))
         parts = chunk // self.unit
         units_CU = self._row_units(b)[: recent * parts].view(recent, parts)
-        units = []
-        for layer in range(self.full.pool.config.layers):
-            chosen_GC = self.policy.pick(self.full, row, layer, chunk, range(sinks, recent), picks)
-            sinks_GC = torch.arange(sinks, device=chosen_GC.device).expand(len(chosen_GC), -1)
-            units.append(units_CU[torch.cat([sinks_GC, chosen_GC], 1)].flatten(1))
+        chosen_LGC = self.policy.pick(self.full, row, chunk, range(sinks, recent), picks)
+        sinks_LGC = torch.arange(sinks, device=chosen_LGC.device).expand(*chosen_LGC.shape[:2], -1)
+        units_LGU = units_CU[torch.cat([sinks_LGC, chosen_LGC], 2)].flatten(2)
         self._refused_B[b] = False
         tokens = (sinks + picks) * chunk
-        return Choice(torch.stack(units), tokens, recent * chunk, self.full.sights[row].passes)
+        return Choice(units_LGU, tokens, recent * chunk, self.full.sights[row].passes)
 
     def _recent_from(self, b: int, committed: int) -> int:
         """The first recent token in sight: between selections the window slides, so that the budget holds."""
@@ -177,27 +172,22 @@ class Retrieval:
         return max(choice.recent, -(-(committed - left) // self.unit) * self.unit)
 
     def _row_units(self, b: int) -> Tensor:
-        """All tokens of a row, as units (U)."""
-        row = self.full.rows[b]
-        return self.full.pool.units(range(row, row + 1), self.unit)[0]
+        """All pages of a row, as units (U)."""
+        row, pool = self.full.rows[b], self.full.pool
+        return pool.units(range(row, row + 1), self.unit)[0, : len(pool.tables[row]) * (PAGE // self.unit)]
 
-    def _all_lists(self, this: Pass) -> list[Lists]:
-        """What each layer sees in a pass: what was chosen and the recent tokens, or everything."""
-        config, unit = self.full.pool.config, self.unit
-        everything = Lists(self.full.pool.units(self.full.rows, unit), this.starts, this.counts, unit)
-        if not any(self.choices):
-            return [everything] * config.layers
-        ends = zip(this.starts, this.counts, strict=True)
-        rows = [self._row_list(b, start + count) for b, (start, count) in enumerate(ends)]
-        units_LBGU = pad_sequence([units_LGU.permute(2, 0, 1) for units_LGU in rows]).permute(2, 1, 3, 0).contiguous()
+    def _views(self, starts: list[int], counts: list[int]) -> list[tuple[int, Lists]]:
+        """What the layers see in a pass: some everything, the others what was chosen and the recent tokens."""
+        layers, unit = self.full.pool.config.layers, self.unit
+        everything = Lists(self.full.pool.units(self.full.rows, unit), starts, counts, unit)
+        whole = min(self.setting.full_layers, layers) if any(self.choices) else layers
+        if whole == layers:
+            return [(layers, everything)]
+        for b, (start, count) in enumerate(zip(starts, counts, strict=True)):
+            choice = self.choices[b]
+            units = range(self.recent[b] // unit, -(-(start + count) // unit))
+            self._index.show(b, choice.units if choice else None, self._row_units(b), units)
         dropped = [recent - c.tokens if c else 0 for recent, c in zip(self.recent, self.choices, strict=True)]
-        starts = [start - drop for start, drop in zip(this.starts, dropped, strict=True)]
-        some = [Lists(units_BGU, starts, this.counts, unit) for units_BGU in units_LBGU]
-        return [everything if layer < self.setting.full_layers else some[layer] for layer in range(config.layers)]
-
-    def _row_list(self, b: int, stop: int) -> Tensor:
-        """The units (L, G, U) that a row sees."""
-        config, choice = self.full.pool.config, self.choices[b]
-        recent_U = self._row_units(b)[self.recent[b] // self.unit : -(-stop // self.unit)]
-        recent_LGU = recent_U.expand(config.layers, config.kv_heads, -1)
-        return torch.cat([choice.units, recent_LGU], 2) if choice else recent_LGU
+        firsts = [start - drop for start, drop in zip(starts, dropped, strict=True)]
+        some = Lists(self._index.units_LBGU[whole:], firsts, counts, unit)
+        return [(whole, everything), (layers - whole, some)] if whole else [(layers, some)]

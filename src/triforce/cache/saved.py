@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,12 +23,22 @@ from torch import Tensor
 
 from triforce.cache.full import TAIL, Full
 from triforce.errors import CacheError
+from triforce.kernels.extension import VARIABLE
 
 FORMAT = "triforce-kv-1"
 _open: Any = safe_open  # safetensors leaves it untyped
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64", torch.uint8: "U8"}
 _DIGEST = 32
 _BLOCK = 1 << 22
+
+
+class Maker(NamedTuple):
+    """What computed a cache. Others give other bits, and the text of a seed would not be that of a fresh prefill."""
+
+    model: str
+    """The fingerprint of the checkpoint."""
+    kernels: str
+    """`kernels.identity` of the model and of its KV memory."""
 
 
 def require_writable(path: Path) -> None:
@@ -45,14 +55,14 @@ def require_writable(path: Path) -> None:
         ) from error
 
 
-def save(path: Path, fingerprint: str, full: Full, b: int, prompt: list[int]) -> None:
+def save(path: Path, maker: Maker, full: Full, b: int, prompt: list[int]) -> None:
     """Keep what row b of an exact view has seen of `prompt`. The file appears whole or not at all; else CacheError."""
     entries = _entries(full, b, prompt[: int(full.lengths_B[b])])
     path = path.resolve()  # what a link points to is replaced, not the link
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            _write(file, fingerprint, entries)
+            _write(file, maker, entries)
         os.replace(unfinished, path)
     except OSError as error:
         raise CacheError(
@@ -66,15 +76,21 @@ def save(path: Path, fingerprint: str, full: Full, b: int, prompt: list[int]) ->
 class SavedCache:
     """A file that `save` wrote, checked. Raises CacheError."""
 
-    def __init__(self, path: Path, fingerprint: str) -> None:
+    def __init__(self, path: Path, maker: Maker) -> None:
         try:
             self._file = _open(path, framework="pt")
             about = self._file.metadata() or {}
             if about.get("format") != FORMAT:
                 raise CacheError(f"{path} is not a KV cache that triforce saved; make one with --save-cache")
-            if about.get("fingerprint") != fingerprint:
+            if about.get("fingerprint") != maker.model:
                 raise CacheError(
                     f"{path} was saved with another model, dtype or context setting; load it with the same ones, "
+                    "or make a new one with --save-cache"
+                )
+            if about.get("kernels") != maker.kernels:
+                raise CacheError(
+                    f"{path} was computed by other kernels ({about.get('kernels', 'unnamed')}; here {maker.kernels}), "
+                    f"whose bits differ; load it with the same ones ({VARIABLE} names them) and the same chunk, "
                     "or make a new one with --save-cache"
                 )
             if not _is_whole(path):
@@ -120,8 +136,8 @@ def _entries(full: Full, b: int, ids: list[int]) -> list[Entry]:
     return entries
 
 
-def _write(file: BinaryIO, fingerprint: str, entries: list[Entry]) -> None:
-    header = _header(fingerprint, [(name, dtype, shape) for name, dtype, shape, _ in entries])
+def _write(file: BinaryIO, maker: Maker, entries: list[Entry]) -> None:
+    header = _header(maker, [(name, dtype, shape) for name, dtype, shape, _ in entries])
     digest = hashlib.blake2b(header, digest_size=_DIGEST)
     file.write(header)
     for *_, get in entries:
@@ -133,9 +149,10 @@ def _write(file: BinaryIO, fingerprint: str, entries: list[Entry]) -> None:
     os.fsync(file.fileno())
 
 
-def _header(fingerprint: str, described: list[tuple[str, torch.dtype, list[int]]]) -> bytes:
+def _header(maker: Maker, described: list[tuple[str, torch.dtype, list[int]]]) -> bytes:
     """The head of a safetensors file: its length in 8 bytes, then JSON that places each tensor."""
-    placed: dict[str, Any] = {"__metadata__": {"format": FORMAT, "fingerprint": fingerprint}}
+    about = {"format": FORMAT, "fingerprint": maker.model, "kernels": maker.kernels}
+    placed: dict[str, Any] = {"__metadata__": about}
     end = 0
     for name, dtype, shape in [*described, ("checksum", torch.uint8, [_DIGEST])]:
         begin, end = end, end + prod(shape) * dtype.itemsize

@@ -8,6 +8,7 @@ from typing import Any
 
 from triforce.checkpoint.files import read_json
 from triforce.checkpoint.text_stream import TextStream
+from triforce.checkpoint.token_bytes import token_bytes
 from triforce.errors import ModelError, RequestError
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -65,6 +66,15 @@ class Tokenizer:
     def stream(self, after: Sequence[int] = ()) -> TextStream:
         """Text as tokens arrive; read as the continuation of `after`, if given, so that a first space is not lost."""
         return TextStream(self._core, after)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """What one token adds to a text: perhaps a part of a character. Nothing for an id that does not exist."""
+        return token_bytes(self._core, token_id)
+
+    @property
+    def chats(self) -> bool:
+        """Whether there is a template for `chat`."""
+        return bool(self._hf.chat_template)
 
     def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation, `{"role": ..., "content": ...}` each. Raises RequestError."""

@@ -123,21 +123,9 @@ def legend(tiers: Sequence[TierStats]) -> str:
     return "proposed by: " + " ".join(paint(tier.name, tier.name) for tier in tiers)
 
 
-def total(output: RequestOutput) -> list[TierStats]:
-    """Tier statistics of all continuations together."""
-    sums: dict[str, TierStats] = {}
-    for tier in (tier for completion in output.outputs for tier in completion.tiers):
-        into = sums.setdefault(tier.name, TierStats(tier.name))
-        into.proposed += tier.proposed
-        into.accepted += tier.accepted
-        into.passes += tier.passes
-        into.seconds = max(into.seconds, tier.seconds)  # each continuation has the seconds of all: one batch
-    return list(sums.values())
-
-
 def passes_per_token(output: RequestOutput) -> float:
     """Passes of the full tier for each new token; 1 in plain decoding."""
-    return total(output)[-1].passes / max(output.completion_tokens, 1)
+    return output.tiers[-1].passes / max(output.completion_tokens, 1)
 
 
 def report(output: RequestOutput) -> str:
@@ -151,7 +139,7 @@ def report(output: RequestOutput) -> str:
         f"seed {output.outputs[0].seed}, ended by {ends}",
         f"{'tier':<10} {'proposed':>9} {'accepted':>9} {'':>6} {'passes':>7} {'seconds':>8}",
     ]
-    for tier in total(output):
+    for tier in output.tiers:
         share = "" if tier.acceptance is None else f"{tier.acceptance:.0%}"
         lines.append(
             f"{tier.name:<10} {tier.proposed:>9,} {tier.accepted:>9,} {share:>6} {tier.passes:>7,} {tier.seconds:>8.2f}"

@@ -76,6 +76,43 @@ def _chat(parser: argparse.ArgumentParser) -> None:
     _color(parser.add_argument_group("output"))
 
 
+def _serve(parser: argparse.ArgumentParser) -> None:
+    _model(parser)
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help=_help("address to listen on; any but this machine's own needs a key"))
+    add("--port", type=int, default=8000, metavar="N", help=_help("0: any free one"))
+    add("--name", help="what clients call the model (default: as its hub or folder calls it)")
+    guard = parser.add_argument_group("security")
+    add = guard.add_argument
+    add(
+        "--api-key-file", metavar="FILE", help="keys, one a line; more may be in TRIFORCE_API_KEYS, with commas between"
+    )
+    add(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name that clients reach this server by; addresses and localhost are allowed anyway; may be repeated",
+    )
+    add("--max-queue", type=int, default=64, metavar="N", help=_help("prompts that may wait"))
+    add("--max-body", type=float, default=16, metavar="MIB", help=_help("largest request"))
+    add(
+        "--max-kv-tokens",
+        type=int,
+        metavar="N",
+        help="KV tokens of one prompt's texts (default: the context, or 65536)",
+    )
+    add(
+        "--timeout",
+        type=float,
+        default=600,
+        metavar="S",
+        help=_help("seconds that a request may take, waiting included"),
+    )
+    add("--grace", type=float, default=30, metavar="S", help=_help("seconds that requests may still run after SIGTERM"))
+    _engine(parser)
+
+
 def _info(parser: argparse.ArgumentParser) -> None:
     _model(parser)
     _placement(parser)
@@ -246,6 +283,7 @@ def _bias(text: str) -> tuple[int, float]:
 COMMANDS = (
     ("generate", "continue a text", _generate),
     ("chat", "talk, about a document if you like; the KV cache is kept between turns", _chat),
+    ("serve", "answer OpenAI's HTTP interface", _serve),
     ("info", "say what a model is, its KV bytes per token, and what fits in memory", _info),
     ("demo", "continue a book from a long prompt, plainly and with TriForce: the same text", _demo),
     ("bench", "measure speed: modes against plain decoding, kernels against the memory", _bench),

@@ -6,15 +6,20 @@ import logging
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from triforce.config import ModelConfig
 from triforce.kernels import extension
-from triforce.kernels.contract import PAGE, Block, Lists, Memory, Model, Rotation
+from triforce.kernels.contract import PAGE, Block, Lists, Memory, Model, Outcome, Pass, Rotation
+from triforce.kernels.layers import layer_by_layer
 from triforce.kernels.plain_memory import PlainMemory
 from triforce.kernels.plain_model import PlainModel
 from triforce.weights import Weights
 
-__all__ = ["PAGE", "Block", "Lists", "Memory", "Model", "Rotation", "best_dtype", "extension", "memory", "model"]
+__all__ = [
+    "PAGE", "Block", "Lists", "Memory", "Model", "Outcome", "Pass", "Rotation", "best", "best_dtype", "extension",
+    "identity", "layer_by_layer", "memory", "model",
+]  # fmt: skip
 
 
 def model(config: ModelConfig, weights: Weights) -> Model:
@@ -39,6 +44,25 @@ def memory(
 
         return NativeMemory(config, pages, dtype)
     return PlainMemory(config, pages, dtype, device)
+
+
+def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
+    """The columns of the `picks` highest scores among `candidates`, ascending: int64 (G, picks)."""
+    if extension.native is not None and scores_GN.device.type == "cpu" and scores_GN.dtype == torch.float32:
+        ids_GP = torch.empty(len(scores_GN), picks, dtype=torch.long)
+        extension.native.best(scores_GN.contiguous(), candidates.start, candidates.stop, ids_GP)
+        return ids_GP
+    among_GN = scores_GN[:, candidates.start : candidates.stop]
+    return among_GN.topk(picks, dim=1).indices.sort(dim=1).values + candidates.start
+
+
+def identity(model: Model, memory: Memory) -> str:
+    """Whose bits these two compute: `torch`, or a level of the native kernels, or one of each."""
+    plain = [isinstance(part, PlainModel | PlainMemory) for part in (model, memory)]
+    if all(plain) or extension.native is None:
+        return "torch"
+    level: str = extension.native.level()
+    return f"{level} and torch" if any(plain) else level
 
 
 @cache

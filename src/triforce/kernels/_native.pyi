@@ -69,13 +69,16 @@ class Pages:
         v: Tensor,
         cos: Tensor,
         sin: Tensor,
+        positions: Tensor,
         slots: Tensor,
         rotated: Tensor,
-        cos_sinks: Tensor | None = None,
-        sin_sinks: Tensor | None = None,
+        positions_to_sinks: Tensor | None = None,
         q_sinks: Tensor | None = None,
     ) -> None:
-        """Rotate q (N, H * D) and k; put k and v (N, G * D) into slots (N); rotated and q_sinks (N, H, D) are out."""
+        """Rotate q (N, H * D) and k to positions (N) int64 of the tables (S, D / 2); put k and v (N, G * D) into slots.
+
+        slots (N) int64; rotated and q_sinks (N, H, D) are out.
+        """
 
     def read(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Copy tokens out: k and v (N, G, D)."""
@@ -96,6 +99,30 @@ class Pages:
         window: int = 0,
     ) -> None:
         """q (B, T, H, D), lists (B, P) or (B, G, P) int32, of pages; mixed (B, T, H, D), mass (B, G, P) are out."""
+
+class Decoder:
+    """A whole model. The embedding (V, C), where it is not the head's matrix, stays its owner's."""
+
+    def __init__(self, blocks: Sequence[Block], head: Head, embedding: Tensor | None) -> None: ...
+    def run(
+        self,
+        memory: Sequence[Pages],
+        ids: Tensor,
+        positions: Sequence[int],
+        counts: Sequence[int],
+        cos: Tensor,
+        sin: Tensor,
+        views: Sequence[tuple[int, Tensor, Sequence[int], int, int]],
+        at: Tensor | None,
+        logits: Tensor,
+        queries: Tensor | None,
+        mass: Tensor | None,
+    ) -> None:
+        """A pass of ids (B, T) int64 over the pages of each layer, counts[b] tokens of row b from positions[b] on.
+
+        A view: layers, pages as in `attend` or for each of the layers (layers, B, G, P), starts, sinks, window. Out:
+        logits (B, J, V) of columns at (B, J) int64, rotated queries (L, B, T, H, D) dtype, mass (L, B, G, P).
+        """
 
 def best(scores: Tensor, start: int, stop: int, ids: Tensor) -> None:
     """Where the highest of scores (G, N) in [start, stop) are: ids (G, picks) int64, ascending; the first of equals."""

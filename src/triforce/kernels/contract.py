@@ -1,14 +1,14 @@
 """What the rest of the engine asks of a set of kernels; each set is one model and one memory.
 
-Shape suffixes: B rows, T tokens fed in one pass, N = B * T, C hidden size, V vocabulary, H query heads, G KV heads,
-D head size, F = D / 2, U units of a list of keys.
+Shape suffixes: B rows, T tokens fed in one pass, N = B * T, J scored columns, L layers, C hidden size, V vocabulary,
+H query heads, G KV heads, D head size, F = D / 2, U units of a list of keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -30,12 +30,43 @@ class Lists:
     """
 
     units: Tensor
-    """int32, (B, U) or (B, G, U)."""
+    """int32, (B, U) or (B, G, U); (layers, B, G, U) where each of several layers has its own."""
     starts: list[int]
     counts: list[int]
     unit: int = PAGE
     sinks: int = 0
     window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass: each row's new tokens, of which the first stands at `positions[b]`, and what they see.
+
+    `views` says so for all layers in order: for how many, and their lists. Token t of a row is key `starts[b] + t`
+    of its lists, so they name its slot too. With a window a query meets the sinks from its place in [sinks | window].
+    """
+
+    positions: list[int]
+    views: list[tuple[int, Lists]]
+    observe: bool = False
+    """Whether queries are wanted back, and if there is but one view, with `weigh` their attention mass too."""
+    weigh: bool = False
+
+    def lists(self) -> list[Lists]:
+        """Those of each layer."""
+        found: list[Lists] = []
+        for layers, lists in self.views:
+            each = lists.units if lists.units.ndim == 4 else [lists.units] * layers
+            found += [replace(lists, units=units) for units in each]
+        return found
+
+
+class Outcome(NamedTuple):
+    """Of a pass: logits, float32 (B, J, V); if observed rotated queries (L, B, T, H, D) and mass (L, B, G, U)."""
+
+    logits_BJV: Tensor
+    queries_LBTHD: Tensor | None
+    mass_LBGU: Tensor | None
 
 
 class Memory(Protocol):
@@ -45,17 +76,8 @@ class Memory(Protocol):
     def width_independent(self) -> bool:
         """Whether a query's result has the same bits however many queries and rows a pass has."""
 
-    def write(
-        self,
-        layer: int,
-        q_NHD: Tensor,
-        k_NGD: Tensor,
-        v_NGD: Tensor,
-        rotation: Rotation,
-        slots_N: Tensor,
-        to_sinks: Rotation | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Rotate q and k, put k and v into their slots; gives back q (N, H, D), and q rotated `to_sinks` if asked."""
+    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
+        """A pass of the whole model: its tokens are remembered, and columns `at_BJ` scored (None: all of them)."""
 
     def attend(
         self, layer: int, q_BTHD: Tensor, lists: Lists, weigh: bool = False, q_sinks_BTHD: Tensor | None = None

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from triforce.config import ModelConfig
 from triforce.kernels import _native
-from triforce.kernels.contract import PAGE, Lists, Rotation
+from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass
+from triforce.kernels.native_model import NativeModel
 from triforce.kernels.plain_memory import allocate
 
 
@@ -26,22 +27,22 @@ class NativeMemory:
             for keys_GPE, values_GPE in zip(keys_LGPE, values_LGPE, strict=True)
         ]
 
-    def write(
-        self,
-        layer: int,
-        q_NHD: Tensor,
-        k_NGD: Tensor,
-        v_NGD: Tensor,
-        rotation: Rotation,
-        slots_N: Tensor,
-        to_sinks: Rotation | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        rotated_NHD = torch.empty(q_NHD.shape, dtype=self.dtype)
-        q_sinks_NHD = torch.empty_like(rotated_NHD) if to_sinks else None
-        cos_sinks, sin_sinks = to_sinks or (None, None)
-        q, k, v = (x.float().flatten(1) for x in (q_NHD, k_NGD, v_NGD))
-        self._layers[layer].write(q, k, v, *rotation, slots_N, rotated_NHD, cos_sinks, sin_sinks, q_sinks_NHD)
-        return rotated_NHD, q_sinks_NHD
+    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
+        assert isinstance(model, NativeModel), "native memory wants a native model"
+        (B, T), config = ids_BT.shape, self.config
+        logits_BJV = torch.empty(B, T if at_BJ is None else at_BJ.shape[1], config.vocab_size)
+        queries_LBTHD = mass_LBGU = None
+        if this.observe:
+            queries_LBTHD = torch.empty(config.layers, B, T, config.heads, config.head_dim, dtype=self.dtype)
+        if this.weigh:
+            mass_LBGU = torch.empty(config.layers, B, config.kv_heads, this.views[0][1].units.shape[-1])
+        model.decoder.run(
+            self._layers, ids_BT.contiguous(), this.positions, this.views[0][1].counts,
+            *config.rope.tables(max(this.positions) + T),
+            [(layers, lists.units, lists.starts, lists.sinks, lists.window) for layers, lists in this.views],
+            at_BJ, logits_BJV, queries_LBTHD, mass_LBGU,
+        )  # fmt: skip
+        return Outcome(logits_BJV, queries_LBTHD, mass_LBGU)
 
     def attend(
         self, layer: int, q_BTHD: Tensor, lists: Lists, weigh: bool = False, q_sinks_BTHD: Tensor | None = None

@@ -24,6 +24,7 @@ class NativeModel:
         self._matrix = _native.Matrix(weights.head_VC)
         self._head = _native.Head(weights.norm_C, self._matrix, eps=config.norm_eps)
         self._embedding_VC = None if tied else weights.embedding_VC
+        self.decoder = _native.Decoder([block.native for block in self.blocks], self._head, self._embedding_VC)
 
     def embed(self, ids_N: Tensor) -> Tensor:
         if self._embedding_VC is not None:
@@ -41,7 +42,7 @@ class NativeModel:
 class NativeBlock:
     def __init__(self, config: ModelConfig, layer: Layer) -> None:
         self.config, self.dtype = config, layer.o_proj_CQ.dtype
-        self._block = _native.Block(
+        self.native = _native.Block(
             layer.input_norm_C, layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.o_proj_CQ, layer.post_norm_C,
             layer.gate_proj_IC, layer.up_proj_IC, layer.down_proj_CI, layer.q_bias_Q, layer.k_bias_P, layer.v_bias_P,
             layer.q_norm_D, layer.k_norm_D, head_dim=config.head_dim, eps=config.norm_eps,
@@ -50,8 +51,8 @@ class NativeBlock:
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         N, (H, G, D) = len(x_NC), (self.config.heads, self.config.kv_heads, self.config.head_dim)
         q, k, v = torch.empty(N, H * D), torch.empty(N, G * D), torch.empty(N, G * D)
-        self._block.qkv(x_NC, q, k, v)
+        self.native.qkv(x_NC, q, k, v)
         return q.view(N, H, D), k.view(N, G, D), v.view(N, G, D)
 
     def finish(self, x_NC: Tensor, mixed_NQ: Tensor) -> None:
-        self._block.finish(x_NC, mixed_NQ.to(self.dtype))
+        self.native.finish(x_NC, mixed_NQ.to(self.dtype))

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from triforce.config import ModelConfig
 from triforce.errors import CacheError
-from triforce.kernels.contract import PAGE, Lists, Rotation
+from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass, Rotation
+from triforce.kernels.layers import layer_by_layer
 from triforce.kernels.reference import attend, attend_causal
 from triforce.rope import rotate
+from triforce.shapes import columns
 
 WIDE = 80
 """More queries of a row are prefill, which needs neither mass nor a window, and takes torch's fused attention."""
@@ -27,23 +29,31 @@ class PlainMemory:
 
     def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         shape = (config.layers, config.kv_heads, (pages + 1) * PAGE, config.head_dim)
+        self.config = config
         # Zeros: what a window hides has weight 0 here, and 0 times whatever lay in the memory may be NaN.
         self.keys_LGSD, self.values_LGSD = (allocate(shape, dtype, device).zero_() for _ in range(2))
 
-    def write(
-        self,
-        layer: int,
-        q_NHD: Tensor,
-        k_NGD: Tensor,
-        v_NGD: Tensor,
-        rotation: Rotation,
-        slots_N: Tensor,
-        to_sinks: Rotation | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        dtype = self.keys_LGSD.dtype
-        k_NGD = rotate(k_NGD, rotation).to(dtype)
-        self.put(layer, slots_N, k_NGD.transpose(0, 1), v_NGD.to(dtype).transpose(0, 1))
-        return rotate(q_NHD, rotation).to(dtype), rotate(q_NHD, to_sinks).to(dtype) if to_sinks else None
+    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
+        lists_L, rope, T = this.lists(), self.config.rope, ids_BT.shape[1]
+        first = lists_L[0]
+        positions_N = columns(torch.tensor(this.positions, device=ids_BT.device), T).flatten()
+        rotation, slots_N = rope.cos_sin(positions_N), slots(first, T)
+        to_sinks = rope.cos_sin(positions_N.clamp_max(first.sinks + first.window - 1)) if first.window else None
+        queries, masses = [], []
+
+        def attend(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
+            k_BTGD, v_BTGD = turn(k_BTGD, rotation), v_BTGD.to(self.keys_LGSD.dtype)
+            self.put(layer, slots_N, *(x.flatten(0, 1).transpose(0, 1).to(v_BTGD.dtype) for x in (k_BTGD, v_BTGD)))
+            q_sinks_BTHD = turn(q_BTHD, to_sinks).to(v_BTGD.dtype) if to_sinks else None
+            q_BTHD = turn(q_BTHD, rotation).to(v_BTGD.dtype)
+            mixed_BTHD, mass_BGU = self.attend(layer, q_BTHD, lists_L[layer], this.weigh, q_sinks_BTHD)
+            queries.append(q_BTHD)
+            masses.append(mass_BGU)
+            return mixed_BTHD
+
+        logits_BJV = layer_by_layer(model, ids_BT, at_BJ, attend)
+        queries_LBTHD = torch.stack(queries) if this.observe else None
+        return Outcome(logits_BJV, queries_LBTHD, torch.stack(masses) if this.weigh else None)
 
     def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         self.keys_LGSD[layer].index_copy_(1, slots_N, k_GND)
@@ -86,6 +96,21 @@ class PlainMemory:
         if slots.ndim == 1:
             return self.get(layer, slots)
         return gather(self.keys_LGSD[layer], slots), gather(self.values_LGSD[layer], slots)
+
+
+def turn(q_BTHD: Tensor, rotation: Rotation) -> Tensor:
+    """Each token's queries or keys to its place."""
+    return rotate(q_BTHD.flatten(0, 1), rotation).view(q_BTHD.shape)
+
+
+def slots(lists: Lists, width: int) -> Tensor:
+    """Where a pass puts its tokens, (N): they are the keys from `starts` on. Padding goes to the scratch page."""
+    units_BU = lists.units if lists.units.ndim == 2 else lists.units[:, 0]
+    starts_B, counts_B = (torch.tensor(ints, device=units_BU.device) for ints in (lists.starts, lists.counts))
+    at_BT = columns(starts_B, width)
+    unit_BT = units_BU.gather(1, (at_BT // lists.unit).clamp_max(units_BU.shape[1] - 1))
+    slots_BT = unit_BT * lists.unit + at_BT % lists.unit
+    return slots_BT.masked_fill(columns(torch.zeros_like(starts_B), width) >= counts_B[:, None], 0).flatten()
 
 
 def gather(memory_GSD: Tensor, slots_GK: Tensor) -> Tensor:

@@ -28,5 +28,6 @@ class Counters:
         kept_B = kept_B.cpu() * live_B
         self.proposed_B += offered_B.cpu() * live_B
         self.accepted_B += kept_B
-        self.kept_BN = F.pad(self.kept_BN, (0, max(0, int(kept_B.max()) + 1 - self.kept_BN.shape[1])))
+        if (more := int(kept_B.max()) + 1 - self.kept_BN.shape[1]) > 0:
+            self.kept_BN = F.pad(self.kept_BN, (0, more))
         self.kept_BN.scatter_add_(1, kept_B[:, None], live_B[:, None])

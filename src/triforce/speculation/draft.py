@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.shapes import columns
@@ -24,6 +23,8 @@ class Prefix:
     def append(self, draft: Draft) -> Prefix:
         """This text with each row's drafted tokens behind it. Shares `ids_BS`: only scratch is written."""
         width = draft.tokens_BK.shape[1]
+        if width == 0:
+            return self
         # Padding of a row at the end of its capacity has no place to go; it is folded onto the last column, which is
         # scratch because a text is never filled to the brim (see engine.py).
         at_BK = columns(self.lengths_B, width).clamp_max(self.ids_BS.shape[1] - 1)
@@ -57,12 +58,15 @@ class Draft:
 
     def then(self, step: Draft, live_B: Tensor) -> Draft:
         """This draft with `step` behind it, in the rows that are live."""
-        more = step.tokens_BK.shape[1]
         counts_B = self.counts_B + step.counts_B * live_B
-        at_BK = columns(self.counts_B, more)
-        tokens_BK = F.pad(self.tokens_BK, (0, more)).scatter(1, at_BK, step.tokens_BK)
-        origins_BK = F.pad(self.origins_BK, (0, more)).scatter(1, at_BK, step.origins_BK)
-        at_BKV = at_BK[..., None].expand_as(step.laws_BKV)
-        laws_BKV = F.pad(self.laws_BKV, (0, 0, 0, more)).scatter(1, at_BKV, step.laws_BKV)
+        tokens_BK, laws_BKV, origins_BK = step.tokens_BK, step.laws_BKV, step.origins_BK
+        if self.tokens_BK.shape[1]:
+            at_BK = columns(self.counts_B, tokens_BK.shape[1])
+            at_BKV = at_BK[..., None].expand_as(laws_BKV)
+            tokens_BK = torch.cat((self.tokens_BK, tokens_BK), 1).scatter_(1, at_BK, tokens_BK)
+            origins_BK = torch.cat((self.origins_BK, origins_BK), 1).scatter_(1, at_BK, origins_BK)
+            laws_BKV = torch.cat((self.laws_BKV, laws_BKV), 1).scatter_(1, at_BKV, laws_BKV)
         longest = int(counts_B.max())
-        return Draft(tokens_BK[:, :longest], laws_BKV[:, :longest], origins_BK[:, :longest], counts_B)
+        if longest < tokens_BK.shape[1]:
+            tokens_BK, laws_BKV, origins_BK = (x[:, :longest] for x in (tokens_BK, laws_BKV, origins_BK))
+        return Draft(tokens_BK, laws_BKV, origins_BK, counts_B)

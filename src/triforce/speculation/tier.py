@@ -135,10 +135,9 @@ class Tier(Generic[C]):
 
     def score(self, prefix: Prefix, guess: Draft, live_B: Tensor) -> Tensor:
         """Raw logits before and after each guess: one pass over what the cache has not seen."""
-        ahead = prefix.append(guess)
-        unseen_B = (ahead.lengths_B - self.cache.lengths_B) * live_B
+        ahead, seen_B = prefix.append(guess), self.cache.lengths_B
+        unseen_B = (ahead.lengths_B - seen_B) * live_B
         width, guesses = int(unseen_B.max()), guess.tokens_BK.shape[1]
-        seen_B = self.cache.lengths_B
         ids_BT = ahead.ids_BS.gather(1, columns(seen_B, width).clamp_max(ahead.ids_BS.shape[1] - 1))
         at_BJ = columns(prefix.lengths_B - 1 - seen_B, guesses + 1).clamp(0, width - 1)
         self.cache.begin(unseen_B, width)

@@ -1,6 +1,7 @@
 """Which chunks of the context a retrieval view keeps in sight: one policy, one file.
 
-A policy belongs to one retrieval view and may remember summaries of its rows. Shape suffixes: G KV heads, N chunks.
+A policy belongs to one retrieval view and may remember summaries of its rows. Shape suffixes: L layers, G KV heads,
+N chunks.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ class Policy(Protocol):
     def recent(self, budget: int) -> int:
         """How many of `budget` tokens go to the latest ones, whatever they are."""
 
-    def pick(self, full: Full, row: int, layer: int, chunk: int, candidates: range, picks: int) -> Tensor:
-        """The ids of the `picks` best committed chunks among `candidates` for each KV head, ascending: (G, picks)."""
+    def pick(self, full: Full, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+        """The ids of the `picks` best committed chunks among `candidates`, ascending, each layer's and KV head's own.
+
+        int64 (L, G, picks).
+        """
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {"observed": Observed, "mean_key": MeanKey, "quest": Quest}

@@ -1,8 +1,10 @@
-"""From scores to chunk ids. G KV heads, N chunks."""
+"""From scores to chunk ids. L layers, G KV heads, N chunks."""
 
 from __future__ import annotations
 
 from torch import Tensor
+
+from triforce import kernels
 
 RECENT_SHARE = 8
 """A scoring policy gives one part in so many of the budget to the latest tokens."""
@@ -13,7 +15,6 @@ def recent_share(budget: int) -> int:
     return budget // RECENT_SHARE
 
 
-def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
+def best(scores_LGN: Tensor, candidates: range, picks: int) -> Tensor:
     """The ids of the `picks` highest scores among `candidates`, ascending, so that memory is read in order."""
-    among_GN = scores_GN[:, candidates.start : candidates.stop]
-    return among_GN.topk(picks, dim=1).indices.sort(dim=1).values + candidates.start
+    return kernels.best(scores_LGN.flatten(0, 1), candidates, picks).view(*scores_LGN.shape[:2], picks)

@@ -1,6 +1,6 @@
 """Select by the product of the last query with each chunk's mean key, as the paper does (Sun et al. 2024, section 4.1).
 
-With grouped queries, the scores of a group are added. G KV heads, N chunks, D head size.
+With grouped queries, the scores of a group are added. L layers, G KV heads, N chunks, D head size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class MeanKey:
     def recent(self, budget: int) -> int:
         return recent_share(budget)
 
-    def pick(self, full: Full, row: int, layer: int, chunk: int, candidates: range, picks: int) -> Tensor:
-        means_GND = self.means.of(full, row, layer, chunk, candidates.stop)
-        query_GD = last_query(full, row, layer).sum(1)
-        return best(torch.einsum("gnd,gd->gn", means_GND, query_GD), candidates, picks)
+    def pick(self, full: Full, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+        means_LGND = self.means.of(full, row, chunk, candidates.stop)
+        query_LGD = last_query(full, row).sum(2)
+        return best(torch.einsum("lgnd,lgd->lgn", means_LGND, query_LGD), candidates, picks)

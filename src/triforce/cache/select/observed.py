@@ -1,6 +1,6 @@
 """Select by the attention that the last verification itself gave each chunk: free, since it has computed it.
 
-The idea is that of SparseSpec and Vegas (2026). G KV heads, U units.
+The idea is that of SparseSpec and Vegas (2026). L layers, G KV heads, U units.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ class Observed:
     def recent(self, budget: int) -> int:
         return recent_share(budget)
 
-    def pick(self, full: Full, row: int, layer: int, chunk: int, candidates: range, picks: int) -> Tensor:
+    def pick(self, full: Full, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
         sight = full.sights[row]
-        mass_GU = sight.mass[layer][:, : candidates.stop * chunk // sight.grain]
-        return best(mass_GU.reshape(len(mass_GU), candidates.stop, -1).sum(2), candidates, picks)
+        assert sight.mass_LGU is not None, "the exact view was not asked to observe"
+        if sight.grain == chunk:
+            return best(sight.mass_LGU, candidates, picks)
+        mass_LGU = sight.mass_LGU[..., : candidates.stop * chunk // sight.grain]
+        return best(mass_LGU.reshape(*mass_LGU.shape[:2], candidates.stop, -1).sum(3), candidates, picks)

@@ -1,6 +1,6 @@
 """Select by an upper bound of the product of the last query with any key of a chunk (Quest, Tang et al. 2024).
 
-G KV heads, h query heads of a group, N chunks, D head size.
+L layers, G KV heads, h query heads of a group, N chunks, D head size.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Quest:
     def recent(self, budget: int) -> int:
         return recent_share(budget)
 
-    def pick(self, full: Full, row: int, layer: int, chunk: int, candidates: range, picks: int) -> Tensor:
-        least_GND, most_GND = self.bounds.of(full, row, layer, chunk, candidates.stop).unbind(2)
-        query_GhD = last_query(full, row, layer)
-        high_GhN = torch.einsum("ghd,gnd->ghn", query_GhD.clamp_min(0), most_GND)
-        low_GhN = torch.einsum("ghd,gnd->ghn", query_GhD.clamp_max(0), least_GND)
-        return best((high_GhN + low_GhN).sum(1), candidates, picks)
+    def pick(self, full: Full, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+        least_LGND, most_LGND = self.bounds.of(full, row, chunk, candidates.stop).unbind(3)
+        query_LGhD = last_query(full, row)
+        high_LGhN = torch.einsum("lghd,lgnd->lghn", query_LGhD.clamp_min(0), most_LGND)
+        low_LGhN = torch.einsum("lghd,lgnd->lghn", query_LGhD.clamp_max(0), least_LGND)
+        return best((high_LGhN + low_LGhN).sum(2), candidates, picks)

@@ -15,5 +15,6 @@ class Recent:
     def recent(self, budget: int) -> int:
         return budget - PAGE
 
-    def pick(self, full: Full, row: int, layer: int, chunk: int, candidates: range, picks: int) -> Tensor:
-        return torch.zeros(full.pool.config.kv_heads, 0, dtype=torch.long, device=full.pool.device)
+    def pick(self, full: Full, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+        config = full.pool.config
+        return torch.zeros(config.layers, config.kv_heads, 0, dtype=torch.long, device=full.pool.device)

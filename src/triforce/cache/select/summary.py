@@ -1,4 +1,7 @@
-"""Summaries of committed chunks, extended as the text grows. G KV heads, N chunks, C tokens of a chunk, D head size."""
+"""Summaries of committed chunks, extended as the text grows.
+
+L layers, G KV heads, N chunks, C tokens of a chunk, D head size.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,26 @@ class Summaries:
 
     def __init__(self, summarise: Callable[[Tensor], Tensor]) -> None:
         self.summarise = summarise
-        self._known: dict[tuple[int, int], Tensor] = {}
+        self._known: dict[int, Tensor] = {}
 
-    def of(self, full: Full, row: int, layer: int, chunk: int, chunks: int) -> Tensor:
-        """Summaries of the first `chunks` chunks, all of which must be full and committed."""
-        known = self._known.get((row, layer))
-        have = known.shape[1] if known is not None else 0
+    def of(self, full: Full, row: int, chunk: int, chunks: int) -> Tensor:
+        """Summaries of the first `chunks` chunks, all of which must be full and committed: (L, G, N, ...)."""
+        known, layers = self._known.get(row), full.pool.config.layers
+        have = known.shape[2] if known is not None else 0
         if have < chunks:
-            keys_GSD, _ = full.pool.span(layer, row, have * chunk, chunks * chunk)
-            new = self.summarise(keys_GSD.float().reshape(len(keys_GSD), chunks - have, chunk, -1))
-            known = new if known is None else torch.cat([known, new], 1)
-            self._known[row, layer] = known
+            new = torch.stack([self._new(full, row, layer, chunk, have, chunks) for layer in range(layers)])
+            known = new if known is None else torch.cat([known, new], 2)
+            self._known[row] = known
         assert known is not None
-        return known[:, :chunks]
+        return known[:, :, :chunks]
+
+    def _new(self, full: Full, row: int, layer: int, chunk: int, start: int, stop: int) -> Tensor:
+        keys_GSD, _ = full.pool.span(layer, row, start * chunk, stop * chunk)
+        return self.summarise(keys_GSD.float().reshape(len(keys_GSD), stop - start, chunk, -1))
 
 
-def last_query(full: Full, row: int, layer: int) -> Tensor:
-    """The query of the last committed token, by KV head: float32 (G, H / G, D)."""
-    query_HD = full.sights[row].query(layer, int(full.pool.lengths_B[row]) - 1).float()
-    return query_HD.view(full.pool.config.kv_heads, -1, full.pool.config.head_dim)
+def last_query(full: Full, row: int) -> Tensor:
+    """The query of the last committed token, by layer and KV head: float32 (L, G, H / G, D)."""
+    config = full.pool.config
+    query_LHD = full.sights[row].query(int(full.pool.lengths_B[row]) - 1).float()
+    return query_LHD.view(config.layers, config.kv_heads, -1, config.head_dim)

@@ -1,6 +1,7 @@
 #include "attention.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "memory.hpp"
 #include "threads.hpp"
@@ -8,7 +9,9 @@
 namespace triforce {
 namespace {
 
-const AttentionKernels& kernels(const Attention& call) { return call.pages->is_bf16 ? attention_bf16() : attention_f32(); }
+const AttentionKernels& kernels(const Attention& call) {
+    return call.pages->is_bf16 ? attention_bf16() : attention_f32();
+}
 
 void clear(const Attention& call, float* most, float* total, float* mixed, int64_t count) {
     std::fill_n(mixed, count * call.pages->dim, 0.0f);
@@ -66,6 +69,7 @@ class BySplits {
 
     const Attention& call_;
     const AttentionKernels& k_;
+    Scratch scratch_;
     int64_t splits_ = 0, queries_ = 0;
     float *mixed_, *most_, *total_, *sums_ = nullptr;
     int* left_;
@@ -77,12 +81,11 @@ BySplits::BySplits(const Attention& call) : call_(call), k_(kernels(call)) {
         queries_ = std::max(queries_, call.queries(b));
     }
     const int64_t heads = call.rows * call.pages->heads, partials = heads * splits_ * queries_;
-    Scratch scratch;
-    mixed_ = scratch.take<float>(partials * call.pages->dim);
-    most_ = scratch.take<float>(partials);
-    total_ = scratch.take<float>(partials);
-    if (call.mass) sums_ = scratch.take<float>(partials * split_pages);
-    left_ = scratch.take<int>(heads);
+    mixed_ = scratch_.take<float>(partials * call.pages->dim);
+    most_ = scratch_.take<float>(partials);
+    total_ = scratch_.take<float>(partials);
+    if (call.mass) sums_ = scratch_.take<float>(partials * split_pages);
+    left_ = scratch_.take<int>(heads);
     for (int64_t i = 0; i < heads; i++) left_[i] = static_cast<int>(call.splits(i / call.pages->heads));
 }
 
@@ -123,9 +126,10 @@ void BySplits::merge(const Place& place) const {
         float* mass = call_.mass + (place.b * call_.pages->heads + place.g) * call_.list_length;
         for (int64_t split = 0; split < splits; split++) {
             const Place at{place.b, place.g, split};
-            const int64_t first = split * split_pages, pages = std::min<int64_t>(split_pages, call_.list_length - first);
-            k_.weigh(call_, queries.count, all.partial(), partial(at, queries.first), sums(at, queries.first), mass + first,
-                     static_cast<int>(pages));
+            const int64_t first = split * split_pages;
+            const int64_t pages = std::min<int64_t>(split_pages, call_.list_length - first);
+            k_.weigh(call_, queries.count, all.partial(), partial(at, queries.first), sums(at, queries.first),
+                     mass + first, static_cast<int>(pages));
         }
     });
 }
@@ -148,7 +152,32 @@ void clear_padding(const Attention& call) {
     }
 }
 
+void check(bool fine, const char* why) {
+    if (!fine) throw std::invalid_argument(why);
+}
+
+void check_row(const Attention& call, int64_t b) {
+    const int64_t start = call.starts[b], count = call.counts[b];
+    check(0 <= count && count <= call.width, "counts must lie in [0, T]");
+    check(0 <= start && start < INT32_MAX, "starts must lie in [0, 2^31 - 1)");
+    const int64_t used = count ? (start + count - 1) / page_size + 1 : 0;
+    check(used <= call.list_length, "lists must have a page for each key that is seen");
+    const int lists = call.head_stride ? call.pages->heads : 1;
+    for (int g = 0; g < lists; g++) {
+        uint32_t largest = 0;
+        const int32_t* list = call.list(b, g);
+        for (int64_t i = 0; i < used; i++) largest = std::max(largest, static_cast<uint32_t>(list[i]));
+        check(largest < call.pages->count, "lists must hold page numbers of the pool");
+    }
+}
+
 }  // namespace
+
+void check(const Attention& call) {
+    check(call.sinks >= 0 && call.sinks % page_size == 0, "sinks must be whole pages");
+    check(0 <= call.window && call.window <= INT32_MAX, "window must lie in [0, 2^31 - 1]");
+    for (int64_t b = 0; b < call.rows; b++) check_row(call, b);
+}
 
 void run(const Attention& call) {
     clear_padding(call);

@@ -1,8 +1,9 @@
 // Attention of any number of queries over lists of pages.
 //
-// The bitwise law: a query's keys are taken in blocks of 64 tokens from the first key of its list, by an online softmax inside
-// splits of 1024 tokens, and the splits are merged in ascending order. None of this depends on the call: on how many queries
-// share a pass, on its other rows, on threads. A key that a query does not see takes no part in any sum, not even as a zero.
+// The bitwise law: a query's keys are taken in blocks of 64 tokens from the first key of its list, by an online softmax
+// inside splits of 1024 tokens, and the splits are merged in ascending order. None of this depends on the call: on how
+// many queries share a pass, on its other rows, on threads. A key that a query does not see takes no part in any sum,
+// not even as a zero.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@ namespace triforce {
 constexpr int block_pages = 4, block_tokens = block_pages * page_size;
 constexpr int split_pages = 64, split_tokens = split_pages * page_size;
 
-/// Queries q (B, T, H, D) of B rows. Query t of row b has the place starts[b] + t in the row's list of keys and sees the keys
-/// up to its own; with a window only the last `window` of these, and the first `sinks`.
+/// Queries q (B, T, H, D) of B rows. Query t of row b has the place starts[b] + t in the row's list of keys and sees
+/// the keys up to its own; with a window only the last `window` of these, and the first `sinks`.
 struct Attention {
     const Pages* pages;
     int64_t rows, width;
@@ -28,7 +29,7 @@ struct Attention {
     int64_t row_stride, head_stride, list_length;
     int64_t sinks, window;  // sinks: whole pages; window: 0 is unbounded
     void* mixed;  // (B, T, H, D); zeros at t >= counts[b]
-    float* mass;  // (B, G, list_length): what each page got of the row's queries, summed over these and the heads; or null
+    float* mass;  // (B, G, list_length): what each page got of the row's queries, summed over these and heads; or null
 
     int group() const { return heads / pages->heads; }
     int64_t queries(int64_t b) const { return counts[b] * group(); }  // of one KV head
@@ -52,22 +53,25 @@ struct Partial {
 };
 
 constexpr float nothing_seen = -1e30f;
-constexpr int group_floats = 12288;  // of mixed, for the queries that are worked on together: they stay in a core's caches
+constexpr int group_floats = 12288;  // of mixed, for the queries worked on together: they stay in a core's caches
 constexpr int group_queries = 96;
 inline int queries_at_once(int dim) { return dim * group_queries > group_floats ? group_floats / dim : group_queries; }
 
 struct AttentionKernels {
-    /// One split of at most queries_at_once queries. `sums`: (count, split_pages), weight of each page relative to `most`.
+    /// One split of at most queries_at_once queries. `sums`: (count, split_pages), pages' weights relative to `most`.
     void (*scan)(const Attention& call, const Queries& queries, int64_t split, const Partial& to, float* sums);
     /// Merges the next split into those before it.
     void (*fold)(const Attention& call, int count, const Partial& into, const Partial& next);
     void (*finish)(const Attention& call, const Queries& queries, const Partial& all);
     /// Adds what `pages` pages of one split got, by the queries' sums there and their final partials.
-    void (*weigh)(const Attention& call, int count, const Partial& all, const Partial& split, const float* sums, float* mass,
-                  int pages);
+    void (*weigh)(const Attention& call, int count, const Partial& all, const Partial& split, const float* sums,
+                  float* mass, int pages);
 };
 TF_KERNEL_TABLE(AttentionKernels, attention_bf16)
 TF_KERNEL_TABLE(AttentionKernels, attention_f32)
+
+/// Throws std::invalid_argument unless rows and lists fit the call and its pages.
+void check(const Attention& call);
 
 /// All of it in one job of the thread pool.
 void run(const Attention& call);

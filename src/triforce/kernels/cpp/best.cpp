@@ -64,8 +64,8 @@ void run(const Best& best) {
     Scratch scratch;
     uint32_t* memory = scratch.take<uint32_t>(best.heads * size);
     parallel(static_cast<int>(best.heads), [&](int64_t head) {
-        best_of_head(best.scores + head * best.stride + best.first, best.first, best.count, best.picks, memory + head * size,
-                     best.ids + head * best.picks);
+        best_of_head(best.scores + head * best.stride + best.first, best.first, best.count, best.picks,
+                     memory + head * size, best.ids + head * best.picks);
     });
 }
 

@@ -5,8 +5,8 @@
 
 namespace triforce {
 
-/// The ids of the `picks` highest of `count` scores, ascending: the lowest ids among equals, NaN above all. Each KV head's
-/// `count` scores begin `stride` after the last one's; `first` is added to each id. 0 <= picks <= count.
+/// The ids of the `picks` highest of `count` scores, ascending: the lowest ids among equals, NaN above all. Each KV
+/// head's `count` scores begin `stride` after the last one's; `first` is added to each id. 0 <= picks <= count.
 struct Best {
     const float* scores;
     int64_t heads, stride, first, count, picks;

@@ -57,26 +57,32 @@ int query_heads(const Pages& pages, int64_t heads) {
     return static_cast<int>(heads);
 }
 
-Rotation rotation(const char* cos_name, const char* sin_name, nb::handle cos, nb::handle sin, int64_t count, int64_t half) {
-    return {tensor(cos_name, cos).as<float>({count, half}), tensor(sin_name, sin).as<float>({count, half})};
+const int64_t* checked_positions(const char* name, nb::handle positions, int64_t count, int64_t table) {
+    const int64_t* at = tensor(name, positions).as<int64_t>({count});
+    for (int64_t i = 0; i < count; i++) check(0 <= at[i] && at[i] < table, "positions must lie in the tables");
+    return at;
 }
 
-void write(const Pages& pages, nb::handle q, nb::handle k, nb::handle v, nb::handle cos, nb::handle sin, nb::handle slots,
-           nb::handle rotated, nb::handle cos_sinks, nb::handle sin_sinks, nb::handle q_sinks) {
+void write(const Pages& pages, nb::handle q, nb::handle k, nb::handle v, nb::handle cos, nb::handle sin,
+           nb::handle positions, nb::handle slots, nb::handle rotated, nb::handle positions_to_sinks,
+           nb::handle q_sinks) {
     const Tensor q_tensor = tensor("q", q);
     q_tensor.expect(Type::f32, {-1, -1});
     const int64_t N = q_tensor[0], D = pages.dim, kv_size = pages.heads * D;
     check(q_tensor[1] % D == 0, "q must hold whole heads");
-    NewTokens tokens{&pages, N, query_heads(pages, q_tensor[1] / D), static_cast<const float*>(q_tensor.data), nullptr, nullptr,
-                     {}, {}, nullptr, nullptr, nullptr};
+    NewTokens tokens{&pages, N, query_heads(pages, q_tensor[1] / D), static_cast<const float*>(q_tensor.data), nullptr,
+                     nullptr, {}, nullptr, nullptr, nullptr, nullptr, nullptr};
     const int64_t H = tokens.heads;
     tokens.k = tensor("k", k).as<float>({N, kv_size});
     tokens.v = tensor("v", v).as<float>({N, kv_size});
-    tokens.rotation = rotation("cos", "sin", cos, sin, N, D / 2);
+    const Tensor cos_tensor = tensor("cos", cos);
+    const int64_t table = cos_tensor.dims ? cos_tensor[0] : 0;
+    tokens.rotation = {cos_tensor.as<float>({table, D / 2}), tensor("sin", sin).as<float>({table, D / 2})};
+    tokens.positions = checked_positions("positions", positions, N, table);
     tokens.slots = checked_slots(pages, slots, N);
     tokens.rotated = data(tensor("rotated", rotated), type_of_pages(pages), {N, H, D});
     if (!q_sinks.is_none()) {
-        tokens.rotation_of_sinks = rotation("cos_sinks", "sin_sinks", cos_sinks, sin_sinks, N, D / 2);
+        tokens.positions_to_sinks = checked_positions("positions_to_sinks", positions_to_sinks, N, table);
         tokens.q_sinks = data(tensor("q_sinks", q_sinks), type_of_pages(pages), {N, H, D});
     }
     nb::gil_scoped_release release;
@@ -93,21 +99,6 @@ void move_tokens(const Pages& pages, nb::handle slots, nb::handle k, nb::handle 
     const WriteKernels& kernels = pages.is_bf16 ? write_bf16() : write_f32();
     nb::gil_scoped_release release;
     reads ? kernels.read(pages, at, count, k_data, v_data) : kernels.put(pages, at, count, k_data, v_data);
-}
-
-void check_row(const Attention& call, int64_t b) {
-    const int64_t start = call.starts[b], count = call.counts[b];
-    check(0 <= count && count <= call.width, "counts must lie in [0, T]");
-    check(start >= 0, "starts must not be negative");
-    const int64_t used = count ? (start + count - 1) / page_size + 1 : 0;
-    check(start < INT32_MAX && used <= call.list_length, "lists must have a page for each key that is seen");
-    const int lists = call.head_stride ? call.pages->heads : 1;
-    for (int g = 0; g < lists; g++) {
-        uint32_t largest = 0;
-        const int32_t* list = call.list(b, g);
-        for (int64_t i = 0; i < used; i++) largest = std::max(largest, static_cast<uint32_t>(list[i]));
-        check(largest < call.pages->count, "lists must hold page numbers of the pool");
-    }
 }
 
 void attend(const Pages& pages, nb::handle q, const std::vector<int64_t>& starts, const std::vector<int64_t>& counts,
@@ -130,9 +121,8 @@ void attend(const Pages& pages, nb::handle q, const std::vector<int64_t>& starts
     call.mixed = data(tensor("mixed", mixed), type, {B, T, call.heads, pages.dim});
     if (!mass.is_none()) call.mass = tensor("mass", mass).as<float>({B, G, P});
     if (!q_sinks.is_none()) call.q_sinks = data(tensor("q_sinks", q_sinks), type, {B, T, call.heads, pages.dim});
-    check(sinks >= 0 && sinks % page_size == 0 && window >= 0, "sinks must be whole pages, window at least 0");
     call.sinks = sinks, call.window = window;
-    for (int64_t b = 0; b < B; b++) check_row(call, b);
+    check(call);
     nb::gil_scoped_release release;
     run(call);
 }
@@ -144,24 +134,29 @@ void best(nb::handle scores, int64_t start, int64_t stop, nb::handle ids) {
     check(0 <= start && start <= stop && stop <= s[1], "start and stop must lie in the scores");
     check(out[1] <= stop - start, "ids must not be more than there are candidates");
     nb::gil_scoped_release release;
-    run(Best{static_cast<const float*>(s.data), s[0], s[1], start, stop - start, out[1], static_cast<int64_t*>(out.data)});
+    run(Best{static_cast<const float*>(s.data), s[0], s[1], start, stop - start, out[1],
+             static_cast<int64_t*>(out.data)});
 }
 
 }  // namespace
 
 void bind_attention(nb::module_& m) {
-    nb::class_<Pages>(m, "Pages", "The K and V memory of one layer, (G, pages, 16 * head_dim) each; it stays its owner's.")
+    nb::class_<Pages>(m, "Pages", 
+                      "The K and V memory of one layer, (G, pages, 16 * head_dim) each; it stays its owner's.")
         .def("__init__", [](Pages* self, nb::object keys, nb::object values, int64_t dim) {
             new (self) Pages(pages_over(keys, values, dim));
         }, "keys"_a, "values"_a, "head_dim"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
-        .def("write", &write, "q"_a, "k"_a, "v"_a, "cos"_a, "sin"_a, "slots"_a, "rotated"_a, "cos_sinks"_a = nb::none(),
-             "sin_sinks"_a = nb::none(), "q_sinks"_a = nb::none(),
-             "Rotate q (N, H * D) and k, put k and v (N, G * D) into their slots (N); `rotated` and `q_sinks` (N, H, D) are out.")
+        .def("write", &write, "q"_a, "k"_a, "v"_a, "cos"_a, "sin"_a, "positions"_a, "slots"_a, "rotated"_a,
+             "positions_to_sinks"_a = nb::none(), "q_sinks"_a = nb::none(),
+             "Rotate q (N, H * D) and k to their positions (N) in the tables (S, D / 2), put k and v (N, G * D) into "
+             "their slots (N); `rotated` and `q_sinks` (N, H, D) are out.")
         .def("read", &move_tokens<true>, "slots"_a, "k"_a, "v"_a, "Copy tokens out: k and v (N, G, D).")
-        .def("put", &move_tokens<false>, "slots"_a, "k"_a, "v"_a, "Copy tokens in, keys rotated before: k and v (N, G, D).")
+        .def("put", &move_tokens<false>, "slots"_a, "k"_a, "v"_a,
+             "Copy tokens in, keys rotated before: k and v (N, G, D).")
         .def("attend", &attend, "q"_a, "starts"_a, "counts"_a, "lists"_a, "mixed"_a, "mass"_a = nb::none(),
              "q_sinks"_a = nb::none(), "sinks"_a = 0, "window"_a = 0,
-             "Queries (B, T, H, D) over page lists (B, P) or (B, G, P); `mixed` (B, T, H, D) and `mass` (B, G, P) are out.");
+             "Queries (B, T, H, D) over page lists (B, P) or (B, G, P); `mixed` (B, T, H, D) and `mass` (B, G, P) "
+             "are out.");
     m.def("best", &best, "scores"_a, "start"_a, "stop"_a, "ids"_a,
           "The highest of scores (G, N) in [start, stop): `ids` (G, picks) ascending is out; the lowest among equals.");
 }

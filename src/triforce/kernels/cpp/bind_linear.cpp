@@ -32,13 +32,15 @@ void rows(const Matrix& matrix, nb::handle ids_object, nb::handle out_object) {
     float* to = out.as<float>({ids[0], matrix.inputs()});
     for (int64_t i = 0; i < ids[0]; i++)
         if (id[i] < 0 || id[i] >= matrix.outputs())
-            throw nb::value_error(("no row " + std::to_string(id[i]) + " in " + std::to_string(matrix.outputs())).c_str());
+            throw nb::value_error(
+                ("no row " + std::to_string(id[i]) + " in " + std::to_string(matrix.outputs())).c_str());
     matrix.rows(id, ids[0], to);
 }
 
 void init_block(Block* self, nb::handle input_norm, nb::handle q, nb::handle k, nb::handle v, nb::handle o,
-                nb::handle post_norm, nb::handle gate, nb::handle up, nb::handle down, nb::handle q_bias, nb::handle k_bias,
-                nb::handle v_bias, nb::handle q_norm, nb::handle k_norm, int64_t head_dim, float eps) {
+                nb::handle post_norm, nb::handle gate, nb::handle up, nb::handle down, nb::handle q_bias,
+                nb::handle k_bias, nb::handle v_bias, nb::handle q_norm, nb::handle k_norm, int64_t head_dim,
+                float eps) {
     Block::Parts parts{
         tensor("input_norm", input_norm),  tensor("q_proj", q),
         tensor("k_proj", k),               tensor("v_proj", v),
@@ -80,10 +82,13 @@ void logits(const Head& head, nb::handle x_object, nb::handle out_object) {
 
 void bind_linear(nb::module_& m) {
     nb::class_<Matrix>(m, "Matrix", "Weights (outputs, inputs) of bfloat16 or float32, packed for the kernels.")
-        .def("__init__", [](Matrix* self, nb::handle weight) { new (self) Matrix(tensor("weight", weight)); }, "weight"_a)
+        .def("__init__", [](Matrix* self, nb::handle weight) { new (self) Matrix(tensor("weight", weight)); },
+             "weight"_a)
         .def_prop_ro("bytes", &Matrix::bytes)
-        .def("linear", &linear, "x"_a, "y"_a, "y = x W^T: x (rows, inputs) of the weights' type, y (rows, outputs) float32.")
-        .def("rows", &rows, "ids"_a, "out"_a, "out (count, inputs) float32 becomes rows `ids` (count) int64 of the weight.");
+        .def("linear", &linear, "x"_a, "y"_a,
+             "y = x W^T: x (rows, inputs) of the weights' type, y (rows, outputs) float32.")
+        .def("rows", &rows, "ids"_a, "out"_a,
+             "out (count, inputs) float32 becomes rows `ids` (count) int64 of the weight.");
     nb::class_<Block>(m, "Block", "The linear side of one decoder layer.")
         .def("__init__", &init_block, "input_norm"_a, "q_proj"_a, "k_proj"_a, "v_proj"_a, "o_proj"_a, "post_norm"_a,
              "gate_proj"_a, "up_proj"_a, "down_proj"_a, "q_bias"_a.none(), "k_bias"_a.none(), "v_bias"_a.none(),

@@ -41,8 +41,6 @@ std::optional<Norm> norm(const std::optional<Tensor>& weight, int64_t size, Type
 
 const float* data_or_null(const Floats& vector) { return vector.empty() ? nullptr : vector.data(); }
 
-size_t size_of(Type type) { return type == Type::bf16 ? 2 : 4; }
-
 }  // namespace
 
 void Norm::operator()(const float* x, int64_t rows, Type type, void* y) const {
@@ -55,7 +53,8 @@ void Norm::operator()(const float* x, int64_t rows, Type type, void* y) const {
 Block::Block(const Parts& p, int64_t head_dim, float eps)
     : q_(p.q), k_(p.k), v_(p.v), o_(p.o), gate_up_(p.gate, p.up), down_(p.down), head_dim_(head_dim) {
     const int64_t hidden = q_.inputs(), mlp = gate_up_.outputs();
-    if (head_dim < block_size || head_dim % block_size) throw std::invalid_argument("head_dim must be a multiple of 16");
+    if (head_dim < block_size || head_dim % block_size)
+        throw std::invalid_argument("head_dim must be a multiple of 16");
     if (q_.outputs() % head_dim) throw std::invalid_argument("q_proj does not have whole heads");
     if (k_.outputs() % head_dim) throw std::invalid_argument("k_proj does not have whole heads");
     p.k.expect(type(), {-1, hidden});

@@ -57,6 +57,7 @@ class Head {
 
     int64_t hidden() const { return norm_.size; }
     int64_t vocabulary() const { return matrix_->outputs(); }
+    const Matrix& matrix() const { return *matrix_; }
     void logits(const float* x, int64_t rows, float* logits) const;
 
   private:

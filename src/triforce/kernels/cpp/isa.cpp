@@ -68,7 +68,8 @@ void use(const char* name) {
     std::string known;
     for (const Available& each : levels()) {
         if (!std::strcmp(name, name_of(each.level))) {
-            if (each.missing) throw std::invalid_argument(std::string(name) + " needs " + each.missing + ", which this CPU has not");
+            if (each.missing)
+                throw std::invalid_argument(std::string(name) + " needs " + each.missing + ", which this CPU has not");
             in_use() = each.level;
             return;
         }

@@ -1,8 +1,8 @@
 // Instruction-set levels: which ones are compiled in, which one this process uses, and the tables of kernels for each.
 //
 // A source file in per_level/ is compiled once per level, into `namespace triforce::TF_LEVEL`, and defines tables of
-// function pointers. Its header declares each of them with TF_KERNEL_TABLE(Type, name); `name()` is then the table of the
-// level in use, for code that is compiled once.
+// function pointers. Its header declares each of them with TF_KERNEL_TABLE(Type, name); `name()` is then the table of
+// the level in use, for code that is compiled once.
 #pragma once
 
 #include <vector>

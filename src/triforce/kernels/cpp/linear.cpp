@@ -7,7 +7,7 @@
 namespace triforce {
 namespace {
 
-constexpr int64_t least_blocks = 8, most_chunks = 64;  // of a row of chunks: enough for many threads, and few to hand out
+constexpr int64_t least_blocks = 8, most_chunks = 64;  // of a row of chunks: enough for many threads, few to hand out
 constexpr int64_t worth_a_thread = 48 << 10;  // multiply-adds: some 2 microseconds
 
 /// Chunks of a product. They do not depend on the number of threads, which may change at any time.

@@ -65,7 +65,8 @@ void Matrix::linear(const void* x, int64_t rows, float* y) const {
         char* padded = scratch.take<char>(rows * weights_.inputs * size);
         std::memset(padded, 0, rows * weights_.inputs * size);
         for (int64_t row = 0; row < rows; row++)
-            std::memcpy(padded + row * weights_.inputs * size, static_cast<const char*>(x) + row * inputs_ * size, inputs_ * size);
+            std::memcpy(padded + row * weights_.inputs * size, static_cast<const char*>(x) + row * inputs_ * size,
+                        inputs_ * size);
         x = padded;
     }
     run({{weights_, x, weights_.inputs, rows, nullptr, Epilogue::store, y, outputs()}});

@@ -23,7 +23,8 @@ size_t round_up(size_t size, size_t to) { return (size + to - 1) / to * to; }
 
 void prefer_huge_pages(void* data, size_t bytes) {
 #if defined(__linux__)
-    const uintptr_t first = round_up(reinterpret_cast<uintptr_t>(data), 4096), last = reinterpret_cast<uintptr_t>(data) + bytes;
+    const uintptr_t first = round_up(reinterpret_cast<uintptr_t>(data), 4096);
+    const uintptr_t last = reinterpret_cast<uintptr_t>(data) + bytes;
     if (last > first && last - first >= huge_page) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 #else
     (void)data, (void)bytes;
@@ -37,6 +38,7 @@ Memory::Memory(size_t bytes) : size_(bytes) {
     if (!data_) throw std::bad_alloc();
     prefer_huge_pages(data_, allocated);
     std::memset(data_, 0, allocated);
+    guarded(data_, bytes);
 }
 
 Memory::~Memory() { std::free(data_); }
@@ -51,7 +53,8 @@ namespace {
 // Blocks are kept from call to call; a call that outgrows them gets one more, and the next call one of the whole size.
 struct Arena {
     std::vector<Memory> blocks;
-    size_t used = 0, wanted = 0;
+    size_t block = 0, used = 0;  // blocks before it are in use, and so much of this one
+    int open = 0;
 };
 
 Arena& arena() {
@@ -63,21 +66,28 @@ Arena& arena() {
 
 Scratch::Scratch() {
     Arena& a = arena();
-    if (a.blocks.size() > 1) a.blocks.clear();
-    if (a.blocks.empty() && a.wanted) a.blocks.emplace_back(a.wanted);
-    a.used = a.wanted = 0;
+    if (a.open++ == 0 && a.blocks.size() > 1) {
+        size_t whole = 0;
+        for (const Memory& each : a.blocks) whole += each.size();
+        a.blocks.clear();
+        a.blocks.emplace_back(whole);
+    }
+    block_ = a.block, used_ = a.used;
+}
+
+Scratch::~Scratch() {
+    Arena& a = arena();
+    a.open--;
+    a.block = block_, a.used = used_;
 }
 
 char* Scratch::bytes(size_t size) {
     Arena& a = arena();
     size = round_up(size, cache_line);
-    a.wanted += size;
-    if (a.blocks.empty() || a.used + size > a.blocks.back().size()) {
-        a.blocks.emplace_back(std::max(size, size_t{1} << 16));
-        a.used = 0;
-    }
+    for (; a.block < a.blocks.size() && a.used + size > a.blocks[a.block].size(); a.block++) a.used = 0;
+    if (a.block == a.blocks.size()) a.blocks.emplace_back(std::max(size, size_t{1} << 16));
     a.used += size;
-    return a.blocks.back().data() + a.used - size;
+    return a.blocks[a.block].data() + a.used - size;
 }
 
 }  // namespace triforce

@@ -12,6 +12,7 @@ namespace triforce {
 
 void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_decoder(nb::module_& m);
 void bind_sampler(nb::module_& m);
 void bind_bandwidth(nb::module_& m);
 
@@ -35,6 +36,7 @@ NB_MODULE(_native, m) {
     m.def("set_threads", &set_threads, "count"_a, nb::call_guard<nb::gil_scoped_release>());
     bind_linear(m);
     bind_attention(m);
+    bind_decoder(m);
     bind_sampler(m);
     bind_bandwidth(m);
 }

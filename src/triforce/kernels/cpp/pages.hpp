@@ -1,7 +1,7 @@
 // The KV pages of one layer: memory that somebody else owns, and the order of values in it.
 //
-// A page holds 16 tokens of one KV head. Kernels read it in steps of 64 bytes, each of which meets one 32-bit word of a query
-// (keys) or of the attention weights (values):
+// A page holds 16 tokens of one KV head. Kernels read it in steps of 64 bytes, each of which meets one 32-bit word of
+// a query (keys) or of the attention weights (values):
 //     keys    bf16 [dim / 2][16 tokens][2], float [dim][16 tokens]     a step is one pair of channels (one channel)
 //     values  bf16 [8 pairs of tokens][dim][2], float [16][dim]        a step is one pair of tokens (one token)
 #pragma once
@@ -24,7 +24,9 @@ struct Pages {
     char* keys;     // [heads][count][page]
     char* values;
 
-    size_t page_bytes() const { return static_cast<size_t>(page_size) * dim * (is_bf16 ? sizeof(bf16) : sizeof(float)); }
+    size_t page_bytes() const {
+        return static_cast<size_t>(page_size) * dim * (is_bf16 ? sizeof(bf16) : sizeof(float));
+    }
     size_t offset(int head, int64_t page) const { return (head * count + page) * page_bytes(); }
 
     template <class T>

@@ -9,8 +9,8 @@ namespace nb = nanobind;
 namespace triforce {
 namespace {
 
-// The part of DLPack's C exchange API (dlpack.h 1.2 and later) that lends a view without a Python call: 0.1 microseconds a
-// tensor, where `__dlpack__` takes 3 to 5.
+// The part of DLPack's C exchange API (dlpack.h 1.2 and later) that lends a view without a Python call: 0.1
+// microseconds a tensor, where `__dlpack__` takes 3 to 5.
 struct ExchangeApi {
     struct {
         uint32_t major, minor;

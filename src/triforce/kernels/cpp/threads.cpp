@@ -80,8 +80,8 @@ class Pool {
     }
 
   private:
-    // The ticket holds the job's number and how many of its chunks are unclaimed. A claim succeeds only on the very ticket
-    // that was read before the other three, so it never runs a chunk of one job with the body of another.
+    // The ticket holds the job's number and how many of its chunks are unclaimed. A claim succeeds only on the very
+    // ticket that was read before the other three, so it never runs a chunk of one job with the body of another.
     bool take_chunk() {
         uint64_t ticket = ticket_.load(std::memory_order_acquire);
         while (static_cast<uint32_t>(ticket)) {
@@ -143,14 +143,14 @@ void Pool::wake() {
 struct State {
     std::mutex in_use;
     Pool* pool = nullptr;
-    int threads = usable_cpus();
+    std::atomic<int> threads{usable_cpus()};  // asked for without the lock, too
 };
 
 State*& state() {
     static State* it = [] {
         pthread_atfork(nullptr, nullptr, [] {
             inside = false;
-            state() = new State{{}, nullptr, state()->threads};
+            state() = new State{{}, nullptr, {state()->threads.load()}};
         });
         return new State;
     }();

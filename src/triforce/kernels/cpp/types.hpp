@@ -21,6 +21,9 @@ inline float to_float(bf16 x) {
 
 enum class Type { f32, bf16, f64, i64, i32, u8, boolean, other };
 
+/// Bytes of a weight or of a number in a page: one of the first two.
+constexpr int64_t size_of(Type type) { return type == Type::bf16 ? 2 : 4; }
+
 template <class T>
 inline constexpr Type type_of = Type::other;
 template <>

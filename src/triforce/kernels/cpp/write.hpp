@@ -8,7 +8,7 @@
 
 namespace triforce {
 
-/// cos and sin (N, dim / 2) of each token's position.
+/// Tables of cos and sin (positions, dim / 2).
 struct Rotation {
     const float *cos, *sin;
 };
@@ -19,7 +19,8 @@ struct NewTokens {
     int64_t count;
     int heads;
     const float *q, *k, *v;
-    Rotation rotation, rotation_of_sinks;  // the second one for a second copy of the queries, where `q_sinks` asks for it
+    Rotation rotation;
+    const int64_t *positions, *positions_to_sinks;  // (N); the second for a copy of the queries: `q_sinks`
     const int64_t* slots;
     void *rotated, *q_sinks;  // (N, H, D) of the pages' type
 };

@@ -152,7 +152,8 @@ void Scan<T>::run() {
     for (int64_t page = first_page_; page < last_page_; page += block_pages) {
         const KeyBlock<T> next = block_at(page + block_pages);
         for (int i = 0; i < tiles_; i++) {
-            const Span places{place(call_, queries_, first_[i]), place(call_, queries_, first_[i] + tile_[i].height - 1)};
+            const int last = first_[i] + tile_[i].height - 1;
+            const Span places{place(call_, queries_, first_[i]), place(call_, queries_, last)};
             look_ahead(i, next, block);
             attend(tile_[i], places, first_[i], block, page);
         }

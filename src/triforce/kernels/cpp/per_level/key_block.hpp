@@ -1,14 +1,14 @@
 // One block of 64 keys against the few queries of a tile: scores, softmax, weighted values.
 //
-// A tile's height and the order in which its registers are filled are free: each score is one chain over the channels, each
-// channel of the mix one chain over the tokens, whatever is done beside it.
+// A tile's height and the order in which its registers are filled are free: each score is one chain over the
+// channels, each channel of the mix one chain over the tokens, whatever is done beside it.
 #pragma once
 
 #include "softmax.hpp"
 
 namespace triforce::TF_LEVEL {
 
-// Sums that fit into the registers beside what they are made of: queries x pages for scores, queries x columns for values.
+// Sums that fit into the registers beside what they are made of: queries x pages (scores), queries x columns (values).
 #if TF_SIMD_AVX512BF16
 constexpr int tallest_tile = 6, pages_at_once = 4, columns_at_once = 4;
 #elif TF_SIMD_AVX512
@@ -23,8 +23,8 @@ template <class T>
 struct KeyBlock {
     const T* keys[block_pages];
     const T* values[block_pages];
-    // Pages of which each line is fetched when the same line of this block is read, so that memory is asked at an even pace;
-    // these pages themselves where there is nothing to fetch.
+    // Pages of which each line is fetched when the same line of this block is read, so that memory is asked at an
+    // even pace; these pages themselves where there is nothing to fetch.
     const T* keys_ahead[block_pages];
     const T* values_ahead[block_pages];
 };
@@ -59,7 +59,8 @@ TF_INLINE F16 weight(F16 score, const Tile& tile, int row) {
 
 /// Scores of R queries, of which the tile has `height`.
 template <class T, int R>
-TF_INLINE void score(const uint32_t* words, int height, int dim, const KeyBlock<T>& block, F16 (&scores)[R][block_pages]) {
+TF_INLINE void score(const uint32_t* words, int height, int dim, const KeyBlock<T>& block,
+                     F16 (&scores)[R][block_pages]) {
     const int steps = dim / tokens_of_step<T>;
     for (int page = 0; page < block_pages; page += pages_at_once) {
         F16 acc[R][pages_at_once];
@@ -82,7 +83,8 @@ TF_INLINE void score(const uint32_t* words, int height, int dim, const KeyBlock<
 }
 
 template <class T, int R, int C>
-void mix(const Tile& tile, const KeyBlock<T>& block, const uint32_t (*words)[block_tokens / tokens_of_step<T>], int column) {
+void mix(const Tile& tile, const KeyBlock<T>& block, const uint32_t (*words)[block_tokens / tokens_of_step<T>],
+         int column) {
     F16 acc[R][C];
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) acc[r][c] = load(tile.mixed + r * tile.dim + column + c * 16);

@@ -1,7 +1,7 @@
 // One block of keys of which a query sees a part: the last ones of its list, a window's first ones, and the sinks.
 //
-// Each sum runs as in a block that is seen whole, over the visible tokens alone. What the other slots hold, perhaps NaN, is
-// never an operand: a hidden page is not read, a hidden token's lane is replaced.
+// Each sum runs as in a block that is seen whole, over the visible tokens alone. What the other slots hold, perhaps
+// NaN, is never an operand: a hidden page is not read, a hidden token's lane is replaced.
 #pragma once
 
 #include "key_block.hpp"
@@ -47,7 +47,8 @@ TF_INLINE auto load_visible(const T* at, uint32_t bits) {
 }
 
 template <class T, int C>
-void mix_visible(const KeyBlock<T>& block, const Sights& sights, const uint32_t* words, int dim, int column, float* mixed) {
+void mix_visible(const KeyBlock<T>& block, const Sights& sights, const uint32_t* words, int dim, int column,
+                 float* mixed) {
     F16 acc[C];
     for (int c = 0; c < C; c++) acc[c] = load(mixed + column + c * 16);
     for (int i = 0; i < block_pages * steps_of_page<T>; i++) {

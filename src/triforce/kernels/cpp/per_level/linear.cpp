@@ -110,7 +110,7 @@ void sum(const Linear& l, int64_t top, int rows, int64_t first, int blocks, bool
                          left < panel ? left : panel, k == 0, blocks};
         for (int t = 0; t < tiles; t++) {
             const int row = rows * t / tiles, next = rows * (t + 1) / tiles;
-            // All but the first tile find their weights in L2: memory would idle, so the first two fetch the next panel.
+            // All but the first tile find their weights in L2; lest memory idle, the first two fetch the next panel.
             const T* ahead = tiles > 1 && t < 2 && to_next ? p.w + to_next + 2 * t * stride : p.w;
             add_rows<T>(next - row, p, row, ahead, sums);
         }

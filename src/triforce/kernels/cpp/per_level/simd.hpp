@@ -1,7 +1,8 @@
 // Sixteen float lanes, the same interface at each level, for files that are compiled once per level.
 //
-// Everything here lives in the level's own namespace: an inline function of one level that the linker took for all of them
-// would run AVX-512 on a CPU without it. For the same reason code in per_level/ keeps away from inline functions of std.
+// Everything here lives in the level's own namespace: an inline function of one level that the linker took for all of
+// them would run AVX-512 on a CPU without it. For the same reason code in per_level/ keeps away from inline functions
+// of std.
 #pragma once
 
 #include <cstdint>

@@ -7,9 +7,10 @@ namespace {
 
 /// Channel i turns with channel i + dim / 2.
 template <class T>
-void rotate(const float* x, const float* cos, const float* sin, int dim, T* to) {
+void rotate(const float* x, const Rotation& rotation, int64_t position, int dim, T* to) {
     alignas(64) float turned[largest_dim];
     const int half = dim / 2;
+    const float *cos = rotation.cos + position * half, *sin = rotation.sin + position * half;
     for (int i = 0; i < half; i++) {
         turned[i] = x[i] * cos[i] - x[half + i] * sin[i];
         turned[half + i] = x[half + i] * cos[i] + x[i] * sin[i];
@@ -39,18 +40,18 @@ template <class T>
 void write_token(const NewTokens& tokens, int64_t n) {
     const Pages& pages = *tokens.pages;
     const int dim = pages.dim;
-    const float *cos = tokens.rotation.cos + n * dim / 2, *sin = tokens.rotation.sin + n * dim / 2;
+    const int64_t position = tokens.positions[n];
     for (int64_t h = n * tokens.heads; h < (n + 1) * tokens.heads; h++) {
-        rotate(tokens.q + h * dim, cos, sin, dim, static_cast<T*>(tokens.rotated) + h * dim);
-        if (tokens.q_sinks)
-            rotate(tokens.q + h * dim, tokens.rotation_of_sinks.cos + n * dim / 2, tokens.rotation_of_sinks.sin + n * dim / 2,
-                   dim, static_cast<T*>(tokens.q_sinks) + h * dim);
+        rotate(tokens.q + h * dim, tokens.rotation, position, dim, static_cast<T*>(tokens.rotated) + h * dim);
+        if (!tokens.q_sinks) continue;
+        T* to_sinks = static_cast<T*>(tokens.q_sinks) + h * dim;
+        rotate(tokens.q + h * dim, tokens.rotation, tokens.positions_to_sinks[n], dim, to_sinks);
     }
     if (tokens.slots[n] < page_size) return;  // padding
     for (int g = 0; g < pages.heads; g++) {
         alignas(64) T k[largest_dim], v[largest_dim];
         const int64_t from = (n * pages.heads + g) * dim;
-        rotate(tokens.k + from, cos, sin, dim, k);
+        rotate(tokens.k + from, tokens.rotation, position, dim, k);
         for (int d = 0; d < dim; d += 16) store(v + d, load(tokens.v + from + d));
         put_one(pages, g, tokens.slots[n], k, v);
     }
@@ -76,7 +77,8 @@ void put(const Pages& pages, const int64_t* slots, int64_t count, const void* k,
     for (int64_t i = 0; i < count * pages.heads; i++) {
         const int64_t slot = slots[i / pages.heads], from = i * pages.dim;
         if (slot < page_size) continue;
-        put_one(pages, static_cast<int>(i % pages.heads), slot, static_cast<const T*>(k) + from, static_cast<const T*>(v) + from);
+        put_one(pages, static_cast<int>(i % pages.heads), slot, static_cast<const T*>(k) + from,
+                static_cast<const T*>(v) + from);
     }
 }
 

@@ -1,0 +1,23 @@
+"""`triforce serve`: OpenAI's HTTP interface in front of an engine.
+
+Its modules import one way, and tests/server/test_order.py reads it from this list:
+
+- `engine`: the seam to what makes texts
+- `failures`: what goes wrong, in OpenAI's error shape
+- `limits`: how much one request may ask for
+- `schemas`: what may be sent
+- `worker`: one thread that makes them, first come first served
+- `prompts`: from what was sent to what the engine takes
+- `logs`: one JSON object a line
+- `metrics`: what Prometheus reads
+- `security`: who may ask, and how much at a time
+- `streaming`: server-sent events; clients that hang up
+- `token_report`: log-probabilities, statistics of the tiers
+- `service`: from a request to its answer, whatever the endpoint
+- `completions`: /v1/completions
+- `chat`: /v1/chat/completions
+- `responses`: /v1/responses
+- `models`: /v1/models, /tokenize, /detokenize, /health, /metrics
+- `app`: all of it as one ASGI application
+- `listener`: on a socket, until it is told to stop
+"""

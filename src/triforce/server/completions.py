@@ -1,0 +1,112 @@
+"""POST /v1/completions: a text that goes on, as OpenAI's interface and `lm_eval` have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from time import time
+from typing import Any
+from uuid import uuid4
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from triforce.completion import Piece
+from triforce.prompts import one_or_many
+from triforce.request import RequestOutput, TokenLogprobs
+from triforce.server.engine import Ask
+from triforce.server.prompts import served
+from triforce.server.schemas import CompletionBody
+from triforce.server.service import Service
+from triforce.server.streaming import DONE, frame
+from triforce.server.token_report import TextLogprobs, usage
+
+router = APIRouter()
+
+
+@router.post("/v1/completions")
+async def completions(body: CompletionBody, request: Request) -> Response:
+    """Continue one prompt or several."""
+    service: Service = request.app.state.service
+    served(body.model, service.name)
+    asks = await service.reader.completion(body)
+    return await service.answer(request, asks, CompletionReply(body, asks, service), stream=body.stream)
+
+
+class CompletionReply:
+    """Choices are numbered through all prompts: those of the first, then those of the second."""
+
+    def __init__(self, body: CompletionBody, asks: Sequence[Ask], service: Service) -> None:
+        self._asks, self._n, self._tokenizer = asks, body.n or 1, service.reader.tokenizer
+        self._head = {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time())}
+        self._head |= {"model": service.name}
+        self._tiers, self._scored_only = bool(body.tier_stats), body.max_tokens == 0
+        self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        prompts = one_or_many(body.prompt) if body.echo else []
+        self._echoes = [p if isinstance(p, str) else self._tokenizer.decode(list(p)) for p in prompts]
+        self._logprobs: dict[int, TextLogprobs] = {}  # by choice, as far as it has come
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        outputs = self._wanted(outputs)
+        choices = [choice for prompt, output in enumerate(outputs) for choice in self._choices(prompt, output)]
+        return self._head | {"choices": choices, "usage": usage(outputs, self._tiers)}
+
+    def opening(self) -> Iterable[bytes]:
+        for prompt, echo in enumerate(self._echoes):
+            for index in range(self._n):
+                yield self._chunk(self._choice(prompt, index, echo, None))
+
+    def piece(self, prompt: int, piece: Piece) -> Iterable[bytes]:
+        if self._scored_only:
+            piece = replace(piece, text="", token_ids=[], origins=[], logprobs=piece.logprobs and [])
+        choice = self._choice(prompt, piece.index, piece.text, piece.finish_reason)
+        choice |= self._report(
+            choice["index"], self._asks[prompt].prompt, piece.token_ids, piece.logprobs, piece.origins
+        )
+        yield self._chunk(choice)
+
+    def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
+        if self._with_usage:
+            yield frame(self._head | {"choices": [], "usage": usage(self._wanted(outputs), self._tiers)})
+        yield DONE
+
+    def _choices(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        echo, read, unread = "", [], output.prompt_token_ids
+        if self._echoes:
+            echo, read, unread = self._echoes[prompt], unread, []
+        for new in output.outputs:
+            choice = self._choice(prompt, new.index, echo + new.text, new.finish_reason)
+            entries = None if new.logprobs is None else [*(output.prompt_logprobs or ()), *new.logprobs]
+            yield choice | self._report(choice["index"], unread, [*read, *new.token_ids], entries, new.origins)
+
+    def _choice(self, prompt: int, index: int, text: str, finish: str | None) -> dict[str, Any]:
+        return {"index": prompt * self._n + index, "text": text, "logprobs": None, "finish_reason": finish}
+
+    def _report(
+        self,
+        choice: int,
+        before: Sequence[int],
+        ids: Sequence[int],
+        entries: Sequence[TokenLogprobs | None] | None,
+        origins: Sequence[str],
+    ) -> dict[str, Any]:
+        """What was asked for beside the text of these tokens, which follow those of `before`."""
+        report: dict[str, Any] = {"token_tiers": origins} if self._tiers else {}
+        if entries is not None:
+            if choice not in self._logprobs:
+                self._logprobs[choice] = TextLogprobs(self._tokenizer, before)
+            report["logprobs"] = self._logprobs[choice].add(ids, entries)
+        return report
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        return frame(self._head | {"choices": [choice]} | ({"usage": None} if self._with_usage else {}))
+
+    def _wanted(self, outputs: Sequence[RequestOutput]) -> list[RequestOutput]:
+        """Without the token that was drawn only because the engine draws one at least."""
+        return [_scored(output) for output in outputs] if self._scored_only else list(outputs)
+
+
+def _scored(output: RequestOutput) -> RequestOutput:
+    """The prompt with its scores, and no text."""
+    nothing = dict[str, Any](text="", token_ids=[], origins=[], finish_reason="length")
+    return replace(output, outputs=[replace(c, logprobs=c.logprobs and [], **nothing) for c in output.outputs])

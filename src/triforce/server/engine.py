@@ -1,0 +1,86 @@
+"""The seam between HTTP and what makes texts: everything above it is HTTP, nothing below it knows of HTTP.
+
+An engine takes requests and hands out answers; how many it works on at a time, and in what order, is its own affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from triforce.completion import Piece
+from triforce.request import RequestOutput, SamplingParams
+
+Event = Piece | RequestOutput
+"""Pieces of the `n` texts as they are ready, and at the end the whole: what `LLM.stream` yields."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt to continue. `mode` is one of `ladder.MODES`; None is the engine's own."""
+
+    prompt: list[int]
+    params: SamplingParams
+    mode: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine is doing now."""
+
+    running: int
+    waiting: int
+    kv_tokens: int
+    """Tokens whose K and V are held for the requests that run."""
+
+
+class QueueFull(Exception):
+    """There is no room in the queue; `waiting` says how many are in it."""
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__(waiting)
+        self.waiting = waiting
+
+
+class Stopping(Exception):
+    """The engine takes no more requests, or ended this one because it was told to stop."""
+
+
+class Answer(Protocol):
+    """What comes of one request. Iterate once, in the event loop it was submitted from."""
+
+    ask: Ask
+
+    @property
+    def waited(self) -> float | None:
+        """Seconds in the queue; None while it waits."""
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """The events, ending with a RequestOutput. Raises TriforceError, Stopping, or what the engine broke on."""
+
+    def cancel(self) -> None:
+        """Nobody waits any more: the engine stops at its next step and gives the KV back. Harmless when done."""
+
+
+class Engine(Protocol):
+    """Makes texts. All methods are called from one event loop and return at once, except `close`."""
+
+    def submit(self, asks: list[Ask]) -> Sequence[Answer]:
+        """Queue requests, all or none. Raises QueueFull or Stopping."""
+
+    def load(self) -> Load:
+        """What it is doing now."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still make texts."""
+
+    def drain(self) -> None:
+        """Take no more requests; go on with those that were taken."""
+
+    def stop(self) -> None:
+        """Take no more requests, and end all others with Stopping."""
+
+    async def close(self) -> None:
+        """Stop, and wait until nothing runs any more."""

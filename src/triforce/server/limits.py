@@ -1,0 +1,44 @@
+"""How much one request may ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triforce.errors import RequestError
+from triforce.request import MOST_LOGPROBS
+
+COMPLETION_TOKENS = 16
+"""New tokens of a completion if the request does not say: OpenAI's default."""
+ANSWER_TOKENS = 2048
+"""New tokens of a chat's or a response's answer if the request does not say."""
+LEAST_KV = 65_536
+"""Tokens of KV that a prompt's texts may have together, however short the model's context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the server bounds; a request beyond it is refused with a text that names the bound."""
+
+    body_bytes: int = 16 * 2**20
+    body_seconds: float = 60.0
+    """To receive a body in."""
+    seconds: float = 600.0
+    """From the body to the last token, waiting included."""
+    waiting: int = 64
+    """Prompts in the queue, beside those that run."""
+    prompts: int = 64
+    """Of one request."""
+    kv_tokens: int | None = None
+    """Tokens of KV that the rows of one prompt may reserve together; None: the model's context, and `LEAST_KV`."""
+    n: int = 16
+    logprobs: int = MOST_LOGPROBS
+    stops: int = 16
+    stop_characters: int = 1000
+    biases: int = 1024
+    characters_per_token: int = 32
+    """A text longer than the context times this is refused before it is cut into tokens."""
+
+    def __post_init__(self) -> None:
+        """Raise RequestError for a bound that nothing fits in."""
+        if not (self.body_bytes > 0 and self.seconds > 0 and self.waiting >= 0 and (self.kv_tokens or 1) > 0):
+            raise RequestError("a limit of the server is not positive; see triforce serve --help")

@@ -1,0 +1,72 @@
+"""On a socket, until the process is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from triforce.errors import RequestError
+from triforce.server import logs
+from triforce.server.engine import Engine
+
+_SLACK = 5
+"""Seconds beyond the grace period in which answers that were ended reach their clients."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket of this address; port 0 is any free one. Raises RequestError."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
+    except (OSError, OverflowError) as error:
+        raise RequestError(f"{host}:{port} cannot be listened on ({error}); choose another --port or --host") from error
+
+
+def url(sock: socket.socket) -> str:
+    """Where a socket can be reached."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(app: FastAPI, engine: Engine, sock: socket.socket, grace: float) -> None:
+    """Answer until SIGTERM or SIGINT. Then no request is taken, and those that run have `grace` seconds to finish."""
+    config = uvicorn.Config(
+        app,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=int(grace) + _SLACK,
+    )
+    asyncio.run(_Server(config, engine, grace).serve([sock]))
+
+
+class _Server(uvicorn.Server):
+    """Tells the engine, too, that it is time to stop. To stop when told is a success, not a death by signal."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine, grace: float) -> None:
+        super().__init__(config)
+        self._engine, self._grace = engine, grace
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called as a signal handler, between any two instructions."""
+        self.force_exit = self.should_exit  # a second signal: at once
+        self.should_exit = True
+        self._loop.call_soon_threadsafe(self._wind_down)
+
+    def _wind_down(self) -> None:
+        logs.event("stopping", grace_seconds=self._grace)
+        self._engine.drain()
+        self._loop.call_later(0 if self.force_exit else self._grace, self._engine.stop)

@@ -1,0 +1,106 @@
+"""What Prometheus reads: vLLM's names where it has one, `triforce:` where it has none."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from time import perf_counter
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from triforce.completion import Piece
+from triforce.request import RequestOutput, TierStats
+from triforce.server.engine import Answer, Engine, Event
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+_PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5)
+_TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
+
+
+class Metrics:
+    """The counters of one server; each application has its own registry."""
+
+    def __init__(self, engine: Engine, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model
+        self._gauge("vllm:num_requests_running", "Requests that tokens are made for").set_function(
+            lambda: engine.load().running
+        )
+        self._gauge("vllm:num_requests_waiting", "Requests in the queue").set_function(lambda: engine.load().waiting)
+        self._gauge("triforce:kv_tokens", "Tokens whose K and V are held").set_function(lambda: engine.load().kv_tokens)
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens read")
+        self.new_tokens = self._counter("vllm:generation_tokens", "Tokens made")
+        self.finished = self._counter("vllm:request_success", "Texts finished", "finished_reason")
+        self.cancelled = self._counter("triforce:request_cancelled", "Requests given up half-way")
+        self.queue_time = self._histogram("vllm:request_queue_time_seconds", "Waiting", _SECONDS)
+        self.prefill_time = self._histogram("vllm:request_prefill_time_seconds", "Reading the prompt", _SECONDS)
+        self.decode_time = self._histogram("vllm:request_decode_time_seconds", "Making tokens", _SECONDS)
+        self.first_token = self._histogram("vllm:time_to_first_token_seconds", "Until the first token", _SECONDS)
+        self.whole = self._histogram("vllm:e2e_request_latency_seconds", "Until the last token", _SECONDS)
+        self.per_token = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Per token after the first", _PER_TOKEN
+        )
+        self.prompt_length = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt", _TOKENS)
+        self.new_length = self._histogram("vllm:request_generation_tokens", "Tokens made for a request", _TOKENS)
+        self.drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens the full tier was to verify")
+        self.accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Of these, tokens that it kept")
+        self.tier_proposed = self._counter("triforce:tier_proposed_tokens", "Tokens handed to the tier above", "tier")
+        self.tier_accepted = self._counter("triforce:tier_accepted_tokens", "Of these, tokens that it kept", "tier")
+        self.tier_passes = self._counter("triforce:tier_passes", "Passes of a tier", "tier")
+
+    def text(self) -> bytes:
+        """All of it, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    async def watch(self, answer: Answer) -> AsyncGenerator[Event, None]:
+        """The events of an answer, counted as they pass."""
+        started, first, done = perf_counter(), None, False
+        try:
+            async for event in answer:
+                if isinstance(event, Piece):
+                    first = first or perf_counter()
+                else:
+                    done = True
+                    self._finish(answer, event, started, first or perf_counter())
+                yield event
+        finally:
+            if not done:
+                self.cancelled.labels(self._model).inc()
+
+    def _finish(self, answer: Answer, output: RequestOutput, started: float, first: float) -> None:
+        new, now = output.completion_tokens, perf_counter()
+        self.prompt_tokens.labels(self._model).inc(output.prompt_tokens)
+        self.new_tokens.labels(self._model).inc(new)
+        for completion in output.outputs:
+            self.finished.labels(self._model, completion.finish_reason).inc()
+        for histogram, value in (
+            (self.queue_time, answer.waited or 0.0),
+            (self.prefill_time, output.prefill_seconds),
+            (self.decode_time, output.decode_seconds),
+            (self.first_token, first - started),
+            (self.whole, now - started),
+            (self.prompt_length, output.prompt_tokens),
+            (self.new_length, new),
+        ):
+            histogram.labels(self._model).observe(value)
+        if new > 1:
+            self.per_token.labels(self._model).observe((now - first) / (new - 1))
+        self._tiers(output.tiers)
+
+    def _tiers(self, tiers: list[TierStats]) -> None:
+        for tier in tiers:
+            self.tier_proposed.labels(self._model, tier.name).inc(tier.proposed)
+            self.tier_accepted.labels(self._model, tier.name).inc(tier.accepted)
+            self.tier_passes.labels(self._model, tier.name).inc(tier.passes)
+        for below_full in tiers[-2:-1]:
+            self.drafted.labels(self._model).inc(below_full.proposed)
+            self.accepted.labels(self._model).inc(below_full.accepted)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, ["model_name"], registry=self.registry).labels(self._model)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, ["model_name", *labels], registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, ["model_name"], registry=self.registry, buckets=buckets)

@@ -1,0 +1,155 @@
+"""From what was sent to what the engine takes: token ids and checked parameters, within the limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.ladder import runnable
+from triforce.llm import LLM, MOST_ROWS
+from triforce.prompts import Prompt, known, one_or_many
+from triforce.request import SamplingParams
+from triforce.sampling.warp import check_bias
+from triforce.server.engine import Ask
+from triforce.server.failures import Refusal, wrong
+from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, LEAST_KV, Limits
+from triforce.server.schemas import ChatBody, Choices, CompletionBody, Message, ResponsesBody, Sampled
+
+_PASSED_ON = (
+    *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
+    *("n", "stop", "presence_penalty", "frequency_penalty"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads requests for one model."""
+
+    llm: LLM
+    tokenizer: Tokenizer
+    limits: Limits
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self.llm.target.config.context
+
+    async def completion(self, body: CompletionBody) -> list[Ask]:
+        """One request for each prompt. Raises Refusal or RequestError."""
+        prompts = one_or_many(body.prompt)
+        most = min(self.limits.prompts, self.limits.waiting + 1)  # the first need not wait
+        if len(prompts) > most:
+            raise wrong("prompt", f"{len(prompts)} prompts; send at most {most} in one request")
+        if body.echo and body.stream and body.logprobs is not None:
+            raise wrong("stream", "an echo with logprobs cannot be streamed; leave out stream, echo or logprobs")
+        params = self._params(
+            body,
+            # A text of no new tokens is asked for to score the prompt; the token drawn after it is left out later.
+            max_tokens=COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens or 1,
+            logprobs=body.logprobs,
+            prompt_logprobs=body.logprobs if body.echo else None,
+        )
+        return [self._ask(await self.ids(prompt), params, body) for prompt in prompts]
+
+    async def chat(self, body: ChatBody) -> Ask:
+        """The request that a conversation is. Raises Refusal or RequestError."""
+        if body.top_logprobs is not None and not body.logprobs:
+            raise wrong("top_logprobs", "top_logprobs needs logprobs: true")
+        if None not in (body.max_tokens, body.max_completion_tokens):
+            raise wrong("max_tokens", "max_tokens is the old name of max_completion_tokens; send one of them")
+        wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        params = self._params(body, max_tokens=wanted, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+        return self._ask(await self.conversation(body.messages), params, body)
+
+    async def response(self, body: ResponsesBody) -> Ask:
+        """The request that instructions and input are. Raises Refusal or RequestError."""
+        turns = [Message(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+        first = [Message(role="system", content=body.instructions)] if body.instructions else []
+        params = self._params(body, max_tokens=body.max_output_tokens)
+        return self._ask(await self.conversation([*first, *turns]), params, body)
+
+    async def ids(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text, or those given, checked. Raises RequestError."""
+        self._bound(len(prompt) if isinstance(prompt, str) else 0)
+        return await asyncio.to_thread(self.llm.encode, prompt)  # a long text takes a while
+
+    async def tokens(self, text: str, special: bool) -> list[int]:
+        """Token ids of a text of any length that could be a prompt. Raises RequestError."""
+        self._bound(len(text))
+        return await asyncio.to_thread(self.tokenizer.encode, text, special)
+
+    async def conversation(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation, laid out by the model's chat template. Raises Refusal or RequestError."""
+        if not self.tokenizer.chats:
+            raise wrong("messages", "this model has no chat template; send a text to /v1/completions instead")
+        turns = [_plain(message) for message in messages]
+        self._bound(sum(len(turn["content"]) for turn in turns))
+        ids = await asyncio.to_thread(self.tokenizer.chat, turns)
+        return await self.ids(ids)
+
+    def _bound(self, characters: int) -> None:
+        longest = self.context * self.limits.characters_per_token
+        if characters > longest:
+            raise wrong("prompt", f"the prompt has {characters} characters; the context of {self.context} tokens "
+                        f"cannot hold more than {longest}. Shorten it")  # fmt: skip
+
+    def _ask(self, ids: list[int], params: SamplingParams, body: Sampled) -> Ask:
+        check_bias([params], self.llm.target.config.vocab_size)
+        rows, room = min(params.n, MOST_ROWS), min(params.max_tokens, self.context - len(ids))
+        most = self.limits.kv_tokens or max(self.context, LEAST_KV)
+        if rows * (len(ids) + room) > most:
+            raise wrong("n", f"{rows} texts of {len(ids)} + {room} tokens need room for more than the {most} tokens "
+                        "that this server gives one request; lower n or max_tokens")  # fmt: skip
+        mode = None if body.mode is None else known("mode", body.mode, runnable(self.llm.models))
+        return Ask(ids, params, mode)
+
+    def _params(self, body: Sampled, *, max_tokens: int | None, **more: int | None) -> SamplingParams:
+        values = {name: value for name in _PASSED_ON if (value := getattr(body, name, None)) is not None}
+        values |= {"max_tokens": ANSWER_TOKENS if max_tokens is None else max_tokens} | more
+        if isinstance(body, Choices):
+            self._check(body, more.get("logprobs"))
+            values["logit_bias"] = _biases(body.logit_bias)
+        return SamplingParams(**values)
+
+    def _check(self, body: Choices, logprobs: int | None) -> None:
+        limits = self.limits
+        stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+        for name, value, most in (
+            ("n", body.n or 1, limits.n),
+            ("logprobs", logprobs or 0, limits.logprobs),
+            ("stop", len(stops), limits.stops),
+            ("logit_bias", len(body.logit_bias or {}), limits.biases),
+        ):
+            if value > most:
+                raise wrong(name, f"{name}: {value} are too many; this server takes at most {most}")
+        if any(len(stop) > limits.stop_characters for stop in stops):
+            raise wrong("stop", f"a stop string may have {limits.stop_characters} characters; shorten it")
+        if body.stream_options and not body.stream:
+            raise wrong("stream_options", "stream_options needs stream: true")
+
+
+def served(model: str | None, name: str) -> None:
+    """Raise Refusal unless `model` is what is served, or not said."""
+    if model not in (None, name):
+        raise Refusal(404, f"model {model[:100]!r} is not served here; use {name!r}, or leave it out",
+                      param="model", code="model_not_found")  # fmt: skip
+
+
+def _plain(message: Message) -> dict[str, str]:
+    """As chat templates take it: the developer speaks as the system, text in parts is one text."""
+    role = "system" if message.role == "developer" else message.role
+    content = message.content
+    return {"role": role, "content": content if isinstance(content, str) else "".join(part.text for part in content)}
+
+
+def _biases(biases: Mapping[str, Any] | None) -> dict[int, Any] | None:
+    """JSON has no integer keys."""
+    if biases is None:
+        return None
+    unknown = next((key for key in biases if not (key.isascii() and key.isdecimal() and len(key) < 19)), None)
+    if unknown is not None:
+        raise wrong("logit_bias", f"logit_bias names {unknown[:30]!r}, which is no token id; keys are integers")
+    return {int(key): value for key, value in biases.items()}

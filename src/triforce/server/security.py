@@ -1,0 +1,153 @@
+"""Who may ask, and how much may be sent: three ASGI layers around the application, and the check before it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import os
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_address
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from triforce.errors import RequestError
+from triforce.server.failures import Refusal
+from triforce.server.limits import Limits
+
+KEYS_VARIABLE = "TRIFORCE_API_KEYS"
+OPEN = "/health"
+"""The one address that needs no key."""
+_SHORTEST_KEY = 16
+
+
+def read_keys(file: str | None) -> list[str]:
+    """Keys from a file, one a line, and from the environment, with commas between. Raises RequestError."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines() if file else []
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"the key file {file} cannot be read; give a text file with one key a line") from error
+    keys = [key.strip() for key in [*lines, *os.environ.get(KEYS_VARIABLE, "").split(",")] if key.strip()]
+    if file and not keys:
+        raise RequestError(f"the key file {file} has no key in it; write one a line")
+    if any(len(key) < _SHORTEST_KEY or not key.isascii() for key in keys):
+        raise RequestError(f"a key is shorter than {_SHORTEST_KEY} characters or not ASCII; "
+                           "make one with: python -c 'import secrets; print(secrets.token_urlsafe())'")  # fmt: skip
+    return keys
+
+
+def require_key_beyond_loopback(host: str, keys: Sequence[str]) -> None:
+    """Raise RequestError if other machines could use the server without a key."""
+    if not keys and not _is_loopback(host):
+        raise RequestError(
+            f"{host} is open to other machines, so a key is needed: set {KEYS_VARIABLE} or give --api-key-file, "
+            "or leave out --host to serve this machine only"
+        )
+
+
+class KnownHosts:
+    """Requests must name this server: a page whose own name was made to point here (DNS rebinding) cannot.
+
+    An address cannot be made to point elsewhere, so any will do; names are `localhost` and those given.
+    """
+
+    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
+        self.app, self.names = app, {"localhost", *(name.lower().rstrip(".") for name in names)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._known(Headers(scope=scope).getlist("host")):
+            refusal = Refusal(400, "the Host header names another server; start this one with --allowed-host NAME")
+            return await refusal.response()(scope, receive, send)
+        await self.app(scope, receive, send)
+
+    def _known(self, hosts: list[str]) -> bool:
+        if len(hosts) != 1:
+            return False
+        name = hosts[0].lower()
+        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0].rstrip(".")
+        return name in self.names or _is_address(name)
+
+
+class Keys:
+    """One of the keys as a bearer token, on every address but /health. No keys: everybody may ask."""
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        self.app, self._digests = app, [_digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] != OPEN and self._digests and not self._given(scope):
+            text = "a key is needed: send it as 'Authorization: Bearer KEY'"
+            refusal = Refusal(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+            return await refusal.response()(scope, receive, send)
+        await self.app(scope, receive, send)
+
+    def _given(self, scope: Scope) -> bool:
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        given = _digest(key.strip().encode("latin-1"))
+        # Every key is compared, each in constant time: how long it takes says nothing about them.
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+class BoundedBodies:
+    """Bodies are read before the application sees them: at most so many bytes, within so many seconds."""
+
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+        self.app, self.limits = app, limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                body = await self._read(Headers(scope=scope), receive)
+        except TimeoutError:
+            refusal = Refusal(
+                408, f"the body did not arrive within {self.limits.body_seconds:g} seconds; send it again"
+            )
+            return await refusal.response()(scope, receive, send)
+        except Refusal as refusal:
+            return await refusal.response()(scope, receive, send)
+        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return unread.pop() if unread else await receive()
+
+        await self.app(scope, replay, send)
+
+    async def _read(self, headers: Headers, receive: Receive) -> bytes:
+        announced = headers.get("content-length", "0")
+        self._check(float(announced) if announced.isdecimal() else 0)
+        chunks, size, more = [], 0, True
+        while more:
+            message = await receive()
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            self._check(size)
+            more = message.get("more_body", False)  # a client that hangs up sends no more
+        return b"".join(chunks)
+
+    def _check(self, size: float) -> None:
+        most = self.limits.body_bytes
+        if size > most:
+            text = f"the body is larger than {most} bytes; send less, or start the server with a larger --max-body"
+            raise Refusal(413, text, headers={"Connection": "close"})
+
+
+def _digest(key: bytes) -> bytes:
+    """Of equal length for keys of any length."""
+    return hashlib.sha256(key).digest()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)

@@ -1,0 +1,119 @@
+"""From a request to its answer, whatever the endpoint: queued, awaited or streamed, cancelled, timed, logged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from triforce.completion import Piece
+from triforce.request import RequestOutput
+from triforce.server import logs
+from triforce.server.engine import Answer, Ask, Engine, Event
+from triforce.server.failures import broken, refusal_for, took_too_long
+from triforce.server.limits import Limits
+from triforce.server.metrics import Metrics
+from triforce.server.prompts import Reader
+from triforce.server.streaming import EventStream, frame, unless_gone
+
+
+class Reply(Protocol):
+    """How one endpoint says it."""
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The answer at once; one output for each prompt."""
+
+    def opening(self) -> Iterable[bytes]:
+        """Frames that come before any text."""
+
+    def piece(self, prompt: int, piece: Piece) -> Iterable[bytes]:
+        """Frames for a piece of text that continues a prompt, counted from 0."""
+
+    def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
+        """Frames that come after all text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the endpoints share. `name` is what the model is called."""
+
+    name: str
+    reader: Reader
+    engine: Engine
+    metrics: Metrics
+    limits: Limits
+
+    async def answer(self, request: Request, asks: list[Ask], reply: Reply, *, stream: bool | None) -> Response:
+        """Have the texts made, and send them. Raises what `failures.refusal_for` knows, or HungUp."""
+        answers = self.engine.submit(asks)
+        report: dict[str, Any] = request.state.report
+        report |= {"prompts": len(asks), "prompt_tokens": sum(len(ask.prompt) for ask in asks)}
+        end = partial(_cancel, answers)
+        if stream:
+            return EventStream(self._frames(answers, reply, report), end)
+        try:
+            outputs = await unless_gone(request.receive, self._collect(answers))
+        finally:
+            end()
+        report |= _made(outputs)
+        return JSONResponse(reply.whole(outputs))
+
+    async def _collect(self, answers: Sequence[Answer]) -> list[RequestOutput]:
+        async with aclosing(self._events(answers)) as events:
+            return [event async for _, event in events if isinstance(event, RequestOutput)]
+
+    async def _frames(
+        self, answers: Sequence[Answer], reply: Reply, report: dict[str, Any]
+    ) -> AsyncGenerator[bytes, None]:
+        """The whole stream. After the headers an error can only be its last frame."""
+        outputs = []
+        try:
+            for data in reply.opening():
+                yield data
+            async with aclosing(self._events(answers)) as events:
+                async for prompt, event in events:
+                    if isinstance(event, RequestOutput):
+                        outputs.append(event)
+                        continue
+                    for data in reply.piece(prompt, event):
+                        yield data
+            report |= _made(outputs)
+            for data in reply.closing(outputs):
+                yield data
+        except Exception as error:
+            refusal = refusal_for(error)
+            if refusal is None:
+                logs.failure("stream broke", error)
+            report["refused"] = (refusal or broken()).status
+            yield frame((refusal or broken()).body())
+
+    async def _events(self, answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Event], None]:
+        """The events of all answers, prompt by prompt. Raises Refusal when they take too long."""
+        deadline = asyncio.get_running_loop().time() + self.limits.seconds
+        for prompt, answer in enumerate(answers):
+            async with aclosing(self.metrics.watch(answer)) as events:
+                while True:
+                    try:
+                        async with asyncio.timeout_at(deadline):
+                            event = await anext(events)
+                    except StopAsyncIteration:
+                        break
+                    except TimeoutError:
+                        raise took_too_long(self.limits.seconds) from None
+                    yield prompt, event
+
+
+def _cancel(answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        answer.cancel()
+
+
+def _made(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """What the log says of an answer."""
+    return {"new_tokens": sum(o.completion_tokens for o in outputs), "mode": outputs[0].mode}

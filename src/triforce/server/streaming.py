@@ -1,0 +1,82 @@
+"""Server-sent events, and clients that hang up: their work is cancelled at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+
+STALL_SECONDS = 60.0
+DONE = b"data: [DONE]\n\n"
+"""The last event of completions and of chats."""
+
+
+def frame(data: Mapping[str, Any], event: str | None = None) -> bytes:
+    """One server-sent event."""
+    name = f"event: {event}\n" if event else ""
+    # ASCII: some clients split lines at every separator that Unicode has.
+    return f"{name}data: {json.dumps(data, allow_nan=False)}\n\n".encode()
+
+
+class HungUp(Exception):
+    """The client is gone; nobody reads the answer."""
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled if the client hangs up before: then raises HungUp."""
+    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(receive))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise HungUp
+        return working.result()
+    finally:
+        gone.cancel()
+        working.cancel()
+        await asyncio.wait((working,))  # what it holds is given back before anybody goes on
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Frames as they come. The generator is closed at the end, whoever ends it."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, frames: AsyncGenerator[bytes, None], end: Callable[[], None]) -> None:
+        """`end` is called in any case: a generator that was never begun does not know that it is over."""
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._frames, self._end = frames, end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_gone(receive, self._send(send))
+        finally:
+            self._end()
+
+    async def _send(self, send: Send) -> None:
+        async with aclosing(self._frames) as frames:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for data in frames:
+                await _timely(send({"type": "http.response.body", "body": data, "more_body": True}))
+            await _timely(send({"type": "http.response.body", "body": b"", "more_body": False}))
+
+
+async def _timely(sent: Awaitable[None]) -> None:
+    """A client that reads nothing for so long counts as gone."""
+    try:
+        async with asyncio.timeout(STALL_SECONDS):
+            await sent
+    except TimeoutError:
+        raise HungUp from None

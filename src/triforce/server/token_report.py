@@ -1,0 +1,72 @@
+"""What can be said of single tokens and of tiers, in the shapes of OpenAI's interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.request import Logprob, RequestOutput, TokenLogprobs, total
+
+LEAST = -9999.0
+"""JSON has no infinity: the logarithm of a probability of zero."""
+
+
+class TextLogprobs:
+    """`logprobs` of text completions, for one choice from its first token to its last."""
+
+    def __init__(self, tokenizer: Tokenizer, after: Sequence[int]) -> None:
+        """`after` is what the first token continues. Offsets count characters from there."""
+        self._tokenizer, self._stream, self._offset = tokenizer, tokenizer.stream(after), 0
+
+    def add(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
+        """The next tokens; there is no entry where nothing stands before a token."""
+        offsets = []
+        for token_id in ids:
+            offsets.append(self._offset)
+            self._offset += len(self._stream.step(token_id))
+        return {
+            "tokens": [_text(self._tokenizer, token_id) for token_id in ids],
+            "token_logprobs": [entry and _finite(entry.chosen.logprob) for entry in entries],
+            "top_logprobs": [entry and self._alternatives(entry) for entry in entries],
+            "text_offset": offsets,
+        }
+
+    def _alternatives(self, entry: TokenLogprobs) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for other in (*entry.top, entry.chosen):  # best first: of tokens that read alike the best is listed
+            found.setdefault(_text(self._tokenizer, other.token_id), _finite(other.logprob))
+        return found
+
+
+def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    """`logprobs` of a chat choice."""
+
+    def one(token: Logprob) -> dict[str, Any]:
+        written = tokenizer.bytes_of(token.token_id)
+        return {"token": written.decode(errors="replace"), "logprob": _finite(token.logprob), "bytes": list(written)}
+
+    content = [one(entry.chosen) | {"top_logprobs": [one(other) for other in entry.top]} for entry in entries]
+    return {"content": content, "refusal": None}
+
+
+def usage(
+    outputs: Sequence[RequestOutput], tiers: bool, names: Sequence[str] = ("prompt", "completion")
+) -> dict[str, Any]:
+    """Tokens read and made; what each tier did, if wanted."""
+    read, made = sum(o.prompt_tokens for o in outputs), sum(o.completion_tokens for o in outputs)
+    counts: dict[str, Any] = {f"{names[0]}_tokens": read, f"{names[1]}_tokens": made, "total_tokens": read + made}
+    return counts | ({"tiers": _tiers(outputs)} if tiers else {})
+
+
+def _tiers(outputs: Sequence[RequestOutput]) -> list[dict[str, Any]]:
+    stats = total(completion for output in outputs for completion in output.outputs)
+    return [{key: getattr(tier, key) for key in ("name", "proposed", "accepted", "passes")} for tier in stats]
+
+
+def _text(tokenizer: Tokenizer, token_id: int) -> str:
+    return tokenizer.bytes_of(token_id).decode(errors="replace")
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST)

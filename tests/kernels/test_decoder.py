@@ -1,0 +1,176 @@
+"""A whole pass in one call against the same kernels called one by one: the same bits.
+
+Shape suffixes as in kernels/contract.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.paged import PAGE, native, usable
+from triforce.config import ModelConfig
+from triforce.kernels import Lists, Model, Outcome, Pass, layer_by_layer
+from triforce.rope import Rope
+from triforce.weights import Layer, Weights
+
+if native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+from triforce.kernels.native_memory import NativeMemory
+from triforce.kernels.native_model import NativeModel
+from triforce.kernels.plain_memory import slots
+
+torch.set_num_threads(1)
+L, V, C, I, H, G, D = 3, 50, 40, 72, 4, 2, 16  # noqa: E741
+PAGES = 24
+DRAW = torch.Generator().manual_seed(3)
+
+
+@pytest.fixture(autouse=True, params=usable(), ids=lambda use: f"{use[0]}-{str(use[1])[6:]}")
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    before = native.level()
+    native.use(request.param[0])
+    yield request.param[1]
+    native.use(before)
+
+
+def parts(dtype: torch.dtype, tied: bool = True) -> tuple[NativeModel, NativeMemory]:
+    """A random model, and a memory that holds random tokens."""
+    draw = torch.Generator().manual_seed(1)
+
+    def weight(*size: int) -> Tensor:
+        return (torch.randn(size, generator=draw) * size[-1] ** -0.5).to(dtype)
+
+    def layer() -> Layer:
+        return Layer(
+            weight(C), weight(H * D, C), weight(G * D, C), weight(G * D, C), weight(C, H * D), weight(C), weight(I, C),
+            weight(I, C), weight(C, I),
+        )  # fmt: skip
+
+    rope = Rope(100.0 ** -(torch.arange(0, D, 2) / D), 1.0)
+    config = ModelConfig(V, C, I, L, H, G, D, 1e-5, False, False, tied, 4096, rope)
+    embedding_VC = weight(V, C)
+    layers = tuple(layer() for _ in range(L))
+    model = NativeModel(config, Weights(embedding_VC, layers, weight(C), embedding_VC if tied else weight(V, C)))
+    memory = NativeMemory(config, PAGES, dtype)
+    everywhere_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
+    for index in range(L):
+        memory.put(index, everywhere_N, *(torch.randn(G, len(everywhere_N), D, generator=draw) for _ in range(2)))
+    return model, memory
+
+
+def step_by_step(memory: NativeMemory, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
+    """What `NativeMemory.forward` does, one kernel after the other."""
+    lists_L, (B, T) = this.lists(), ids_BT.shape
+    first, tables = lists_L[0], memory.config.rope.tables(4096)
+    positions_N = (torch.tensor(this.positions)[:, None] + torch.arange(T)).flatten()
+    to_sinks_N = positions_N.clamp_max(first.sinks + first.window - 1) if first.window else None
+    queries, masses = [], []
+
+    def attend(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
+        q_NQ, k_NP, v_NP = (x.flatten(2).flatten(0, 1) for x in (q_BTHD, k_BTGD, v_BTGD))
+        turned_BTHD, q_sinks_BTHD = (torch.empty(B, T, H, D, dtype=memory.dtype) for _ in range(2))
+        sinks = (to_sinks_N, q_sinks_BTHD.flatten(0, 1)) if first.window else ()
+        pages = memory._layers[layer]
+        pages.write(q_NQ, k_NP, v_NP, *tables, positions_N, slots(first, T), turned_BTHD.flatten(0, 1), *sinks)
+        lists, mixed_BTHD = lists_L[layer], torch.empty_like(turned_BTHD)
+        mass_BGU = torch.empty(B, G, lists.units.shape[-1])
+        pages.attend(
+            turned_BTHD, lists.starts, lists.counts, lists.units, mixed_BTHD, mass_BGU,
+            q_sinks_BTHD if first.window else None, lists.sinks, lists.window,
+        )  # fmt: skip
+        queries.append(turned_BTHD)
+        masses.append(mass_BGU)
+        return mixed_BTHD
+
+    return Outcome(layer_by_layer(model, ids_BT, at_BJ, attend), torch.stack(queries), torch.stack(masses))
+
+
+def some_pages(*shape: int) -> Tensor:
+    """Page numbers of (..., rows, pages): no two rows share one."""
+    return (
+        (torch.randperm(PAGES, generator=DRAW)[: shape[-2] * shape[-1]] + 1)
+        .int()
+        .view(shape[-2:])
+        .expand(shape)
+        .contiguous()
+    )
+
+
+def by_head(rows: int, pages: int, layers: int) -> Tensor:
+    """Each layer and KV head sees the pages of a row in an order of its own, but for the last two."""
+    units_LBGU = some_pages(rows, pages)[:, None].repeat(layers, 1, G, 1)
+    for units_U in units_LBGU.view(-1, pages):
+        units_U[:-2] = units_U[torch.randperm(pages - 2, generator=DRAW)]
+    return units_LBGU
+
+
+IDS_BT = torch.arange(5).repeat(2, 1)
+FULL = Pass([37, 20], [(L, Lists(some_pages(2, 5), [37, 20], [5, 2]))], observe=True, weigh=True)
+WINDOW = Pass([300, 60], [(L, Lists(some_pages(2, 4), [50, 30], [5, 5], sinks=16, window=21))])
+SOME = Pass([90, 91], [(L, Lists(by_head(2, 6, L), [75, 70], [5, 0]))])
+MIXED = Pass([75], [(1, Lists(some_pages(1, 8), [75], [5])), (2, Lists(by_head(1, 8, 2), [75], [5]))])
+MIXED.views[1][1].units[..., -4:] = MIXED.views[0][1].units[:, None, -4:]  # the new tokens have one place
+
+
+@pytest.mark.parametrize("at", [None, [[4], [1]], [[0, 2], [1, 0]]])
+@pytest.mark.parametrize("this", [FULL, WINDOW, SOME, MIXED], ids=["full", "window", "some", "mixed"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_as_the_kernels_one_by_one(this: Pass, at: list[list[int]] | None, tied: bool, dtype: torch.dtype) -> None:
+    results = []
+    for way in (NativeMemory.forward, step_by_step):
+        model, memory = parts(dtype, tied)
+        B = len(this.positions)
+        at_BJ = None if at is None else torch.tensor(at[:B])
+        ids_BT = torch.randint(V, (B, 5), generator=torch.Generator().manual_seed(2))
+        results.append((way(memory, model, ids_BT, at_BJ, this), memory))
+    (got, ours), (wanted, theirs) = results
+    for b, count in enumerate(this.views[0][1].counts):
+        real = [j for j in range(got.logits_BJV.shape[1]) if (at[b][j] if at else j) < count]
+        assert torch.equal(got.logits_BJV[b, real], wanted.logits_BJV[b, real])
+        if this.observe and count:
+            assert torch.equal(got.queries_LBTHD[:, b, :count], wanted.queries_LBTHD[:, b, :count])
+            assert torch.equal(got.mass_LBGU[:, b], wanted.mass_LBGU[:, b])
+    everywhere_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
+    for layer in range(L):
+        pairs = zip(ours.get(layer, everywhere_N), theirs.get(layer, everywhere_N), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_nothing_scored(dtype: torch.dtype) -> None:
+    """The tokens are remembered all the same."""
+    kept = []
+    for at_BJ in (None, torch.empty(2, 0, dtype=torch.long)):
+        model, memory = parts(dtype)
+        outcome = memory.forward(model, torch.arange(10).view(2, 5), at_BJ, FULL)
+        kept.append((memory.get(L - 1, torch.arange(PAGE, 100)), outcome))
+    (whole, a), (other, b) = kept
+    assert all(torch.equal(*pair) for pair in zip(whole, other, strict=True))
+    assert b.logits_BJV.shape == (2, 0, V) and torch.equal(a.mass_LBGU, b.mass_LBGU)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(positions=[37]), dict(positions=[-1, 20]), dict(positions=[5000, 20]), dict(views=[]),
+        dict(views=FULL.views * 2), dict(views=[(2, FULL.views[0][1])]),
+        dict(views=[(L, replace(FULL.views[0][1], starts=[90, 20]))]),
+        dict(views=[(2, SOME.views[0][1]), (1, FULL.views[0][1])]),
+        dict(views=[(L, replace(FULL.views[0][1], units=some_pages(2, 5) + PAGES))]),
+        dict(views=[(L, replace(FULL.views[0][1], units=some_pages(2, 5).long()))]),
+        dict(views=[(L, replace(FULL.views[0][1], sinks=3))]),
+    ],
+)  # fmt: skip
+def test_what_it_refuses(change: dict[str, object], dtype: torch.dtype) -> None:
+    model, memory = parts(dtype)
+    tables = memory.config.rope.tables(64)
+    memory.config.rope.tables = lambda length: tables  # whatever it is asked for
+    with pytest.raises((ValueError, IndexError)):
+        memory.forward(model, torch.ones(2, 5, dtype=torch.long), None, replace(FULL, **change))
+    for ids_BT, at_BJ in ((torch.full((2, 5), V), None), (torch.full((2, 5), -1), None), (IDS_BT, IDS_BT + 1)):
+        with pytest.raises(ValueError):
+            memory.forward(model, ids_BT, at_BJ, FULL)

@@ -1,0 +1,79 @@
+"""How the tests talk to an application, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+from starlette.types import ASGIApp, Message
+
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}bot:{% endif %}"
+)
+SAMPLED = {"temperature": 0.8, "seed": 5, "max_tokens": 24, "ignore_eos": True}
+
+
+def ask(app: ASGIApp, path: str, body: object = None, **options: Any) -> httpx.Response:
+    """POST a body if there is one, else GET."""
+    if body is not None:
+        options["json"] = body
+    method = "POST" if {"json", "content"} & options.keys() else "GET"
+
+    async def go() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(go())
+
+
+def good(response: httpx.Response) -> dict[str, Any]:
+    """What a request that went well was answered."""
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def refused(response: httpx.Response, status: int = 400) -> str:
+    """The message of an error, which has OpenAI's shape."""
+    assert response.status_code == status, (response.status_code, response.text)
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return str(error["message"])
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The JSON of each server-sent event; the end mark of completions is left out."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    frames = response.text.removesuffix("\n\n").split("\n\n")
+    lines = [frame.splitlines()[-1].removeprefix("data: ") for frame in frames]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+async def hang_up(app: ASGIApp, path: str, body: object, after: int) -> list[Message]:
+    """POST, and hang up once `after` messages have come; what had come."""
+    got: list[Message] = []
+    enough = asyncio.Event()
+    unread: list[Message] = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+    async def receive() -> Message:
+        if unread:
+            return unread.pop()
+        await enough.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        got.append(message)
+        if len(got) >= after:
+            enough.set()
+
+    if not after:
+        asyncio.get_running_loop().call_later(0.3, enough.set)
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    await app(scope | {"headers": headers, "http_version": "1.1", "scheme": "http"}, receive, send)
+    return got

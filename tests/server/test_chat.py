@@ -1,0 +1,125 @@
+"""/v1/chat/completions and /v1/responses: the model's template lays out what is said, and is a program to mistrust."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asking import SAMPLED, ask, events, good, refused
+from starlette.types import ASGIApp
+
+from triforce.llm import LLM
+from triforce.pairs import SHIPPED
+from triforce.request import RequestOutput, SamplingParams
+from triforce.server.app import create_app
+from triforce.server.worker import Worker
+
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+TALK = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "the cat?"}]
+TOLD = [{"role": "system", "content": "be brief"}, TALK[1]]
+SETTINGS = {key: value for key, value in SAMPLED.items() if key != "max_tokens"}
+
+
+def wanted(llm: LLM, messages: list[dict[str, str]] = TOLD, **changes: Any) -> RequestOutput:
+    assert llm.tokenizer
+    return llm.generate(llm.tokenizer.chat(messages), SamplingParams(**(SAMPLED | changes)))[0]
+
+
+def test_an_answer_is_that_of_generate_after_the_template(app: ASGIApp, llm: LLM) -> None:
+    answer = good(ask(app, CHAT, {"model": "tiny", "messages": TALK, **SETTINGS, "max_completion_tokens": 24}))
+    output = wanted(llm)
+    (choice,) = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": output.outputs[0].text, "refusal": None}
+    assert choice["finish_reason"] == "length" and answer["object"] == "chat.completion"
+    assert answer["usage"]["prompt_tokens"] == output.prompt_tokens
+
+
+def test_content_in_parts_is_one_text(app: ASGIApp, llm: LLM) -> None:
+    parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "cat?"}]
+    answer = good(ask(app, CHAT, {"messages": [TALK[0], {"role": "user", "content": parts}], **SAMPLED}))
+    assert answer["choices"][0]["message"]["content"] == wanted(llm).outputs[0].text
+
+
+def test_an_answer_may_be_sent_back_as_it_came(app: ASGIApp) -> None:
+    message = good(ask(app, CHAT, {"messages": TALK, **SAMPLED}))["choices"][0]["message"]
+    again = [*TALK, message | {"tool_calls": None, "audio": None, "annotations": []}, TALK[1]]
+    assert ask(app, CHAT, {"messages": again, **SAMPLED}).status_code == 200
+
+
+def test_a_stream_adds_up_to_the_whole(app: ASGIApp) -> None:
+    body = {"messages": TALK, **SAMPLED, "n": 2, "logprobs": True, "top_logprobs": 2, "tier_stats": True}
+    whole = good(ask(app, CHAT, body))
+    *chunks, last = events(ask(app, CHAT, body | {"stream": True, "stream_options": {"include_usage": True}}))
+    assert last["usage"] == whole["usage"] and {c["object"] for c in chunks} == {"chat.completion.chunk"}
+    for choice in whole["choices"]:
+        mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""} and mine[-1]["finish_reason"] == "length"
+        assert "".join(c["delta"].get("content", "") for c in mine) == choice["message"]["content"]
+        content = [token for c in mine if c.get("logprobs") for token in c["logprobs"]["content"]]
+        assert content == choice["logprobs"]["content"] and len(content[0]["top_logprobs"]) == 2
+        assert [tier for c in mine for tier in c.get("token_tiers", [])] == choice["token_tiers"]
+
+
+def test_logprobs_name_tokens_and_their_bytes(app: ASGIApp, llm: LLM) -> None:
+    (choice,) = good(ask(app, CHAT, {"messages": TALK, **SAMPLED, "logprobs": True}))["choices"]
+    entries = wanted(llm, logprobs=0).outputs[0].logprobs or []
+    assert [token["logprob"] for token in choice["logprobs"]["content"]] == [e.chosen.logprob for e in entries]
+    for token in choice["logprobs"]["content"]:
+        assert bytes(token["bytes"]).decode(errors="replace") == token["token"]
+
+
+def test_responses_keep_nothing(app: ASGIApp, llm: LLM) -> None:
+    body = {"instructions": "be brief", "input": "the cat?", **SETTINGS, "max_output_tokens": 24}
+    answer = good(ask(app, RESPONSES, body))
+    text, output = wanted(llm).outputs[0].text, wanted(llm)
+    assert answer["output"][0]["content"][0]["text"] == text and answer["object"] == "response"
+    assert answer["status"] == "incomplete" and answer["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert answer["usage"]["input_tokens"] == output.prompt_tokens and answer["usage"]["output_tokens"] == 24
+    turns = [{"role": "user", "content": [{"type": "input_text", "text": "the cat?"}]}]
+    again = good(ask(app, RESPONSES, body | {"input": turns}))
+    assert again["output"][0]["content"] == answer["output"][0]["content"]
+
+
+def test_a_streamed_response_tells_of_every_part(app: ASGIApp, llm: LLM) -> None:
+    body = {"instructions": "be brief", "input": "the cat?", **SETTINGS, "max_output_tokens": 24, "stream": True}
+    told = events(ask(app, RESPONSES, body))
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    kinds = [event["type"].removeprefix("response.") for event in told]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+    text = wanted(llm).outputs[0].text
+    assert "".join(e["delta"] for e in told if e["type"] == "response.output_text.delta") == text == told[-4]["text"]
+
+
+def serve(folder: Path | None, template: str | None) -> tuple[ASGIApp, Worker]:
+    llm = LLM(folder)
+    assert llm.tokenizer
+    if template:
+        llm.tokenizer._hf.chat_template = template
+    engine = Worker(llm, 1)
+    return create_app(llm, engine, "other"), engine
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+def test_a_model_without_a_template_names_completions(path: str) -> None:
+    app, engine = serve(SHIPPED[1], None)
+    assert "/v1/completions" in refused(ask(app, path, {"messages": TALK} if path == CHAT else {"input": "x"}))
+    asyncio.run(engine.close())
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{{ messages.append({'role': 'system', 'content': 'x'}) }}",
+        "{% for i in range(10 ** 9) %}x{% endfor %}",
+        "{{ raise_exception('not like this') }}",
+    ],
+)
+def test_a_template_cannot_reach_out_of_its_sandbox(pair: Path, template: str) -> None:
+    app, engine = serve(pair / "target", template)
+    assert "chat template" in refused(ask(app, CHAT, {"messages": TALK, "max_tokens": 1}))
+    asyncio.run(engine.close())

@@ -1,0 +1,165 @@
+"""What cannot be served is refused in OpenAI's error shape with advice; nothing that is sent breaks the server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from asking import ask, good, refused
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.types import ASGIApp
+
+from triforce.server.schemas import UNSUPPORTED
+
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+GOOD: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "the cat"},
+    CHAT: {"messages": [{"role": "user", "content": "the cat"}]},
+    RESPONSES: {"input": "the cat"},
+    "/tokenize": {"prompt": "the cat"},
+    "/detokenize": {"tokens": [5, 6]},
+}
+SHORT = {COMPLETIONS: "max_tokens", CHAT: "max_completion_tokens", RESPONSES: "max_output_tokens"}
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"prompt": ""}, "empty"),
+        ({"prompt": []}, "empty"),
+        ({"prompt": [1, 300]}, "vocabulary"),
+        ({"prompt": [-1]}, "vocabulary"),
+        ({"prompt": 5}, "valid string, or"),
+        ({"prompt": ["a", 5]}, "prompt"),
+        ({"prompt": [5] * 3000}, "Shorten"),
+        ({"prompt": "a" * 70_000}, "Shorten"),
+        ({"prompt": ["a"] * 65}, "at most 64"),
+        ({"temperature": -1}, "temperature must be"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"seed": 1.5}, "seed"),
+        ({"max_tokens": -1}, "max_tokens must be"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"n": 0}, "n must be"),
+        ({"n": 17}, "at most 16"),
+        ({"n": 10**400}, "n"),
+        ({"logprobs": 21}, "at most 20"),
+        ({"stop": ["x"] * 17}, "at most 16"),
+        ({"stop": ["x" * 1001]}, "shorten"),
+        ({"stop": [""]}, "stop must be"),
+        ({"logit_bias": {"x": 1}}, "token id"),
+        ({"logit_bias": {"900": 1}}, "vocabulary"),
+        ({"logit_bias": {"5": "x"}}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "at most 1024"),
+        ({"mode": "fast"}, "choose from"),
+        ({"stream_options": {"include_usage": True}}, "stream: true"),
+        ({"stream": True, "stream_options": {"x": 1}}, "no such field"),
+        ({"surprise": 1}, "no such field"),
+        ({"\ud800": 1}, "no such field"),
+        ({"best_of": 4}, "n gives"),
+        ({"suffix": "end"}, "leave it out"),
+        ({"response_format": {"type": "json_object"}}, "not supported yet"),
+    ],
+)
+def test_bad_completions(app: ASGIApp, changes: dict[str, Any], says: str) -> None:
+    body = json.dumps({"prompt": "the cat", "max_tokens": 2} | changes)
+    assert says in refused(ask(app, COMPLETIONS, content=body, headers=JSON))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user"}]}, "required"),
+        ({"messages": [{"role": "user", "content": "x" * 70_000}]}, "Shorten"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "no such field"),
+        ({"tools": [{"type": "function"}]}, "tools cannot be called yet"),
+        ({"top_logprobs": 3}, "logprobs: true"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "old name"),
+    ],
+)
+def test_bad_chats(app: ASGIApp, changes: dict[str, Any], says: str) -> None:
+    assert says in refused(ask(app, CHAT, GOOD[CHAT] | {"max_completion_tokens": 2} | changes))
+
+
+@pytest.mark.parametrize("field", ["previous_response_id", "store", "tools", "background", "reasoning"])
+def test_nothing_is_kept_between_responses(app: ASGIApp, field: str) -> None:
+    value = {"tools": [{"type": "web_search"}], "reasoning": {"effort": "low"}}.get(field, True)
+    assert UNSUPPORTED[field][1] in refused(ask(app, RESPONSES, GOOD[RESPONSES] | {field: value}))
+
+
+@pytest.mark.parametrize("field", sorted(UNSUPPORTED))
+def test_values_that_change_nothing_are_taken(app: ASGIApp, field: str) -> None:
+    body = GOOD[CHAT] | {"max_completion_tokens": 1, field: UNSUPPORTED[field][0][-1], "user": "me"}
+    if field == "top_logprobs":
+        body |= {"logprobs": True}
+    assert ask(app, CHAT, body).status_code == 200
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"{", b"[]", b"5", b"null", b'"x"', b'{"prompt": "\xff"}', b"\xff\xfe", b'{"prompt": "\\ud800"}'),
+        *(b"[" * 100_000, b'{"prompt":' * 50_000, b'{"n": ' + b"9" * 10_000 + b"}", b'{"prompt": NaN}'),
+    ],
+    ids=lambda content: content[:12],
+)
+def test_bodies_that_are_not_right(app: ASGIApp, path: str, content: bytes) -> None:
+    refused(ask(app, path, content=content, headers=JSON))
+
+
+def test_only_json_is_read(app: ASGIApp) -> None:
+    """So a page of another site cannot post a form to this server."""
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        body = json.dumps(GOOD[COMPLETIONS])
+        assert "application/json" in refused(ask(app, COMPLETIONS, content=body, headers={"content-type": kind}))
+
+
+def test_unknown_places_and_methods(app: ASGIApp) -> None:
+    assert "openapi.json" in refused(ask(app, "/v2"), 404)
+    assert "openapi.json" in refused(ask(app, COMPLETIONS), 405)
+    assert "'tiny'" in refused(ask(app, COMPLETIONS, {"prompt": "x", "model": "gpt"}), 404)
+    assert "'tiny'" in refused(ask(app, "/v1/models/gpt/5"), 404)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = ["prompt", "messages", "input", "tokens", "n", "stop", "seed", "logprobs", "logit_bias", "stream", "echo"]
+FIELDS += ["temperature", "top_p", "top_k", "mode", "stream_options", "add_special_tokens", "instructions", "tools"]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(sorted(GOOD)), st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), VALUES, max_size=3)
+)
+def test_no_body_breaks_the_server(app: ASGIApp, path: str, changes: dict[str, Any]) -> None:
+    body = GOOD[path] | ({SHORT[path]: 1} if path in SHORT else {}) | changes
+    response = ask(app, path, content=json.dumps(body), headers=JSON)
+    assert response.status_code in (200, 400, 404), response.text
+
+
+def test_the_interface_describes_itself(app: ASGIApp) -> None:
+    api = good(ask(app, "/openapi.json"))
+    for path in GOOD:
+        operation = api["paths"][path]["post"]
+        assert operation["responses"].keys() == {"200", "4XX"} and operation["description"]
+    assert api["components"]["schemas"]["CompletionBody"]["additionalProperties"] is False
+
+
+def test_what_stands_beside_these_mistakes_is_served(app: ASGIApp) -> None:
+    """The controls."""
+    for path, body in GOOD.items():
+        few = {SHORT[path]: 2, "temperature": 0.8, "seed": 0} if path in SHORT else {}
+        assert ask(app, path, body | few).status_code == 200
+    most = {"n": 16, "logprobs": 20, "stop": ["x" * 1000] * 16, "max_tokens": 1, "prompt": [5] * 9}
+    assert len(good(ask(app, COMPLETIONS, most | {"logit_bias": {"5": -1}}))["choices"]) == 16
