@@ -36,7 +36,8 @@ def reference() -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(SHIPPED[0], dtype=torch.float32).eval()
 
 
-def test_greedy_plain_decoding_is_that_of_transformers(llm: LLM, book: list[int], reference: torch.nn.Module) -> None:
+def test_greedy_plain_decoding_is_that_of_transformers(book: list[int], reference: torch.nn.Module) -> None:
+    llm = LLM(dtype="float32")  # in bfloat16 the first near tie may go to the other token
     params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
     for start, length in ((0, 50), (3000, 333), (9000, 1000)):
         prompt = book[start : start + length]
