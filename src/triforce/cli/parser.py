@@ -80,7 +80,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     _model(parser)
     add = parser.add_argument
     add("--host", default="127.0.0.1", help=_help("address to listen on; any but this machine's own needs a key"))
-    add("--port", type=int, choices=range(65536), default=8000, metavar="N", help=_help("0: any free one"))
+    add("--port", type=int, default=8000, metavar="N", help=_help("0: any free one"))
     add("--name", help="what clients call the model (default: as its hub or folder calls it)")
     guard = parser.add_argument_group("security")
     add = guard.add_argument

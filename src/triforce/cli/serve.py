@@ -21,6 +21,8 @@ def run(options: Namespace) -> int:
 
     keys = security.read_keys(options.api_key_file)
     security.require_key_beyond_loopback(options.host, keys)
+    if not 0 <= options.port < 1 << 16:
+        raise RequestError(f"port is {options.port}; give a number from 1 to 65535, or 0 for any free one")
     limits = Limits(
         body_bytes=int(options.max_body * 2**20),
         seconds=options.timeout,
