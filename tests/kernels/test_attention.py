@@ -6,29 +6,21 @@ Shape suffixes as in paged.py.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.paged import PAGE, Paged, by_the_book, native, pad_lists, usable, visible
+from tests.kernels.paged import PAGE, Paged, by_the_book, native, pad_lists, visible
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("dtype")
 
 # bf16 rounds the weights and the result, each by 2^-8 of itself at most, and by less on the whole; all else is float32.
 BOUND = {torch.bfloat16: 2**-8 + 2**-9, torch.float32: 2e-6}
 MASS = 2e-5
-
-
-@pytest.fixture(autouse=True, params=usable(), ids=lambda use: f"{use[0]}-{str(use[1])[6:]}")
-def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
-    before = native.level()
-    native.use(request.param[0])
-    yield request.param[1]
-    native.use(before)
 
 
 def attend(

@@ -5,14 +5,13 @@ Shape suffixes as in kernels/contract.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.paged import PAGE, native, usable
+from tests.kernels.paged import PAGE, native
 from triforce.config import ModelConfig
 from triforce.kernels import Lists, Model, Outcome, Pass, layer_by_layer
 from triforce.rope import Rope
@@ -25,17 +24,10 @@ from triforce.kernels.native_model import NativeModel
 from triforce.kernels.plain_memory import slots
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("dtype")
 L, V, C, I, H, G, D = 3, 50, 40, 72, 4, 2, 16  # noqa: E741
 PAGES = 24
 DRAW = torch.Generator().manual_seed(3)
-
-
-@pytest.fixture(autouse=True, params=usable(), ids=lambda use: f"{use[0]}-{str(use[1])[6:]}")
-def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
-    before = native.level()
-    native.use(request.param[0])
-    yield request.param[1]
-    native.use(before)
 
 
 def parts(dtype: torch.dtype, tied: bool = True) -> tuple[NativeModel, NativeMemory]:

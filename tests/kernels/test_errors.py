@@ -6,14 +6,14 @@ Shape suffixes as in paged.py; N tokens or rows, K inputs, M outputs, C hidden s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.paged import Paged, by_the_book, native, slots, usable, visible
+from tests.kernels.paged import Paged, by_the_book, native, slots, visible
 from triforce.request import SamplingParams
 from triforce.sampler import NativeSampling
 from triforce.sampling import Noise
@@ -22,6 +22,7 @@ from triforce.speculation import Draft, Prefix, Rejection
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("dtype")
 
 TABLE = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text()
 LINE = re.compile(r"^\| ([\w ,]+) \| [^|]+ \| 2\^(-\d+) \| 2\^(-\d+) \|$", re.M)
@@ -30,14 +31,6 @@ STATED = {
 }
 SLACK = 8
 """How far below what is stated an error may be: a bound that is never approached says nothing."""
-
-
-@pytest.fixture(autouse=True, params=usable(), ids=lambda use: f"{use[0]}-{str(use[1])[6:]}")
-def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
-    before = native.level()
-    native.use(request.param[0])
-    yield request.param[1]
-    native.use(before)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
-from tests.kernels.paged import PAGE, Paged, native, slots, usable
+from tests.kernels.paged import PAGE, Paged, native, slots
 from triforce.rope import Rope, rotate
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True, params=usable(), ids=lambda use: f"{use[0]}-{str(use[1])[6:]}")
-def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
-    before = native.level()
-    native.use(request.param[0])
-    yield request.param[1]
-    native.use(before)
+pytestmark = pytest.mark.usefixtures("dtype")
 
 
 def turns(positions_N: torch.Tensor, D: int) -> tuple[torch.Tensor, torch.Tensor]:
