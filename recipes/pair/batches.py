@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 
 from recipes.pair.config import Stage
-from recipes.pair.plants import Plant, Records, plant_copies
+from recipes.pair.plants import Plant, Records, plant_copies, plant_echoes
 
 IGNORED = -100
 
@@ -31,7 +31,11 @@ class Batches:
         """Maps the training tokens of each source of `stage.mix`."""
         self.stage, self.seed = stage, seed
         self.tokens = {source: np.load(folder / f"{source}.train.npy", mmap_mode="r") for source in stage.mix}
-        self.plants: dict[str, Plant] = {"copies": plant_copies, "records": Records.of(words)}
+        self.plants: dict[str, Plant] = {
+            "copies": plant_copies,
+            "echoes": plant_echoes,
+            "records": Records.of(words),
+        }
 
     def __call__(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns int64 inputs_RT, positions_RT and labels_RT of one step; labels that cannot be predicted are -100."""

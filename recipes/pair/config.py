@@ -63,7 +63,8 @@ class Stage:
     `mix` is the share of rows per source, `planted` the share of rows with repetitions of a kind (plants.py). With a
     `span` a share `stretched` of the rows is made of 2 to `pieces` pieces of up to so many positions (batches.py).
     `lr` runs linearly from `lr` to `lr_end` after `warmup` steps; the embedding has `embedding_lr` of it, and the
-    attention of the first layers, where the circuits are, `circuit_lr`. `patience` counts held-out checks without
+    attention of the first layers, where the circuits are, `circuit_lr`. The stage begins by multiplying all queries by
+    `sharpen`: among more keys than before, scores must lie further apart. `patience` counts held-out checks without
     progress.
     """
 
@@ -82,6 +83,7 @@ class Stage:
     pieces: int = 4
     embedding_lr: float = 1.0
     circuit_lr: float = 1.0
+    sharpen: float = 1.0
     warmup: int = 20
     weight_decay: float = 0.05
     clip: float = 1.0

@@ -66,6 +66,13 @@ def hidden(model: LlamaForCausalLM, inputs_RT: torch.Tensor, positions_RT: torch
 
 
 @torch.no_grad()
+def sharpen(model: LlamaForCausalLM, factor: float) -> None:
+    """Multiplies the attention scores of every layer."""
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.weight.mul_(factor)
+
+
+@torch.no_grad()
 def borrow_embedding(model: LlamaForCausalLM, teacher: LlamaForCausalLM) -> None:
     """Starts the embedding of `model` as the leading principal directions of `teacher`'s, at its own scale."""
     wide, narrow = teacher.get_input_embeddings().weight, model.get_input_embeddings().weight

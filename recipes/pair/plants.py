@@ -1,7 +1,8 @@
-"""Repetitions planted in windows of text, so that heads which look things up form early and reach far.
+"""Repetitions planted in windows of text, so that heads which look things up form early, reach far, and let go.
 
-A window is cut in two parts: what is planted in the early part comes back in the late one. In windows made of distant
-pieces (see batches.py) the parts lie up to the whole span of positions apart. Shapes: W tokens of a window.
+Copies and records cut a window in two parts: what is planted in the early part comes back in the late one. In windows
+made of distant pieces (see batches.py) the parts lie up to the whole span of positions apart. Echoes are short and
+near. Shapes: W tokens of a window.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer
 Plant = Callable[[np.ndarray, np.ndarray, np.random.Generator], None]
 
 FEWEST, MOST = 12, 256  # tokens of a copied span
+ECHO_MOST, ECHO_REACH, ECHO_EVERY, ECHOES_FROM = 32, 384, 48, 32  # tokens: longest, furthest, one in so many, first
 COPIED = 0.6  # of the late part, so that a row with copies teaches as much as it can
 TEMPLATES = (
     "\nThe {thing} of {name} is {value}.\n",
@@ -37,10 +39,22 @@ def plant_copies(window_W: np.ndarray, known_W: np.ndarray, rng: np.random.Gener
         start = int(rng.integers(0, middle - length + 1))
         window_W[at : at + length] = window_W[start : start + length]
         known_W[at : at + 1] = False
-        at += length
-        if at < end:  # what follows a copy is the window's own text again, for about as long as `COPIED` leaves
-            known_W[at] = False
+        at += length  # the window's own text goes on, for about as long as `COPIED` leaves
         at += int(length * rng.uniform(0, 2 * (1 - COPIED) / COPIED))
+
+
+def plant_echoes(window_W: np.ndarray, known_W: np.ndarray, rng: np.random.Generator) -> None:
+    """Says a few of the last tokens again here and there, and counts only what follows: repetitions end.
+
+    A model that has seen repetitions go on alone does not leave its own: sampled at a low temperature, it goes round
+    in circles (LOG.md).
+    """
+    starts = rng.integers(ECHOES_FROM, len(window_W), len(window_W) // ECHO_EVERY)
+    for at in np.sort(starts):
+        length = min(int(np.exp(rng.uniform(np.log(3), np.log(ECHO_MOST)))), len(window_W) - at)
+        back = int(rng.integers(length, min(at, ECHO_REACH) + 1))
+        window_W[at : at + length] = window_W[at - back : at - back + length]
+        known_W[at : at + length] = False
 
 
 @dataclass(frozen=True)

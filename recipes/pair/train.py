@@ -26,6 +26,7 @@ class Trainer:
         """Builds the model as the previous stage left it, or as the last checkpoint of this stage did."""
         self.config, self.stage, self.work = config, stage, work
         self.model = start(config, stage, work)
+        model.sharpen(self.model, stage.sharpen)
         self.teacher = load_model(config, stage.teacher, work) if stage.teacher else None
         self.optimizers = optim.build(self.model, stage)
         self.batches = Batches(work / "tokens", tokenizer.load(work / "tokenizer"), stage, config.seed)
