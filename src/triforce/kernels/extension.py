@@ -1,7 +1,7 @@
 """The native extension, where it was built and is wanted: else `native` is None, and torch does everything.
 
 The environment variable TRIFORCE_KERNELS names the kernels to use: `torch`, or one of the extension's instruction-set
-levels (`portable`, `avx2`, `avx512`, `avx512bf16`). Without it, the best that this CPU can run.
+levels (`portable`, `avx2`, `avx512`, `avx512vnni`, `avx512bf16`). Without it, the best that this CPU can run.
 Bits differ between levels.
 """
 

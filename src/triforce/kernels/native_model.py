@@ -1,4 +1,4 @@
-"""A decoder's weights, packed for the native kernels. The residual stream is float32.
+"""A decoder's weights, packed for the native kernels; on demand rounded to int8. The residual stream is float32.
 
 Shape suffixes as in contract.py; Q = H * D.
 """
@@ -17,11 +17,11 @@ from triforce.weights import Layer, Weights
 class NativeModel:
     width_independent = True
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, int8: bool = False) -> None:
         self.config = config
-        self.blocks = [NativeBlock(config, layer) for layer in weights.layers]
+        self.blocks = [NativeBlock(config, layer, int8) for layer in weights.layers]
         tied = weights.head_VC is weights.embedding_VC
-        self._matrix = _native.Matrix(weights.head_VC)
+        self._matrix = _native.Matrix(weights.head_VC, int8=int8)
         self._head = _native.Head(weights.norm_C, self._matrix, eps=config.norm_eps)
         self._embedding_VC = None if tied else weights.embedding_VC
         self.decoder = _native.Decoder([block.native for block in self.blocks], self._head, self._embedding_VC)
@@ -40,12 +40,12 @@ class NativeModel:
 
 
 class NativeBlock:
-    def __init__(self, config: ModelConfig, layer: Layer) -> None:
+    def __init__(self, config: ModelConfig, layer: Layer, int8: bool) -> None:
         self.config, self.dtype = config, layer.o_proj_CQ.dtype
         self.native = _native.Block(
             layer.input_norm_C, layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.o_proj_CQ, layer.post_norm_C,
             layer.gate_proj_IC, layer.up_proj_IC, layer.down_proj_CI, layer.q_bias_Q, layer.k_bias_P, layer.v_bias_P,
-            layer.q_norm_D, layer.k_norm_D, head_dim=config.head_dim, eps=config.norm_eps,
+            layer.q_norm_D, layer.k_norm_D, head_dim=config.head_dim, eps=config.norm_eps, int8=int8,
         )  # fmt: skip
 
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -40,7 +40,7 @@ void rows(const Matrix& matrix, nb::handle ids_object, nb::handle out_object) {
 void init_block(Block* self, nb::handle input_norm, nb::handle q, nb::handle k, nb::handle v, nb::handle o,
                 nb::handle post_norm, nb::handle gate, nb::handle up, nb::handle down, nb::handle q_bias,
                 nb::handle k_bias, nb::handle v_bias, nb::handle q_norm, nb::handle k_norm, int64_t head_dim,
-                float eps) {
+                float eps, bool int8) {
     Block::Parts parts{
         tensor("input_norm", input_norm),  tensor("q_proj", q),
         tensor("k_proj", k),               tensor("v_proj", v),
@@ -49,7 +49,7 @@ void init_block(Block* self, nb::handle input_norm, nb::handle q, nb::handle k, 
         tensor("down_proj", down),         optional_tensor("q_bias", q_bias),
         optional_tensor("k_bias", k_bias), optional_tensor("v_bias", v_bias),
         optional_tensor("q_norm", q_norm), optional_tensor("k_norm", k_norm)};
-    new (self) Block(parts, head_dim, eps);
+    new (self) Block(parts, head_dim, eps, int8);
 }
 
 void qkv(const Block& block, nb::handle x_object, nb::handle q_object, nb::handle k_object, nb::handle v_object) {
@@ -81,18 +81,20 @@ void logits(const Head& head, nb::handle x_object, nb::handle out_object) {
 }  // namespace
 
 void bind_linear(nb::module_& m) {
-    nb::class_<Matrix>(m, "Matrix", "Weights (outputs, inputs) of bfloat16 or float32, packed for the kernels.")
-        .def("__init__", [](Matrix* self, nb::handle weight) { new (self) Matrix(tensor("weight", weight)); },
-             "weight"_a)
+    nb::class_<Matrix>(m, "Matrix",
+                       "Weights (outputs, inputs) of bfloat16 or float32, packed for the kernels; as int8 on demand.")
+        .def("__init__",
+             [](Matrix* self, nb::handle weight, bool int8) { new (self) Matrix(tensor("weight", weight), int8); },
+             "weight"_a, nb::kw_only(), "int8"_a = false)
         .def_prop_ro("bytes", &Matrix::bytes)
         .def("linear", &linear, "x"_a, "y"_a,
-             "y = x W^T: x (rows, inputs) of the weights' type, y (rows, outputs) float32.")
+             "y = x W^T: x (rows, inputs) of the type that the weights had, y (rows, outputs) float32.")
         .def("rows", &rows, "ids"_a, "out"_a,
              "out (count, inputs) float32 becomes rows `ids` (count) int64 of the weight.");
     nb::class_<Block>(m, "Block", "The linear side of one decoder layer.")
         .def("__init__", &init_block, "input_norm"_a, "q_proj"_a, "k_proj"_a, "v_proj"_a, "o_proj"_a, "post_norm"_a,
              "gate_proj"_a, "up_proj"_a, "down_proj"_a, "q_bias"_a.none(), "k_bias"_a.none(), "v_bias"_a.none(),
-             "q_norm"_a.none(), "k_norm"_a.none(), nb::kw_only(), "head_dim"_a, "eps"_a)
+             "q_norm"_a.none(), "k_norm"_a.none(), nb::kw_only(), "head_dim"_a, "eps"_a, "int8"_a = false)
         .def_prop_ro("bytes", &Block::bytes)
         .def("qkv", &qkv, "x"_a, "q"_a, "k"_a, "v"_a)
         .def("finish", &finish, "x"_a, "mixed"_a);

@@ -50,8 +50,9 @@ void Norm::operator()(const float* x, int64_t rows, Type type, void* y) const {
     });
 }
 
-Block::Block(const Parts& p, int64_t head_dim, float eps)
-    : q_(p.q), k_(p.k), v_(p.v), o_(p.o), gate_up_(p.gate, p.up), down_(p.down), head_dim_(head_dim) {
+Block::Block(const Parts& p, int64_t head_dim, float eps, bool int8)
+    : q_(p.q, int8), k_(p.k, int8), v_(p.v, int8), o_(p.o, int8), gate_up_(p.gate, p.up, int8), down_(p.down, int8),
+      head_dim_(head_dim) {
     const int64_t hidden = q_.inputs(), mlp = gate_up_.outputs();
     if (head_dim < block_size || head_dim % block_size)
         throw std::invalid_argument("head_dim must be a multiple of 16");

@@ -29,8 +29,8 @@ class Block {
         Tensor input_norm, q, k, v, o, post_norm, gate, up, down;
         std::optional<Tensor> q_bias, k_bias, v_bias, q_norm, k_norm;
     };
-    /// Throws std::invalid_argument if shapes do not fit each other.
-    Block(const Parts& parts, int64_t head_dim, float eps);
+    /// `int8`: see Matrix. Throws std::invalid_argument if shapes do not fit each other.
+    Block(const Parts& parts, int64_t head_dim, float eps, bool int8);
 
     int64_t hidden() const { return input_norm_.size; }
     int64_t q_size() const { return q_.outputs(); }

@@ -17,13 +17,14 @@ const char* const names[] = {TF_LEVELS(TF_NAME, )};
 
 const char* missing_for(const char* level) {
 #if defined(__x86_64__)
-    const bool bf16 = !std::strcmp(level, "avx512bf16");
-    if (bf16 || !std::strcmp(level, "avx512")) {
+    const bool bf16 = !std::strcmp(level, "avx512bf16"), vnni = bf16 || !std::strcmp(level, "avx512vnni");
+    if (vnni || !std::strcmp(level, "avx512")) {
         TF_NEED("avx512f");
         TF_NEED("avx512bw");
         TF_NEED("avx512dq");
         TF_NEED("avx512vl");
     }
+    if (vnni) TF_NEED("avx512vnni");
     if (bf16) TF_NEED("avx512bf16");
     if (!std::strcmp(level, "avx2")) {
         TF_NEED("avx2");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "memory.hpp"
 #include "threads.hpp"
 
 namespace triforce {
@@ -28,9 +29,27 @@ void run_chunk(const Linear& l, int64_t chunk) {
     linear_kernels().run(l, top, bottom, first, std::min(first + grid.chunk_blocks, l.weights.blocks));
 }
 
+/// Their x as int8, if that is what the weights want, else null.
+const int8_t* quantised(Scratch& scratch, const Linear& l) {
+    if (!l.weights.scales) return nullptr;
+    constexpr int64_t at_once = 8;  // some microseconds of work
+    int8_t* rows = scratch.take<int8_t>(l.rows * int8_stride(l.weights));
+    parallel(static_cast<int>((l.rows + at_once - 1) / at_once), [&](int64_t job) {
+        linear_kernels().quantise(l, job * at_once, std::min((job + 1) * at_once, l.rows), rows);
+    });
+    return rows;
+}
+
+Linear over(Linear l, const int8_t* rows) {
+    l.x = rows, l.x_stride = int8_stride(l.weights);
+    return l;
+}
+
 }  // namespace
 
 void run(std::initializer_list<Linear> linears) {
+    Scratch scratch;
+    const int8_t* rows = quantised(scratch, *linears.begin());
     int64_t chunks = 0, work = 0;
     for (const Linear& l : linears) {
         chunks += Grid(l).chunks();
@@ -39,7 +58,7 @@ void run(std::initializer_list<Linear> linears) {
     const auto body = [&](int64_t chunk) {
         for (const Linear& l : linears) {
             const int64_t own = Grid(l).chunks();
-            if (chunk < own) return run_chunk(l, chunk);
+            if (chunk < own) return run_chunk(rows ? over(l, rows) : l, chunk);
             chunk -= own;
         }
     };

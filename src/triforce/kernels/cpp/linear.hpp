@@ -18,39 +18,50 @@ constexpr int linear_rows = 96;  // at most, of one call of a kernel
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 /// Packed weights, as a Matrix lends them. Blocks of 16 outputs, each of them with inputs ascending, in pairs for bf16:
-/// [blocks][inputs / 2][16][2]; for float [blocks][inputs][16]. Zeros stand for missing outputs and an odd last input.
+/// [blocks][inputs / 2][16][2]; for float [blocks][inputs][16]. Zeros stand for missing outputs and inputs.
+///
+/// With scales they are int8, in fours: [blocks][inputs / 4][16][4]. Such a product rounds each row of x to int8, too:
+/// its sums are then exact, and multiplied once by the scales of row and output. So all levels agree in every bit.
 struct Weights {
-    Type type;
+    Type type;  // of x, and of the weights unless these are int8
     const void* data;
-    int64_t inputs;   // even
-    int64_t outputs;  // of each of two that are woven
+    const float* scales;  // (blocks * 16), of each output; or null
+    int64_t inputs;       // even; a multiple of 16 for int8
+    int64_t outputs;      // of each of two that are woven
     int64_t blocks;
 };
+
+constexpr int64_t most_int8_inputs = 1 << 17;  // whose sums stay below 2^31
 
 enum class Epilogue {
     store,   // y = x W^T + bias
     add,     // y += x W^T + bias
-    swiglu,  // y = silu(gate) * up, rounded to the type of the weights; gate and up are woven, block by block
+    swiglu,  // y = silu(gate) * up, rounded to weights.type; gate and up are woven, block by block
 };
 
 struct Linear {
     Weights weights;
-    const void* x;  // (rows, x_stride) of the weights' type, whose first weights.inputs are read
+    const void* x;  // (rows, x_stride) of weights.type, whose first weights.inputs are read
     int64_t x_stride;
     int64_t rows;
     const float* bias;  // (blocks * 16), or null
     Epilogue epilogue;
-    void* y;  // store, add: float (rows, y_stride); swiglu: of the weights' type, written up to a multiple of 16
+    void* y;  // store, add: float (rows, y_stride); swiglu: of weights.type, written up to a multiple of 16
     int64_t y_stride;
 };
 
 struct LinearKernels {
-    /// Outputs of blocks [first, last) for rows [top, bottom), at most linear_rows of them.
+    /// Outputs of blocks [first, last) for rows [top, bottom), at most linear_rows of them. For int8 weights x is what
+    /// `quantise` made of it.
     void (*run)(const Linear& linear, int64_t top, int64_t bottom, int64_t first, int64_t last);
+    /// Rows [top, bottom) of x as int8; each is followed by its scale, a float.
+    void (*quantise)(const Linear& linear, int64_t top, int64_t bottom, int8_t* rows);
 };
 TF_KERNEL_TABLE(LinearKernels, linear_kernels)
 
-/// All of them in one job of the thread pool.
+constexpr int64_t int8_stride(const Weights& weights) { return weights.inputs + block_size; }
+
+/// All of them in one job of the thread pool. They read the same x.
 void run(std::initializer_list<Linear> linears);
 
 }  // namespace triforce

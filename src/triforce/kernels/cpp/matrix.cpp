@@ -1,6 +1,7 @@
 #include "matrix.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -10,9 +11,9 @@
 namespace triforce {
 namespace {
 
-// Inputs that lie side by side, for the instruction that takes them in pairs.
+// Inputs that lie side by side, for the instructions that take as many.
 template <class T>
-constexpr int64_t side_by_side = sizeof(T) == 2 ? 2 : 1;
+constexpr int64_t side_by_side = sizeof(uint32_t) / sizeof(T);
 
 template <class T>
 T& element(const Weights& w, int64_t block, int64_t lane, int64_t input) {
@@ -30,8 +31,26 @@ void pack(const Weights& w, const Tensor& from, int64_t source_block, int64_t bl
 }
 
 template <class T>
+void pack_int8(const Weights& w, const Tensor& from, int64_t source_block, int64_t block) {
+    const auto* rows = static_cast<const T*>(from.data) + source_block * block_size * from[1];
+    const int64_t lanes = std::min<int64_t>(block_size, from[0] - source_block * block_size);
+    for (int64_t lane = 0; lane < lanes; lane++, rows += from[1]) {
+        float largest = 0;
+        for (int64_t i = 0; i < from[1]; i++) largest = std::max(largest, std::fabs(to_float(rows[i])));
+        const float scale = largest / int8_largest, inverse = scale > 0 ? 1 / scale : 0;
+        const_cast<float*>(w.scales)[block * block_size + lane] = scale;
+        for (int64_t i = 0; i < from[1]; i++) {
+            const float multiple = std::nearbyint(to_float(rows[i]) * inverse);
+            element<int8_t>(w, block, lane, i) = static_cast<int8_t>(std::clamp(multiple, -int8_largest, int8_largest));
+        }
+    }
+}
+
+template <class T>
 void unpack_row(const Weights& w, int64_t row, int64_t inputs, float* out) {
-    for (int64_t i = 0; i < inputs; i++) out[i] = to_float(element<T>(w, row / block_size, row % block_size, i));
+    const float scale = w.scales ? w.scales[row] : 1;
+    for (int64_t i = 0; i < inputs; i++)
+        out[i] = to_float(element<T>(w, row / block_size, row % block_size, i)) * scale;
 }
 
 const Tensor& checked(const std::vector<Tensor>& woven) {
@@ -46,22 +65,27 @@ const Tensor& checked(const std::vector<Tensor>& woven) {
 
 }  // namespace
 
-Matrix::Matrix(const std::vector<Tensor>& woven) {
+Matrix::Matrix(const std::vector<Tensor>& woven, bool int8) {
     const Tensor& first = checked(woven);
     const int64_t each = round_up(first[0], block_size) / block_size, count = static_cast<int64_t>(woven.size());
+    const bool narrow = first.type == Type::bf16;
     inputs_ = first[1];
-    weights_ = {first.type, nullptr, round_up(inputs_, 2), first[0], each * count};
-    memory_ = Memory(weights_.blocks * block_size * weights_.inputs * (first.type == Type::bf16 ? 2 : 4));
+    if (int8 && inputs_ > most_int8_inputs)
+        throw std::invalid_argument(std::string(first.name) + " is too wide for int8");
+    weights_ = {first.type, nullptr, nullptr, round_up(inputs_, int8 ? block_size : 2), first[0], each * count};
+    const int64_t rows = weights_.blocks * block_size, data = rows * weights_.inputs * (int8 ? 1 : size_of(first.type));
+    memory_ = Memory(data + (int8 ? rows * sizeof(float) : 0));
     weights_.data = memory_.data();
-    const auto pack_one = first.type == Type::bf16 ? pack<bf16> : pack<float>;
+    if (int8) weights_.scales = reinterpret_cast<const float*>(memory_.data() + data);
+    const auto pack_one = int8 ? (narrow ? pack_int8<bf16> : pack_int8<float>) : (narrow ? pack<bf16> : pack<float>);
     parallel(static_cast<int>(weights_.blocks),
              [&](int block) { pack_one(weights_, woven[block % count], block / count, block); });
 }
 
 void Matrix::linear(const void* x, int64_t rows, float* y) const {
     Scratch scratch;
-    if (inputs_ != weights_.inputs) {  // an odd number, so the kernel would read beyond a row
-        const size_t size = type() == Type::bf16 ? 2 : 4;
+    if (inputs_ != weights_.inputs) {  // the kernel would read beyond a row
+        const size_t size = size_of(type());
         char* padded = scratch.take<char>(rows * weights_.inputs * size);
         std::memset(padded, 0, rows * weights_.inputs * size);
         for (int64_t row = 0; row < rows; row++)
@@ -73,7 +97,9 @@ void Matrix::linear(const void* x, int64_t rows, float* y) const {
 }
 
 void Matrix::rows(const int64_t* ids, int64_t count, float* out) const {
-    const auto unpack = type() == Type::bf16 ? unpack_row<bf16> : unpack_row<float>;
+    const auto unpack = weights_.scales        ? unpack_row<int8_t>
+                        : type() == Type::bf16 ? unpack_row<bf16>
+                                               : unpack_row<float>;
     for (int64_t i = 0; i < count; i++) unpack(weights_, ids[i], inputs_, out + i * inputs_);
 }
 

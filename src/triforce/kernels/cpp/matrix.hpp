@@ -13,13 +13,14 @@ namespace triforce {
 /// Owns what `Weights` describes.
 class Matrix {
   public:
-    /// From (outputs, inputs), as checkpoints have it. Throws std::invalid_argument unless bfloat16 or float32.
-    explicit Matrix(const Tensor& weight) : Matrix(std::vector<Tensor>{weight}) {}
+    /// From (outputs, inputs), as checkpoints have it. With `int8` an output's weights are rounded to multiples of a
+    /// scale, of which the largest is 127. Throws std::invalid_argument unless bfloat16 or float32.
+    Matrix(const Tensor& weight, bool int8) : Matrix(std::vector<Tensor>{weight}, int8) {}
     /// Two of one shape with their blocks in turns, so that an epilogue has both: SwiGLU's gate and up projections.
-    Matrix(const Tensor& even, const Tensor& odd) : Matrix(std::vector<Tensor>{even, odd}) {}
+    Matrix(const Tensor& even, const Tensor& odd, bool int8) : Matrix(std::vector<Tensor>{even, odd}, int8) {}
 
     const Weights& weights() const { return weights_; }
-    Type type() const { return weights_.type; }
+    Type type() const { return weights_.type; }  // of x
     int64_t outputs() const { return weights_.outputs; }
     int64_t inputs() const { return inputs_; }
     size_t bytes() const { return memory_.size(); }
@@ -31,7 +32,7 @@ class Matrix {
     void rows(const int64_t* ids, int64_t count, float* out) const;
 
   private:
-    explicit Matrix(const std::vector<Tensor>& woven);
+    Matrix(const std::vector<Tensor>& woven, bool int8);
 
     Weights weights_;
     int64_t inputs_;

@@ -55,6 +55,7 @@ constexpr Kind kinds[] = {
     {{static_cast<uint8_t>(Code::Float), 64, 1}, Type::f64, "float64"},
     {{static_cast<uint8_t>(Code::Int), 64, 1}, Type::i64, "int64"},
     {{static_cast<uint8_t>(Code::Int), 32, 1}, Type::i32, "int32"},
+    {{static_cast<uint8_t>(Code::Int), 8, 1}, Type::i8, "int8"},
     {{static_cast<uint8_t>(Code::UInt), 8, 1}, Type::u8, "uint8"},
     {{static_cast<uint8_t>(Code::Bool), 8, 1}, Type::boolean, "bool"},
 };

@@ -12,6 +12,7 @@ struct bf16 {
 };
 
 inline float to_float(float x) { return x; }
+inline float to_float(int8_t x) { return x; }
 inline float to_float(bf16 x) {
     const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
     float value;
@@ -19,7 +20,9 @@ inline float to_float(bf16 x) {
     return value;
 }
 
-enum class Type { f32, bf16, f64, i64, i32, u8, boolean, other };
+enum class Type { f32, bf16, f64, i64, i32, i8, u8, boolean, other };
+
+constexpr float int8_largest = 127;  // of int8 with a scale; -128 is not used
 
 /// Bytes of a weight or of a number in a page: one of the first two.
 constexpr int64_t size_of(Type type) { return type == Type::bf16 ? 2 : 4; }
@@ -36,6 +39,8 @@ template <>
 inline constexpr Type type_of<int64_t> = Type::i64;
 template <>
 inline constexpr Type type_of<int32_t> = Type::i32;
+template <>
+inline constexpr Type type_of<int8_t> = Type::i8;
 template <>
 inline constexpr Type type_of<uint8_t> = Type::u8;
 template <>

@@ -1,6 +1,6 @@
 #include "../linear.hpp"
 
-#include "simd.hpp"
+#include "quantise.hpp"
 
 namespace triforce::TF_LEVEL {
 namespace {
@@ -9,8 +9,14 @@ namespace {
 template <class T>
 struct Step;
 
+struct FloatSums {
+    using Sum = F16;
+    static TF_INLINE F16 load_sum(const float* from) { return load(from); }
+    static TF_INLINE void store_sum(float* to, F16 sum) { store(to, sum); }
+};
+
 template <>
-struct Step<bf16> {
+struct Step<bf16> : FloatSums {
     static constexpr int inputs = 2;
     static TF_INLINE Pairs weights(const bf16* w) { return load_pairs(w); }
     static TF_INLINE Pairs input(const bf16* x) {
@@ -22,11 +28,26 @@ struct Step<bf16> {
 };
 
 template <>
-struct Step<float> {
+struct Step<float> : FloatSums {
     static constexpr int inputs = 1;
     static TF_INLINE F16 weights(const float* w) { return load(w); }
     static TF_INLINE F16 input(const float* x) { return set1(*x); }
     static TF_INLINE F16 add(F16 acc, F16 w, F16 x) { return fma(w, x, acc); }
+};
+
+template <>
+struct Step<int8_t> {
+    using Sum = I16;
+    static constexpr int inputs = 4;
+    static TF_INLINE I16 load_sum(const float* from) { return load_ints(from); }
+    static TF_INLINE void store_sum(float* to, I16 sum) { store_ints(to, sum); }
+    static TF_INLINE Quads weights(const int8_t* w) { return load_quads(w); }
+    static TF_INLINE Signed input(const int8_t* x) {
+        uint32_t quad;
+        __builtin_memcpy(&quad, x, sizeof quad);
+        return with_signs(set1_quad(quad));
+    }
+    static TF_INLINE I16 add(I16 acc, Quads w, Signed x) { return dot4(acc, x, w); }
 };
 
 // Register tiles by their rows: as many blocks as registers hold, which are also enough chains to hide a sum's latency.
@@ -41,7 +62,7 @@ constexpr int widest = 8;        // blocks of a group, for the few rows of which
 constexpr int group = 4;         // blocks of a group otherwise: their part of a panel stays in L2 for all rows
 constexpr int64_t panel = 1024;  // inputs
 
-struct Sums {
+struct Sums {  // integers in the place of floats, while those of int8 weights grow
     alignas(64) float of[linear_rows * group * block_size];
 };
 
@@ -64,9 +85,11 @@ void tile(const Panel<T>& p, int64_t row, int first, const T* ahead, float* sums
     const T* w = p.w + first * p.w_stride;
     const int stride = p.blocks * block_size;
     sums += row * stride + first * block_size;
-    F16 acc[M][B];
+    using Sum = typename Step<T>::Sum;
+    Sum acc[M][B];
     for (int m = 0; m < M; m++)
-        for (int b = 0; b < B; b++) acc[m][b] = p.begin ? zero() : load(sums + m * stride + b * block_size);
+        for (int b = 0; b < B; b++)
+            acc[m][b] = p.begin ? Sum{} : Step<T>::load_sum(sums + m * stride + b * block_size);
     for (int64_t i = 0; i < p.k; i += Step<T>::inputs) {
         decltype(Step<T>::weights(w)) step[B];
         for (int b = 0; b < B; b++) step[b] = Step<T>::weights(w + b * p.w_stride + i * block_size);
@@ -80,7 +103,7 @@ void tile(const Panel<T>& p, int64_t row, int first, const T* ahead, float* sums
         }
     }
     for (int m = 0; m < M; m++)
-        for (int b = 0; b < B; b++) store(sums + m * stride + b * block_size, acc[m][b]);
+        for (int b = 0; b < B; b++) Step<T>::store_sum(sums + m * stride + b * block_size, acc[m][b]);
 }
 
 template <class T, int M>
@@ -117,6 +140,17 @@ void sum(const Linear& l, int64_t top, int rows, int64_t first, int blocks, bool
     }
 }
 
+/// Sums of int8 become what they stand for.
+void apply_scales(const Linear& l, float* sums, int64_t top, int rows, int64_t first, int blocks) {
+    for (int m = 0; m < rows; m++) {
+        float of_row;
+        const int8_t* x = static_cast<const int8_t*>(l.x) + (top + m) * l.x_stride;
+        __builtin_memcpy(&of_row, x + l.weights.inputs, sizeof of_row);
+        for (int b = 0; b < blocks; b++, sums += block_size)
+            store(sums, floats(load_ints(sums)) * (load(l.weights.scales + (first + b) * block_size) * set1(of_row)));
+    }
+}
+
 TF_INLINE F16 silu(F16 x) {
     x = max(set1(-88.0f), x);  // exp has an upper end
     return x / (set1(1.0f) + exp(zero() - x));
@@ -147,13 +181,15 @@ void finish(const Linear& l, const float* sums, int64_t top, int rows, int64_t f
     }
 }
 
-template <class T>
+/// W: what is multiplied; T: what it is rounded to.
+template <class W, class T>
 void run_as(const Linear& l, int64_t top, int rows, int64_t first, int64_t last) {
     Sums sums;
     const int step = wide[rows < tallest ? rows : tallest] == widest ? widest : group;
     for (int64_t block = first; block < last; block += step) {
         const int blocks = static_cast<int>(last - block < step ? last - block : step);
-        sum<T>(l, top, rows, block, blocks, block + step >= last, sums.of);
+        sum<W>(l, top, rows, block, blocks, block + step >= last, sums.of);
+        if constexpr (sizeof(W) == 1) apply_scales(l, sums.of, top, rows, block, blocks);
         if (l.epilogue == Epilogue::swiglu)
             finish_swiglu<T>(l, sums.of, top, rows, block, blocks);
         else
@@ -162,12 +198,27 @@ void run_as(const Linear& l, int64_t top, int rows, int64_t first, int64_t last)
 }
 
 void run(const Linear& l, int64_t top, int64_t bottom, int64_t first, int64_t last) {
-    const auto run = l.weights.type == Type::bf16 ? run_as<bf16> : run_as<float>;
+    const bool narrow = l.weights.type == Type::bf16;
+    const auto run = l.weights.scales ? (narrow ? run_as<int8_t, bf16> : run_as<int8_t, float>)
+                                      : (narrow ? run_as<bf16, bf16> : run_as<float, float>);
     run(l, top, static_cast<int>(bottom - top), first, last);
+}
+
+template <class T>
+void quantise_as(const Linear& l, int64_t row, int8_t* to) {
+    const T* x = static_cast<const T*>(l.x) + row * l.x_stride;
+    const float scale = scale_of(x, l.weights.inputs);
+    quantise(x, l.weights.inputs, scale, to);
+    __builtin_memcpy(to + l.weights.inputs, &scale, sizeof scale);
+}
+
+void quantise_rows(const Linear& l, int64_t top, int64_t bottom, int8_t* rows) {
+    const auto quantise_row = l.weights.type == Type::bf16 ? quantise_as<bf16> : quantise_as<float>;
+    for (int64_t row = top; row < bottom; row++) quantise_row(l, row, rows + row * int8_stride(l.weights));
 }
 
 }  // namespace
 
-const LinearKernels linear_kernels = {run};
+const LinearKernels linear_kernels = {run, quantise_rows};
 
 }  // namespace triforce::TF_LEVEL

@@ -31,6 +31,11 @@ TF_INLINE F16 dot2(F16 acc, const bf16* pairs32, uint32_t x_pair) {
     return dot2(acc, load_pairs(pairs32), set1_pair(x_pair));
 }
 
+// Sixteen sums of four products of int8, all within [-127, 127], which are exact:
+//     dot4(acc, x, w)[i] = acc[i] + x[4i] * w[4i] + ... + x[4i + 3] * w[4i + 3]
+// dot4_unsigned does so for x within [0, 127], as the instructions want one side; else the other side takes the signs.
+TF_INLINE I16 dot4(I16 acc, Signed x, Quads w) { return dot4_unsigned(acc, x.magnitude, times_sign(w, x)); }
+
 /// e^x within 2 ulp; 0 below -87.7, at most e^88.37, NaN for NaN. A lane's bits do not depend on its neighbours.
 TF_INLINE F16 exp(F16 x) {
     const F16 rounder = set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer

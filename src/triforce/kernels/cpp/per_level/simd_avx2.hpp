@@ -86,6 +86,54 @@ TF_INLINE void store_bf16(bf16* to, F16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(packed, 0xd8));
 }
 
+/// The integers nearest to lanes within [-127, 127].
+TF_INLINE void store_int8(int8_t* to, F16 x) {
+    const __m256i mixed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+    const __m256i words = _mm256_permute4x64_epi64(mixed, 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+}
+
+struct I16 {
+    __m256i a, b;
+};
+TF_INLINE I16 load_ints(const void* from) {
+    const auto* at = static_cast<const __m256i*>(from);
+    return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
+}
+TF_INLINE void store_ints(void* to, I16 x) {
+    auto* at = static_cast<__m256i*>(to);
+    _mm256_storeu_si256(at, x.a);
+    _mm256_storeu_si256(at + 1, x.b);
+}
+TF_INLINE F16 floats(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+
+struct Quads {
+    __m256i a, b;
+};
+TF_INLINE Quads load_quads(const int8_t* from) {
+    const I16 x = load_ints(from);
+    return {x.a, x.b};
+}
+TF_INLINE Quads set1_quad(uint32_t x) {
+    const __m256i both = _mm256_set1_epi32(static_cast<int>(x));
+    return {both, both};
+}
+TF_INLINE __m256i dot4_unsigned(__m256i acc, __m256i x, __m256i w) {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(x, w), _mm256_set1_epi16(1)));
+}
+TF_INLINE I16 dot4_unsigned(I16 acc, Quads x, Quads w) {
+    return {dot4_unsigned(acc.a, x.a, w.a), dot4_unsigned(acc.b, x.b, w.b)};
+}
+
+struct Signed {
+    Quads magnitude, signs;
+};
+TF_INLINE Signed with_signs(Quads x) { return {{_mm256_abs_epi8(x.a), _mm256_abs_epi8(x.b)}, x}; }
+TF_INLINE Quads times_sign(Quads w, Signed x) {
+    return {_mm256_sign_epi8(w.a, x.signs.a), _mm256_sign_epi8(w.b, x.signs.b)};
+}
+
 struct Pairs {
     F16 lo, hi;
 };

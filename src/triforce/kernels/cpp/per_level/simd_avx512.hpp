@@ -51,6 +51,41 @@ TF_INLINE F16 load_bf16(const bf16* from) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
 }
 
+/// The integers nearest to lanes within [-127, 127].
+TF_INLINE void store_int8(int8_t* to, F16 x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
+}
+
+struct I16 {
+    __m512i v;
+};
+TF_INLINE I16 load_ints(const void* from) { return {_mm512_loadu_si512(from)}; }
+TF_INLINE void store_ints(void* to, I16 x) { _mm512_storeu_si512(to, x.v); }
+TF_INLINE F16 floats(I16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
+
+struct Quads {
+    __m512i v;
+};
+TF_INLINE Quads load_quads(const int8_t* from) { return {_mm512_loadu_si512(from)}; }
+TF_INLINE Quads set1_quad(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
+TF_INLINE I16 dot4_unsigned(I16 acc, Quads x, Quads w) {
+#if TF_SIMD_AVX512VNNI
+    return {_mm512_dpbusd_epi32(acc.v, x.v, w.v)};
+#else
+    const __m512i pairs = _mm512_maddubs_epi16(x.v, w.v);
+    return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+#endif
+}
+
+struct Signed {
+    Quads magnitude;
+    __mmask64 negative;
+};
+TF_INLINE Signed with_signs(Quads x) { return {{_mm512_abs_epi8(x.v)}, _mm512_movepi8_mask(x.v)}; }
+TF_INLINE Quads times_sign(Quads w, Signed x) {
+    return {_mm512_mask_sub_epi8(w.v, x.negative, _mm512_setzero_si512(), w.v)};
+}
+
 #if TF_SIMD_AVX512BF16
 
 TF_INLINE void store_bf16(bf16* to, F16 x) {

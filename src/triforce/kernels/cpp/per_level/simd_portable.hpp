@@ -98,6 +98,58 @@ TF_INLINE void store_bf16(bf16* to, F16 x) {
     }
 }
 
+/// The integers nearest to lanes within [-127, 127].
+TF_INLINE void store_int8(int8_t* to, F16 x) {
+    for (int i = 0; i < 4; i++) {
+        const U4 bits = (U4)(x.v[i] + 12582912.0f);  // 1.5 * 2^23: the lowest bits are the integer's
+        for (int j = 0; j < 4; j++) to[4 * i + j] = static_cast<int8_t>(bits[j] & 0xff);
+    }
+}
+
+typedef int16_t I8 __attribute__((vector_size(16)));
+typedef uint16_t U8 __attribute__((vector_size(16)));
+
+struct I16 {
+    I4 v[4];
+};
+TF_INLINE I16 load_ints(const void* from) {
+    I16 x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+TF_INLINE void store_ints(void* to, I16 x) { std::memcpy(to, &x, sizeof x); }
+TF_INLINE F16 floats(I16 x) {
+    return each([&](int i) { return __builtin_convertvector(x.v[i], V4); });
+}
+
+struct Quads {
+    I8 v[4];
+};
+TF_INLINE Quads load_quads(const int8_t* from) {
+    Quads x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+TF_INLINE Quads set1_quad(uint32_t x) {
+    const I8 all = (I8)(U4{x, x, x, x});
+    return {{all, all, all, all}};
+}
+/// By the bytes of the lower halves of words, and those of the upper ones; a pair of products fits into a word.
+TF_INLINE I16 dot4_unsigned(I16 acc, Quads x, Quads w) {
+    for (int i = 0; i < 4; i++) {
+        const I8 low_x = (I8)((U8)x.v[i] << 8) >> 8, low_w = (I8)((U8)w.v[i] << 8) >> 8;
+        const I8 pairs = low_x * low_w + (x.v[i] >> 8) * (w.v[i] >> 8);
+        acc.v[i] += ((I4)((U4)pairs << 16) >> 16) + ((I4)pairs >> 16);
+    }
+    return acc;
+}
+
+struct Signed {
+    Quads magnitude;
+};
+TF_INLINE Signed with_signs(Quads x) { return {x}; }
+TF_INLINE Quads times_sign(Quads w, Signed) { return w; }
+
 struct Pairs {
     F16 lo, hi;
 };

@@ -1,0 +1,26 @@
+// Numbers as int8 with a scale in common: each is the nearest multiple of the scale, and the largest is 127 of them.
+#pragma once
+
+#include "simd.hpp"
+
+namespace triforce::TF_LEVEL {
+
+/// Of n numbers, a multiple of 16; NaN if one of them is not finite, 0 if all are.
+template <class T>
+float scale_of(const T* x, int64_t n) {
+    F16 top = zero(), poison = zero();
+    for (int64_t i = 0; i < n; i += 16) {
+        const F16 some = load(x + i);
+        top = max(top, max(some, zero() - some));
+        poison = fma(some, zero(), poison);
+    }
+    return reduce_max(top) / int8_largest + reduce_add(poison);
+}
+
+template <class T>
+void quantise(const T* x, int64_t n, float scale, int8_t* to) {
+    const F16 inverse = set1(scale > 0 ? 1 / scale : 0), most = set1(int8_largest);
+    for (int64_t i = 0; i < n; i += 16) store_int8(to + i, min(max(load(x + i) * inverse, zero() - most), most));
+}
+
+}  // namespace triforce::TF_LEVEL
