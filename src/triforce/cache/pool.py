@@ -24,7 +24,7 @@ class Pool:
 
     Slots below `lengths_B` hold exact, committed values and are written once; slots at or beyond it are working space
     of whichever view runs. Page 0 is scratch: padding is written there and nothing is read from it. `unit`: tokens that
-    views pick together at least (see `kernels.Lists`).
+    views pick together at least (see `kernels.Lists`). `int8`: lower views read int8 copies of what is committed.
     """
 
     def __init__(
@@ -35,9 +35,10 @@ class Pool:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         unit: int = PAGE,
+        int8: bool = False,
     ) -> None:
         self.config, self.dtype, self.device, self.unit = config, dtype, torch.device(device), unit
-        self.memory = kernels.memory(config, pages, dtype, device, unit)
+        self.memory = kernels.memory(config, pages, dtype, device, unit, int8)
         self.lengths_B = torch.zeros(rows, dtype=torch.long, device=device)
         self.tables: list[list[int]] = [[] for _ in range(rows)]
         self.pages_BP = torch.zeros(rows, 0, dtype=torch.int32, device=device)

@@ -178,8 +178,8 @@ class Retrieval:
 
     def _views(self, starts: list[int], counts: list[int]) -> list[tuple[int, Lists]]:
         """What the layers see in a pass: some everything, the others what was chosen and the recent tokens."""
-        layers, unit = self.full.pool.config.layers, self.unit
-        everything = Lists(self.full.pool.units(self.full.rows, unit), starts, counts, unit)
+        layers, unit, committed = self.full.pool.config.layers, self.unit, self._committed_B.tolist()
+        everything = Lists(self.full.pool.units(self.full.rows, unit), starts, counts, unit, coarse=committed)
         whole = min(self.setting.full_layers, layers) if any(self.choices) else layers
         if whole == layers:
             return [(layers, everything)]
@@ -188,6 +188,6 @@ class Retrieval:
             units = range(self.recent[b] // unit, -(-(start + count) // unit))
             self._index.show(b, choice.units if choice else None, self._row_units(b), units)
         dropped = [recent - c.tokens if c else 0 for recent, c in zip(self.recent, self.choices, strict=True)]
-        firsts = [start - drop for start, drop in zip(starts, dropped, strict=True)]
-        some = Lists(self._index.units_LBGU[whole:], firsts, counts, unit)
+        firsts, coarse = ([n - drop for n, drop in zip(each, dropped, strict=True)] for each in (starts, committed))
+        some = Lists(self._index.units_LBGU[whole:], firsts, counts, unit, coarse=coarse)
         return [(whole, everything), (layers - whole, some)] if whole else [(layers, some)]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from triforce.config import ModelConfig
+from triforce.errors import RequestError
 from triforce.kernels import extension
 from triforce.kernels.contract import PAGE, Block, Lists, Memory, Model, Outcome, Pass, Rotation
 from triforce.kernels.layers import layer_by_layer
@@ -22,27 +23,39 @@ __all__ = [
 ]  # fmt: skip
 
 
-def model(config: ModelConfig, weights: Weights) -> Model:
-    """The weights, ready for the fastest kernels that take them."""
+def model(config: ModelConfig, weights: Weights, int8: bool = False) -> Model:
+    """The weights, ready for the fastest kernels that take them. Raises RequestError where none take them as int8."""
     if _suits_native(config, weights.embedding_VC.dtype, weights.embedding_VC.device):
         from triforce.kernels.native_model import NativeModel
 
         # For the whole process: what is left for torch is small, and its threads spin on the cores that ours need.
         torch.set_num_threads(1)
-        return NativeModel(config, weights)
+        return NativeModel(config, weights, int8)
+    if int8:
+        raise _no_int8()
     if weights.embedding_VC.device.type == "cpu" and extension.missing:
         _say_that_they_are_missing()
     return PlainModel(config, weights)
 
 
 def memory(
-    config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str = "cpu", unit: int = PAGE
+    config: ModelConfig,
+    pages: int,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    unit: int = PAGE,
+    int8: bool = False,
 ) -> Memory:
-    """KV memory of so many pages, for the fastest kernels that take lists of such units. Raises CacheError."""
+    """KV memory of so many pages, for the fastest kernels that take lists of such units; with int8 copies if wished.
+
+    Raises CacheError where there is too little, and RequestError where no kernels read int8.
+    """
     if unit == PAGE and _suits_native(config, dtype, torch.device(device)):
         from triforce.kernels.native_memory import NativeMemory
 
-        return NativeMemory(config, pages, dtype)
+        return NativeMemory(config, pages, dtype, int8)
+    if int8:
+        raise _no_int8()
     return PlainMemory(config, pages, dtype, device)
 
 
@@ -63,6 +76,13 @@ def identity(model: Model, memory: Memory) -> str:
         return "torch"
     level: str = extension.native.level()
     return f"{level} and torch" if any(plain) else level
+
+
+def _no_int8() -> RequestError:
+    why = extension.missing or f"{extension.VARIABLE}=torch leaves them out"
+    if extension.native is not None:
+        why = "they are for CPUs, for bfloat16 and float32, and for heads whose size is a multiple of 16, at most 256"
+    return RequestError(f"int8 lower tiers need native kernels, but {why}; use --lower-tiers same")
 
 
 @cache

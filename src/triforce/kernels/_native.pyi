@@ -15,7 +15,9 @@ def threads() -> int: ...
 def set_threads(count: int) -> None: ...
 
 class Matrix:
-    def __init__(self, weight: Tensor) -> None: ...
+    """Weights (outputs, inputs) dtype; with `int8` rounded to that, and rows that they are multiplied with likewise."""
+
+    def __init__(self, weight: Tensor, *, int8: bool = False) -> None: ...
     @property
     def bytes(self) -> int: ...
     def linear(self, x: Tensor, y: Tensor) -> None:
@@ -44,6 +46,7 @@ class Block:
         *,
         head_dim: int,
         eps: float,
+        int8: bool = False,
     ) -> None: ...
     @property
     def bytes(self) -> int: ...
@@ -59,9 +62,20 @@ class Head:
         """x (N, C) float32, out (N, V) float32."""
 
 class Pages:
-    """The K and V memory of one layer, each (G, pages, PAGE * D) dtype; it stays its owner's."""
+    """The K and V memory of one layer, each (G, pages, PAGE * D) dtype; it stays its owner's.
 
-    def __init__(self, keys: Tensor, values: Tensor, head_dim: int) -> None: ...
+    So does the memory for int8 copies of the same shape, and for their scales (G, pages, 2) float32, if it is given.
+    """
+
+    def __init__(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        head_dim: int,
+        int8_keys: Tensor | None = None,
+        int8_values: Tensor | None = None,
+        scales: Tensor | None = None,
+    ) -> None: ...
     def write(
         self,
         q: Tensor,
@@ -97,8 +111,12 @@ class Pages:
         q_sinks: Tensor | None = None,
         sinks: int = 0,
         window: int = 0,
+        coarse: Sequence[int] = (),
     ) -> None:
-        """q (B, T, H, D), lists (B, P) or (B, G, P) int32, of pages; mixed (B, T, H, D), mass (B, G, P) are out."""
+        """q (B, T, H, D), lists (B, P) or (B, G, P) int32, of pages; mixed (B, T, H, D), mass (B, G, P) are out.
+
+        Keys of row b below coarse[b], in whole blocks of 64, are read from int8 copies of their pages.
+        """
 
 class Decoder:
     """A whole model. The embedding (V, C), where it is not the head's matrix, stays its owner's."""
@@ -112,7 +130,7 @@ class Decoder:
         counts: Sequence[int],
         cos: Tensor,
         sin: Tensor,
-        views: Sequence[tuple[int, Tensor, Sequence[int], int, int]],
+        views: Sequence[tuple[int, Tensor, Sequence[int], int, int, Sequence[int]]],
         at: Tensor | None,
         logits: Tensor,
         queries: Tensor | None,
@@ -120,8 +138,8 @@ class Decoder:
     ) -> None:
         """A pass of ids (B, T) int64 over the pages of each layer, counts[b] tokens of row b from positions[b] on.
 
-        A view: layers, pages as in `attend` or for each of the layers (layers, B, G, P), starts, sinks, window. Out:
-        logits (B, J, V) of columns at (B, J) int64, rotated queries (L, B, T, H, D) dtype, mass (L, B, G, P).
+        A view: layers, pages as in `attend` or for each of the layers (layers, B, G, P), starts, sinks, window, coarse.
+        Out: logits (B, J, V) of columns at (B, J) int64, rotated queries (L, B, T, H, D) dtype, mass (L, B, G, P).
         """
 
 def best(scores: Tensor, start: int, stop: int, ids: Tensor) -> None:

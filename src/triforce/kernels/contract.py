@@ -7,7 +7,7 @@ H query heads, G KV heads, D head size, F = D / 2, U units of a list of keys.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -36,6 +36,8 @@ class Lists:
     unit: int = PAGE
     sinks: int = 0
     window: int = 0
+    coarse: list[int] = field(default_factory=list)
+    """Where a memory has int8 copies, they may stand for a row's keys below `coarse[b]`, all of them committed."""
 
 
 @dataclass(frozen=True, slots=True)

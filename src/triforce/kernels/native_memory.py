@@ -1,5 +1,9 @@
 """KV memory in the layout of the native kernels: a page holds pairs of features of its keys, and pairs of its values.
 
+With `int8` there is room for a copy of each page in which a KV head's keys are multiples of one scale, from -127 to
+127 of it, and its values those of another. Lists that are `coarse` read it instead, in whole blocks of 64 keys. It is
+made when it is first read, and dropped when the page is written to: so it is right for keys that are committed.
+
 Shape suffixes as in contract.py; L layers, P pages.
 """
 
@@ -18,13 +22,16 @@ from triforce.kernels.plain_memory import allocate
 class NativeMemory:
     width_independent = True
 
-    def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype) -> None:
-        self.config, self.dtype = config, dtype
+    def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, int8: bool = False) -> None:
+        self.config, self.dtype, self.int8 = config, dtype, int8
         shape = (config.layers, config.kv_heads, pages + 1, PAGE * config.head_dim)
-        keys_LGPE, values_LGPE = (allocate(shape, dtype, "cpu") for _ in range(2))
+        memories = [allocate(shape, dtype, "cpu") for _ in range(2)]
+        if int8:
+            memories += [allocate(shape, torch.int8, "cpu") for _ in range(2)]
+            memories.append(torch.empty(*shape[:3], 2))
         self._layers = [
-            _native.Pages(keys_GPE, values_GPE, config.head_dim)
-            for keys_GPE, values_GPE in zip(keys_LGPE, values_LGPE, strict=True)
+            _native.Pages(keys_GPE, values_GPE, config.head_dim, *copies)
+            for keys_GPE, values_GPE, *copies in zip(*memories, strict=True)
         ]
 
     def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
@@ -39,7 +46,10 @@ class NativeMemory:
         model.decoder.run(
             self._layers, ids_BT.contiguous(), this.positions, this.views[0][1].counts,
             *config.rope.tables(max(this.positions) + T),
-            [(layers, lists.units, lists.starts, lists.sinks, lists.window) for layers, lists in this.views],
+            [
+                (layers, lists.units, lists.starts, lists.sinks, lists.window, lists.coarse if self.int8 else [])
+                for layers, lists in this.views
+            ],
             at_BJ, logits_BJV, queries_LBTHD, mass_LBGU,
         )  # fmt: skip
         return Outcome(logits_BJV, queries_LBTHD, mass_LBGU)
@@ -52,7 +62,7 @@ class NativeMemory:
         mass_BGU = torch.empty(shape) if weigh else None
         self._layers[layer].attend(
             q_BTHD, lists.starts, lists.counts, lists.units, mixed_BTHD, mass_BGU, q_sinks_BTHD,
-            lists.sinks, lists.window,
+            lists.sinks, lists.window, lists.coarse if self.int8 else [],
         )  # fmt: skip
         return mixed_BTHD, mass_BGU if mass_BGU is not None else q_BTHD.new_empty(0)
 

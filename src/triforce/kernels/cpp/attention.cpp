@@ -5,6 +5,7 @@
 
 #include "memory.hpp"
 #include "threads.hpp"
+#include "write.hpp"
 
 namespace triforce {
 namespace {
@@ -144,6 +145,15 @@ void BySplits::run() {
     });
 }
 
+/// Those that will be read and have not been made for an earlier call.
+void make_copies(const Attention& call) {
+    const int heads = call.pages->heads;
+    parallel(static_cast<int>(call.rows * heads), [&](int job) {
+        const int64_t b = job / heads;
+        make_copies(*call.pages, job % heads, call.list(b, job % heads), call.coarse_pages(b));
+    });
+}
+
 void clear_padding(const Attention& call) {
     const int64_t token_bytes = static_cast<int64_t>(call.heads) * call.pages->page_bytes() / page_size;
     for (int64_t b = 0; b < call.rows; b++) {
@@ -160,6 +170,7 @@ void check_row(const Attention& call, int64_t b) {
     const int64_t start = call.starts[b], count = call.counts[b];
     check(0 <= count && count <= call.width, "counts must lie in [0, T]");
     check(0 <= start && start < INT32_MAX, "starts must lie in [0, 2^31 - 1)");
+    if (call.coarse) check(0 <= call.coarse[b] && call.coarse[b] <= start, "coarse must lie in [0, starts]");
     const int64_t used = count ? (start + count - 1) / page_size + 1 : 0;
     check(used <= call.list_length, "lists must have a page for each key that is seen");
     const int lists = call.head_stride ? call.pages->heads : 1;
@@ -176,11 +187,14 @@ void check_row(const Attention& call, int64_t b) {
 void check(const Attention& call) {
     check(call.sinks >= 0 && call.sinks % page_size == 0, "sinks must be whole pages");
     check(0 <= call.window && call.window <= INT32_MAX, "window must lie in [0, 2^31 - 1]");
+    check(!call.coarse || (call.pages->copies.keys && !call.window && !call.q_sinks),
+          "coarse needs int8 copies, and no window");
     for (int64_t b = 0; b < call.rows; b++) check_row(call, b);
 }
 
 void run(const Attention& call) {
     clear_padding(call);
+    if (call.coarse) make_copies(call);
     if (call.mass) std::fill_n(call.mass, call.rows * call.pages->heads * call.list_length, 0.0f);
     int64_t queries = 0;
     for (int64_t b = 0; b < call.rows; b++) queries = std::max(queries, call.queries(b));

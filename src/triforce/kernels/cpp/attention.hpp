@@ -28,12 +28,14 @@ struct Attention {
     const int32_t* lists;  // pages of row b and KV head g, from lists + b * row_stride + g * head_stride
     int64_t row_stride, head_stride, list_length;
     int64_t sinks, window;  // sinks: whole pages; window: 0 is unbounded
+    const int64_t* coarse;  // (B): keys below it, in whole blocks, are read from int8 copies of their pages; or null
     void* mixed;  // (B, T, H, D); zeros at t >= counts[b]
     float* mass;  // (B, G, list_length): what each page got of the row's queries, summed over these and heads; or null
 
     int group() const { return heads / pages->heads; }
     int64_t queries(int64_t b) const { return counts[b] * group(); }  // of one KV head
     int64_t splits(int64_t b) const { return (starts[b] + counts[b] + split_tokens - 1) / split_tokens; }
+    int64_t coarse_pages(int64_t b) const { return coarse && counts[b] ? coarse[b] / block_tokens * block_pages : 0; }
     const int32_t* list(int64_t b, int g) const { return lists + b * row_stride + g * head_stride; }
 };
 

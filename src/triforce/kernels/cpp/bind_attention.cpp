@@ -23,6 +23,16 @@ void check(bool fine, const char* why) {
     if (!fine) refuse(why);
 }
 
+Copies copies_over(const Pages& pages, nb::handle keys, nb::handle values, nb::handle scales) {
+    const int64_t G = pages.heads, P = pages.count, E = pages.page_numbers();
+    int8_t* k = tensor("int8_keys", keys).as<int8_t>({G, P, E});
+    int8_t* v = tensor("int8_values", values).as<int8_t>({G, P, E});
+    prefer_huge_pages(k, G * P * E), prefer_huge_pages(v, G * P * E);
+    auto* s = reinterpret_cast<PageScales*>(tensor("scales", scales).as<float>({G, P, 2}));
+    std::fill_n(s, G * P, PageScales{-1, -1});
+    return {reinterpret_cast<char*>(k), reinterpret_cast<char*>(v), s};
+}
+
 Pages pages_over(nb::handle keys, nb::handle values, int64_t dim) {
     check(dim > 0 && dim % 16 == 0 && dim <= largest_dim, "head_dim must be a multiple of 16, at most 256");
     const Tensor k = tensor("keys", keys), v = tensor("values", values);
@@ -33,7 +43,14 @@ Pages pages_over(nb::handle keys, nb::handle values, int64_t dim) {
     const size_t bytes = static_cast<size_t>(k[0] * k[1] * k[2]) * (k.type == Type::bf16 ? 2 : 4);
     prefer_huge_pages(k.data, bytes), prefer_huge_pages(v.data, bytes);
     return {k.type == Type::bf16, static_cast<int>(k[0]), static_cast<int>(dim), k[1], static_cast<char*>(k.data),
-            static_cast<char*>(v.data)};
+            static_cast<char*>(v.data), {}};
+}
+
+void init_pages(Pages* self, nb::handle keys, nb::handle values, int64_t dim, nb::handle int8_keys,
+                nb::handle int8_values, nb::handle scales) {
+    Pages pages = pages_over(keys, values, dim);
+    if (!scales.is_none()) pages.copies = copies_over(pages, int8_keys, int8_values, scales);
+    new (self) Pages(pages);
 }
 
 Type type_of_pages(const Pages& pages) { return pages.is_bf16 ? Type::bf16 : Type::f32; }
@@ -96,13 +113,13 @@ void move_tokens(const Pages& pages, nb::handle slots, nb::handle k, nb::handle 
     void* k_data = data(k_tensor, type_of_pages(pages), {count, pages.heads, pages.dim});
     void* v_data = data(tensor("v", v), type_of_pages(pages), {count, pages.heads, pages.dim});
     const int64_t* at = checked_slots(pages, slots, count);
-    const WriteKernels& kernels = pages.is_bf16 ? write_bf16() : write_f32();
     nb::gil_scoped_release release;
-    reads ? kernels.read(pages, at, count, k_data, v_data) : kernels.put(pages, at, count, k_data, v_data);
+    reads ? read(pages, at, count, k_data, v_data) : put(pages, at, count, k_data, v_data);
 }
 
 void attend(const Pages& pages, nb::handle q, const std::vector<int64_t>& starts, const std::vector<int64_t>& counts,
-            nb::handle lists, nb::handle mixed, nb::handle mass, nb::handle q_sinks, int64_t sinks, int64_t window) {
+            nb::handle lists, nb::handle mixed, nb::handle mass, nb::handle q_sinks, int64_t sinks, int64_t window,
+            const std::vector<int64_t>& coarse) {
     const Type type = type_of_pages(pages);
     const Tensor q_tensor = tensor("q", q), list_tensor = tensor("lists", lists);
     q_tensor.expect(type, {-1, -1, -1, pages.dim});
@@ -110,6 +127,7 @@ void attend(const Pages& pages, nb::handle q, const std::vector<int64_t>& starts
     const int64_t B = q_tensor[0], T = q_tensor[1], G = pages.heads, P = list_tensor.shape[by_head ? 2 : 1];
     check(static_cast<int64_t>(starts.size()) == B && static_cast<int64_t>(counts.size()) == B,
           "starts and counts must have one number for each row");
+    check(coarse.empty() || coarse.size() == starts.size(), "coarse must have one number for each row, or none");
     Attention call{};
     call.pages = &pages;
     call.rows = B, call.width = T, call.heads = query_heads(pages, q_tensor[2]);
@@ -122,6 +140,7 @@ void attend(const Pages& pages, nb::handle q, const std::vector<int64_t>& starts
     if (!mass.is_none()) call.mass = tensor("mass", mass).as<float>({B, G, P});
     if (!q_sinks.is_none()) call.q_sinks = data(tensor("q_sinks", q_sinks), type, {B, T, call.heads, pages.dim});
     call.sinks = sinks, call.window = window;
+    if (!coarse.empty()) call.coarse = coarse.data();
     check(call);
     nb::gil_scoped_release release;
     run(call);
@@ -141,11 +160,12 @@ void best(nb::handle scores, int64_t start, int64_t stop, nb::handle ids) {
 }  // namespace
 
 void bind_attention(nb::module_& m) {
-    nb::class_<Pages>(m, "Pages", 
-                      "The K and V memory of one layer, (G, pages, 16 * head_dim) each; it stays its owner's.")
-        .def("__init__", [](Pages* self, nb::object keys, nb::object values, int64_t dim) {
-            new (self) Pages(pages_over(keys, values, dim));
-        }, "keys"_a, "values"_a, "head_dim"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+    nb::class_<Pages>(m, "Pages",
+                      "The K and V memory of one layer, (G, pages, 16 * head_dim) each, and room for int8 copies with "
+                      "their scales (G, pages, 2), if there is to be such; it stays its owner's.")
+        .def("__init__", &init_pages, "keys"_a, "values"_a, "head_dim"_a, "int8_keys"_a = nb::none(),
+             "int8_values"_a = nb::none(), "scales"_a = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+             nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>())
         .def("write", &write, "q"_a, "k"_a, "v"_a, "cos"_a, "sin"_a, "positions"_a, "slots"_a, "rotated"_a,
              "positions_to_sinks"_a = nb::none(), "q_sinks"_a = nb::none(),
              "Rotate q (N, H * D) and k to their positions (N) in the tables (S, D / 2), put k and v (N, G * D) into "
@@ -154,9 +174,9 @@ void bind_attention(nb::module_& m) {
         .def("put", &move_tokens<false>, "slots"_a, "k"_a, "v"_a,
              "Copy tokens in, keys rotated before: k and v (N, G, D).")
         .def("attend", &attend, "q"_a, "starts"_a, "counts"_a, "lists"_a, "mixed"_a, "mass"_a = nb::none(),
-             "q_sinks"_a = nb::none(), "sinks"_a = 0, "window"_a = 0,
+             "q_sinks"_a = nb::none(), "sinks"_a = 0, "window"_a = 0, "coarse"_a = std::vector<int64_t>(),
              "Queries (B, T, H, D) over page lists (B, P) or (B, G, P); `mixed` (B, T, H, D) and `mass` (B, G, P) "
-             "are out.");
+             "are out. Keys of row b below coarse[b], in whole blocks of 64, are read from int8 copies.");
     m.def("best", &best, "scores"_a, "start"_a, "stop"_a, "ids"_a,
           "The highest of scores (G, N) in [start, stop): `ids` (G, picks) ascending is out; the lowest among equals.");
 }

@@ -62,6 +62,7 @@ std::vector<Attention> calls(const std::vector<const Pages*>& memory, const Feed
             call.lists = view.lists + i * view.layer_stride;
             call.row_stride = view.row_stride, call.head_stride = view.head_stride, call.list_length = view.list_length;
             call.sinks = view.sinks, call.window = view.window;
+            if (!view.coarse.empty()) call.coarse = view.coarse.data();
             if (feed.mass) call.mass = feed.mass + calls.size() * feed.rows * call.pages->heads * view.list_length;
             calls.push_back(call);
         }

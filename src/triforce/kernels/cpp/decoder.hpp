@@ -23,6 +23,7 @@ struct View {
     int64_t layer_stride, row_stride, head_stride, list_length;
     std::vector<int64_t> starts;  // (B)
     int64_t sinks, window;
+    std::vector<int64_t> coarse;  // (B): see Attention; or empty
 };
 
 /// The new tokens of some rows. Token t of row b is key views[i].starts[b] + t of its lists, so they name its slot too.

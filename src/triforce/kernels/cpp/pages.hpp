@@ -4,6 +4,9 @@
 // a query (keys) or of the attention weights (values):
 //     keys    bf16 [dim / 2][16 tokens][2], float [dim][16 tokens]     a step is one pair of channels (one channel)
 //     values  bf16 [8 pairs of tokens][dim][2], float [16][dim]        a step is one pair of tokens (one token)
+// and its int8 copy likewise:
+//     keys    [dim / 4][16 tokens][4]
+//     values  [4][dim][4 tokens]
 #pragma once
 
 #include <cstddef>
@@ -16,6 +19,18 @@ namespace triforce {
 constexpr int page_size = 16;  // tokens of a page
 constexpr int largest_dim = 256;
 
+/// The scales of an int8 copy of a page, of whose keys each is the nearest multiple of one scale and the largest 127 of
+/// it, and of whose values likewise. Below zero: there is no copy, or the page is another one since.
+struct PageScales {
+    float keys, values;
+};
+
+/// Int8 copies of pages, each in the place that its page has among the others, made when they are first read.
+struct Copies {
+    char *keys, *values;  // [heads][count][page]; or null: there are none
+    PageScales* scales;   // [heads][count]
+};
+
 struct Pages {
     bool is_bf16;
     int heads;      // KV heads
@@ -23,20 +38,21 @@ struct Pages {
     int64_t count;  // of each head; page 0 is scratch: nothing is written to it or read from it
     char* keys;     // [heads][count][page]
     char* values;
+    Copies copies;
 
-    size_t page_bytes() const {
-        return static_cast<size_t>(page_size) * dim * (is_bf16 ? sizeof(bf16) : sizeof(float));
-    }
-    size_t offset(int head, int64_t page) const { return (head * count + page) * page_bytes(); }
+    size_t page_bytes() const { return page_numbers() * (is_bf16 ? sizeof(bf16) : sizeof(float)); }
+    int page_numbers() const { return page_size * dim; }
+    int64_t index(int head, int64_t page) const { return head * count + page; }
 
     template <class T>
     T* keys_of(int head, int64_t page) const {
-        return reinterpret_cast<T*>(keys + offset(head, page));
+        return reinterpret_cast<T*>(sizeof(T) == 1 ? copies.keys : keys) + index(head, page) * page_numbers();
     }
     template <class T>
     T* values_of(int head, int64_t page) const {
-        return reinterpret_cast<T*>(values + offset(head, page));
+        return reinterpret_cast<T*>(sizeof(T) == 1 ? copies.values : values) + index(head, page) * page_numbers();
     }
+    PageScales& scales_of(int head, int64_t page) const { return copies.scales[index(head, page)]; }
 };
 
 /// Where channel `d` of the token at `at` lies in a page of keys.

@@ -5,13 +5,40 @@
 #include "threads.hpp"
 
 namespace triforce {
+namespace {
+
+const WriteKernels& kernels_of(const Pages& pages) { return pages.is_bf16 ? write_bf16() : write_f32(); }
+
+/// Int8 copies of pages that are written to are none any more.
+void drop_copies(const Pages& pages, const int64_t* slots, int64_t count) {
+    if (!pages.copies.scales) return;
+    for (int64_t i = 0; i < count; i++)
+        for (int head = 0; head < pages.heads; head++) pages.scales_of(head, slots[i] / page_size).keys = -1;
+}
+
+}  // namespace
 
 void run(const NewTokens& tokens) {
     constexpr int64_t at_once = 32;  // a few microseconds of work
-    const WriteKernels& kernels = tokens.pages->is_bf16 ? write_bf16() : write_f32();
+    const WriteKernels& kernels = kernels_of(*tokens.pages);
+    drop_copies(*tokens.pages, tokens.slots, tokens.count);
     parallel(static_cast<int>((tokens.count + at_once - 1) / at_once), [&](int64_t job) {
         kernels.write(tokens, job * at_once, std::min((job + 1) * at_once, tokens.count));
     });
+}
+
+void read(const Pages& pages, const int64_t* slots, int64_t count, void* k, void* v) {
+    kernels_of(pages).read(pages, slots, count, k, v);
+}
+
+void put(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v) {
+    drop_copies(pages, slots, count);
+    kernels_of(pages).put(pages, slots, count, k, v);
+}
+
+void make_copies(const Pages& pages, int head, const int32_t* list, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (pages.scales_of(head, list[i]).keys < 0) kernels_of(pages).copy(pages, head, list[i]);
 }
 
 }  // namespace triforce

@@ -30,11 +30,17 @@ struct WriteKernels {
     /// Values (count, G, D) of the pages' type from their places, and back.
     void (*read)(const Pages& pages, const int64_t* slots, int64_t count, void* k, void* v);
     void (*put)(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v);
+    /// An int8 copy of a page.
+    void (*copy)(const Pages& pages, int head, int64_t page);
 };
 TF_KERNEL_TABLE(WriteKernels, write_bf16)
 TF_KERNEL_TABLE(WriteKernels, write_f32)
 
 /// Rounds once, after the rotation, which is computed as rope.py does: the same bits in float32.
 void run(const NewTokens& tokens);
+void read(const Pages& pages, const int64_t* slots, int64_t count, void* k, void* v);
+void put(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v);
+/// Int8 copies of those of a head's pages that have none.
+void make_copies(const Pages& pages, int head, const int32_t* list, int64_t count);
 
 }  // namespace triforce

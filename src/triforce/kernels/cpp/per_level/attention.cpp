@@ -1,5 +1,6 @@
 #include "../attention.hpp"
 
+#include "int8_block.hpp"
 #include "key_edge.hpp"
 
 namespace triforce::TF_LEVEL {
@@ -29,6 +30,20 @@ void pack(const Attention& call, const void* q, const Queries& queries, int firs
     }
 }
 
+/// Queries rounded to int8, and their scales.
+template <class T>
+void pack_int8(const Attention& call, const Queries& queries, int first, int height, uint32_t* quads, float* scales) {
+    const int dim = call.pages->dim;
+    for (int r = 0; r < height; r++) {
+        const T* from = query<T>(call, call.q, queries, first + r);
+        alignas(64) int8_t rounded[largest_dim];
+        scales[r] = scale_of(from, dim);
+        quantise(from, dim, scales[r], rounded);
+        for (int step = 0; step < dim / 4; step++)
+            __builtin_memcpy(quads + step * height + r, rounded + step * 4, sizeof(uint32_t));
+    }
+}
+
 template <class T>
 class Scan {
   public:
@@ -41,22 +56,29 @@ class Scan {
         int64_t first, last;
     };
 
-    KeyBlock<T> block_at(int64_t page) const;
-    void look_ahead(int tile, const KeyBlock<T>& next, KeyBlock<T>& block) const;
+    template <class P>
+    void scan(int64_t page, int64_t last);
+    template <class P>
+    KeyBlock<P> block_at(int64_t page, int64_t last) const;
+    template <class P>
+    void look_ahead(int tile, const KeyBlock<P>& next, KeyBlock<P>& block) const;
     bool sees_nothing(const Span& places, int64_t token) const;
     bool sees_all(const Span& places, int64_t token) const;
     Sights sights(int64_t place, int64_t token) const;
-    void attend(const Tile& tile, const Span& places, int first, const KeyBlock<T>& block, int64_t page);
+    void attend(int tile, const KeyBlock<T>& block, int64_t page);
+    void attend(int tile, const KeyBlock<int8_t>& block, int64_t page);
 
     const Attention& call_;
     const Queries& queries_;
     const int32_t* list_;
-    int64_t first_page_, last_page_;
+    int64_t first_page_, coarse_page_, last_page_;  // int8 copies are read before coarse_page_
     int tiles_;
     Tile tile_[group_queries];
     int first_[group_queries + 1];
     alignas(64) uint32_t words_[group_floats];
     alignas(64) uint32_t words_of_sinks_[group_floats];
+    alignas(64) uint32_t quads_[group_floats / 4];
+    float scales_[group_queries];
 };
 
 template <class T>
@@ -66,6 +88,7 @@ Scan<T>::Scan(const Attention& call, const Queries& queries, int64_t split, cons
     const int64_t seen = place(call, queries, n - 1) / page_size + 1;
     first_page_ = split * split_pages;
     last_page_ = smaller(first_page_ + split_pages, seen);
+    coarse_page_ = smaller(call.coarse_pages(queries.b), last_page_);
     const float scale = 1.44269504f / __builtin_sqrtf(static_cast<float>(dim));
     for (int i = 0; i < n * dim; i += 16) store(to.mixed + i, zero());
     for (int i = 0; i < n * split_pages; i += 16) store(sums + i, zero());
@@ -78,22 +101,26 @@ Scan<T>::Scan(const Attention& call, const Queries& queries, int64_t split, cons
         first_[i] = first;
         pack<T>(call, call.q, queries, first, height, words_ + first * words);
         if (call.q_sinks) pack<T>(call, call.q_sinks, queries, first, height, words_of_sinks_ + first * words);
+        if (first_page_ < coarse_page_)
+            pack_int8<T>(call, queries, first, height, quads_ + first * dim / 4, scales_ + first);
     }
 }
 
 template <class T>
-KeyBlock<T> Scan<T>::block_at(int64_t page) const {
-    KeyBlock<T> block{};
-    for (int p = 0; p < smaller(block_pages, last_page_ - page); p++) {
-        block.keys[p] = call_.pages->keys_of<T>(queries_.g, list_[page + p]);
-        block.values[p] = call_.pages->values_of<T>(queries_.g, list_[page + p]);
+template <class P>
+KeyBlock<P> Scan<T>::block_at(int64_t page, int64_t last) const {
+    KeyBlock<P> block{};
+    for (int p = 0; p < smaller(block_pages, last - page); p++) {
+        block.keys[p] = call_.pages->keys_of<P>(queries_.g, list_[page + p]);
+        block.values[p] = call_.pages->values_of<P>(queries_.g, list_[page + p]);
     }
     return block;
 }
 
 /// Tile i is in charge of every tiles_-th page of the next block.
 template <class T>
-void Scan<T>::look_ahead(int tile, const KeyBlock<T>& next, KeyBlock<T>& block) const {
+template <class P>
+void Scan<T>::look_ahead(int tile, const KeyBlock<P>& next, KeyBlock<P>& block) const {
     for (int p = 0; p < block_pages; p++) {
         const bool fetches = p % tiles_ == tile && next.keys[p];
         block.keys_ahead[p] = (fetches ? next : block).keys[p];
@@ -126,39 +153,47 @@ Sights Scan<T>::sights(int64_t place, int64_t token) const {
 }
 
 template <class T>
-void Scan<T>::attend(const Tile& tile, const Span& places, int first, const KeyBlock<T>& block, int64_t page) {
-    using Whole = void (*)(const Tile&, const KeyBlock<T>&, int);
-    static constexpr Whole whole[] = {
-        attend_block<T, 1>, attend_block<T, 2>,
-#if TF_SIMD_AVX2 || TF_SIMD_AVX512
-        attend_block<T, 3>,
-#endif
-#if TF_SIMD_AVX512
-        attend_block<T, 4>, attend_block<T, 5>, attend_block<T, 6>,
-#endif
-    };
-    static_assert(sizeof whole / sizeof *whole == tallest_tile);
+void Scan<T>::attend(int i, const KeyBlock<T>& block, int64_t page) {
+    const Tile& tile = tile_[i];
     const int64_t token = page * page_size;
-    const int in_split = static_cast<int>(page - first_page_);
+    const int in_split = static_cast<int>(page - first_page_), last = first_[i] + tile.height - 1;
+    const Span places{place(call_, queries_, first_[i]), place(call_, queries_, last)};
     if (sees_nothing(places, token)) return;
-    if (sees_all(places, token)) return whole[tile.height - 1](tile, block, in_split);
+    if (sees_all(places, token))
+        return by_height(tile.height, [&](auto rows) { attend_block<T, rows.count>(tile, block, in_split); });
     for (int r = 0; r < tile.height; r++)
-        attend_edge<T>(tile, r, block, sights(place(call_, queries_, first + r), token), in_split);
+        attend_edge<T>(tile, r, block, sights(place(call_, queries_, first_[i] + r), token), in_split);
+}
+
+/// All queries see the block whole: it lies before the first of them.
+template <class T>
+void Scan<T>::attend(int i, const KeyBlock<int8_t>& block, int64_t page) {
+    const Int8Queries queries{quads_ + first_[i] * call_.pages->dim / 4, scales_ + first_[i]};
+    PageScales scales[block_pages];
+    for (int p = 0; p < block_pages; p++) scales[p] = call_.pages->scales_of(queries_.g, list_[page + p]);
+    by_height(tile_[i].height, [&](auto rows) {
+        attend_int8<rows.count>(tile_[i], queries, block, scales, static_cast<int>(page - first_page_));
+    });
+}
+
+template <class T>
+template <class P>
+void Scan<T>::scan(int64_t page, int64_t last) {
+    KeyBlock<P> block = block_at<P>(page, last);
+    for (; page < last; page += block_pages) {
+        const KeyBlock<P> next = block_at<P>(page + block_pages, last);
+        for (int i = 0; i < tiles_; i++) {
+            look_ahead(i, next, block);
+            attend(i, block, page);
+        }
+        block = next;
+    }
 }
 
 template <class T>
 void Scan<T>::run() {
-    KeyBlock<T> block = block_at(first_page_);
-    for (int64_t page = first_page_; page < last_page_; page += block_pages) {
-        const KeyBlock<T> next = block_at(page + block_pages);
-        for (int i = 0; i < tiles_; i++) {
-            const int last = first_[i] + tile_[i].height - 1;
-            const Span places{place(call_, queries_, first_[i]), place(call_, queries_, last)};
-            look_ahead(i, next, block);
-            attend(tile_[i], places, first_[i], block, page);
-        }
-        block = next;
-    }
+    scan<int8_t>(first_page_, coarse_page_);
+    scan<T>(coarse_page_ > first_page_ ? coarse_page_ : first_page_, last_page_);
 }
 
 template <class T>

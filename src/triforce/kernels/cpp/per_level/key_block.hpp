@@ -129,6 +129,18 @@ TF_INLINE void by_columns(int dim, Body body) {
     }
 }
 
+template <int R>
+struct Rows {
+    static constexpr int count = R;
+};
+
+/// Calls body(Rows<height>).
+template <int R = 1, class Body>
+TF_INLINE void by_height(int height, Body body) {
+    if (height == R) return body(Rows<R>{});
+    if constexpr (R < tallest_tile) by_height<R + 1>(height, body);
+}
+
 /// A block that all queries of the tile see whole. `page`: where it begins in the split.
 template <class T, int R>
 void attend_block(const Tile& tile, const KeyBlock<T>& block, int page) {

@@ -1,6 +1,6 @@
 #include "../write.hpp"
 
-#include "simd.hpp"
+#include "quantise.hpp"
 
 namespace triforce::TF_LEVEL {
 namespace {
@@ -82,9 +82,36 @@ void put(const Pages& pages, const int64_t* slots, int64_t count, const void* k,
     }
 }
 
+/// `rows` rows of `columns` quads, out of as many runs of rows that hold parts of quads: words of one number or two.
+template <class T>
+void weave(const int8_t* from, int rows, int columns, int8_t* to) {
+    constexpr int word = sizeof(uint32_t) / sizeof(T), words = 4 / word;
+    for (int row = 0; row < rows; row++)
+        for (int column = 0; column < columns; column++)
+            for (int i = 0; i < words; i++, to += word)
+                __builtin_memcpy(to, from + ((row * words + i) * columns + column) * word, word);
+}
+
+template <class T>
+float copy(const T* numbers, int count, int rows, int8_t* to) {
+    alignas(64) int8_t plain[page_size * largest_dim];
+    const float scale = scale_of(numbers, count);
+    quantise(numbers, count, scale, plain);
+    weave<T>(plain, rows, count / rows / 4, to);
+    return scale;
+}
+
+template <class T>
+void copy(const Pages& pages, int head, int64_t page) {
+    PageScales& scales = pages.scales_of(head, page);
+    const int n = pages.page_numbers();
+    scales.values = copy(pages.values_of<T>(head, page), n, page_size / 4, pages.values_of<int8_t>(head, page));
+    scales.keys = copy(pages.keys_of<T>(head, page), n, pages.dim / 4, pages.keys_of<int8_t>(head, page));
+}
+
 }  // namespace
 
-const WriteKernels write_bf16 = {write<bf16>, read<bf16>, put<bf16>};
-const WriteKernels write_f32 = {write<float>, read<float>, put<float>};
+const WriteKernels write_bf16 = {write<bf16>, read<bf16>, put<bf16>, copy<bf16>};
+const WriteKernels write_f32 = {write<float>, read<float>, put<float>, copy<float>};
 
 }  // namespace triforce::TF_LEVEL
