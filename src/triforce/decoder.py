@@ -24,12 +24,16 @@ class View(Protocol):
 
 
 class Decoder:
-    """A model without its cache: weights of one dtype on one device, never trained."""
+    """A model without its cache: weights of one dtype on one device, never trained.
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    `int8`: they are rounded to that, which is only for tiers whose tokens are verified. Raises RequestError where the
+    kernels cannot do it.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights, int8: bool = False) -> None:
         self.config = config
         self.device, self.dtype = weights.embedding_VC.device, weights.embedding_VC.dtype
-        self.model = kernels.model(config, weights)
+        self.model = kernels.model(config, weights, int8)
 
     # Not inference_mode: what a caller keeps from a pass may later be changed in place outside of it.
     @torch.no_grad()

@@ -23,11 +23,19 @@ class Models:
 
     target: Decoder
     draft: Decoder | None = None
+    lower: Decoder | None = None
+    """What the lower tiers take for the target; None: itself."""
+
+
+LOWER_TIERS = ("same", "int8")
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How to speculate: the lowest tier proposes `gamma_1` tokens at a time, the middle one gathers `gamma_2`."""
+    """How to speculate: the lowest tier proposes `gamma_1` tokens at a time, the middle one gathers `gamma_2`.
+
+    `lower_tiers`: one of `LOWER_TIERS`, how the target's lower views read committed KV: as it is, or as int8.
+    """
 
     gamma_1: int = 2
     gamma_2: int = 6
@@ -35,6 +43,7 @@ class Speculation:
     retrieval: Setting = field(default_factory=Setting)
     sinks: int = PAGE
     window: int = 496
+    lower_tiers: str = "same"
 
     def __post_init__(self) -> None:
         if self.selection not in POLICIES:
@@ -42,11 +51,25 @@ class Speculation:
         for name in ("gamma_1", "gamma_2"):
             if not (isinstance(getattr(self, name), int) and 1 <= getattr(self, name) <= 32):
                 raise RequestError(f"{name} is {getattr(self, name)}; give 1 to 32 tokens.")
+        if self.lower_tiers not in LOWER_TIERS:
+            raise RequestError(f"lower_tiers {self.lower_tiers!r} is not known; choose from {', '.join(LOWER_TIERS)}.")
+        if self.int8 and self.retrieval.chunk % PAGE:
+            raise RequestError(f"chunk is {self.retrieval.chunk}; int8 is of whole pages: give a multiple of {PAGE}.")
+
+    @property
+    def int8(self) -> bool:
+        return self.lower_tiers == "int8"
 
     @property
     def reach(self) -> int:
         """Positions that the tiers may use beyond the last token asked for."""
         return 2 * (self.gamma_1 + self.gamma_2 + 2)
+
+
+def pool(target: Decoder, setting: Speculation, rows: int, pages: int) -> Pool:
+    """KV memory that all views of a target can share."""
+    unit = gcd(setting.retrieval.chunk, PAGE)
+    return Pool(target.config, rows, pages, target.dtype, target.device, unit, setting.int8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +86,10 @@ class Rows:
 
     def full(self) -> Full:
         """The target's exact view, over a pool of its own or the one in `memory`."""
-        pool = (
-            self.memory.pool
-            if self.memory
-            else Pool(
-                self.models.target.config,
-                len(self.capacities),
-                sum(map(pages_for, self.capacities)),
-                self.models.target.dtype,
-                self.models.target.device,
-                gcd(self.setting.retrieval.chunk, PAGE),
-            )
-        )
+        pages = sum(map(pages_for, self.capacities))
+        full = self.memory or Full(pool(self.models.target, self.setting, len(self.capacities), pages))
         for b, capacity in enumerate(self.capacities):
-            pool.reserve(b, capacity)
-        full = self.memory or Full(pool)
+            full.pool.reserve(b, capacity)
         full.grain = 0  # until a view selects by what it saw
         return full
 
@@ -86,7 +98,7 @@ class Rows:
 
     def middle(self, full: Full, policy: Policy, name: str, below: Proposer | None = None) -> Tier[Retrieval]:
         view = Retrieval(full, policy, self.setting.retrieval)
-        return Tier(name, self.models.target, view, self.setting.gamma_2, below)
+        return Tier(name, self.models.lower or self.models.target, view, self.setting.gamma_2, below)
 
     def lowest(self) -> Tier[Streaming]:
         """The draft model, through sinks and a window."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from triforce import kernels
@@ -54,8 +55,9 @@ class LLM:
     None is `triforce` with a draft, else `retrieval`. coupling: `seeded` or `rejection`. gamma_1, gamma_2: tokens that
     the lowest tier proposes at a time, and that the middle one gathers. budget: KV tokens of the retrieval tier, or a
     share of the context ("3%"). chunk: tokens that are selected together. refresh: verifications between selections;
-    0 is once, "auto" after a refusal. full_layers: first layers that the retrieval tier sees in full. Raises
-    ModelError or RequestError.
+    0 is once, "auto" after a refusal. full_layers: first layers that the retrieval tier sees in full. lower_tiers:
+    "int8" has the tiers below the full one read weights, and committed KV of the target, as int8 copies; "same" does
+    not. Raises ModelError or RequestError.
     """
 
     def __init__(
@@ -75,18 +77,20 @@ class LLM:
         selection: str = "observed",
         refresh: str | int = 1,
         full_layers: int = 0,
+        lower_tiers: str = "same",
     ) -> None:
         retrieval = Setting.parse(budget, chunk, refresh, full_layers)
-        self.speculation = Speculation(gamma_1, gamma_2, selection, retrieval)
+        self.speculation = Speculation(gamma_1, gamma_2, selection, retrieval, lower_tiers=lower_tiers)
         self.coupling = known("coupling", coupling, COUPLINGS)
         known("mode", mode or "ar", MODES)
         model = SHIPPED[0] if model is None else model
-        self.target = load(model, device=device, dtype=dtype, context=context)
+        read = partial(load, device=device, dtype=dtype, int8=self.speculation.int8)
+        self.target = read(model, context=context)
         draft = draft_for(model) if draft == "auto" else draft
-        self.draft = load(draft, device=device, dtype=dtype) if draft is not None else None
+        self.draft = read(draft) if draft is not None else None
         if self.draft:
             _require_same_vocabulary(self.target, self.draft)
-        self.models = Models(self.target.decoder, self.draft.decoder if self.draft else None)
+        self.models = Models(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower)
         self.tokenizer = self.target.tokenizer
         self.mode = mode or ("triforce" if self.draft else "retrieval")
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from triforce.cache import Full, Pool
+from triforce.cache import Full
 from triforce.cache.full import TAIL
 from triforce.cache.pool import pages_for
 from triforce.completion import Piece
 from triforce.errors import RequestError
+from triforce.ladder import pool
 from triforce.llm import LLM, OnPrefill
 from triforce.request import RequestOutput, SamplingParams
 
@@ -22,9 +23,9 @@ class Session:
         self.llm = llm
         target = llm.models.target
         capacity = target.config.context + llm.speculation.reach
-        pool = Pool(target.config, 1, pages_for(capacity), target.dtype, target.device)
-        pool.reserve(0, capacity)
-        self._memory = Full(pool)
+        memory = pool(target, llm.speculation, 1, pages_for(capacity))
+        memory.reserve(0, capacity)
+        self._memory = Full(memory)
         self._seen: list[int] = []
 
     def ask(

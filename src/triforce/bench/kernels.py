@@ -39,8 +39,9 @@ def rows(contexts: Sequence[int], shape_names: Sequence[str]) -> Iterator[Row]:
     yield {"kernel": "read", "gb_per_second": bandwidth, "fraction": 1.0}
     for name in shape_names:
         decoder = shapes.decoder(name, max(contexts) + 64)
+        lower = shapes.decoder(name, max(contexts) + 64, int8=True) if extension.native else None
         for context in contexts:
-            yield from _steps(name, decoder, context, bandwidth)
+            yield from _steps(name, decoder, lower, context, bandwidth)
     yield from _prefill(bandwidth)
     for vocab in (8192, 128_256):
         yield from _sampler(vocab)
@@ -72,10 +73,10 @@ def _row(kernel: str, took: float, moved: int, bandwidth: float, **more: Any) ->
     }  # fmt: skip
 
 
-def _steps(name: str, decoder: Decoder, context: int, bandwidth: float) -> Iterator[Row]:
-    """Passes of a whole decoder: over the full cache at each width, and over a budget."""
+def _steps(name: str, decoder: Decoder, lower: Decoder | None, context: int, bandwidth: float) -> Iterator[Row]:
+    """Passes of a whole decoder: over the full cache at each width, and over a budget, in int8 too if it can be."""
     config, size = decoder.config, decoder.dtype.itemsize
-    pool = Pool(config, 1, pages_for(context + 64), decoder.dtype)
+    pool = Pool(config, 1, pages_for(context + 64), decoder.dtype, int8=lower is not None)
     pool.reserve(0, context + 64)
     full = Full(pool)
     full.grain = 0
@@ -89,20 +90,25 @@ def _steps(name: str, decoder: Decoder, context: int, bandwidth: float) -> Itera
     took = seconds(partial(_pass, decoder, few, 1))
     moved = weights + shapes.kv_bytes(config, BUDGET, size)
     yield _row("retrieval step", took, moved, bandwidth, shape=name, context=context, width=1)
+    if lower:
+        took = seconds(partial(_pass, lower, _Few(pool, BUDGET, coarse=BUDGET - PAGE), 1))
+        moved = shapes.weight_bytes(config, 1) + shapes.kv_bytes(config, BUDGET, 1)
+        yield _row("retrieval step, int8", took, moved, bandwidth, shape=name, context=context, width=1)
 
 
 class _Few(Full):
     """A view of `budget` tokens, in pages spread over the context, another list for each KV head."""
 
-    def __init__(self, pool: Pool, budget: int) -> None:
+    def __init__(self, pool: Pool, budget: int, coarse: int = 0) -> None:
         super().__init__(pool, grain=0)
+        self._coarse = [coarse] if coarse else []
         length, pages = int(pool.lengths_B[0]), budget // PAGE - 1
         dice = torch.Generator().manual_seed(0)
         picks_GP = torch.stack([torch.randperm(length // PAGE, generator=dice) for _ in range(pool.config.kv_heads)])
         self._units = torch.cat([picks_GP[:, :pages].sort(1).values, picks_GP[:, -1:]], 1)[None].int() + 1
 
     def begin(self, counts_B: Tensor, width: int) -> None:
-        lists = Lists(self._units, [self._units.shape[2] * PAGE - width], counts_B.tolist())
+        lists = Lists(self._units, [self._units.shape[2] * PAGE - width], counts_B.tolist(), coarse=self._coarse)
         self._pass = Pass([int(self.lengths_B)], [(self.pool.config.layers, lists)])
 
 

@@ -34,7 +34,7 @@ SHAPES = {
 """`30m` has the paper's kind of attention, a KV head for each query head: 16 KiB of KV per token in bfloat16."""
 
 
-def decoder(name: str, context: int, dtype: torch.dtype = torch.bfloat16) -> Decoder:
+def decoder(name: str, context: int, dtype: torch.dtype = torch.bfloat16, int8: bool = False) -> Decoder:
     """A model of one of the `SHAPES`, for so many positions."""
     shape = SHAPES[name]
     C, D = shape.hidden, shape.head_dim
@@ -61,6 +61,7 @@ def decoder(name: str, context: int, dtype: torch.dtype = torch.bfloat16) -> Dec
     return Decoder(
         config,
         Weights(embedding_VC, tuple(layer() for _ in range(shape.layers)), torch.ones(C, dtype=dtype), embedding_VC),
+        int8,
     )
 
 

@@ -54,12 +54,21 @@ class Synthetic:
 
 
 def rows(
-    contexts: Sequence[int], outer: float, inner: float, gammas: tuple[int, int], budget: int, tokens: int, repeats: int
+    contexts: Sequence[int],
+    outer: float,
+    inner: float,
+    gammas: tuple[int, int],
+    budget: int,
+    tokens: int,
+    repeats: int,
+    lower_tiers: str = "same",
 ) -> Iterator[Row]:
     """Plain decoding and TriForce on the `30m` shape, per context: `outer` and `inner` are kept shares per token."""
     longest = max(contexts) + 2 * tokens
-    models = Models(shapes.decoder("30m", longest), shapes.decoder("30m-draft", longest))
-    setting = Speculation(*gammas, retrieval=Setting(Budget(budget)))
+    setting = Speculation(*gammas, retrieval=Setting(Budget(budget)), lower_tiers=lower_tiers)
+    lower = shapes.decoder("30m", longest, int8=True) if setting.int8 else None
+    draft = shapes.decoder("30m-draft", longest, int8=setting.int8)
+    models = Models(shapes.decoder("30m", longest), draft, lower)
     for context in contexts:
         seconds: dict[str, list[float]] = {"ar": [], "triforce": []}
         passes = 0

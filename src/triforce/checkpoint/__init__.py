@@ -31,6 +31,8 @@ class Checkpoint:
     path: Path
     config: ModelConfig
     decoder: Decoder
+    lower: Decoder
+    """The same one, or one with weights rounded to int8, for tiers whose tokens are verified."""
     tokenizer: Tokenizer | None
     fingerprint: str
     """Hex digest: two models with the same one compute the same keys and values."""
@@ -42,12 +44,13 @@ def load(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     context: int | None = None,
+    int8: bool = False,
 ) -> Checkpoint:
     """Read a Hugging Face folder or hub name. No code of the repository is run.
 
     `device` "auto" is cuda where present; `dtype` "auto" is bfloat16, or float32 on a CPU for whose model there are no
-    native kernels; `context` is in tokens (None: what the config says). Raises ModelError saying what is wrong and what
-    to do.
+    native kernels; `context` is in tokens (None: what the config says); `int8` is for `Checkpoint.lower`. Raises
+    ModelError, or RequestError for int8, saying what is wrong and what to do.
     """
     place = resolve_device(device)
     folder = model_folder(name_or_path)
@@ -57,7 +60,9 @@ def load(
     config = model_config(hf, vocab_size=vocab_size, context=context, device=place)
     precision = resolve_dtype(dtype, place, config)
     weights = read_weights(folder, config, rows=hf.vocab_size, device=place, dtype=precision)
-    return Checkpoint(folder, config, Decoder(config, weights), tokenizer, fingerprint(config, weights))
+    decoder = Decoder(config, weights)
+    lower = Decoder(config, weights, int8=True) if int8 else decoder
+    return Checkpoint(folder, config, decoder, lower, tokenizer, fingerprint(config, weights))
 
 
 def fingerprint(config: ModelConfig, weights: Weights) -> str:

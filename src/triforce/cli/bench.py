@@ -60,9 +60,11 @@ def _speed(options: Namespace) -> Any:
     if options.synthetic:
         outer, inner = options.synthetic
         gammas, tokens = (options.gamma_1, options.gamma_2), options.tokens
-        return synthetic.rows(options.contexts, outer, inner, gammas, int(options.budget), tokens, options.repeats)
+        return synthetic.rows(
+            options.contexts, outer, inner, gammas, int(options.budget), tokens, options.repeats, options.lower_tiers
+        )
     draft = None if options.draft == NO_DRAFT else options.draft
-    names = ("device", "dtype", "gamma_1", "gamma_2", "budget")
+    names = ("device", "dtype", "gamma_1", "gamma_2", "budget", "lower_tiers")
     llm = LLM(options.model, draft, **{name: getattr(options, name) for name in names})
     ids = _ids(llm, options.texts, max(options.contexts))
     plan = speed.Plan(options.contexts, options.temperatures, modes, options.top_p, options.tokens, options.repeats)

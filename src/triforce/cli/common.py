@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from triforce.llm import LLM
 
 PLACEMENT = ("device", "dtype", "context")
-SPECULATION = ("mode", "coupling", "gamma_1", "gamma_2", "budget", "chunk", "selection", "refresh", "full_layers")
+SPECULATION = (
+    "mode", "coupling", "gamma_1", "gamma_2", "budget", "chunk", "selection", "refresh", "full_layers", "lower_tiers"
+)  # fmt: skip
 COLORS = {"lookup": 35, "draft": 32, "streaming": 33, "retrieval": 36, "full": 31}  # by tier; ANSI foregrounds
 
 

@@ -29,16 +29,22 @@ def run(options: Namespace) -> int:
     dtype = resolve_dtype(options.dtype, device, config)
     count = parameters(config)
     weights, precision = count * dtype.itemsize, str(dtype).removeprefix("torch.")
-    row = kv_bytes(config, dtype.itemsize)
+    row, copies, copied = kv_bytes(config, dtype.itemsize), 0, 0.0
+    if options.lower_tiers == "int8":
+        copies, copied = int8_weights(config), int8_kv_bytes(config)
     free = available(device)
     for name, value in {
         "model": str(options.model or folder),
         "architecture": _architecture(hf.model_type, config),
-        "parameters": f"{count / 1e6:,.1f} million: {size(weights)} as {precision}",
-        "KV cache": f"{size(row)} per token",
-        **{f"  {n:>9,} tokens": size(n * row) for n in (*(n for n in LENGTHS if n < config.context), config.context)},
+        "parameters": f"{count / 1e6:,.1f} million: {size(weights)} as {precision}" + _and(copies),
+        "KV cache": f"{size(row)} per token" + _and(copied),
+        **{
+            f"  {n:>9,} tokens": size(n * (row + copied))
+            for n in (*(n for n in LENGTHS if n < config.context), config.context)
+        },
         "memory free": f"{size(free)} on {device}" if free else "unknown",
-        "fits": f"{max(free - weights, 0) // row:,} tokens beside the weights, of all texts together"
+        "fits": f"{int(max(free - weights - copies, 0) // (row + copied)):,} tokens beside the weights, of all texts "
+        "together"
         if free
         else "unknown",
     }.items():
@@ -58,6 +64,21 @@ def parameters(config: ModelConfig) -> int:
 def kv_bytes(config: ModelConfig, itemsize: int) -> int:
     """Bytes of keys and values of one token."""
     return 2 * config.layers * config.kv_heads * config.head_dim * itemsize
+
+
+def int8_weights(config: ModelConfig) -> int:
+    """Bytes of the matrices as int8, each output with a scale in float32."""
+    C, I, D = config.hidden_size, config.intermediate_size, config.head_dim  # noqa: E741
+    Q, P = config.heads * D, config.kv_heads * D
+    layer = 2 * C * (Q + P) + 3 * C * I + 4 * (Q + 2 * P + 2 * C + 2 * I)
+    return config.layers * layer + config.vocab_size * (C + 4)
+
+
+def int8_kv_bytes(config: ModelConfig) -> float:
+    """Bytes of the int8 copies of one token: each page has two scales in float32 for each layer and KV head."""
+    from triforce.kernels import PAGE
+
+    return kv_bytes(config, 1) + 2 * 4 * config.layers * config.kv_heads / PAGE
 
 
 def available(device: torch.device) -> int:
@@ -80,6 +101,10 @@ def size(n: float) -> str:
             return f"{n:.0f} {unit}" if unit == "bytes" or n == int(n) else f"{n:.1f} {unit}"
         n /= 1024
     return f"{n:.1f} TiB"
+
+
+def _and(copy: float) -> str:
+    return f", and {size(copy)} as int8" if copy else ""
 
 
 def _architecture(model_type: str, config: ModelConfig) -> str:

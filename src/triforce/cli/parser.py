@@ -13,6 +13,7 @@ from triforce.request import SamplingParams
 MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "lookup")
 SELECTIONS = ("observed", "mean_key", "quest")
 COUPLINGS = ("seeded", "rejection")
+LOWER_TIERS = ("same", "int8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 NO_DRAFT = "none"
 DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
@@ -115,6 +116,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
 
 def _info(parser: argparse.ArgumentParser) -> None:
     _model(parser)
+    _lower_tiers(parser)
     _placement(parser)
 
 
@@ -153,6 +155,7 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     add("--gamma-1", type=int, default=2, metavar="N", help=_help("tokens the draft guesses at a time"))
     add("--gamma-2", type=int, default=6, metavar="N", help=_help("tokens the retrieval tier guesses at a time"))
     add("--budget", default="2048", metavar="N|P%", help="tokens the retrieval tier sees (default: 2048)")
+    _lower_tiers(speed)
     add(
         "--synthetic",
         type=_list(float),
@@ -193,6 +196,11 @@ def _draft(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--draft", default="auto", metavar="MODEL", help=text)
 
 
+def _lower_tiers(parser: argparse._ActionsContainer) -> None:
+    text = "what the tiers below the full one read: the same weights and KV, or int8 copies, half as large or less"
+    parser.add_argument("--lower-tiers", choices=LOWER_TIERS, default="same", help=_help(text))
+
+
 def _placement(parser: argparse._ActionsContainer, *, context: bool = True) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: cuda where present)")
     parser.add_argument(
@@ -225,6 +233,7 @@ def _engine(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=_help("first layers in which the retrieval tier sees all"),
     )
+    _lower_tiers(group)
     add("--coupling", choices=COUPLINGS, default="seeded", help=_help("how guesses are verified"))
     _placement(group)
 
