@@ -108,6 +108,11 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "saved cache of another model": (of_another_model, "another model"),
     "context that the model does not have": (lambda here: ["--context", "100000"], "--context"),
     "mode that needs a draft": (lambda here: ["--mode", "triforce", "--draft", "none"], "--draft"),
+    "int8 of parts of pages": (lambda here: ["--lower-tiers", "int8", "--chunk", "24"], "multiple of 16"),
+    "int8 of what has no native kernels": (
+        lambda here: ["--lower-tiers", "int8", "--dtype", "float16"],
+        "--lower-tiers same",
+    ),
     "bias of a token that does not exist": (lambda here: ["--logit-bias", "9999=1"], "9999"),
 }
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from triforce.engine import Batch, Job
+from triforce.kernels import extension
 from triforce.ladder import MODES, Speculation, ar
 from triforce.llm import LLM
 from triforce.request import SamplingParams
@@ -98,6 +99,13 @@ def test_a_few_texts_are_those_of_plain_decoding(
     llm: LLM, prompts: list[list[int]], mode: str, temperature: float
 ) -> None:
     check(llm, [prompts[4], prompts[17], prompts[31]], mode, temperature, tokens=32, rows=3)
+
+
+@pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("mode", ["retrieval", "triforce"])
+def test_a_few_texts_with_int8_in_the_lower_tiers(prompts: list[list[int]], mode: str, temperature: float) -> None:
+    check(LLM(budget=256, lower_tiers="int8"), [prompts[17], prompts[31]], mode, temperature, tokens=32, rows=2)
 
 
 @pytest.mark.slow

@@ -21,9 +21,9 @@ CONTEXT = 640
 MODES = ["ar", "draft", "retrieval", "streaming", "triforce", "lookup"]
 
 
-def checkpoints(folder: Path) -> tuple[Path, Path]:
-    """A target and a draft in a folder."""
-    draft_size = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1)
+def checkpoints(folder: Path, **draft: Any) -> tuple[Path, Path]:
+    """A target and a draft in a folder; the draft's heads are too small for native kernels, unless changed."""
+    draft_size = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1) | draft
     for name, size in (("target", {}), ("draft", draft_size)):
         save(tiny_model(max_position_embeddings=CONTEXT, **size), folder / name)
     return folder / "target", folder / "draft"

@@ -23,14 +23,19 @@ def usable() -> list[tuple[str, torch.dtype]]:
 
 
 class Paged:
-    """Memory of one layer in which everything is NaN until it is written; rows get scattered pages."""
+    """Memory of one layer in which everything is NaN until it is written; rows get scattered pages.
 
-    def __init__(self, G: int, D: int, pages: int, dtype: torch.dtype, seed: int = 0) -> None:
+    `int8`: with room for copies, where it is neither NaN nor sense.
+    """
+
+    def __init__(self, G: int, D: int, pages: int, dtype: torch.dtype, seed: int = 0, int8: bool = False) -> None:
         assert native is not None
         self.G, self.D, self.dtype = G, D, dtype
         self.draw = torch.Generator().manual_seed(seed)
         self.keys, self.values = (torch.full((G, pages + 1, PAGE * D), torch.nan, dtype=dtype) for _ in range(2))
-        self.pages = native.Pages(self.keys, self.values, D)
+        copies = [torch.full(self.keys.shape, 99, dtype=torch.int8) for _ in range(2)] if int8 else []
+        scales = [torch.full((*self.keys.shape[:2], 2), torch.nan)] if int8 else []
+        self.pages = native.Pages(self.keys, self.values, D, *copies, *scales)
         self.free = torch.randperm(pages, generator=self.draw) + 1
 
     def normal(self, *shape: int, gain: float = 1.0) -> Tensor:

@@ -30,7 +30,7 @@ PAGES = 24
 DRAW = torch.Generator().manual_seed(3)
 
 
-def parts(dtype: torch.dtype, tied: bool = True) -> tuple[NativeModel, NativeMemory]:
+def parts(dtype: torch.dtype, tied: bool = True, int8: bool = False) -> tuple[NativeModel, NativeMemory]:
     """A random model, and a memory that holds random tokens."""
     draw = torch.Generator().manual_seed(1)
 
@@ -47,8 +47,8 @@ def parts(dtype: torch.dtype, tied: bool = True) -> tuple[NativeModel, NativeMem
     config = ModelConfig(V, C, I, L, H, G, D, 1e-5, False, False, tied, 4096, rope)
     embedding_VC = weight(V, C)
     layers = tuple(layer() for _ in range(L))
-    model = NativeModel(config, Weights(embedding_VC, layers, weight(C), embedding_VC if tied else weight(V, C)))
-    memory = NativeMemory(config, PAGES, dtype)
+    weights = Weights(embedding_VC, layers, weight(C), embedding_VC if tied else weight(V, C))
+    model, memory = NativeModel(config, weights, int8), NativeMemory(config, PAGES, dtype, int8)
     everywhere_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
     for index in range(L):
         memory.put(index, everywhere_N, *(torch.randn(G, len(everywhere_N), D, generator=draw) for _ in range(2)))
@@ -73,7 +73,7 @@ def step_by_step(memory: NativeMemory, model: Model, ids_BT: Tensor, at_BJ: Tens
         mass_BGU = torch.empty(B, G, lists.units.shape[-1])
         pages.attend(
             turned_BTHD, lists.starts, lists.counts, lists.units, mixed_BTHD, mass_BGU,
-            q_sinks_BTHD if first.window else None, lists.sinks, lists.window,
+            q_sinks_BTHD if first.window else None, lists.sinks, lists.window, lists.coarse if memory.int8 else [],
         )  # fmt: skip
         queries.append(turned_BTHD)
         masses.append(mass_BGU)
@@ -104,18 +104,20 @@ def by_head(rows: int, pages: int, layers: int) -> Tensor:
 IDS_BT = torch.arange(5).repeat(2, 1)
 FULL = Pass([37, 20], [(L, Lists(some_pages(2, 5), [37, 20], [5, 2]))], observe=True, weigh=True)
 WINDOW = Pass([300, 60], [(L, Lists(some_pages(2, 4), [50, 30], [5, 5], sinks=16, window=21))])
-SOME = Pass([90, 91], [(L, Lists(by_head(2, 6, L), [75, 70], [5, 0]))])
+SOME = Pass([90, 91], [(L, Lists(by_head(2, 6, L), [75, 70], [5, 0], coarse=[70, 64]))])
 MIXED = Pass([75], [(1, Lists(some_pages(1, 8), [75], [5])), (2, Lists(by_head(1, 8, 2), [75], [5]))])
 MIXED.views[1][1].units[..., -4:] = MIXED.views[0][1].units[:, None, -4:]  # the new tokens have one place
 
 
 @pytest.mark.parametrize("at", [None, [[4], [1]], [[0, 2], [1, 0]]])
 @pytest.mark.parametrize("this", [FULL, WINDOW, SOME, MIXED], ids=["full", "window", "some", "mixed"])
-@pytest.mark.parametrize("tied", [True, False])
-def test_as_the_kernels_one_by_one(this: Pass, at: list[list[int]] | None, tied: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("tied", "int8"), [(True, False), (False, False), (True, True), (False, True)])
+def test_as_the_kernels_one_by_one(
+    this: Pass, at: list[list[int]] | None, tied: bool, int8: bool, dtype: torch.dtype
+) -> None:
     results = []
     for way in (NativeMemory.forward, step_by_step):
-        model, memory = parts(dtype, tied)
+        model, memory = parts(dtype, tied, int8)
         B = len(this.positions)
         at_BJ = None if at is None else torch.tensor(at[:B])
         ids_BT = torch.randint(V, (B, 5), generator=torch.Generator().manual_seed(2))
@@ -155,10 +157,12 @@ def test_nothing_scored(dtype: torch.dtype) -> None:
         dict(views=[(L, replace(FULL.views[0][1], units=some_pages(2, 5) + PAGES))]),
         dict(views=[(L, replace(FULL.views[0][1], units=some_pages(2, 5).long()))]),
         dict(views=[(L, replace(FULL.views[0][1], sinks=3))]),
+        dict(views=[(L, replace(FULL.views[0][1], coarse=[37]))]),
+        dict(views=[(L, replace(FULL.views[0][1], coarse=[38, 20]))]),
     ],
 )  # fmt: skip
 def test_what_it_refuses(change: dict[str, object], dtype: torch.dtype) -> None:
-    model, memory = parts(dtype)
+    model, memory = parts(dtype, int8=True)
     tables = memory.config.rope.tables(64)
     memory.config.rope.tables = lambda length: tables  # whatever it is asked for
     with pytest.raises((ValueError, IndexError)):

@@ -37,7 +37,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def attention(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def attention(dtype: torch.dtype, int8: bool = False) -> tuple[Tensor, Tensor]:
     """Errors of the mixed values and of the mass: few queries and many, short and long contexts, sharp and flat."""
     mixed_errors, mass_errors = [], []
     for D, T, S, gain in [
@@ -47,20 +47,20 @@ def attention(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         (256, 40, 300, 0.1),
         (96, 2, 9, 8.0),
     ]:
-        kv = Paged(2, D, 200, dtype)
+        kv = Paged(2, D, 200, dtype, int8=int8)
         row, q_BTHD = kv.row(S), kv.normal(1, T, 8, D, gain=gain)
         mixed, mass = torch.empty_like(q_BTHD), torch.empty(1, 2, len(row.list_P))
-        kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], mixed, mass)
+        kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], mixed, mass, coarse=[S - T] if int8 else [])
         wanted, wanted_mass = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(S - T, T, S))
         mixed_errors.append((mixed[0].double() - wanted).abs().flatten() / row.v_SGD.double().abs().max())
         mass_errors.append((mass[0].double() - wanted_mass).abs().flatten() / (T * 4))
     return torch.cat(mixed_errors), torch.cat(mass_errors)
 
 
-def product(dtype: torch.dtype) -> Tensor:
+def product(dtype: torch.dtype, int8: bool = False) -> Tensor:
     N, K, M = 20, 4096, 100
     w_MK, x_NK, y_NM = normal(M, K).to(dtype), normal(N, K, seed=1).to(dtype), torch.empty(N, M)
-    native.Matrix(w_MK).linear(x_NK, y_NM)
+    native.Matrix(w_MK, int8=int8).linear(x_NK, y_NM)
     w, x = w_MK.double(), x_NK.double()
     return (y_NM - x @ w.T).abs() / (x.abs() @ w.abs().T)
 
@@ -140,6 +140,9 @@ KERNELS: dict[str, Callable[[torch.dtype], Tensor]] = {
     "rotation and write": rotation,
     "SiLU gate": gate,
     "probabilities": sampling,
+    "int8, mixed values": lambda dtype: attention(dtype, int8=True)[0],
+    "int8, mass of a page": lambda dtype: attention(dtype, int8=True)[1],
+    "int8, product with weights": lambda dtype: product(dtype, int8=True),
 }
 
 
