@@ -410,7 +410,7 @@ def test_info_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert main(["info", str(tmp_path), "--dtype", "bfloat16", "--lower-tiers", "int8"]) == 0
         lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         matrices = [weight for weight in model.parameters() if weight.ndim == 2]
-        copies = sum(weight.numel() + 4 * len(weight) for weight in matrices[model.config.tie_word_embeddings :])
+        copies = sum(weight.numel() + 4 * len(weight) for weight in matrices[not model.config.tie_word_embeddings :])
         assert lines["parameters"].endswith(f" as bfloat16, and {size(copies)} as int8")
         assert lines["KV"].endswith(f" per token, and {2 * 2 * 2 * 16 + 2 * 2 * 2 * 4 // 16} bytes as int8")
-        assert lines["8,192"].split() == ["tokens", "3", "MiB"]
+        assert lines["8,192"].split() == ["tokens", "3.0", "MiB"]
