@@ -9,6 +9,7 @@ import pytest
 
 from triforce.bench import kernels, speed, synthetic
 from triforce.cli import main
+from triforce.kernels import extension
 
 
 def test_speed_writes_a_row_for_each_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,6 +63,7 @@ def test_kernels_are_compared_with_the_bandwidth_of_the_moment(monkeypatch: pyte
             assert row["fraction"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9 / rows[0]["gb_per_second"])
     assert {row["kernel"] for row in rows} >= {
         "retrieval step",
+        *(["retrieval step, int8"] if extension.native else []),
         "prefill attention",
         "prefill attention, torch",
         "sampler",

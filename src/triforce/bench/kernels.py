@@ -91,7 +91,7 @@ def _steps(name: str, decoder: Decoder, lower: Decoder | None, context: int, ban
     moved = weights + shapes.kv_bytes(config, BUDGET, size)
     yield _row("retrieval step", took, moved, bandwidth, shape=name, context=context, width=1)
     if lower:
-        took = seconds(partial(_pass, lower, _Few(pool, BUDGET, coarse=BUDGET - PAGE), 1))
+        took = seconds(partial(_pass, lower, _Few(pool, BUDGET, int8=True), 1))
         moved = shapes.weight_bytes(config, 1) + shapes.kv_bytes(config, BUDGET, 1)
         yield _row("retrieval step, int8", took, moved, bandwidth, shape=name, context=context, width=1)
 
@@ -99,16 +99,17 @@ def _steps(name: str, decoder: Decoder, lower: Decoder | None, context: int, ban
 class _Few(Full):
     """A view of `budget` tokens, in pages spread over the context, another list for each KV head."""
 
-    def __init__(self, pool: Pool, budget: int, coarse: int = 0) -> None:
+    def __init__(self, pool: Pool, budget: int, int8: bool = False) -> None:
         super().__init__(pool, grain=0)
-        self._coarse = [coarse] if coarse else []
+        self._int8 = int8
         length, pages = int(pool.lengths_B[0]), budget // PAGE - 1
         dice = torch.Generator().manual_seed(0)
         picks_GP = torch.stack([torch.randperm(length // PAGE, generator=dice) for _ in range(pool.config.kv_heads)])
         self._units = torch.cat([picks_GP[:, :pages].sort(1).values, picks_GP[:, -1:]], 1)[None].int() + 1
 
     def begin(self, counts_B: Tensor, width: int) -> None:
-        lists = Lists(self._units, [self._units.shape[2] * PAGE - width], counts_B.tolist(), coarse=self._coarse)
+        starts = [self._units.shape[2] * PAGE - width]
+        lists = Lists(self._units, starts, counts_B.tolist(), coarse=starts if self._int8 else [])
         self._pass = Pass([int(self.lengths_B)], [(self.pool.config.layers, lists)])
 
 
