@@ -38,8 +38,8 @@ TF_INLINE void score(const Int8Queries& queries, int dim, const KeyBlock<int8_t>
 }
 
 template <int R>
-TF_INLINE void mix(const Tile& tile, const KeyBlock<int8_t>& block, const PageScales* scales,
-                   const uint32_t (*quads)[block_tokens / 4], const F16 (&shares)[R]) {
+TF_INLINE void mix(const Tile& tile, const KeyBlock<int8_t>& block, const uint32_t (*quads)[block_tokens / 4],
+                   const F16 (&shares)[R][block_pages]) {
     for (int column = 0; column < tile.dim; column += 16) {
         F16 mixed[R];
         for (int r = 0; r < R; r++) mixed[r] = load(tile.mixed + r * tile.dim + column);
@@ -52,8 +52,7 @@ TF_INLINE void mix(const Tile& tile, const KeyBlock<int8_t>& block, const PageSc
                 for (int r = 0; r < R; r++)
                     acc[r] = dot4_unsigned(acc[r], set1_quad(quads[r][page * page_size / 4 + step]), value);
             }
-            for (int r = 0; r < R; r++)
-                mixed[r] = fma(floats(acc[r]), shares[r] * set1(scales[page].values), mixed[r]);
+            for (int r = 0; r < R; r++) mixed[r] = fma(floats(acc[r]), shares[r][page], mixed[r]);
         }
         for (int r = 0; r < R; r++) store(tile.mixed + r * tile.dim + column, mixed[r]);
     }
@@ -66,7 +65,7 @@ void attend_int8(const Tile& tile, const Int8Queries& queries, const KeyBlock<in
     F16 scores[R][block_pages];
     score<R>(queries, tile.dim, block, scales, scores);
     alignas(64) uint32_t quads[R][block_tokens / 4];
-    F16 shares[R];
+    F16 shares[R][block_pages];  // what the integers of a page are multiples of
     for (int r = 0; r < R; r++) {
         F16(&s)[block_pages] = scores[r];
         const F16 top = max(max(s[0], s[1]), max(s[2], s[3]));
@@ -76,11 +75,11 @@ void attend_int8(const Tile& tile, const Int8Queries& queries, const KeyBlock<in
             const F16 of_largest = exp2((s[p] - most) * set1(tile.scale));
             store_int8(reinterpret_cast<int8_t*>(quads[r]) + p * page_size, of_largest * set1(int8_largest));
             s[p] = of_largest * largest;
+            shares[r][p] = largest * set1(scales[p].values / int8_largest);
         }
         store_sums(tile.sums + r * split_pages + page, s);
-        shares[r] = largest / set1(int8_largest);
     }
-    mix<R>(tile, block, scales, quads, shares);
+    mix<R>(tile, block, quads, shares);
 }
 
 }  // namespace triforce::TF_LEVEL
