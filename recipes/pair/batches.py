@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 
 from recipes.pair.config import Stage
-from recipes.pair.plants import Plant, Records, plant_copies, plant_echoes
+from recipes.pair.plants import Plant, Records, plant_copies, plant_echoes, plant_loops
 
 IGNORED = -100
 
@@ -34,6 +34,7 @@ class Batches:
         self.plants: dict[str, Plant] = {
             "copies": plant_copies,
             "echoes": plant_echoes,
+            "loops": plant_loops,
             "records": Records.of(words),
         }
 
