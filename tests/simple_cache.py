@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,6 +11,7 @@ from triforce.config import ModelConfig
 from triforce.decoder import Decoder
 from triforce.kernels import Model, layer_by_layer
 from triforce.rope import rotate
+from triforce.shapes import Ints, columns
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -19,11 +21,11 @@ class SimpleCache:
 
     def __init__(self, config: ModelConfig, rows: int = 1, device: str | torch.device = "cpu") -> None:
         self.config = config
-        self.lengths_B = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.lengths_B = np.zeros(rows, dtype=np.int64)
         self._keys: list[list[Tensor]] = [[] for _ in range(config.layers)]
         self._values: list[list[Tensor]] = [[] for _ in range(config.layers)]
 
-    def begin(self, counts_B: Tensor, width: int) -> None:
+    def begin(self, counts_B: Ints, width: int) -> None:
         assert (counts_B == width).all(), "rows of equal length only"
         self.rewind(self.lengths_B)
 
@@ -32,7 +34,7 @@ class SimpleCache:
 
     def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
         T = q_BTHD.shape[1]
-        positions_BT = self.lengths_B[:, None] + torch.arange(T, device=q_BTHD.device)
+        positions_BT = torch.from_numpy(columns(self.lengths_B, T)).to(q_BTHD.device)
         cos_sin = self.config.rope.cos_sin(positions_BT)
         self._keys[layer].append(rotate(k_BTGD, cos_sin))
         self._values[layer].append(v_BTGD)
@@ -41,11 +43,11 @@ class SimpleCache:
         seen_TS = torch.arange(k.shape[2], device=k.device) <= positions_BT[0, :, None]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen_TS, enable_gqa=True).transpose(1, 2)
 
-    def advance(self, counts_B: Tensor) -> None:
+    def advance(self, counts_B: Ints) -> None:
         self.lengths_B = self.lengths_B + counts_B
 
-    def rewind(self, lengths_B: Tensor) -> None:
-        self.lengths_B = torch.minimum(self.lengths_B, lengths_B)
+    def rewind(self, lengths_B: Ints) -> None:
+        self.lengths_B = np.minimum(self.lengths_B, lengths_B)
         S = int(self.lengths_B[0])
         for stored in (*self._keys, *self._values):
             stored[:] = [torch.cat(stored, 1)[:, :S]] if stored else []
@@ -55,7 +57,7 @@ def score(decoder: Decoder, ids_BT: Tensor, cache: SimpleCache | None = None, at
     """Logits, on the CPU, of one pass over tokens that the cache has not seen."""
     B, T = ids_BT.shape
     cache = cache or SimpleCache(decoder.config, B, decoder.device)
-    counts_B = torch.full((B,), T, device=decoder.device)
+    counts_B = np.full(B, T)
     cache.begin(counts_B, T)
     logits_BJV = decoder(ids_BT.to(decoder.device), cache, None if at_BJ is None else at_BJ.to(decoder.device))
     cache.advance(counts_B)

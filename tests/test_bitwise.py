@@ -19,7 +19,7 @@ from triforce.cache.pool import pages_for
 from triforce.decoder import Decoder
 from triforce.kernels import extension
 from triforce.llm import LLM
-from triforce.shapes import longs
+from triforce.shapes import ints
 
 LENGTH = 700
 if extension.native is None:
@@ -65,9 +65,9 @@ def passes(decoder: Decoder, texts: list[list[int]], widths: list[list[int]], pa
         fed = [
             text[at : at + count] + [0] * (width - count) for text, at, count in zip(texts, seen, counts, strict=True)
         ]
-        full.begin(longs(counts), width)
+        full.begin(ints(counts), width)
         logits_BTV = decoder(torch.tensor(fed), full)
-        full.advance(longs(counts))
+        full.advance(ints(counts))
         for b, count in enumerate(counts):
             logits[b].append(logits_BTV[b, :count])
             seen[b] += count

@@ -21,6 +21,7 @@ from triforce.ladder import MODES
 from triforce.llm import LLM
 from triforce.request import RequestOutput, SamplingParams
 from triforce.session import Session
+from triforce.shapes import Ints
 
 PROMPT = list(range(2, 90))
 
@@ -158,7 +159,7 @@ def test_the_retrieval_tier_reads_no_more_than_its_budget(
     read: list[int] = []
     plain = Retrieval.begin
 
-    def counting(view: Retrieval, counts_B: torch.Tensor, width: int) -> None:
+    def counting(view: Retrieval, counts_B: Ints, width: int) -> None:
         plain(view, counts_B, width)
         lists = view._pass.views[-1][1]
         read.append(max(map(sum, zip(lists.starts, lists.counts, strict=True))))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from triforce.sampling import noise as noise_module
 from triforce.sampling.noise import Noise, key_schedule, philox
+from triforce.shapes import ints
 
 ALL_LIVE = torch.ones(1, dtype=torch.bool)
 KNOWN = [  # philox4x32, 10 rounds, from kat_vectors of Random123 (Salmon et al. 2011)
@@ -42,7 +43,7 @@ def test_layout_of_counters() -> None:
     expected = -torch.tensor(((high << 21 | low >> 11) | 1) / 2**53, dtype=torch.float64).log()
     assert torch.isclose(noise.exponentials(torch.tensor([[position]]), 13)[0, 0, token], expected, rtol=1e-15, atol=0)
     high, low, *_ = block(draw, 0, choice, 1 + tier)
-    assert noise.uniforms(tier, 5, torch.tensor([5]))[0, draw] == (high << 21 | low >> 11) / 2**53
+    assert noise.uniforms(tier, 5, ints([5]))[0, draw] == (high << 21 | low >> 11) / 2**53
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 37, 1000, 40_001])
@@ -80,7 +81,7 @@ def test_no_exponential_is_zero_or_infinite(word: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(noise_module, "philox", lambda counter, _: [torch.full_like(counter[0], word)] * 4)
     extreme = Noise([1], [0]).exponentials(torch.tensor([[3]]), 6)
     assert bool(((extreme > 0) & extreme.isfinite()).all())
-    assert float(Noise([1], [0]).uniforms(0, 1, torch.tensor([1]))) < 1
+    assert float(Noise([1], [0]).uniforms(0, 1, ints([1]))) < 1
 
 
 def test_memory_is_bounded() -> None:
@@ -93,22 +94,22 @@ def test_memory_is_bounded() -> None:
 def test_empty_requests() -> None:
     noise = Noise([1], [0])
     assert noise.exponentials(torch.zeros(1, 0, dtype=torch.int64), 8).shape == (1, 0, 8)
-    assert noise.uniforms(0, 0, torch.tensor([0])).shape == (1, 0)
+    assert noise.uniforms(0, 0, ints([0])).shape == (1, 0)
 
 
 def test_uniforms_depend_on_the_rows_own_draws_only() -> None:
     together, alone = Noise([8, 9], [0, 1]), Noise([9], [1])
     calls = [(3, [3, 3]), (2, [2, 0]), (1, [0, 1]), (4, [1, 2]), (2, [2, 2])]
-    used = torch.cat([together.uniforms(1, n, torch.tensor(used))[1, : used[1]] for n, used in calls])
-    assert torch.equal(used, alone.uniforms(1, 8, torch.tensor([8]))[0])
+    used = torch.cat([together.uniforms(1, n, ints(used))[1, : used[1]] for n, used in calls])
+    assert torch.equal(used, alone.uniforms(1, 8, ints([8]))[0])
     assert together.draws[1].tolist() == [8, 8] and together.draws.sum() == 16
 
 
 def test_draws_can_be_saved_and_restored() -> None:
     first, second = Noise([8], [0]), Noise([8], [0])
-    first.uniforms(3, 7, torch.tensor([7]))
+    first.uniforms(3, 7, ints([7]))
     second.draws.copy_(first.draws)
-    assert torch.equal(first.uniforms(3, 2, torch.tensor([2])), second.uniforms(3, 2, torch.tensor([2])))
+    assert torch.equal(first.uniforms(3, 2, ints([2])), second.uniforms(3, 2, ints([2])))
 
 
 def test_nothing_collides() -> None:
@@ -117,7 +118,7 @@ def test_nothing_collides() -> None:
     def numbers(seed: int, choice: int) -> Tensor:
         noise = Noise([seed], [choice])
         exponentials = noise.exponentials(torch.arange(16)[None], 256).neg().exp().flatten()
-        return torch.cat([exponentials, *(noise.uniforms(tier, 2048, torch.tensor([2048]))[0] for tier in range(8))])
+        return torch.cat([exponentials, *(noise.uniforms(tier, 2048, ints([2048]))[0] for tier in range(8))])
 
     everything = torch.cat([numbers(s, c) for s in (0, 1, 2**32) for c in (0, 1)])
     assert len(everything.unique()) == len(everything)
@@ -125,7 +126,7 @@ def test_nothing_collides() -> None:
 
 def test_laws_of_single_numbers() -> None:
     noise = Noise([2024], [0])
-    uniforms = noise.uniforms(0, 40_000, torch.tensor([40_000]))[0].numpy()
+    uniforms = noise.uniforms(0, 40_000, ints([40_000]))[0].numpy()
     exponentials = noise.exponentials(torch.arange(20)[None], 2000).flatten()
     assert stats.kstest(uniforms, "uniform").pvalue > 1e-3
     assert stats.kstest(exponentials.numpy(), "expon").pvalue > 1e-3
@@ -151,7 +152,7 @@ def test_the_race_follows_the_law() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_devices_agree() -> None:
     here, there = Noise([3, 4], [0, 1]), Noise([3, 4], [0, 1], "cuda")
-    positions, live = torch.tensor([[5, 6], [70, 7]]), torch.tensor([True, True])
-    assert torch.equal(here.uniforms(2, 9, live), there.uniforms(2, 9, live.cuda()).cpu())
+    positions, used = torch.tensor([[5, 6], [70, 7]]), ints([1, 0])
+    assert torch.equal(here.uniforms(2, 9, used), there.uniforms(2, 9, used).cpu())
     on_gpu = there.exponentials(positions.cuda(), 999).cpu()
     assert torch.allclose(here.exponentials(positions, 999), on_gpu, rtol=1e-14, atol=0)

@@ -116,6 +116,40 @@ def test_copies_can_be_predicted_from_what_came_before() -> None:
     assert labelled > 50 * 200
 
 
+def test_what_follows_an_echo_is_the_text_and_the_echo_itself_is_not_asked_for() -> None:
+    rng, echoed = batches.np.random.default_rng(0), 0
+    for _ in range(20):
+        original = rng.integers(1, 10**9, 513)
+        window, known = original.copy(), batches.np.ones(513, dtype=bool)
+        plants.plant_echoes(window, known, rng)
+        assert (window[known] == original[known]).all()
+        hidden = (~known).nonzero()[0]
+        assert all(window[where] in window[max(0, where - plants.ECHO_REACH) : where] for where in hidden)
+        echoed += len(hidden)
+    assert echoed > 20 * 20
+
+
+def test_circles_are_closed_and_a_third_round_is_not_wanted() -> None:
+    rng, rounds = batches.np.random.default_rng(0), 0
+    for _ in range(20):
+        original = rng.integers(1, 10**9, 513)
+        window, known = original.copy(), batches.np.ones(513, dtype=batches.np.int8)
+        plants.plant_loops(window, known, rng)
+        assert (window[known == 1] == original[known == 1]).all()
+        avoided = (known == plants.AVOIDED).nonzero()[0]
+        rounds += sum(window[max(0, at - 2 * plants.LOOP_REACH) : at].tolist().count(window[at]) > 1 for at in avoided)
+        assert len(avoided) > 8
+    assert rounds > 20 * 8
+
+
+def test_sharpening_multiplies_the_scores_of_all_heads(settings: Config) -> None:
+    llama = model.build(settings.shapes["target"], settings.corpus.vocab, 1)
+    before = [layer.self_attn.q_proj.weight.clone() for layer in llama.model.layers]
+    model.sharpen(llama, 1.5)
+    after = [layer.self_attn.q_proj.weight for layer in llama.model.layers]
+    assert all(torch.equal(b * 1.5, a) for b, a in zip(before, after, strict=True))
+
+
 def test_numbers_are_asked_for_after_they_were_given(prepared: Path) -> None:
     words = tokenizer.load(prepared / "tokenizer")
     filler = words.get_vocab_size()

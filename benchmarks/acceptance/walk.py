@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from triforce.decoder import Decoder
 from triforce.ladder import Models, Rows, Speculation
 from triforce.request import SamplingParams
 from triforce.sampling import Warper
+from triforce.shapes import Ints, ints
 from triforce.speculation import Prefix, Tier
 
 
@@ -29,23 +31,21 @@ from triforce.speculation import Prefix, Tier
 class Reader:
     """Reads spans of one text through any view; laws are those that a sampler would see."""
 
-    ids_1S: Tensor
+    ids_1S: Ints
     warper: Warper
 
     @torch.no_grad()
     def __call__(self, model: Decoder, view: Any, span: Span) -> Tensor:
         """The laws of a span's positions, (N, V): one pass over the token before each."""
-        width = span.stop - span.start
-        count_1, start_1 = (torch.tensor([n], device=self.ids_1S.device) for n in (width, span.start))
-        view.begin(count_1, width)
-        logits_1NV = model(self.ids_1S[:, span.start - 1 : span.stop - 1], view)
-        view.advance(count_1)
-        return self.warper(logits_1NV, self.ids_1S, start_1)[0]
+        width, ids_1S = span.stop - span.start, torch.from_numpy(self.ids_1S)
+        view.begin(ints([width]), width)
+        logits_1NV = model(ids_1S[:, span.start - 1 : span.stop - 1], view)
+        view.advance(ints([width]))
+        return self.warper(logits_1NV, ids_1S, torch.tensor([span.start]))[0]
 
     def prefill(self, tier: Tier[Any], length: int) -> None:
         """Let a tier see so many tokens."""
-        prefix = Prefix(self.ids_1S, torch.tensor([length + 1], device=self.ids_1S.device))
-        deque(tier.prefill(prefix, 0, length), maxlen=0)
+        deque(tier.prefill(Prefix(self.ids_1S, ints([length + 1])), 0, length), maxlen=0)
 
 
 class Walk:
@@ -53,9 +53,10 @@ class Walk:
 
     def __init__(self, models: Models, work: Workload, params: SamplingParams, chunk: int = PAGE) -> None:
         target = models.target
-        ids_1S = torch.tensor([work.ids], device=target.device)
         self.models, self.work = models, work
-        self.read = Reader(ids_1S, Warper([params], [work.prompt], target.config.vocab_size, target.device))
+        self.read = Reader(
+            ints(work.ids)[None], Warper([params], [work.prompt], target.config.vocab_size, target.device)
+        )
         self._rows = Rows(models, Speculation(retrieval=Setting(chunk=chunk)), [len(work.ids)])
         self._exact = self._rows.exact(self._rows.full())
         self.full = self._exact.cache
@@ -64,7 +65,8 @@ class Walk:
     @property
     def asked_N(self) -> Tensor:
         """The text's own tokens at the positions asked for."""
-        return torch.cat([self.read.ids_1S[0, span.start : span.stop] for span in self.work.spans if span.asked])
+        spans = [self.read.ids_1S[0, span.start : span.stop] for span in self.work.spans if span.asked]
+        return torch.from_numpy(np.concatenate(spans)).to(self.models.target.device)
 
     def under(self, view: Retrieval, foresight: bool = False) -> Iterator[tuple[Span, Tensor, Tensor]]:
         """Each span asked for, with its laws under a fresh view of `full`, and exactly.
@@ -92,4 +94,4 @@ class Walk:
         return torch.cat([law_NV for span, law_NV in laws if span.asked])
 
     def _rewind(self, length: int) -> None:
-        self.full.rewind(self.full.lengths_B.new_tensor([length]))
+        self.full.rewind(ints([length]))

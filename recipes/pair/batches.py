@@ -17,9 +17,9 @@ import torch
 from tokenizers import Tokenizer
 
 from recipes.pair.config import Stage
-from recipes.pair.plants import Plant, Records, plant_copies, plant_echoes
+from recipes.pair.plants import AVOIDED, Plant, Records, plant_copies, plant_echoes, plant_loops
 
-IGNORED = -100
+IGNORED, ANYTHING_BUT = -100, -1000
 
 Row = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -34,19 +34,24 @@ class Batches:
         self.plants: dict[str, Plant] = {
             "copies": plant_copies,
             "echoes": plant_echoes,
+            "loops": plant_loops,
             "records": Records.of(words),
         }
 
     def __call__(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns int64 inputs_RT, positions_RT and labels_RT of one step; labels that cannot be predicted are -100."""
+        """Returns int64 inputs_RT, positions_RT and labels_RT of one step.
+
+        Labels that cannot be predicted are -100; -1000 - x stands for any token but x.
+        """
         rng = np.random.default_rng([self.seed, crc32(self.stage.name.encode()), step])
         windows, positions, known = zip(*(self._row(rng) for _ in range(self.stage.rows)), strict=True)
         windows_RW = np.stack(windows)
-        labels_RT = np.where(np.stack(known), windows_RW, IGNORED)[:, 1:]
+        known_RW = np.stack(known)
+        labels_RW = np.select([known_RW == 1, known_RW == AVOIDED], [windows_RW, ANYTHING_BUT - windows_RW], IGNORED)
         return (
             torch.from_numpy(windows_RW[:, :-1]),
             torch.from_numpy(np.stack(positions)[:, :-1]),
-            torch.from_numpy(labels_RT),
+            torch.from_numpy(labels_RW[:, 1:]),
         )
 
     def _row(self, rng: np.random.Generator) -> Row:
@@ -56,7 +61,7 @@ class Batches:
         positions_W = places(self.stage.length + 1, span, self.stage.pieces, rng)
         start = rng.integers(len(tokens) - positions_W[-1])
         window_W = tokens[start + positions_W].astype(np.int64)
-        known_W = np.diff(positions_W, prepend=-1) == 1
+        known_W = (np.diff(positions_W, prepend=-1) == 1).astype(np.int8)
         kinds, shares = zip(("", 1.0 - sum(self.stage.planted.values())), *self.stage.planted.items(), strict=True)
         if kind := rng.choice(kinds, p=shares):
             self.plants[kind](window_W, known_W, rng)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from recipes.pair.batches import IGNORED
+from recipes.pair.batches import ANYTHING_BUT, IGNORED
 
 HeadLoss = Callable[[torch.Tensor, slice], torch.Tensor]
 
@@ -33,11 +33,17 @@ def backward_in_slices(hidden_ND: torch.Tensor, head_loss: HeadLoss, size: int) 
 
 
 def cross_entropy(head: torch.nn.Module, labels_N: torch.Tensor) -> HeadLoss:
-    """Nats summed over the labelled positions."""
+    """Nats summed over the labelled positions: -log p of a token wanted, -log(1 - p) of one that is not."""
 
     def loss(hidden_CD: torch.Tensor, where: slice) -> torch.Tensor:
-        logits_CV = head(hidden_CD).float()
-        return F.cross_entropy(logits_CV, labels_N[where], ignore_index=IGNORED, reduction="sum")
+        logits_CV, labels_C = head(hidden_CD).float(), labels_N[where]
+        wanted = F.cross_entropy(logits_CV, labels_C.clamp_min(IGNORED), ignore_index=IGNORED, reduction="sum")
+        avoided = labels_C <= ANYTHING_BUT
+        if not avoided.any():
+            return wanted
+        tokens_A1 = (ANYTHING_BUT - labels_C[avoided])[:, None]
+        p_A1 = logits_CV[avoided].softmax(-1).gather(1, tokens_A1)
+        return wanted - torch.log1p(-p_A1.clamp_max(1 - 1e-4)).sum()
 
     return loss
 
@@ -55,9 +61,10 @@ def distillation(
         logp_CV = head(hidden_CD).float().log_softmax(-1)
         with torch.no_grad():
             teacher_CV = teacher_head(teacher_hidden_ND[where]).float().log_softmax(-1)
-        known_C = labels_N[where] != IGNORED
+        labels_C = labels_N[where].clamp_min(IGNORED)
+        known_C = labels_C != IGNORED
         kl = F.kl_div(logp_CV[known_C], teacher_CV[known_C], reduction="sum", log_target=True)
-        ce = F.nll_loss(logp_CV, labels_N[where], ignore_index=IGNORED, reduction="sum")
+        ce = F.nll_loss(logp_CV, labels_C, ignore_index=IGNORED, reduction="sum")
         return kl_share * kl + (1 - kl_share) * ce
 
     return loss

@@ -15,9 +15,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 Plant = Callable[[np.ndarray, np.ndarray, np.random.Generator], None]
+"""Changes the tokens of a window in place, and what is known of each: it counts (1), it does not (0), or `AVOIDED`."""
+
+AVOIDED = -1
 
 FEWEST, MOST = 12, 256  # tokens of a copied span
 ECHO_MOST, ECHO_REACH, ECHO_EVERY, ECHOES_FROM = 32, 384, 48, 32  # tokens: longest, furthest, one in so many, first
+LOOP_REACH, LOOP_MEAN, LOOP_EVERY = 40, 8, 64  # tokens of a circle at most; beyond its second round; one in so many
+ROUND = 4  # tokens that may be said again whatever the circle
 COPIED = 0.6  # of the late part, so that a row with copies teaches as much as it can
 TEMPLATES = (
     "\nThe {thing} of {name} is {value}.\n",
@@ -55,6 +60,20 @@ def plant_echoes(window_W: np.ndarray, known_W: np.ndarray, rng: np.random.Gener
         back = int(rng.integers(length, min(at, ECHO_REACH) + 1))
         window_W[at : at + length] = window_W[at - back : at - back + length]
         known_W[at : at + length] = False
+
+
+def plant_loops(window_W: np.ndarray, known_W: np.ndarray, rng: np.random.Generator) -> None:
+    """Goes round in small circles here and there: a model must find its way out, and not into a third round.
+
+    The tokens of that round are marked `AVOIDED`: unlikelihood training (Welleck et al. 2020), on repetitions that are
+    planted instead of sampled.
+    """
+    for at in np.sort(rng.integers(ECHOES_FROM, len(window_W), len(window_W) // LOOP_EVERY)):
+        back = int(np.exp(rng.uniform(np.log(1), np.log(LOOP_REACH))))
+        length = min(int(back + rng.geometric(1 / LOOP_MEAN)), len(window_W) - at)
+        window_W[at : at + length] = np.resize(window_W[max(0, at - back) : at], length)
+        known_W[at : at + length] = False
+        known_W[at + max(back, ROUND) : at + length] = AVOIDED
 
 
 @dataclass(frozen=True)

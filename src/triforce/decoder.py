@@ -42,4 +42,4 @@ class Decoder:
 
         `cache.begin` must have been called for the pass. Returns float32 (B, J, V).
         """
-        return cache.forward(self.model, ids_BT, at_BJ)
+        return cache.forward(self.model, ids_BT.to(self.device), at_BJ if at_BJ is None else at_BJ.to(self.device))

@@ -11,15 +11,18 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from triforce.cache import Full
 from triforce.cache.saved import SavedCache
 from triforce.ladder import Ladder, Models, Rows, Speculation, tiers
+from triforce.planner import Costs, Pilot
 from triforce.request import Logprob, SamplingParams, TierStats, TokenLogprobs
 from triforce.sampler import sampling
 from triforce.sampling import Noise
+from triforce.shapes import ints
 from triforce.speculation import Prefix, Record, Rejection, Seeded, Tier, Watch
 
 COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {"seeded": Seeded, "rejection": Rejection}
@@ -63,7 +66,8 @@ class Job:
 class Batch:
     """Rows that are prefilled one by one and decoded together, each at its own length and with its own settings.
 
-    `memory` is an exact view to go on with, of one row whose committed tokens are the start of the prompt.
+    `memory` is an exact view to go on with, of one row whose committed tokens are the start of the prompt. With `costs`
+    a pilot chooses among the tiers of the ladder as it goes.
     """
 
     def __init__(
@@ -74,18 +78,20 @@ class Batch:
         coupling: str,
         jobs: Sequence[Job],
         memory: Full | None = None,
+        costs: Costs | None = None,
     ) -> None:
         config, device = models.target.config, models.target.device
         self.jobs, self.target = jobs, models.target
         self.limits = [min(job.params.max_tokens, config.context - len(job.prompt)) for job in jobs]
         capacities = [len(job.prompt) + limit + setting.reach for job, limit in zip(jobs, self.limits, strict=True)]
         self.top = ladder(Rows(models, setting, capacities, memory))
-        self.tiers = tiers(self.top)
-        ids_BS = torch.zeros(len(jobs), max(capacities) + 1, dtype=torch.long)
+        self.pilot = Pilot(self.top, len(jobs), costs) if costs else None
+        self.tiers = self.pilot.tiers if self.pilot else tiers(self.top)
+        ids_BS = np.zeros((len(jobs), max(capacities) + 1), dtype=np.int64)
         for b, job in enumerate(jobs):
-            ids_BS[b, : len(job.prompt)] = torch.tensor(job.prompt)
+            ids_BS[b, : len(job.prompt)] = job.prompt
         lengths = [len(job.prompt) for job in jobs]
-        self.prefix = Prefix(ids_BS.to(device), torch.tensor(lengths, device=device))
+        self.prefix = Prefix(ids_BS, ints(lengths))
         noise = Noise([job.seed for job in jobs], [job.choice for job in jobs], device)
         params = [job.params for job in jobs]
         self.sampling = sampling(params, lengths, config.vocab_size, COUPLINGS[coupling](noise), device)
@@ -121,7 +127,9 @@ class Batch:
         """One proposal of the exact tier; returns how many new tokens each job took (0 for those that are done)."""
         started = perf_counter()
         live = [job.finish is None for job in self.jobs]
-        live_B = torch.tensor(live, device=self.prefix.lengths_B.device)
+        live_B, lengths = np.array(live), self.prefix.lengths_B[live].tolist()
+        if self.pilot:
+            self.pilot.steer(self.prefix, live_B)
         draft = self.top.propose(self.prefix, self.sampling, live_B)
         self.prefix = self.prefix.append(draft)
         tokens, origins, counts = draft.tokens_BK.tolist(), draft.origins_BK.tolist(), draft.counts_B.tolist()
@@ -130,7 +138,10 @@ class Batch:
             for b, job in enumerate(self.jobs)
         ]
         self._note_logprobs(taken)
-        self.decode_seconds += perf_counter() - started
+        seconds = perf_counter() - started
+        self.decode_seconds += seconds
+        if self.pilot:
+            self.pilot.learn(lengths, sum(taken), seconds)
         return taken
 
     @property

@@ -157,8 +157,14 @@ def lookup(rows: Rows) -> Tier[Full]:
     return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection](), "retrieval", below))
 
 
+def auto(rows: Rows) -> Tier[Full]:
+    """All the tiers there are, for a pilot to choose from (see triforce.planner)."""
+    return triforce(rows) if rows.models.draft else retrieval(rows)
+
+
 MODES: dict[str, Ladder] = {
-    "ar": ar, "draft": draft, "retrieval": retrieval, "streaming": streaming, "triforce": triforce, "lookup": lookup,
+    "auto": auto, "ar": ar, "draft": draft, "retrieval": retrieval, "streaming": streaming, "triforce": triforce,
+    "lookup": lookup,
 }  # fmt: skip
 
 DRAFTED = ("draft", "triforce")

@@ -17,6 +17,8 @@ from triforce.engine import COUPLINGS, Batch, Job
 from triforce.errors import ModelError, RequestError
 from triforce.ladder import MODES, Ladder, Models, Speculation
 from triforce.pairs import SHIPPED, draft_for
+from triforce.planner import Costs
+from triforce.profile import home, profile
 from triforce.prompts import Prompt, known, one_or_many, token_ids
 from triforce.request import CompletionOutput, RequestOutput, SamplingParams
 
@@ -92,6 +94,7 @@ class LLM:
             _require_same_vocabulary(self.target, self.draft)
         self.models = Models(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower)
         self.tokenizer = self.target.tokenizer
+        self.costs = Costs(home(*(each.fingerprint for each in (self.target, self.draft) if each), lower_tiers))
         self.mode = mode or ("triforce" if self.draft else "retrieval")
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))
 
@@ -181,15 +184,24 @@ class LLM:
         """One batch, whose KV is given back when it is done."""
         completions = [completion for _, completion in rows]
         jobs = [completion.job for completion in completions]
-        batch = Batch(self.models, ladder, self.speculation, self.coupling, jobs, memory)
+        costs = self._known_costs() if ladder is MODES["auto"] else None
+        batch = Batch(self.models, ladder, self.speculation, self.coupling, jobs, memory, costs)
         self._prefill(batch, files, on_prefill)
         yield from _decode(batch, completions)
+        if costs:
+            costs.save()
         for b, (request, completion) in enumerate(rows):
             request.outputs.append(completion.output(batch, b))
         for request in {id(request): request for request, _ in rows}.values():
             request.bitwise = batch.bitwise
             request.prefill_seconds += batch.prefill_seconds
             request.decode_seconds += batch.decode_seconds
+
+    def _known_costs(self) -> Costs:
+        """What passes take, looked at for a moment where nothing is known yet."""
+        if not self.costs.knows("full", "retrieval"):
+            profile(self.models, self.speculation, self.costs)
+        return self.costs
 
     def _prefill(self, batch: Batch, files: Files, on_prefill: OnPrefill | None) -> None:
         identity = kernels.identity(self.models.target.model, batch.top.cache.pool.memory)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from triforce.kernels import extension
 from triforce.request import SamplingParams
 from triforce.sampling import Noise, Warper
 from triforce.sampling.warp import check_bias, no_law
-from triforce.shapes import columns
+from triforce.shapes import Bools, Ints, columns
 from triforce.speculation import Coupling, Draft, Prefix, Rejection, Sampling, Seeded
 
 
@@ -43,8 +44,9 @@ class TorchSampling:
     coupling: Coupling
     vocab_size: int
 
-    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Tensor, tier: int) -> Draft:
-        probs_BJV = self.warper(logits_BJV, prefix.ids_BS, prefix.lengths_B)
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
+        text = torch.from_numpy(prefix.ids_BS), torch.from_numpy(prefix.lengths_B)
+        probs_BJV = self.warper(logits_BJV, *text)
         return self.coupling.verify(guess, probs_BJV, prefix.lengths_B, live_B, tier)
 
 
@@ -70,13 +72,14 @@ class NativeSampling:
             rows.add(p.temperature, p.top_k, p.top_p, p.min_p, *penalties, bias, prompt_length)
         self._decide = rows.seeded if isinstance(coupling, Seeded) else rows.rejection
 
-    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Tensor, tier: int) -> Draft:
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
         B, J, _ = logits_BJV.shape
-        tokens_BJ, origins_BJ = guess.tokens_BK.new_empty(B, J), guess.tokens_BK.new_empty(B, J)
-        laws_BJV, counts_B = guess.laws_BKV.new_empty(B, J, self._law_size), torch.empty_like(guess.counts_B)
+        tokens_BJ, origins_BJ = (np.empty((B, J), dtype=np.int64) for _ in range(2))
+        laws_BJV, counts_B = guess.laws_BKV.new_empty(B, J, self._law_size), np.empty(B, dtype=np.int64)
         unlawful = self._decide(
             *(logits_BJV.contiguous(), prefix.ids_BS, prefix.lengths_B, live_B),
-            *(guess.tokens_BK.contiguous(), guess.laws_BKV.contiguous(), guess.origins_BK.contiguous(), guess.counts_B),
+            *(np.ascontiguousarray(guess.tokens_BK), guess.laws_BKV.contiguous()),
+            *(np.ascontiguousarray(guess.origins_BK), guess.counts_B),
             *(tokens_BJ, laws_BJV, origins_BJ, counts_B),
             *(tier, self._noise(guess, prefix.lengths_B, live_B, J, tier)),
         )
@@ -84,11 +87,13 @@ class NativeSampling:
             raise no_law(*unlawful)
         longest = int(counts_B.max()) if self._law_size else J
         if longest < J:  # behind it no law was written
-            tokens_BJ, laws_BJV, origins_BJ = (x[:, :longest] for x in (tokens_BJ, laws_BJV, origins_BJ))
+            tokens_BJ, origins_BJ, laws_BJV = tokens_BJ[:, :longest], origins_BJ[:, :longest], laws_BJV[:, :longest]
         return Draft(tokens_BJ, laws_BJV, origins_BJ, counts_B)
 
-    def _noise(self, guess: Draft, lengths_B: Tensor, live_B: Tensor, width: int, tier: int) -> object:
+    def _noise(self, guess: Draft, lengths_B: Ints, live_B: Bools, width: int, tier: int) -> object:
         """The uniforms of `rejection`; of `seeded` the keys, which are enough, or all exponentials."""
         if isinstance(self.coupling, Rejection):
             return self.coupling.noise.uniforms(tier, width, (guess.counts_B + 1) * live_B)
-        return self._keys or self.coupling.noise.exponentials(columns(lengths_B, width), self.vocab_size)
+        return self._keys or self.coupling.noise.exponentials(
+            torch.from_numpy(columns(lengths_B, width)), self.vocab_size
+        )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from triforce.cache import Full
 from triforce.cache.full import TAIL
 from triforce.cache.pool import pages_for
@@ -14,6 +12,7 @@ from triforce.errors import RequestError
 from triforce.ladder import pool
 from triforce.llm import LLM, OnPrefill
 from triforce.request import RequestOutput, SamplingParams
+from triforce.shapes import ints
 
 
 class Session:
@@ -45,7 +44,7 @@ class Session:
 
     def _forget_from(self, length: int) -> None:
         # The pool may have seen tokens past the end of the last answer: those that were verified but cut off.
-        self._memory.rewind(torch.tensor([length], device=self._memory.pool.device))
+        self._memory.rewind(ints([length]))
 
 
 def _alike(a: Sequence[int], b: Sequence[int]) -> int:

@@ -1,24 +1,36 @@
-"""Index arithmetic that every ragged batch needs. B rows."""
+"""Index arithmetic that every ragged batch needs: on the host, in numpy, where an operation costs half a microsecond.
+
+B rows.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
-def columns(start_B: Tensor, width: int) -> Tensor:
+def columns(start_B: Ints, width: int) -> Ints:
     """(B, width): start_B, start_B + 1, ..."""
-    return start_B[:, None] + _counting(width, start_B.device)
+    return start_B[:, None] + _counting(width)
 
 
-def longs(values: list[int]) -> Tensor:
-    """Integers for the host."""
-    return torch.tensor(values, dtype=torch.long)
+def rows(count: int) -> Ints:
+    """(B, 1): the row of each cell, to go with its column in an index."""
+    return _counting(count)[:, None]
+
+
+def ints(values: list[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
 
 
 @cache
-def _counting(width: int, device: torch.device) -> Tensor:
+def _counting(width: int) -> Ints:
     """0, 1, ...: asked for many times in each round, and never written to."""
-    return torch.arange(width, device=device)
+    counting = np.arange(width)
+    counting.flags.writeable = False
+    return counting

@@ -17,6 +17,7 @@ from triforce.config import ModelConfig
 from triforce.decoder import Decoder
 from triforce.kernels import Model, layer_by_layer
 from triforce.rope import Rope
+from triforce.shapes import Ints, ints
 from triforce.weights import Layer, Weights
 
 DTYPE = torch.float64 if DEVICE == "cpu" else torch.float32  # CUDA's fused attention has no float64
@@ -63,9 +64,9 @@ def feed(decoder: Decoder, view: object, rows: Sequence[Sequence[int]], padding:
     counts = [len(row) for row in rows]
     width = max(counts) + padding
     ids_BT = longs([t for row in rows for t in [*row, *text(width - len(row), seed=99)]]).view(len(rows), width)
-    view.begin(longs(counts), width)
+    view.begin(ints(counts), width)
     logits_BTV = decoder(ids_BT, view)
-    view.advance(longs(counts))
+    view.advance(ints(counts))
     return [logits_BTV[b, :count] for b, count in enumerate(counts)]
 
 
@@ -142,7 +143,7 @@ class Dense:
         other.length, other.keys, other.values = self.length, list(self.keys), list(self.values)
         return other
 
-    def begin(self, counts_B: Tensor, width: int) -> None:
+    def begin(self, counts_B: Ints, width: int) -> None:
         assert counts_B.tolist() == [width]
 
     def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
@@ -165,8 +166,8 @@ class Dense:
         self.mass[layer] = mass_GN
         return mixed_THD[None].to(q_BTHD.dtype)
 
-    def advance(self, counts_B: Tensor) -> None:
-        self.length += int(counts_B)
+    def advance(self, counts_B: Ints) -> None:
+        self.length += int(counts_B[0])
 
     def cut(self, length: int) -> None:
         self.length = min(self.length, length)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
@@ -25,7 +26,6 @@ from small import (
     dense,
     everything,
     feed,
-    longs,
     make_pool,
     poison,
     prefill,
@@ -39,6 +39,7 @@ from triforce.cache import Full, Retrieval, Setting
 from triforce.cache.retrieval import Budget
 from triforce.cache.select import POLICIES, Recent
 from triforce.kernels import Lists
+from triforce.shapes import Ints, ints
 
 torch.set_num_threads(1)
 DECODER = small_decoder()
@@ -128,7 +129,7 @@ class Tiers(RuleBasedStateMachine):
         chance = Random(seed)
         for ahead in self.ahead:
             del ahead[chance.randint(0, len(ahead)) :]
-        self.view.rewind(longs([len(self.texts[b]) + len(self.ahead[b]) for b in self.rows]))
+        self.view.rewind(ints([len(self.texts[b]) + len(self.ahead[b]) for b in self.rows]))
         self._poison()
 
     @rule(seed=SEEDS)
@@ -153,10 +154,10 @@ class Tiers(RuleBasedStateMachine):
             self.texts[b] += fed[b][:kept]
             if fed[b]:
                 self.ahead[b] = []
-        lengths_B = longs(map(len, self.texts))
+        lengths_B = ints([*map(len, self.texts)])
         self.full.rewind(lengths_B)
         # A row that was not live keeps what the lower view holds of it.
-        self.view.rewind(lengths_B + longs(map(len, self.ahead)))
+        self.view.rewind(lengths_B + ints([*map(len, self.ahead)]))
         self._poison()
 
     @invariant()
@@ -211,18 +212,18 @@ class OwnLength(Retrieval):
     """Falls behind the committed length after a full acceptance, and feeds the difference over exact slots."""
 
     @property
-    def lengths_B(self) -> Tensor:
-        self.ahead_B = torch.where(self.ahead_B == 0, self.full.lengths_B, self.ahead_B)
+    def lengths_B(self) -> Ints:
+        self.ahead_B = np.where(self.ahead_B == 0, self.full.lengths_B, self.ahead_B)
         return self.ahead_B
 
 
 class Forgetful(Retrieval):
-    def rewind(self, lengths_B: Tensor) -> None:
+    def rewind(self, lengths_B: Ints) -> None:
         """Forgets to forget."""
 
 
 class FullForgetful(Full):
-    def rewind(self, lengths_B: Tensor) -> None:
+    def rewind(self, lengths_B: Ints) -> None:
         """Forgets to forget."""
 
 
@@ -318,8 +319,8 @@ def test_a_text_cut_far_back_shows_nothing_of_its_old_end(policy: str, cut: int)
     """`rewind` promises to see at most so many tokens, and a choice made before must not outlive that."""
     full, lower, ids = conversation(policy=policy)
     feed(DECODER, lower, [text(2)])
-    full.rewind(longs([cut]))
-    lower.rewind(longs([cut]))
+    full.rewind(ints([cut]))
+    lower.rewind(ints([cut]))
     poison(full.pool, full.pool.slots(0, cut, CAPACITY))
     assert_shows_what_it_chose(lower, ids[:cut])
     ids = ids[:cut] + text(60, seed=10)
@@ -346,7 +347,7 @@ def test_row_shares_and_fork_copies() -> None:
     feed(DECODER, row, [[1, 2, 3]])
     assert full.lengths_B.tolist() == [0, 53, 0]
     assert_holds(full, 1, dense(DECODER, [*ids, 1, 2, 3]))
-    row.rewind(longs([50]))
+    row.rewind(ints([50]))
     assert full.lengths_B.tolist() == [0, 50, 0]
     full.fork(1, 2)
     assert full.lengths_B.tolist() == [0, 50, 50]

@@ -24,7 +24,7 @@ from triforce.ladder import Rows
 from triforce.llm import LLM
 from triforce.request import RequestOutput
 from triforce.session import Session
-from triforce.shapes import longs
+from triforce.shapes import ints
 
 if extension.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -80,13 +80,13 @@ def guesses(model: LLM, texts: list[list[int]]) -> Tensor:
     for before, text in zip([[], *texts], texts, strict=False):
         common = next((i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), 0)
         for tier in (middle, rows.exact(full)):
-            tier.cache.rewind(longs([common]))
+            tier.cache.rewind(ints([common]))
         for start, stop in pairwise([common, len(text) - 16, len(text)]):  # the selection goes by the last pass
             ids_BT = torch.tensor([text[start:stop]])
-            full.begin(longs([ids_BT.shape[1]]), ids_BT.shape[1])
+            full.begin(ints([ids_BT.shape[1]]), ids_BT.shape[1])
             model.models.target(ids_BT, full)
-            full.advance(longs([ids_BT.shape[1]]))
-        middle.cache.begin(longs([2]), 2)
+            full.advance(ints([ids_BT.shape[1]]))
+        middle.cache.begin(ints([2]), 2)
         logits_BJV: Tensor = middle.model(torch.tensor([[5, 6]]), middle.cache)
     return logits_BJV
 

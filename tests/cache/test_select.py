@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simple_cache import DEVICE
-from small import CLOSE, VOCAB, Dense, dense, feed, longs, make_pool, prefill, slots_of, small_decoder, text
+from small import CLOSE, VOCAB, Dense, dense, feed, make_pool, prefill, slots_of, small_decoder, text
 from torch import Tensor
 
 from triforce.cache import PAGE, Full, Retrieval, Setting
@@ -25,6 +25,7 @@ from triforce.engine import Batch, Job
 from triforce.errors import RequestError
 from triforce.ladder import MODES, Models, Speculation
 from triforce.request import SamplingParams
+from triforce.shapes import ints
 
 torch.set_num_threads(1)
 ALL: dict[str, Callable[[], Policy]] = {**POLICIES, "recent": Recent}
@@ -40,7 +41,7 @@ def scene(decoder: Decoder) -> tuple[Full, Dense, Dense]:
     prefill(decoder, full, 0, text(90, seed=2))
     prefill(decoder, full, 1, ids)
     feed(decoder, full, [[], guess])
-    full.rewind(longs([90, LENGTH + KEPT]))
+    full.rewind(ints([90, LENGTH + KEPT]))
     verified = dense(decoder, ids)
     feed(decoder, verified, [guess])
     return full, dense(decoder, ids + guess[:KEPT]), verified
@@ -243,16 +244,16 @@ class Rounds:
         seen = len(self.text)  # the next token of the text is drawn but not fed, as always
         if inner is not None:
             feed(DECODER, self.lower, [[], text(1 + inner)])
-            self.lower.rewind(longs([0, seen + 1]))
+            self.lower.rewind(ints([0, seen + 1]))
             feed(DECODER, self.lower, [[], text(drafted - 1)] if drafted > 1 else [[], [1]])
-            self.lower.rewind(longs([0, seen + drafted]))
+            self.lower.rewind(ints([0, seen + drafted]))
         else:
             for t in range(drafted):
                 feed(DECODER, self.lower, [[], [t]])
-                self.lower.rewind(longs([0, seen + t + 1]))  # as Tier.settle does
+                self.lower.rewind(ints([0, seen + t + 1]))  # as Tier.settle does
         feed(DECODER, self.full, [[], text(drafted + 1)])
         self.text += text(kept + 1)
-        lengths_B = longs([0, len(self.text)])
+        lengths_B = ints([0, len(self.text)])
         self.full.rewind(lengths_B)
         self.lower.rewind(lengths_B)
 

@@ -22,6 +22,7 @@ from triforce.config import ModelConfig
 from triforce.decoder import Decoder
 from triforce.errors import CacheError
 from triforce.kernels import Model, layer_by_layer
+from triforce.shapes import Ints, ints
 
 torch.set_num_threads(1)
 DECODER = small_decoder(layers=3)
@@ -36,7 +37,7 @@ class Slow:
         self.keys: list[list[Tensor]] = [[] for _ in range(config.layers)]
         self.values: list[list[Tensor]] = [[] for _ in range(config.layers)]
 
-    def begin(self, counts_B: Tensor, width: int) -> None:
+    def begin(self, counts_B: Ints, width: int) -> None:
         assert counts_B.tolist() == [width]
 
     def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
@@ -65,8 +66,8 @@ class Slow:
             ]
         )
 
-    def advance(self, counts_B: Tensor) -> None:
-        self.length += int(counts_B)
+    def advance(self, counts_B: Ints) -> None:
+        self.length += int(counts_B[0])
 
 
 def view(
@@ -169,7 +170,7 @@ class Rewinds(RuleBasedStateMachine):
             kept = chance.randint(min(least, len(ids)), len(ids))
             del ids[kept:]
             self.slow[b].length = kept
-        self.cache.rewind(longs(map(len, self.texts)))
+        self.cache.rewind(ints([*map(len, self.texts)]))
         self._spoil()
 
     def _spoil(self) -> None:
@@ -204,7 +205,7 @@ def test_the_whole_slack_may_be_taken_back(length: int) -> None:
     cache = view()
     in_pieces(cache, IDS[:length], Random(0))
     feed(DECODER, cache, [text(SLACK, seed=5)])
-    cache.rewind(longs([length]))
+    cache.rewind(ints([length]))
     same(feed(DECODER, cache, [IDS[length : length + SLACK]])[0], SLOW[length : length + SLACK])
 
 
@@ -212,7 +213,7 @@ def test_the_whole_slack_may_be_taken_back(length: int) -> None:
 def test_taking_back_more_than_the_slack_is_refused(back: int) -> None:
     cache = view()
     in_pieces(cache, IDS[:40], Random(0))
-    cache.rewind(longs([40 - SLACK - back]))
+    cache.rewind(ints([40 - SLACK - back]))
     with pytest.raises(CacheError, match="slack 6"):
         feed(DECODER, cache, [[1]])
     assert cache.lengths_B.tolist() == [40 - SLACK - back]
@@ -231,7 +232,7 @@ def test_a_row_that_is_done_may_lie_far_back() -> None:
     cache = view(2)
     in_pieces(cache.row(0), IDS[:40], Random(0))
     in_pieces(cache.row(1), IDS[:40], Random(0))
-    cache.rewind(longs([10, 40]))
+    cache.rewind(ints([10, 40]))
     same(feed(DECODER, cache, [[], IDS[40:42]])[1], SLOW[40:42])
 
 
@@ -255,7 +256,7 @@ def test_resume_goes_on_with_a_changed_text(change: int) -> None:
     """All but the last `change` tokens are shared: within the slack the rest is fed, else the window anew."""
     cache = view()
     prefill(DECODER, cache, 0, text(70, seed=0)[: 70 - change] + text(change, seed=9))
-    cache.rewind(longs([70 - change]))
+    cache.rewind(ints([70 - change]))
     longer = IDS + text(40, seed=10)
     prefill(DECODER, cache, 0, longer[:90])
     same(feed(DECODER, cache, [longer[90:95]])[0], slow_logits(longer[:95])[90:])
@@ -266,7 +267,7 @@ def test_a_window_that_was_overwritten_is_fed_anew(ahead: int) -> None:
     """Taken back by more than the slack, and wanted only a little further on: what lies before is gone as well."""
     cache, length = view(), 50
     prefill(DECODER, cache, 0, [*IDS[:length], *text(20, seed=12)])
-    cache.rewind(longs([length]))
+    cache.rewind(ints([length]))
     prefill(DECODER, cache, 0, IDS[: length + ahead])
     assert cache.lengths_B.tolist() == [length + ahead]
     same(feed(DECODER, cache, [IDS[length + ahead : length + ahead + 5]])[0], SLOW[length + ahead : length + ahead + 5])
@@ -275,7 +276,7 @@ def test_a_window_that_was_overwritten_is_fed_anew(ahead: int) -> None:
 def test_resume_after_a_cut_into_the_sinks() -> None:
     cache, other = view(), text(60, seed=11)
     prefill(DECODER, cache, 0, IDS)
-    cache.rewind(longs([2]))
+    cache.rewind(ints([2]))
     changed = IDS[:2] + other
     prefill(DECODER, cache, 0, changed)
     same(feed(DECODER, cache, [[1, 2]])[0], slow_logits([*changed, 1, 2])[-2:])
@@ -300,7 +301,7 @@ def test_rows_do_not_meet() -> None:
 def test_a_pass_of_nothing_but_padding_is_finite() -> None:
     cache = view(2)
     ids_BT = longs([1, 2, 3, 4]).view(2, 2)
-    cache.begin(longs([0, 0]), 2)
+    cache.begin(ints([0, 0]), 2)
     assert DECODER(ids_BT, cache).isfinite().all()
     same(in_pieces(cache.row(0), IDS, Random(0)), SLOW)
 
@@ -312,7 +313,7 @@ def test_fork_copies() -> None:
     assert cache.lengths_B.tolist() == [30, 0, 30]
     feed(DECODER, cache, [text(4, seed=7), [], []])  # the copy goes its own way
     same(feed(DECODER, cache, [[], [], IDS[30:36]])[2], SLOW[30:36])
-    cache.rewind(longs([30, 0, 36]))
+    cache.rewind(ints([30, 0, 36]))
     same(feed(DECODER, cache, [IDS[30:36], [], []])[0], SLOW[30:36])
 
 

@@ -25,7 +25,7 @@ class Recaller:
         self.sights: list[int] = []
 
     def __call__(self, ids_BT: Tensor, view: Any, at_BJ: Tensor | None = None) -> Tensor:
-        start = int(view.lengths_B)
+        start = int(view.lengths_B[0])
         self.ids = [*self.ids[:start], *[-1] * (start - len(self.ids)), *ids_BT[0].tolist()]
         if at_BJ is not None:
             return torch.zeros(1, 0, self.config.vocab_size)

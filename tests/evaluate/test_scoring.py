@@ -51,7 +51,7 @@ def test_the_draft_sees_what_the_engine_shows_it(llm: LLM) -> None:
     view = draft_view(decoder)
     assert (view.sinks, view.window) == (16, 496)
     skim(decoder, view, IDS_N)
-    assert int(view.lengths_B) == len(IDS_N)
+    assert int(view.lengths_B[0]) == len(IDS_N)
 
 
 def test_greedy_is_the_best_token_after_the_best_token_and_leaves_no_trace(llm: LLM) -> None:
@@ -63,4 +63,4 @@ def test_greedy_is_the_best_token_after_the_best_token_and_leaves_no_trace(llm: 
         assert token == int(decoder(ids_N[None], SimpleCache(decoder.config))[0, -1].argmax())
         ids_N = torch.cat([ids_N, torch.tensor([token])])
     assert found[0] == found[1]
-    assert int(view.lengths_B) == 60
+    assert int(view.lengths_B[0]) == 60

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from tests.kernels.paged import Paged, by_the_book, native, slots, visible
 from triforce.request import SamplingParams
 from triforce.sampler import NativeSampling
 from triforce.sampling import Noise
+from triforce.shapes import ints
 from triforce.speculation import Draft, Prefix, Rejection
 
 if native is None:
@@ -120,11 +122,11 @@ def sampling(dtype: torch.dtype) -> Tensor:
     """Laws of float32 logits, whatever the weights were."""
     V = 3000
     params = [SamplingParams(temperature=t) for t in (0.3, 1.0, 1.7)]
-    prefix = Prefix(torch.zeros(3, 2, dtype=torch.long), torch.ones(3, dtype=torch.long))
+    prefix = Prefix(ints([0] * 6).reshape(3, 2), ints([1] * 3))
     logits_BV = 4 * normal(3, V)
     sampler = NativeSampling(params, [1] * 3, V, Rejection(Noise([0, 1, 2], [0, 1, 2])))
-    nothing, live_B = Draft.empty(prefix.lengths_B, V), torch.ones(3, dtype=torch.bool)
-    law_BV = sampler.verify(nothing, logits_BV[:, None], prefix, live_B, 0).laws_BKV[:, 0]
+    live_B = np.ones(3, dtype=np.bool_)
+    law_BV = sampler.verify(Draft.empty(3, V), logits_BV[:, None], prefix, live_B, 0).laws_BKV[:, 0]
     scores_BV = (logits_BV.double() - logits_BV.double().amax(1, keepdim=True)) / torch.tensor(
         [[0.3], [1.0], [1.7]], dtype=torch.double
     )

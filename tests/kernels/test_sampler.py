@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from triforce.kernels import extension
 from triforce.request import SamplingParams
 from triforce.sampler import NativeSampling, sampling
 from triforce.sampling import Noise, Warper
+from triforce.shapes import Bools, ints
 from triforce.speculation import Draft, Prefix, Rejection, Seeded
 
 native = extension.native
@@ -44,7 +46,7 @@ class Scene:
     params: list[SamplingParams]
     prompts: list[int]
     prefix: Prefix
-    live_B: Tensor
+    live_B: Bools
     logits_BJV: Tensor
     guess: Draft
 
@@ -71,7 +73,7 @@ def verdict(scene: Scene, sampler: type, coupling: type, rows: list[int] | None 
 
 def agree(scene: Scene, coupling: type) -> None:
     expected, got = (verdict(scene, sampler, coupling) for sampler in (torch_sampling, NativeSampling))
-    for b in scene.live_B.nonzero()[:, 0].tolist():
+    for b in scene.live_B.nonzero()[0].tolist():
         count = int(expected.counts_B[b])
         assert int(got.counts_B[b]) == count
         assert got.tokens_BK[b, :count].tolist() == expected.tokens_BK[b, :count].tolist()
@@ -120,13 +122,14 @@ def scene(seed: int, vocab_size: int, rows: int = 4, guesses: int = 3) -> Scene:
         logits_BJV[..., int(some(vocab_size, 1))] = 1.0
     if style == 3:
         logits_BJV = torch.full_like(logits_BJV, 0.25)
-    prefix = Prefix(ids_BS, lengths_B)
     guess_logits_BKV = logits_BJV[:, :guesses] + 0.3 * torch.randn(rows, guesses, vocab_size, generator=g)
     laws_BKV = Warper(params, prompts, vocab_size)(guess_logits_BKV, ids_BS, lengths_B)
     tokens_BK = laws_BKV.flatten(0, 1).multinomial(1, generator=g).view(rows, guesses)
     ids_BS.scatter_(1, lengths_B[:, None] + torch.arange(guesses), tokens_BK)
-    guess = Draft(tokens_BK, laws_BKV, torch.full_like(tokens_BK, LOWER), some(guesses + 1, rows))
-    return Scene(params, prompts, prefix, some(5, rows) > 0, logits_BJV, guess)
+    origins_BK, counts_B = torch.full_like(tokens_BK, LOWER), some(guesses + 1, rows)
+    guess = Draft(tokens_BK.numpy(), laws_BKV, origins_BK.numpy(), counts_B.numpy())
+    prefix, live_B = Prefix(ids_BS.numpy(), lengths_B.numpy()), some(5, rows).numpy() > 0
+    return Scene(params, prompts, prefix, live_B, logits_BJV, guess)
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
@@ -147,20 +150,20 @@ def test_has_the_same_bits_at_each_level_with_any_threads_in_any_batch(coupling:
         native.use(level)
         native.set_threads(3)
         together = verdict(whole, NativeSampling, coupling)
-        for b in whole.live_B.nonzero()[:, 0].tolist():
+        for b in whole.live_B.nonzero()[0].tolist():
             count = int(expected.counts_B[b])
             alone = verdict(whole.pick(b), NativeSampling, coupling, [b])
             for got, row in ((together, b), (alone, 0)):
                 assert int(got.counts_B[row]) == count
-                assert torch.equal(got.tokens_BK[row, :count], expected.tokens_BK[b, :count])
+                assert got.tokens_BK[row, :count].tolist() == expected.tokens_BK[b, :count].tolist()
                 assert torch.equal(got.laws_BKV[row, :count], expected.laws_BKV[b, :count])
 
 
 def law(logits: Tensor, **params: object) -> list[Tensor]:
     """The laws of one row by both samplers."""
     settings = SamplingParams(**params)  # type: ignore[arg-type]
-    prefix, vocab_size = Prefix(torch.zeros(1, 2, dtype=torch.long), torch.ones(1, dtype=torch.long)), len(logits)
-    nothing, live_B = Draft.empty(prefix.lengths_B, vocab_size), torch.ones(1, dtype=torch.bool)
+    prefix, vocab_size = Prefix(ints([0, 0])[None], ints([1])), len(logits)
+    nothing, live_B = Draft.empty(1, vocab_size), np.array([True])
     return [
         sampler([settings], [1], vocab_size, Rejection(noise_of([0])))
         .verify(nothing, logits[None, None], prefix, live_B, 0)
@@ -224,17 +227,17 @@ def test_float64_logits(coupling: type) -> None:
 def test_noise_at_many_positions(vocab_size: int) -> None:
     """Without cuts each token has a chance, so that a wrong bit of any token's noise would show."""
     rows, params = 250, [SamplingParams()] * 250
-    lengths_B = torch.randint(2**32 - 1, (rows,), generator=torch.Generator().manual_seed(1))
+    lengths_B = np.random.default_rng(1).integers(2**32 - 1, size=rows)
     whole = Scene(
         params,
         [0] * rows,
-        Prefix(torch.zeros(rows, 1, dtype=torch.long), lengths_B),
-        torch.ones(rows, dtype=torch.bool),
+        Prefix(np.zeros((rows, 1), dtype=np.int64), lengths_B),
+        np.ones(rows, dtype=np.bool_),
         torch.randn(rows, 1, vocab_size, generator=torch.Generator().manual_seed(2)) / 3,
-        Draft.empty(lengths_B, 0),
+        Draft.empty(rows, 0),
     )
     expected, got = (verdict(whole, sampler, Seeded) for sampler in (torch_sampling, NativeSampling))
-    assert torch.equal(expected.tokens_BK, got.tokens_BK)
+    assert (expected.tokens_BK == got.tokens_BK).all()
 
 
 def test_uniforms_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +254,7 @@ def test_uniforms_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         (0, 0, [0, 0, 0]),
         (0, 4, [1, 2, 3]),
     ):
-        a, b = (noise.uniforms(tier, n, torch.tensor(used)) for noise in (ours, theirs))
+        a, b = (noise.uniforms(tier, n, ints(used)) for noise in (ours, theirs))
         assert torch.equal(a, b) and torch.equal(ours.draws, theirs.draws)
 
 
@@ -262,7 +265,7 @@ def test_refuses_logits_that_make_no_law(bad: float, what: str, temperature: flo
     """In padding too: then the model is broken."""
     whole = scene(1, 30)
     whole.params = [SamplingParams(temperature=temperature)] * 4
-    whole.guess.counts_B.zero_()
+    whole.guess.counts_B[:] = 0
     whole.logits_BJV[2, 3, slice(None) if bad == -math.inf else 11] = bad
     whole.logits_BJV[3, 0, 5] = math.nan
     for sampler in (torch_sampling, NativeSampling):
@@ -281,7 +284,7 @@ def test_refuses_a_bias_outside_the_vocabulary() -> None:
     [
         (lambda s: replace(s, logits_BJV=s.logits_BJV[:, :-1]), "tokens must be int64"),
         (lambda s: replace(s, logits_BJV=s.logits_BJV.bfloat16()), "logits must be float32"),
-        (lambda s: replace(s, live_B=s.live_B.long()), "live must be bool"),
+        (lambda s: replace(s, live_B=s.live_B.astype(np.int64)), "live must be bool"),
         (lambda s: replace(s, prefix=Prefix(s.prefix.ids_BS, s.prefix.lengths_B[:2])), "lengths must be int64"),
         (lambda s: replace(s, guess=replace(s.guess, counts_B=s.guess.counts_B + 4)), "counts must be from 0 to K"),
         (lambda s: replace(s, guess=replace(s.guess, tokens_BK=s.guess.tokens_BK - 30)), "tokens must be in"),
@@ -289,7 +292,7 @@ def test_refuses_a_bias_outside_the_vocabulary() -> None:
 )
 def test_refuses_other_arrays(change: object, message: str, coupling: type) -> None:
     whole = scene(2, 30)
-    whole.guess.counts_B.fill_(2)
+    whole.guess.counts_B[:] = 2
     with pytest.raises(ValueError, match=message):
         verdict(change(whole), NativeSampling, coupling)  # type: ignore[operator]
 

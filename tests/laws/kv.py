@@ -8,7 +8,7 @@ from tests.laws.tiny import MODELS, PROMPTS, V, finished, laws, started
 from tests.simple_cache import SimpleCache, score
 from triforce.request import SamplingParams
 from triforce.sampling import Noise
-from triforce.shapes import columns
+from triforce.shapes import columns, ints
 from triforce.speculation.coupling import race
 
 ROWS = 2 * len(PROMPTS)
@@ -19,8 +19,8 @@ def mispicked(mode: str) -> int:
     """Tokens of `seeded` texts that are not what plain dense decoding picks there, under the same noise."""
     texts_BT = finished(batch := started(mode, "seeded", PARAMS, ROWS))
     noise = Noise([job.seed for job in batch.jobs], [job.choice for job in batch.jobs])
-    lengths_B = torch.tensor([len(job.prompt) for job in batch.jobs])
-    exponentials_BTV = noise.exponentials(columns(lengths_B, texts_BT.shape[1]), V)
+    positions_BT = columns(ints([len(job.prompt) for job in batch.jobs]), texts_BT.shape[1])
+    exponentials_BTV = noise.exponentials(torch.from_numpy(positions_BT), V)
     return int((race(laws(texts_BT, PARAMS), exponentials_BTV) != texts_BT).sum())
 
 
@@ -32,7 +32,7 @@ def kv_error(mode: str) -> float:
     pool, worst = batch.top.cache.pool, 0.0
     for b, length in enumerate(pool.lengths_B.tolist()):
         cache = SimpleCache(MODELS.target.config)
-        score(MODELS.target, batch.prefix.ids_BS[b : b + 1, :length], cache)
+        score(MODELS.target, torch.from_numpy(batch.prefix.ids_BS[b : b + 1, :length]), cache)
         for layer, dense in enumerate(zip(cache._keys, cache._values, strict=True)):
             for paged_GSD, parts in zip(pool.span(layer, b, 0, length), dense, strict=True):
                 worst = max(worst, float((paged_GSD.transpose(0, 1) - torch.cat(parts, 1)[0]).abs().max()))

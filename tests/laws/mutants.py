@@ -90,8 +90,8 @@ DECISIONS = [
                 coupling,
                 "rejection",
                 (
-                    "F.pad(draft.laws_BKV, (0, 0, 0, 1))",
-                    "torch.cat([draft.laws_BKV, draft.laws_BKV[:, -1:] if K else 0 * probs_BJV], 1)",
+                    "F.pad(laws_BKV, (0, 0, 0, 1))",
+                    "torch.cat([laws_BKV, laws_BKV[:, -1:] if K else 0 * probs_BJV], 1)",
                 ),
                 (" * refused_B[:, None]", ""),
             )
@@ -140,7 +140,7 @@ DECISIONS = [
     ),
     Mutant(
         "seeded guesses kept unseen",
-        [Edit(coupling, "seeded", ("draft.tokens_BK == picks_BJ[:, :-1]", "draft.tokens_BK >= picks_BJ[:, :-1]"))],
+        [Edit(coupling, "seeded", (" == picks_BJ[:, :-1]", " >= picks_BJ[:, :-1]"))],
         ("seeded", "same text: triforce"),
     ),
 ]
@@ -166,8 +166,8 @@ MEMORIES = [
                 Retrieval,
                 "lengths_B",
                 (
-                    "torch.maximum(self.ahead_B, self.full.lengths_B)",
-                    "torch.where(self.ahead_B > 0, self.ahead_B, self.full.lengths_B)",
+                    "np.maximum(self.ahead_B, self.full.lengths_B)",
+                    "np.where(self.ahead_B > 0, self.ahead_B, self.full.lengths_B)",
                 ),
             )
         ],

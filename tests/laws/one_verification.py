@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from tests.laws.toy import Law
 from triforce.request import SamplingParams
 from triforce.sampler import NativeSampling
 from triforce.sampling import Warper
+from triforce.shapes import Ints, ints
 from triforce.speculation import Draft, Prefix
 from triforce.speculation import coupling as couplings
 
@@ -90,7 +92,7 @@ class Given:
     def __init__(self, uniforms_BJ: Tensor) -> None:
         self.uniforms_BJ = uniforms_BJ
 
-    def uniforms(self, tier: int, n: int, used_B: Tensor) -> Tensor:
+    def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
         return self.uniforms_BJ
 
 
@@ -103,9 +105,10 @@ def native(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor
     """`rejection` as the native sampler decides, from logits that are the logarithms of these laws."""
     B, _, V = probs_BJV.shape
     sampling = NativeSampling([SamplingParams()] * B, [0] * B, V, couplings.Rejection(Given(uniforms_BJ)))
-    prefix = Prefix(torch.zeros(B, 1, dtype=torch.long), torch.zeros(B, dtype=torch.long))
-    step = sampling.verify(draft, probs_BJV.log(), prefix, torch.ones(B, dtype=torch.bool), 0)
-    return step.counts_B - 1, step.tokens_BK.gather(1, step.counts_B[:, None] - 1)[:, 0]
+    prefix = Prefix(np.zeros((B, 1), dtype=np.int64), np.zeros(B, dtype=np.int64))
+    step = sampling.verify(draft, probs_BJV.log(), prefix, np.ones(B, dtype=np.bool_), 0)
+    kept_B = step.counts_B - 1
+    return torch.from_numpy(kept_B), torch.from_numpy(step.tokens_BK[np.arange(B), kept_B])
 
 
 def outcomes(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_torch) -> list[tuple[int, Cell, Text]]:
@@ -114,10 +117,10 @@ def outcomes(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_
     draft, laws_p = batch(p, q, listed, max(counts))
     uniforms_NPJ = looks([cell.edges for _, cell in listed], max(counts) + 1)
     N, P, J = uniforms_NPJ.shape
-    many = [
-        x.repeat_interleave(P, 0) for x in (draft.tokens_BK, draft.laws_BKV, draft.origins_BK, draft.counts_B, laws_p)
-    ]
-    kept, token = (x.view(N, P) for x in decide(Draft(*many[:4]), many[4], uniforms_NPJ.reshape(N * P, J)))
+    tokens, origins, counts_B = (x.repeat(P, 0) for x in (draft.tokens_BK, draft.origins_BK, draft.counts_B))
+    many = Draft(tokens, draft.laws_BKV.repeat_interleave(P, 0), origins, counts_B)
+    decided = decide(many, laws_p.repeat_interleave(P, 0), uniforms_NPJ.reshape(N * P, J))
+    kept, token = (x.view(N, P) for x in decided)
     assert (kept == kept[:, :1]).all(), "the number of guesses kept changes inside a cell"
     assert (token == token[:, :1]).all(), "the token drawn changes inside a cell"
     emitted = zip(listed, kept[:, 0].tolist(), token[:, 0].tolist(), strict=True)
@@ -127,16 +130,16 @@ def outcomes(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_
 def batch(p: NextLaw, q: NextLaw, listed: list[tuple[int, Cell]], K: int) -> tuple[Draft, Tensor]:
     """The guesses of all cells as one draft, and the laws that judge them; what pads them is noise."""
     V, generator = len(p(())), torch.Generator().manual_seed(5)
-    counts_B = torch.tensor([count for count, _ in listed])
-    tokens_BK = torch.randint(V, (len(listed), K), generator=generator)
+    counts_B = ints([count for count, _ in listed])
+    tokens_BK = torch.randint(V, (len(listed), K), generator=generator).numpy()
     laws_q, laws_p = torch.rand(2, len(listed), K + 1, V, generator=generator, dtype=torch.float64)
     for b, (count, cell) in enumerate(listed):
-        tokens_BK[b, :count] = torch.tensor(cell.guess, dtype=torch.long)
+        tokens_BK[b, :count] = cell.guess
         for j in range(count + 1):
             laws_p[b, j] = torch.tensor(p(cell.guess[:j]), dtype=torch.float64)
             if j < count:
                 laws_q[b, j] = torch.tensor(q(cell.guess[:j]), dtype=torch.float64)
-    return Draft(tokens_BK, laws_q[:, :K], torch.zeros_like(tokens_BK), counts_B), laws_p
+    return Draft(tokens_BK, laws_q[:, :K], np.zeros_like(tokens_BK), counts_B), laws_p
 
 
 def looks(edges: list[list[Interval]], J: int) -> Tensor:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from tests.laws.cases import Case
-from tests.laws.toy import Law, distance
-from triforce.shapes import columns
+from tests.laws.toy import Law, columns, distance
+from triforce.shapes import Ints
 
 HORIZON = 3
 
@@ -28,9 +28,9 @@ class Keyed:
         self.sizes, self.cells = sizes, cells
         self.draws = torch.zeros(len(sizes), len(self.digits_BD), dtype=torch.long)
 
-    def uniforms(self, tier: int, n: int, used_B: Tensor) -> Tensor:
+    def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
         at_Bn = columns(self.draws[tier], n).clamp_max(self.sizes[tier] - 1) + sum(self.sizes[:tier])
-        self.draws[tier] += used_B
+        self.draws[tier] += torch.from_numpy(used_B)
         return (self.digits_BD.gather(1, at_Bn).double() + 0.5) / self.cells
 
 

@@ -3,6 +3,7 @@
 Shape suffixes: B rows, J columns, V vocabulary.
 """
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from tests.laws.toy import PLAIN, Ladder
 from tests.samplers import Sampler, each_sampler, torch_sampling
 from triforce.request import SamplingParams
 from triforce.sampling import Noise
+from triforce.shapes import Bools
 from triforce.speculation import Draft, Prefix, Rejection, Sampling, Seeded
 
 torch.set_num_threads(1)
@@ -39,18 +41,19 @@ class Watched:
         self.kept: dict[int, list[Tensor]] = {}
         self.likely: dict[int, list[Tensor]] = {}
 
-    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Tensor, tier: int) -> Draft:
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
         step = self.sampling.verify(guess, logits_BJV, prefix, live_B, tier)
         if guess.tokens_BK.shape[1]:
             judged_B = live_B & (guess.counts_B > 0)
             if self.tables:  # the laws are known without asking the loop
-                a_B, b_B = (prefix.ids_BS.gather(1, prefix.lengths_B[:, None] - back)[:, 0] for back in (2, 1))
+                rows = np.arange(len(live_B))
+                a_B, b_B = (prefix.ids_BS[rows, prefix.lengths_B - back] for back in (2, 1))
                 p_BV, q_BV = (self.tables[level][a_B, b_B] for level in (tier, tier - 1))
             else:
                 p_BV, q_BV = step.laws_BKV[:, 0], guess.laws_BKV[:, 0]
             overlap = overlap_of_races if isinstance(self.coupling, Seeded) else overlap_of_laws
-            self.kept.setdefault(tier, []).append((step.counts_B > 1)[judged_B].double())
-            self.likely.setdefault(tier, []).append(overlap(p_BV, q_BV)[judged_B])
+            self.kept.setdefault(tier, []).append(torch.from_numpy((step.counts_B > 1)[judged_B]).double())
+            self.likely.setdefault(tier, []).append(overlap(p_BV, q_BV)[torch.from_numpy(judged_B)])
         return step
 
     def excess(self, tier: int) -> float:

@@ -106,12 +106,10 @@ def native_race(probs_V: Tensor, exponentials_NV: Tensor) -> Tensor:
     """The picks that a native pass without guesses makes."""
     rows = len(exponentials_NV)
     sampling = NativeSampling([SamplingParams()] * rows, [0] * rows, len(probs_V), Seeded(Given(exponentials_NV)))
-    prefix, live_B = (
-        Prefix(torch.zeros(rows, 1, dtype=torch.long), torch.zeros(rows, dtype=torch.long)),
-        torch.ones(rows) > 0,
-    )
+    prefix = Prefix(np.zeros((rows, 1), dtype=np.int64), np.zeros(rows, dtype=np.int64))
     logits_NJV = probs_V.log().repeat(rows, 1, 1)
-    return sampling.verify(Draft.empty(prefix.lengths_B, 0), logits_NJV, prefix, live_B, 0).tokens_BK[:, 0]
+    step = sampling.verify(Draft.empty(rows, 0), logits_NJV, prefix, np.ones(rows, dtype=np.bool_), 0)
+    return torch.from_numpy(step.tokens_BK[:, 0])
 
 
 RACES = [pytest.param(couplings.race, id="torch"), pytest.param(native_race, id="native", marks=needs_native)]

@@ -21,7 +21,7 @@ from torch import Tensor
 from tests.samplers import torch_sampling
 from triforce.engine import Job
 from triforce.request import SamplingParams
-from triforce.shapes import columns
+from triforce.shapes import Ints
 from triforce.speculation import Lookup, Prefix, Proposer, Sampling, Tier
 from triforce.speculation import coupling as couplings
 
@@ -31,32 +31,40 @@ POISON = 1
 """Forgotten ids become this between proposals: nobody may read them."""
 
 
+def columns(start_B: Tensor, width: int) -> Tensor:
+    return start_B[:, None] + torch.arange(width)
+
+
 @dataclass
 class Memory:
     """The toy of a KV cache. `glance_B` is the last token fed in the last pass, even if it was refused since."""
 
     ids_BS: Tensor
-    lengths_B: Tensor
+    seen_B: Tensor
     glance_B: Tensor
 
-    def begin(self, counts_B: Tensor, width: int) -> None:
-        self.counts_B = counts_B
+    @property
+    def lengths_B(self) -> Ints:
+        return self.seen_B.numpy()
+
+    def begin(self, counts_B: Ints, width: int) -> None:
+        self.counts_B = torch.from_numpy(counts_B)
 
     def feed(self, ids_BT: Tensor) -> None:
         width, scratch = ids_BT.shape[1], self.ids_BS.shape[1] - 1
         fed_BT = columns(torch.zeros_like(self.counts_B), width) < self.counts_B[:, None]
-        self.ids_BS.scatter_(1, torch.where(fed_BT, columns(self.lengths_B, width), scratch), ids_BT)
+        self.ids_BS.scatter_(1, torch.where(fed_BT, columns(self.seen_B, width), scratch), ids_BT)
         last_B = ids_BT.gather(1, (self.counts_B - 1).clamp_min(0)[:, None])[:, 0]
         self.glance_B = torch.where(self.counts_B > 0, last_B, self.glance_B)
 
-    def advance(self, counts_B: Tensor) -> None:
-        self.lengths_B = self.lengths_B + counts_B
+    def advance(self, counts_B: Ints) -> None:
+        self.seen_B = self.seen_B + torch.from_numpy(counts_B)
 
-    def rewind(self, lengths_B: Tensor) -> None:
-        self.lengths_B = torch.minimum(self.lengths_B, lengths_B)
+    def rewind(self, lengths_B: Ints) -> None:
+        self.seen_B = torch.minimum(self.seen_B, torch.from_numpy(lengths_B))
 
     def pick(self, at_N: Tensor) -> Memory:
-        return Memory(self.ids_BS[at_N], self.lengths_B[at_N], self.glance_B[at_N])
+        return Memory(self.ids_BS[at_N], self.seen_B[at_N], self.glance_B[at_N])
 
 
 class Chain:
@@ -67,7 +75,7 @@ class Chain:
 
     def __call__(self, ids_BT: Tensor, memory: Memory, at_BJ: Tensor) -> Tensor:
         memory.feed(ids_BT)
-        at_BJ = memory.lengths_B[:, None] + at_BJ
+        at_BJ = memory.seen_B[:, None] + at_BJ
         order = self.table.dim() - 1 - (self.watched is not None)
         context = [memory.ids_BS.gather(1, (at_BJ - back).clamp_min(0)) for back in reversed(range(order))]
         glance = [self.watched.glance_B[:, None].expand_as(at_BJ)] if self.watched else []
@@ -81,10 +89,10 @@ class Grid:
         self.digits_BD, self.cells = digits_BD, cells
         self.used_B = torch.zeros(len(digits_BD), dtype=torch.long)
 
-    def uniforms(self, tier: int, n: int, used_B: Tensor) -> Tensor:
+    def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
         beyond = self.digits_BD.new_zeros(len(self.digits_BD), 1)  # not enumerated yet, see `branch`
         at_Bn = columns(self.used_B, n).clamp_max(self.digits_BD.shape[1])
-        self.used_B = self.used_B + used_B
+        self.used_B = self.used_B + torch.from_numpy(used_B)
         return (torch.cat([self.digits_BD, beyond], 1).gather(1, at_Bn).double() + 0.5) / self.cells
 
 
@@ -104,7 +112,7 @@ class Worlds:
 
     def merged(self) -> Worlds:
         """Equal worlds are one, of their total weight."""
-        parts = [(self.ids_BS, self.lengths_B), *((memory.ids_BS, memory.lengths_B) for memory in self.memories)]
+        parts = [(self.ids_BS, self.lengths_B), *((memory.ids_BS, memory.seen_B) for memory in self.memories)]
         for ids_BS, lengths_B in parts:
             ids_BS.masked_fill_(columns(torch.zeros_like(lengths_B), ids_BS.shape[1]) >= lengths_B[:, None], POISON)
         glances = [memory.glance_B[:, None] for memory in self.memories]
@@ -152,9 +160,10 @@ class Ladder:
         rows = len(worlds.ids_BS)
         coupling, prompts = self.coupling(noise), [len(self.prompt)] * rows
         sampling = self.sampler([self.params] * rows, prompts, self.vocab_size, coupling)
-        prefix = Prefix(worlds.ids_BS, worlds.lengths_B)
-        after = prefix.append(self.build(worlds).propose(prefix, sampling, worlds.live_B))
-        return Worlds(after.ids_BS, after.lengths_B, worlds.memories, worlds.live_B, worlds.weights_B)
+        prefix = Prefix(worlds.ids_BS.numpy(), worlds.lengths_B.numpy())
+        after = prefix.append(self.build(worlds).propose(prefix, sampling, worlds.live_B.numpy()))
+        lengths_B = torch.from_numpy(after.lengths_B)
+        return Worlds(worlds.ids_BS, lengths_B, worlds.memories, worlds.live_B, worlds.weights_B)
 
     def start(self, horizon: int, worlds: int = 1) -> Worlds:
         reach = sum(gamma for _, gamma in self.tiers) + len(self.tiers)
@@ -196,7 +205,7 @@ def branch(ladder: Ladder, worlds: Worlds) -> Worlds:
 
 def joined(parts: list[Worlds]) -> Worlds:
     memories = [
-        Memory(*(torch.cat([getattr(m, name) for m in ms]) for name in ("ids_BS", "lengths_B", "glance_B")))
+        Memory(*(torch.cat([getattr(m, name) for m in ms]) for name in ("ids_BS", "seen_B", "glance_B")))
         for ms in zip(*(part.memories for part in parts), strict=True)
     ]
     ids_BS, lengths_B, live_B, weights_B = (

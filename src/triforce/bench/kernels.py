@@ -11,8 +11,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from triforce.bench import shapes
 from triforce.cache import PAGE, Full, Pool
@@ -23,7 +23,7 @@ from triforce.kernels.reference import attend_causal
 from triforce.request import SamplingParams
 from triforce.sampler import sampling
 from triforce.sampling import Noise
-from triforce.shapes import longs
+from triforce.shapes import Ints, ints
 from triforce.speculation import Draft, Prefix, Seeded
 
 Row = dict[str, Any]
@@ -107,14 +107,14 @@ class _Few(Full):
         picks_GP = torch.stack([torch.randperm(length // PAGE, generator=dice) for _ in range(pool.config.kv_heads)])
         self._units = torch.cat([picks_GP[:, :pages].sort(1).values, picks_GP[:, -1:]], 1)[None].int() + 1
 
-    def begin(self, counts_B: Tensor, width: int) -> None:
+    def begin(self, counts_B: Ints, width: int) -> None:
         starts = [self._units.shape[2] * PAGE - width]
         lists = Lists(self._units, starts, counts_B.tolist(), coarse=starts if self._int8 else [])
-        self._pass = Pass([int(self.lengths_B)], [(self.pool.config.layers, lists)])
+        self._pass = Pass([int(self.lengths_B[0])], [(self.pool.config.layers, lists)])
 
 
 def _pass(decoder: Decoder, view: Full, width: int) -> None:
-    counts_B = longs([width])
+    counts_B = ints([width])
     view.begin(counts_B, width)
     decoder(torch.ones(1, width, dtype=torch.long), view)  # not advanced: the next pass writes the same slots
 
@@ -153,10 +153,10 @@ def _prefill(bandwidth: float, context: int = 16_384, width: int = 512) -> Itera
 def _sampler(vocab: int) -> Iterator[Row]:
     """One row of logits to one token, at the settings that people use."""
     logits_BJV = torch.randn(1, 1, vocab, generator=torch.Generator().manual_seed(0)) * 3
-    prefix, live_B = Prefix(torch.zeros(1, 8, dtype=torch.long), longs([4])), torch.ones(1, dtype=torch.bool)
+    prefix, live_B = Prefix(ints([0] * 8)[None], ints([4])), np.array([True])
     for temperature, top_p in ((0.0, 1.0), (0.6, 0.9), (1.0, 1.0)):
         params = [SamplingParams(temperature=temperature, top_p=top_p)]
         sampler = sampling(params, [4], vocab, Seeded(Noise([1], [0])))
-        nothing = Draft.empty(prefix.lengths_B, 0)
+        nothing = Draft.empty(1, 0)
         took = seconds(partial(sampler.verify, nothing, logits_BJV, prefix, live_B, 0))
         yield {"kernel": "sampler", "vocabulary": vocab, "temperature": temperature, "top_p": top_p, "seconds": took}

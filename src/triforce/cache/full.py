@@ -6,12 +6,13 @@ U units, D head size.
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from triforce.cache.pool import Pool
 from triforce.cache.sight import Sight
 from triforce.kernels import PAGE, Lists, Model, Pass
+from triforce.shapes import Ints
 
 OBSERVED = 80
 """Passes of at most so many tokens a row report what they saw. No verification is wider; the rest is prefill."""
@@ -39,10 +40,10 @@ class Full:
         self._pass: Pass | None = None
 
     @property
-    def lengths_B(self) -> Tensor:
+    def lengths_B(self) -> Ints:
         return self.pool.lengths_B[self.rows.start : self.rows.stop]
 
-    def begin(self, counts_B: Tensor, width: int) -> None:
+    def begin(self, counts_B: Ints, width: int) -> None:
         starts, unit, observe = self.lengths_B.tolist(), self.grain or PAGE, width <= OBSERVED
         lists = Lists(self.pool.units(self.rows, unit), starts, counts_B.tolist(), unit)
         self._pass = Pass(starts, [(self.pool.config.layers, lists)], observe, observe and self.grain > 0)
@@ -60,14 +61,14 @@ class Full:
                     self.sights[b] = Sight(start, passes, lists.unit, queries_LBTHD[:, i, :count], mass_LGU)
         return logits_BJV
 
-    def advance(self, counts_B: Tensor) -> None:
-        self.lengths_B.add_(counts_B)
+    def advance(self, counts_B: Ints) -> None:
+        self.pool.lengths_B[self.rows.start : self.rows.stop] += counts_B
 
-    def rewind(self, lengths_B: Tensor) -> None:
-        self.lengths_B.copy_(torch.minimum(self.lengths_B, lengths_B))
+    def rewind(self, lengths_B: Ints) -> None:
+        np.minimum(self.lengths_B, lengths_B, out=self.lengths_B)
 
     def resume(self, length: int) -> tuple[int, int]:
-        seen = int(self.lengths_B)
+        seen = int(self.lengths_B[0])
         tail = max(seen, length - TAIL)
         chunk = PREFILL_ON_CPU if self.pool.device.type == "cpu" else PREFILL
         return seen, min(seen + chunk, tail) if seen < tail else length

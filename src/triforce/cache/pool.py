@@ -5,6 +5,7 @@ Shape suffixes: B rows, P pages of a row, N tokens, G KV heads, D head size.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +40,7 @@ class Pool:
     ) -> None:
         self.config, self.dtype, self.device, self.unit = config, dtype, torch.device(device), unit
         self.memory = kernels.memory(config, pages, dtype, device, unit, int8)
-        self.lengths_B = torch.zeros(rows, dtype=torch.long, device=device)
+        self.lengths_B = np.zeros(rows, dtype=np.int64)
         self.tables: list[list[int]] = [[] for _ in range(rows)]
         self.pages_BP = torch.zeros(rows, 0, dtype=torch.int32, device=device)
         """The tables, with scratch pages behind the shorter ones."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, gcd
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from triforce.cache.pool import pages_for
 from triforce.cache.select import Policy
 from triforce.errors import RequestError
 from triforce.kernels import PAGE, Lists, Model, Pass
+from triforce.shapes import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +89,21 @@ class Retrieval:
         self.full, self.policy, self.setting = full, policy, setting
         self.unit = gcd(setting.chunk, PAGE)
         full.grain = self.unit if policy.observes else 0
-        self.ahead_B = torch.zeros_like(full.lengths_B)
+        self.ahead_B = np.zeros_like(full.lengths_B)
         self.choices: list[Choice | None] = [None] * len(full.rows)
-        self._committed_B = torch.zeros_like(self.ahead_B)
-        self._refused_B = torch.zeros_like(self.ahead_B, dtype=torch.bool)
+        self._committed_B = np.zeros_like(self.ahead_B)
+        self._refused_B = np.zeros_like(self.ahead_B, dtype=np.bool_)
         self._pass: Pass | None = None
         self._index = Index(full.pool.config.layers, len(full.rows), full.pool.config.kv_heads, full.pool.device)
         self.recent = [0] * len(full.rows)
 
     @property
-    def lengths_B(self) -> Tensor:
-        return torch.maximum(self.ahead_B, self.full.lengths_B)
+    def lengths_B(self) -> Ints:
+        return np.maximum(self.ahead_B, self.full.lengths_B)
 
-    def begin(self, counts_B: Tensor, width: int) -> None:
+    def begin(self, counts_B: Ints, width: int) -> None:
         starts, counts = self.lengths_B.tolist(), counts_B.tolist()
-        self._committed_B = self.full.lengths_B.clone()
+        self._committed_B = self.full.lengths_B.copy()
         for b, (committed, count) in enumerate(zip(self._committed_B.tolist(), counts, strict=True)):
             choice = self.choices[b]
             if choice and committed < choice.recent:  # the text was cut: some of what was chosen is gone
@@ -115,13 +117,13 @@ class Retrieval:
         assert self._pass is not None, "begin() comes before forward()"
         return self.full.pool.memory.forward(model, ids_BT, at_BJ, self._pass).logits_BJV
 
-    def advance(self, counts_B: Tensor) -> None:
+    def advance(self, counts_B: Ints) -> None:
         self.ahead_B = self.lengths_B + counts_B
 
-    def rewind(self, lengths_B: Tensor) -> None:
+    def rewind(self, lengths_B: Ints) -> None:
         verified_B = self.full.lengths_B > self._committed_B  # else the refusal was this tier's own
         self._refused_B |= verified_B & (lengths_B <= self.ahead_B)
-        self.ahead_B = torch.minimum(self.ahead_B, lengths_B)
+        self.ahead_B = np.minimum(self.ahead_B, lengths_B)
 
     def resume(self, length: int) -> tuple[int, int]:
         """The exact view has seen to it."""

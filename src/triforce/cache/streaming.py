@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from math import ceil, gcd
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from triforce import kernels
 from triforce.config import ModelConfig
 from triforce.errors import CacheError
 from triforce.kernels import PAGE, Lists, Model, Pass
+from triforce.shapes import Ints
 
 
 class Streaming:
@@ -42,13 +44,14 @@ class Streaming:
         self.ring = self.unit * (1 + ceil((window + slack) / self.unit))  # a unit more: lists begin at a whole one
         self.pages = ceil((sinks + self.ring) / PAGE)
         self.memory = kernels.memory(config, rows * self.pages, dtype, device, self.unit)
-        self.lengths_B = torch.zeros(rows, dtype=torch.long, device=device)
+        self.lengths_B = np.zeros(rows, dtype=np.int64)
+        self.device = torch.device(device)
         self.highest = [0] * rows
         self._pass: Pass | None = None
         self._dropped: list[int] = []
         self._units_BU = torch.zeros(rows, 0, dtype=torch.int32, device=device)
 
-    def begin(self, counts_B: Tensor, width: int) -> None:
+    def begin(self, counts_B: Ints, width: int) -> None:
         # On the host: a pass of the draft costs less than a dozen operations on tensors would.
         starts, counts = self.lengths_B.tolist(), counts_B.tolist()
         ends = [max(self.highest[b], start + n) for b, start, n in zip(self.rows, starts, counts, strict=True)]
@@ -68,15 +71,15 @@ class Streaming:
         assert self._pass is not None, "begin() comes before forward()"
         return self.memory.forward(model, ids_BT, at_BJ, self._pass).logits_BJV
 
-    def advance(self, counts_B: Tensor) -> None:
-        self.lengths_B.add_(counts_B)
+    def advance(self, counts_B: Ints) -> None:
+        self.lengths_B += counts_B
 
-    def rewind(self, lengths_B: Tensor) -> None:
-        self.lengths_B.copy_(torch.minimum(self.lengths_B, lengths_B))
+    def rewind(self, lengths_B: Ints) -> None:
+        np.minimum(self.lengths_B, lengths_B, out=self.lengths_B)
 
     def resume(self, length: int) -> tuple[int, int]:
         """Skips what cannot reach the window through any layer: the draft's prefill does not grow with the prompt."""
-        seen, (b,) = int(self.lengths_B), self.rows
+        seen, (b,) = int(self.lengths_B[0]), self.rows
         if self.highest[b] - seen > self.slack:  # rewound so far that the window is gone; the sinks never are
             seen = min(seen, self.sinks)
         if seen < self.sinks:
@@ -84,7 +87,7 @@ class Streaming:
         else:
             start = max(seen, length - self.config.layers * self.window)
             stop = min(start + self.slack, length)
-        self.lengths_B.fill_(start)
+        self.lengths_B[:] = start
         self.highest[b] = start
         return start, stop
 
@@ -98,7 +101,7 @@ class Streaming:
     def fork(self, source: int, row: int) -> None:
         """Let a row see what another row has seen."""
         size = self.pages * PAGE
-        slots_N = torch.arange(size, device=self.lengths_B.device) + (row * self.pages + 1) * PAGE
+        slots_N = torch.arange(size, device=self.device) + (row * self.pages + 1) * PAGE
         for layer in range(self.config.layers):
             self.memory.put(layer, slots_N, *self.memory.run(layer, (source * self.pages + 1) * PAGE, size))
         self.lengths_B[row], self.highest[row] = self.lengths_B[source], self.highest[source]
@@ -111,4 +114,4 @@ class Streaming:
             [*range(first, first + sinks), *(first + sinks + (drop + i) % ring for i in range(ring))]
             for first, drop in zip(firsts, dropped, strict=True)
         ]
-        return torch.tensor(rows, dtype=torch.int32, device=self.lengths_B.device)
+        return torch.tensor(rows, dtype=torch.int32, device=self.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,7 +42,7 @@ def _hits(subject: Subject, window: Text) -> dict[int, Tensor]:
     found: dict[int, list[Tensor]] = {}
     for end in range(length, max(0, length - subject.plan.copies * SPAN), -SPAN):
         for distance in _distances(end):
-            view.rewind(torch.full_like(view.lengths_B, end))
+            view.rewind(np.full_like(view.lengths_B, end))
             start = end - distance
             span_T, scored = ids_N[start : start + SPAN], slice(START, SPAN)
             again_T = _best(subject, view, span_T)[START - 1 : SPAN - 1] == span_T[scored]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +41,7 @@ def _recent(subject: Subject, window: Text) -> Tensor:
     plan, view = subject.plan, full_view(subject.target, subject.plan.recent)
     losses = []
     for stop in range(plan.far.start + plan.stride, plan.far.stop + 1, plan.stride):
-        view.rewind(torch.zeros_like(view.lengths_B))
+        view.rewind(np.zeros_like(view.lengths_B))
         losses.append(nats(subject.target, view, window.ids_N[stop - plan.recent - 1 : stop], _first(subject)))
     return torch.cat(losses)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from triforce.cache import PAGE, Full, Streaming
 from triforce.decoder import Decoder
 from triforce.ladder import Models, Rows, Speculation
+from triforce.shapes import ints
 
 WIDTH = 256
 """Tokens of a pass whose logits are wanted: it bounds their memory, whatever the vocabulary."""
@@ -62,7 +63,7 @@ def nats(decoder: Decoder, view: Full | Streaming, ids_N: Tensor, first: int = 1
 
 def greedy(decoder: Decoder, view: Full, ids_T: Tensor, count: int) -> list[int]:
     """Feed some tokens and then the `count` - 1 most probable ones after them; the view forgets all of it again."""
-    seen_B, found = view.lengths_B.clone(), []
+    seen_B, found = view.lengths_B.copy(), []
     for _ in range(count):
         *_, logits_TV = read(decoder, view, ids_T)
         ids_T = logits_TV[-1:].argmax(-1)
@@ -81,7 +82,7 @@ def _width(view: Full | Streaming) -> int:
 
 
 def _pass(decoder: Decoder, view: Full | Streaming, ids_T: Tensor, scored: bool) -> Tensor:
-    count_1 = view.lengths_B.new_tensor([len(ids_T)])
+    count_1 = ints([len(ids_T)])
     view.begin(count_1, len(ids_T))
     logits_1JV = decoder(ids_T[None], view, None if scored else ids_T.new_zeros(1, 0))
     view.advance(count_1)

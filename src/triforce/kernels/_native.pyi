@@ -5,8 +5,12 @@ otherwise. `dtype` is that of the weights or the pages, bfloat16 or float32. Res
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+from numpy.typing import NDArray
 from torch import Tensor
+
+Array = NDArray[Any]
 
 def levels() -> list[str]: ...
 def level() -> str: ...
@@ -147,7 +151,7 @@ def best(scores: Tensor, start: int, stop: int, ids: Tensor) -> None:
 
 class Noise:
     def __init__(self, seeds: Sequence[int], choices: Sequence[int]) -> None: ...
-    def uniforms(self, draws: Tensor, tier: int, used: Tensor, out: Tensor) -> None:
+    def uniforms(self, draws: Tensor, tier: int, used: Array, out: Tensor) -> None:
         """out (B, n) float64: the next uniforms of each row for a tier; draws (tiers, B) int64 moves on by used (B)."""
 
 class Sampler:
@@ -168,17 +172,17 @@ class Sampler:
     def seeded(
         self,
         logits: Tensor,
-        ids: Tensor,
-        lengths: Tensor,
-        live: Tensor,
-        tokens: Tensor,
+        ids: Array,
+        lengths: Array,
+        live: Array,
+        tokens: Array,
         laws: Tensor,
-        origins: Tensor,
-        counts: Tensor,
-        out_tokens: Tensor,
+        origins: Array,
+        counts: Array,
+        out_tokens: Array,
         out_laws: Tensor,
-        out_origins: Tensor,
-        out_counts: Tensor,
+        out_origins: Array,
+        out_counts: Array,
         tier: int,
         noise: Noise | Tensor,
         /,
@@ -188,17 +192,17 @@ class Sampler:
     def rejection(
         self,
         logits: Tensor,
-        ids: Tensor,
-        lengths: Tensor,
-        live: Tensor,
-        tokens: Tensor,
+        ids: Array,
+        lengths: Array,
+        live: Array,
+        tokens: Array,
         laws: Tensor,
-        origins: Tensor,
-        counts: Tensor,
-        out_tokens: Tensor,
+        origins: Array,
+        counts: Array,
+        out_tokens: Array,
         out_laws: Tensor,
-        out_origins: Tensor,
-        out_counts: Tensor,
+        out_origins: Array,
+        out_counts: Array,
         tier: int,
         noise: Tensor,
         /,

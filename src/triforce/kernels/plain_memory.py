@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass, Rotatio
 from triforce.kernels.layers import layer_by_layer
 from triforce.kernels.reference import attend, attend_causal
 from triforce.rope import rotate
-from triforce.shapes import columns
+from triforce.shapes import columns, ints
 
 WIDE = 80
 """More queries of a row are prefill, which needs neither mass nor a window, and takes torch's fused attention."""
@@ -36,7 +37,7 @@ class PlainMemory:
     def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
         lists_L, rope, T = this.lists(), self.config.rope, ids_BT.shape[1]
         first = lists_L[0]
-        positions_N = columns(torch.tensor(this.positions, device=ids_BT.device), T).flatten()
+        positions_N = torch.from_numpy(columns(ints(this.positions), T).flatten()).to(ids_BT.device)
         rotation, slots_N = rope.cos_sin(positions_N), slots(first, T)
         to_sinks = rope.cos_sin(positions_N.clamp_max(first.sinks + first.window - 1)) if first.window else None
         queries, masses = [], []
@@ -106,11 +107,12 @@ def turn(q_BTHD: Tensor, rotation: Rotation) -> Tensor:
 def slots(lists: Lists, width: int) -> Tensor:
     """Where a pass puts its tokens, (N): they are the keys from `starts` on. Padding goes to the scratch page."""
     units_BU = lists.units if lists.units.ndim == 2 else lists.units[:, 0]
-    starts_B, counts_B = (torch.tensor(ints, device=units_BU.device) for ints in (lists.starts, lists.counts))
-    at_BT = columns(starts_B, width)
+    counts_B = ints(lists.counts)
+    padding_BT = torch.from_numpy(columns(np.zeros_like(counts_B), width) >= counts_B[:, None]).to(units_BU.device)
+    at_BT = torch.from_numpy(columns(ints(lists.starts), width)).to(units_BU.device)
     unit_BT = units_BU.gather(1, (at_BT // lists.unit).clamp_max(units_BU.shape[1] - 1))
     slots_BT = unit_BT * lists.unit + at_BT % lists.unit
-    return slots_BT.masked_fill(columns(torch.zeros_like(starts_B), width) >= counts_B[:, None], 0).flatten()
+    return slots_BT.masked_fill(padding_BT, 0).flatten()
 
 
 def gather(memory_GSD: Tensor, slots_GK: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from triforce.kernels import extension
+from triforce.shapes import Ints
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -90,7 +91,7 @@ class Noise:
         self._forget()
         return found.view(*positions_BJ.shape, vocab_size)
 
-    def uniforms(self, tier: int, n: int, used_B: Tensor) -> Tensor:
+    def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
         """The next n uniforms of each row for a tier: float64 in [0, 1), (B, n), keyed (seed, choice, tier, draw).
 
         tier: in [0, 8). used_B: how many of the n each row uses up; the rest come again at its next call. So a row's
@@ -103,7 +104,7 @@ class Noise:
         draw_Bn = self.draws[tier, :, None] + torch.arange(n, device=self.draws.device)
         counter = (draw_Bn & _MASK, draw_Bn >> 32, self._choices_B[:, None], torch.full_like(draw_Bn, 1 + tier))
         high, low, _, _ = philox(counter, self._keys_R2B[..., None])
-        self.draws[tier] += used_B
+        self.draws[tier] += torch.from_numpy(used_B).to(self.draws.device)
         return _bits(high, low).double() * 2.0**-53
 
     def _make(self, missing: list[tuple[int, int, int]]) -> None:

@@ -97,8 +97,11 @@ class Warper:
             (self._output, self._prompts_B, _presence_and_frequency),
         ):
             if setting:
-                text = (ids_BS[setting.rows], firsts_B[setting.rows], lengths_B[setting.rows])
-                setting.apply(scores_BJV, partial(penalty, _counts(*text, columns, self._vocab_size)))
+                ids_RS, firsts_R, lengths_R = (
+                    x.to(scores_BJV.device)[setting.rows] for x in (ids_BS, firsts_B, lengths_B)
+                )
+                counts_RJV = _counts(ids_RS, firsts_R, lengths_R, columns, self._vocab_size)
+                setting.apply(scores_BJV, partial(penalty, counts_RJV))
 
     def _probabilities(self, scores_BJV: Tensor) -> Tensor:
         """The law from scores whose largest is 0, which are overwritten."""

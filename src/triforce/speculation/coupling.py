@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triforce.shapes import columns
+from triforce.shapes import Bools, Ints, columns, rows
 from triforce.speculation.draft import Draft
 
 
@@ -23,14 +24,15 @@ def rejection(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Ten
     norm(max(p - q, 0)), and where nothing was refused (q = 0) from p itself: the bonus token. The first uniform of a
     row is for the draw and the others for its guesses, so that a row with fewer guesses than its mates uses fewer.
     """
-    B, K = draft.tokens_BK.shape
-    rows_B = torch.arange(B, device=probs_BJV.device)
-    p_BK = probs_BJV[:, :K].gather(2, draft.tokens_BK[..., None]).squeeze(2)
-    q_BK = draft.laws_BKV.gather(2, draft.tokens_BK[..., None]).squeeze(2)
+    (B, K), device = draft.tokens_BK.shape, probs_BJV.device
+    rows_B, counts_B = torch.arange(B, device=device), torch.from_numpy(draft.counts_B).to(device)
+    laws_BKV, tokens_BK1 = draft.laws_BKV.to(device), torch.from_numpy(draft.tokens_BK).to(device)[..., None]
+    p_BK = probs_BJV[:, :K].gather(2, tokens_BK1).squeeze(2)
+    q_BK = laws_BKV.gather(2, tokens_BK1).squeeze(2)
     kept_B = _leading(draft, uniforms_BJ[:, 1:] * q_BK < p_BK)
     p_BV = probs_BJV[rows_B, kept_B]
-    refused_B = kept_B < draft.counts_B
-    q_BV = F.pad(draft.laws_BKV, (0, 0, 0, 1))[rows_B, kept_B] * refused_B[:, None]
+    refused_B = kept_B < counts_B
+    q_BV = F.pad(laws_BKV, (0, 0, 0, 1))[rows_B, kept_B] * refused_B[:, None]
     owed_BV = (p_BV - q_BV).clamp_min(0)
     owed_BV = torch.where(owed_BV.sum(1, keepdim=True) > 0, owed_BV, p_BV)  # p == q up to rounding
     return kept_B, draw(owed_BV, uniforms_BJ[:, 0])
@@ -43,7 +45,7 @@ def seeded(draft: Draft, probs_BJV: Tensor, exponentials_BJV: Tensor) -> tuple[T
     share the E of a position, so the picks of a text do not depend on what was guessed.
     """
     picks_BJ = race(probs_BJV, exponentials_BJV)
-    kept_B = _leading(draft, draft.tokens_BK == picks_BJ[:, :-1])
+    kept_B = _leading(draft, torch.from_numpy(draft.tokens_BK).to(picks_BJ.device) == picks_BJ[:, :-1])
     return kept_B, picks_BJ.gather(1, kept_B[:, None]).squeeze(1)
 
 
@@ -63,7 +65,7 @@ def draw(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
 
 
 def _leading(draft: Draft, fits_BK: Tensor) -> Tensor:
-    real_BK = columns(torch.zeros_like(draft.counts_B), fits_BK.shape[1]) < draft.counts_B[:, None]
+    real_BK = torch.from_numpy(np.arange(fits_BK.shape[1]) < draft.counts_B[:, None]).to(fits_BK.device)
     return (fits_BK & real_BK).long().cumprod(1).sum(1)
 
 
@@ -72,7 +74,7 @@ class Noise(Protocol):
 
     def exponentials(self, positions_BJ: Tensor, vocab_size: int) -> Tensor: ...
 
-    def uniforms(self, tier: int, n: int, used_B: Tensor) -> Tensor: ...
+    def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor: ...
 
 
 class Coupling(Protocol):
@@ -81,7 +83,7 @@ class Coupling(Protocol):
     def law_size(self, vocab_size: int) -> int:
         """Entries of each token's law that a draft must carry so that the tier above can verify it."""
 
-    def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Tensor, live_B: Tensor, tier: int) -> Draft:
+    def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
         """The guesses kept and one token more, all of them samples of `probs_BJV`; `lengths_B` is the text's length."""
 
 
@@ -94,7 +96,7 @@ class Rejection:
     def law_size(self, vocab_size: int) -> int:
         return vocab_size
 
-    def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Tensor, live_B: Tensor, tier: int) -> Draft:
+    def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
         uniforms_BJ = self.noise.uniforms(tier, probs_BJV.shape[1], (draft.counts_B + 1) * live_B)
         return settle(draft, *rejection(draft, probs_BJV, uniforms_BJ), probs_BJV, tier)
 
@@ -108,13 +110,16 @@ class Seeded:
     def law_size(self, vocab_size: int) -> int:
         return 0
 
-    def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Tensor, live_B: Tensor, tier: int) -> Draft:
-        exponentials_BJV = self.noise.exponentials(columns(lengths_B, probs_BJV.shape[1]), probs_BJV.shape[2])
+    def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
+        positions_BJ = torch.from_numpy(columns(lengths_B, probs_BJV.shape[1])).to(probs_BJV.device)
+        exponentials_BJV = self.noise.exponentials(positions_BJ, probs_BJV.shape[2])
         return settle(draft, *seeded(draft, probs_BJV, exponentials_BJV), probs_BJV[..., :0], tier)
 
 
 def settle(draft: Draft, kept_B: Tensor, tokens_B: Tensor, laws_BJV: Tensor, tier: int) -> Draft:
-    """The kept guesses with the drawn token behind them, as a draft of the verifier's law."""
-    tokens_BJ = F.pad(draft.tokens_BK, (0, 1)).scatter(1, kept_B[:, None], tokens_B[:, None])
-    origins_BJ = F.pad(draft.origins_BK, (0, 1)).scatter(1, kept_B[:, None], tier)
-    return Draft(tokens_BJ, laws_BJV, origins_BJ, kept_B + 1)
+    """The kept guesses with the drawn token behind them, as a draft of the verifier's law: the host waits here."""
+    kept_B1, drawn_B1 = torch.stack((kept_B, tokens_B)).cpu().numpy()[..., None]
+    none_B1 = np.zeros_like(kept_B1)
+    tokens_BJ, origins_BJ = (np.concatenate((x, none_B1), 1) for x in (draft.tokens_BK, draft.origins_BK))
+    tokens_BJ[rows(len(kept_B1)), kept_B1], origins_BJ[rows(len(kept_B1)), kept_B1] = drawn_B1, tier
+    return Draft(tokens_BJ, laws_BJV, origins_BJ, kept_B1[:, 0] + 1)

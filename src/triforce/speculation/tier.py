@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Generic, Protocol, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.shapes import columns
+from triforce.shapes import Bools, Ints, columns, ints, rows
 from triforce.speculation.count import Counters
 from triforce.speculation.coupling import Coupling
 from triforce.speculation.draft import Draft, Prefix
@@ -27,16 +28,16 @@ class Cache(Protocol):
     """What a tier's model remembers; see triforce.cache."""
 
     @property
-    def lengths_B(self) -> Tensor:
+    def lengths_B(self) -> Ints:
         """Tokens seen, per row."""
 
-    def begin(self, counts_B: Tensor, width: int) -> None:
+    def begin(self, counts_B: Ints, width: int) -> None:
         """The next pass feeds `counts_B` tokens (at most `width`, the rest is padding) at `lengths_B` and after."""
 
-    def advance(self, counts_B: Tensor) -> None:
+    def advance(self, counts_B: Ints) -> None:
         """The tokens of the pass count as seen."""
 
-    def rewind(self, lengths_B: Tensor) -> None:
+    def rewind(self, lengths_B: Ints) -> None:
         """See at most `lengths_B` tokens."""
 
     def resume(self, length: int) -> tuple[int, int]:
@@ -66,17 +67,16 @@ class Proposer(Protocol):
     """Whatever can guess how a text goes on, and say by which law."""
 
     counters: Counters
+    gamma: int
+    level: int
 
     @property
     def name(self) -> str: ...
 
     @property
-    def level(self) -> int: ...
-
-    @property
     def below(self) -> Proposer | None: ...
 
-    def propose(self, prefix: Prefix, sampling: Sampling, live_B: Tensor) -> Draft: ...
+    def propose(self, prefix: Prefix, sampling: Sampling, live_B: Bools) -> Draft: ...
 
     def rewind(self, prefix: Prefix) -> None: ...
 
@@ -90,7 +90,7 @@ class Sampling(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Tensor, tier: int) -> Draft:
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
         """The guesses kept and one token more, as samples of the law of these logits. Column j follows j guesses."""
 
 
@@ -116,9 +116,9 @@ class Tier(Generic[C]):
         self.counters = Counters(len(cache.lengths_B))
         self.record: Record | None = None
 
-    def propose(self, prefix: Prefix, sampling: Sampling, live_B: Tensor) -> Draft:
+    def propose(self, prefix: Prefix, sampling: Sampling, live_B: Bools) -> Draft:
         """At least `gamma` tokens for each live row, each a sample of this tier's law given the text before it."""
-        draft = nothing = Draft.empty(prefix.lengths_B, sampling.coupling.law_size(sampling.vocab_size))
+        draft = nothing = Draft.empty(len(live_B), sampling.coupling.law_size(sampling.vocab_size))
         while (live_B := live_B & (draft.counts_B < self.gamma)).any():
             guess = self.below.propose(prefix, sampling, live_B) if self.below else nothing
             started = perf_counter()
@@ -130,22 +130,23 @@ class Tier(Generic[C]):
             prefix = self.settle(prefix, step, live_B)
             if self.below:
                 self.below.counters.judged(guess.counts_B, step.counts_B - 1, live_B)
-            self.counters.passed(live_B, perf_counter() - started)
+            self.counters.passed(live_B, perf_counter() - started, logits_BJV.shape[1])
         return draft
 
-    def score(self, prefix: Prefix, guess: Draft, live_B: Tensor) -> Tensor:
+    def score(self, prefix: Prefix, guess: Draft, live_B: Bools) -> Tensor:
         """Raw logits before and after each guess: one pass over what the cache has not seen."""
         ahead, seen_B = prefix.append(guess), self.cache.lengths_B
         unseen_B = (ahead.lengths_B - seen_B) * live_B
         width, guesses = int(unseen_B.max()), guess.tokens_BK.shape[1]
-        ids_BT = ahead.ids_BS.gather(1, columns(seen_B, width).clamp_max(ahead.ids_BS.shape[1] - 1))
-        at_BJ = columns(prefix.lengths_B - 1 - seen_B, guesses + 1).clamp(0, width - 1)
+        fed_BT = np.minimum(columns(seen_B, width), ahead.ids_BS.shape[1] - 1)
+        ids_BT = ahead.ids_BS[rows(len(seen_B)), fed_BT]
+        at_BJ = np.minimum(np.maximum(columns(prefix.lengths_B - 1 - seen_B, guesses + 1), 0), width - 1)
         self.cache.begin(unseen_B, width)
-        logits_BJV = self.model(ids_BT, self.cache, at_BJ)
+        logits_BJV = self.model(torch.from_numpy(ids_BT), self.cache, torch.from_numpy(at_BJ))
         self.cache.advance(unseen_B)
         return logits_BJV
 
-    def settle(self, prefix: Prefix, step: Draft, live_B: Tensor) -> Prefix:
+    def settle(self, prefix: Prefix, step: Draft, live_B: Bools) -> Prefix:
         """The text with what was kept behind it; what was refused is forgotten, here and below."""
         kept = prefix.append(Draft(step.tokens_BK, step.laws_BKV, step.origins_BK, step.counts_B * live_B))
         self.rewind(kept)
@@ -165,11 +166,11 @@ class Tier(Generic[C]):
             if start >= stop:
                 return
             stop = min(stop, start + WATCHED) if watch else stop
-            ids_1T, count_1 = prefix.ids_BS[b : b + 1, start:stop], prefix.lengths_B.new_tensor([stop - start])
-            scored = stop - start if watch else 0
+            ids_1T, count_1 = torch.from_numpy(prefix.ids_BS[b : b + 1, start:stop]), ints([stop - start])
+            at_1J = torch.arange(stop - start if watch else 0)[None]
             started = perf_counter()
             cache.begin(count_1, stop - start)
-            logits_1JV = self.model(ids_1T, cache, columns(torch.zeros_like(count_1), scored))
+            logits_1JV = self.model(ids_1T, cache, at_1J)
             cache.advance(count_1)
             self.counters.prefill_seconds += perf_counter() - started
             if watch:

@@ -31,8 +31,8 @@ struct Tensor {
     }
 };
 
-/// Throws nb::value_error unless `object` is a contiguous CPU tensor (torch, or anything that speaks DLPack and
-/// outlives it).
+/// Throws nb::value_error unless `object` is a contiguous CPU tensor or array (torch, numpy, or anything that speaks
+/// DLPack and outlives the call).
 Tensor tensor(const char* name, nanobind::handle object);
 
 }  // namespace triforce

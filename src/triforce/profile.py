@@ -1,0 +1,93 @@
+"""A first look at what passes cost: a few of each tier over random KV, once for a machine and its models."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from triforce import kernels
+from triforce.cache import PAGE, Pool
+from triforce.engine import Batch, Job
+from triforce.ladder import MODES, Models, Speculation
+from triforce.planner import Costs, Pilot, Plan
+from triforce.request import SamplingParams
+
+CONTEXTS = (1024, 4096)
+STEPS = 4  # proposals of each plan; the first pays for what is done once
+SECONDS = 5.0  # after which no further plan is tried
+BLOCK = 4096
+"""Tokens of random KV, repeated over the context."""
+
+
+def home(*models: str) -> Path:
+    """Where the costs of some models, told apart by these words, on this machine are kept: as XDG has it."""
+    level = kernels.extension.native.level() if kernels.extension.native else "torch"
+    threads = kernels.extension.native.threads() if kernels.extension.native else torch.get_num_threads()
+    about = [*models, platform.node(), platform.machine(), level, str(threads)]
+    key = hashlib.sha256("\n".join(about).encode()).hexdigest()[:16]
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "triforce" / f"costs-{key}.json"
+
+
+def profile(models: Models, setting: Speculation, costs: Costs) -> None:
+    """Let `costs` see passes of all tiers, as far as a few seconds allow."""
+    began = perf_counter()
+    for context in CONTEXTS:
+        if context + 512 > models.target.config.context:
+            return
+        batch = read(models, "auto", setting, context, 256)
+        pilot = Pilot(batch.top, 1, costs)
+        for plan in _plans(pilot):
+            pilot.wire(plan, batch.prefix, np.array([True]))
+            for step in range(STEPS):
+                if perf_counter() - began > SECONDS:
+                    return
+                lengths, started = batch.prefix.lengths_B.tolist(), perf_counter()
+                taken = sum(batch.step())
+                if step:
+                    pilot.learn(lengths, taken, perf_counter() - started)
+                else:
+                    pilot.forget()
+
+
+def read(models: Models, mode: str, setting: Speculation, context: int, tokens: int) -> Batch:
+    """A batch whose prompt of random tokens has been read, as far as its caches can tell: its KV is noise."""
+    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=tokens, ignore_eos=True)
+    vocabulary = min(1000, models.target.config.vocab_size)
+    prompt = torch.randint(vocabulary, (context,), generator=torch.Generator().manual_seed(2)).tolist()
+    batch = Batch(models, MODES[mode], setting, "seeded", [Job(prompt, params, seed=1)])
+    fill(batch.top.cache.pool, context - PAGE)
+    for _ in batch.prefill():
+        pass
+    return batch
+
+
+def fill(pool: Pool, length: int) -> None:
+    """Random K and V for the first `length` tokens of the first row. The draft's own cache will catch up."""
+    config = pool.config
+    block_GND = torch.randn(config.kv_heads, BLOCK, config.head_dim, generator=torch.Generator().manual_seed(3))
+    for start in range(0, length, BLOCK):
+        slots_N = pool.slots(0, start, min(start + BLOCK, length))
+        some_GND = block_GND[:, : len(slots_N)].to(pool.device, pool.dtype)
+        for layer in range(config.layers):
+            pool.memory.put(layer, slots_N, some_GND, some_GND)
+    pool.lengths_B[0] = length
+
+
+def _plans(pilot: Pilot) -> list[Plan]:
+    """Enough to see each tier, narrow and wide."""
+    names = {part.name for part in pilot.tiers}
+    lowest = "draft" if "draft" in names else "lookup"
+    return [
+        Plan(),
+        Plan((lowest, "retrieval", "full"), (2, 6)),
+        Plan((lowest, "full"), (4,)),
+        Plan(("retrieval", "full"), (4,)),
+        Plan(("lookup", "full"), (4,)),
+    ]

@@ -1,0 +1,146 @@
+"""A pilot may decide what it likes: the text stays. And it decides for what was measured."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, started
+from triforce.engine import Batch, Job
+from triforce.ladder import MODES, Models
+from triforce.planner import Costs, Pilot, Plan, pilot
+from triforce.planner.plan import plans
+from triforce.request import SamplingParams
+from triforce.speculation import Prefix
+
+PARAMS = SamplingParams(0.8, max_tokens=60)
+ROWS = 2 * len(PROMPTS)
+DEEP = Plan(("draft", "retrieval", "full"), (2, 6))
+
+
+def piloted(coupling: str = "seeded", models: Models = MODELS, rows: int = ROWS) -> Batch:
+    jobs = [Job(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
+    batch = Batch(models, MODES["auto"], SETTING, coupling, jobs, costs=Costs())
+    deque(batch.prefill(), maxlen=0)
+    return batch
+
+
+@pytest.fixture
+def whims(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """Another plan at each proposal, drawn from all; those that were drawn."""
+    dice, drawn = random.Random(3), list[Plan]()
+
+    def whim(self: Pilot, lengths: list[int]) -> Plan:
+        drawn.append(dice.choice(list(plans(self._has("draft"), True))))
+        return drawn[-1]
+
+    monkeypatch.setattr(Pilot, "_best", whim)
+    monkeypatch.setattr(pilot, "EVERY", 1)
+    monkeypatch.setattr(pilot, "PROBE", 10**9)
+    return drawn
+
+
+def plain() -> Tensor:
+    return finished(started("ar", "seeded", PARAMS, ROWS))
+
+
+def test_the_text_is_that_of_plain_decoding_whatever_is_decided(whims: list[Plan]) -> None:
+    monkey = piloted()
+    assert torch.equal(finished(monkey), plain())
+    assert {plan.tiers for plan in whims} >= {("draft", "full"), ("lookup", "retrieval", "full"), DEEP.tiers}
+
+
+def test_and_without_a_draft_model(whims: list[Plan]) -> None:
+    assert torch.equal(finished(piloted(models=Models(MODELS.target))), plain())
+    assert not any("draft" in plan.tiers for plan in whims)
+
+
+def test_and_as_it_decides_itself() -> None:
+    batch = piloted()
+    assert torch.equal(finished(batch), plain())
+    assert [tier.name for tier in batch.tiers] == ["lookup", "draft", "retrieval", "full"]
+    assert {batch.tiers[origin].name for job in batch.jobs for origin in job.origins} <= {t.name for t in batch.tiers}
+
+
+def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> Costs:
+    costs = Costs()
+    for _ in range(20):
+        for tier, seconds in (("full", full), ("retrieval", retrieval), ("draft", draft), ("lookup", 5e-3)):
+            costs.observe(tier, 1, 100, seconds)
+            costs.observe(tier, 9, 100, seconds)
+    return costs
+
+
+def steered(costs: Costs, steps: int = 4) -> tuple[Pilot, Batch]:
+    batch = piloted(rows=1)
+    it = Pilot(batch.top, 1, costs) if batch.pilot is None else batch.pilot
+    it.costs = costs
+    for _ in range(steps):
+        it.steer(batch.prefix, np.array([True]))
+    return it, batch
+
+
+def test_slow_full_passes_are_worth_a_hierarchy_and_fast_ones_are_not() -> None:
+    deep, _ = steered(known(full=20e-3))
+    assert deep.plan.tiers == DEEP.tiers and deep.plan.gammas[1] >= 6
+    flat, _ = steered(known(full=1e-4, draft=1e-4))
+    assert flat.plan == Plan()
+
+
+def test_little_gain_is_no_reason_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    it, batch = steered(known(full=20e-3))
+    before = it.plan
+    monkeypatch.setattr(pilot, "BETTER", 100.0)
+    it.costs = known(full=20e-3, draft=2e-4)
+    for _ in range(2 * pilot.EVERY):
+        it.steer(batch.prefix, np.array([True]))
+    assert it.plan == before
+
+
+def test_a_plan_that_proves_slower_than_plain_decoding_is_left_for_longer_and_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pilot, "PROBE", 10**9)
+    it, batch = steered(known(full=20e-3))
+    live_B, rests = np.array([True]), []
+    for _ in range(2):
+        while it.plan != Plan():
+            it.learn([100], 1, 1.0)  # a second for a token
+            it.steer(batch.prefix, live_B)
+        rests.append(0)
+        while it.plan == Plan():
+            it.learn([100], 1, 0.02)
+            it.steer(batch.prefix, live_B)
+            rests[-1] += 1
+    assert rests[0] >= pilot.GROUNDED[0] and rests[1] >= 2 * pilot.GROUNDED[0]
+
+
+def test_shares_kept_are_learnt_and_forgotten() -> None:
+    it, _ = steered(known(full=20e-3))
+    below, tier = it.plan.tiers[:2]
+    counters = it._parts[below].counters
+    for _ in range(50):
+        counters.judged(np.array([4]), np.array([0]), np.array([True]))
+        it.learn([100], 1, 1e-3)
+    assert it.acceptance(below, tier) < 0.1
+    it.plan = Plan()
+    for _ in range(500):
+        it.learn([100], 1, 1e-3)
+    assert it.acceptance(below, tier) > 0.5 * pilot.EXPECTED[below]
+
+
+def test_a_draft_that_was_left_out_sees_what_was_written_meanwhile() -> None:
+    batch = piloted(rows=2)
+    it, live_B = batch.pilot, np.array([True, True])
+    assert it
+    it.wire(Plan(), batch.prefix, live_B)
+    longer = Prefix(batch.prefix.ids_BS, batch.prefix.lengths_B + 40)
+    draft = it._parts["draft"]
+    assert (draft.cache.lengths_B < batch.prefix.lengths_B).all()  # type: ignore[attr-defined]
+    it.wire(DEEP, longer, live_B)
+    assert (draft.cache.lengths_B == longer.lengths_B - 1).all()  # type: ignore[attr-defined]
