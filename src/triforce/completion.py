@@ -63,4 +63,5 @@ class Completion:
             [names[origin] for origin in job.origins],
             job.seed,
             batch.stats(b),
+            batch.plans,
         )

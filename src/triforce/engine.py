@@ -168,6 +168,11 @@ class Batch:
         stats[-1].proposed = stats[-1].accepted = len(self.jobs[b].tokens)  # what the full tier proposes is the text
         return stats
 
+    @property
+    def plans(self) -> dict[str, int]:
+        """What the pilot chose, if there is one, and for how many proposals of the whole batch."""
+        return {str(plan): proposals for plan, proposals in self.pilot.flown.items()} if self.pilot else {}
+
     def _feed(self, b: int) -> Iterator[int]:
         job, length = self.jobs[b], len(self.jobs[b].prompt) - 1
         for tier in self.tiers:

@@ -97,6 +97,7 @@ class CompletionOutput:
     origins: list[str]  # name of the tier that proposed each new token
     seed: int
     tiers: list[TierStats]  # from the lowest to the full one
+    plans: dict[str, int] = field(default_factory=dict)  # what mode auto chose, for how many proposals of the full tier
 
 
 @dataclass(frozen=True, slots=True)

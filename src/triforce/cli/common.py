@@ -23,6 +23,7 @@ PLACEMENT = ("device", "dtype", "context")
 SPECULATION = (
     "mode", "coupling", "gamma_1", "gamma_2", "budget", "chunk", "selection", "refresh", "full_layers", "lower_tiers"
 )  # fmt: skip
+PLANS = 4  # those of mode auto that are listed, the most used ones
 COLORS = {"lookup": 35, "draft": 32, "streaming": 33, "retrieval": 36, "full": 31}  # by tier; ANSI foregrounds
 
 
@@ -146,4 +147,7 @@ def report(output: RequestOutput) -> str:
         lines.append(
             f"{tier.name:<10} {tier.proposed:>9,} {tier.accepted:>9,} {share:>6} {tier.passes:>7,} {tier.seconds:>8.2f}"
         )
-    return "\n".join([*lines, f"full passes per new token: {passes_per_token(output):.2f}"])
+    lines.append(f"full passes per new token: {passes_per_token(output):.2f}")
+    plans = sorted(output.outputs[0].plans.items(), key=lambda plan: -plan[1])[:PLANS]
+    lines += [f"plan       {proposals:>9,} proposals of {plan}" for plan, proposals in plans]
+    return "\n".join(lines)

@@ -96,6 +96,7 @@ def as_json(output: RequestOutput, params: SamplingParams) -> dict[str, Any]:
         "decode_seconds": output.decode_seconds,
         "tokens_per_second": output.tokens_per_second,
         "tiers": _tiers(first),
+        "plans": first.plans,
     }
     if params.n > 1:
         whole["choices"] = [_choice(completion) for completion in output.outputs]

@@ -6,7 +6,7 @@ decision can change a text; under `rejection` none depends on a token that is st
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -41,8 +41,8 @@ class Pilot:
             part.level = level  # tells them apart in the noise, and in the origins of tokens
         self._parts = {part.name: part for part in self.tiers}
         self.plan, top.below = Plan(), None
-        self.chosen: list[tuple[int, Plan]] = [(0, self.plan)]
-        """Which plan from which proposal on."""
+        self.flown: Counter[Plan] = Counter()
+        """Proposals under each plan."""
         self._steps = self._grounded = 0
         self._rest = GROUNDED[0]
         self._kept: dict[tuple[str, str], list[float]] = {}
@@ -62,6 +62,7 @@ class Pilot:
             self.wire(wanted, prefix, live_B)
         self._steps += 1
         self._grounded -= 1
+        self.flown[self.plan] += 1
 
     def learn(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
         """After a proposal from texts of these lengths, which gave so many tokens in all."""
@@ -109,7 +110,6 @@ class Pilot:
                     _catch_up(part, prefix, live_B)
             below = part
         self.plan = plan
-        self.chosen.append((self._steps, plan))
         self._speed.clear()
 
     def _judge(self, below: str, tier: str) -> None:
