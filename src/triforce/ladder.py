@@ -163,8 +163,8 @@ def auto(rows: Rows) -> Tier[Full]:
 
 
 MODES: dict[str, Ladder] = {
-    "auto": auto, "ar": ar, "draft": draft, "retrieval": retrieval, "streaming": streaming, "triforce": triforce,
-    "lookup": lookup,
+    "ar": ar, "draft": draft, "retrieval": retrieval, "streaming": streaming, "triforce": triforce, "lookup": lookup,
+    "auto": auto,
 }  # fmt: skip
 
 DRAFTED = ("draft", "triforce")
