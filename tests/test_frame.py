@@ -39,6 +39,7 @@ JSON_KEYS = [
     "decode_seconds",
     "tokens_per_second",
     "tiers",
+    "plans",
 ]
 
 
