@@ -132,7 +132,8 @@ DECISIONS = [
                 "verify",
                 (
                     "    uniforms_BJ =",
-                    "    self.noise.draws[tier] = (lengths_B - 2) * probs_BJV.shape[1]\n    uniforms_BJ =",
+                    "    self.noise.draws[tier] = torch.from_numpy((lengths_B - 2) * probs_BJV.shape[1])\n"
+                    "    uniforms_BJ =",
                 ),
             )
         ],
