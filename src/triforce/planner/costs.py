@@ -40,6 +40,11 @@ class Costs:
         fit = self._fits.get(tier)
         return max(fit.seconds(tokens, keys), LEAST) if fit else LEAST
 
+    def line(self, tier: str, rows: int, keys: int) -> tuple[float, float]:
+        """The same as a function of each row's tokens: what a pass takes whatever they are, and what each adds."""
+        base = self.seconds(tier, 0, keys)
+        return base, self.seconds(tier, rows, keys) - base
+
     def knows(self, *tiers: str) -> bool:
         """Whether there were enough passes of all of these tiers to go by."""
         return all(tier in self._fits and self._fits[tier].passes >= TRUSTED for tier in tiers)

@@ -45,6 +45,7 @@ class Pilot:
         """Proposals under each plan."""
         self._steps = self._grounded = 0
         self._rest = GROUNDED[0]
+        self._course = self.plan
         self._kept: dict[tuple[str, str], list[float]] = {}
         self._counted = {name: (0, 0) for name in self._parts}
         self._speed: deque[tuple[int, float]] = deque(maxlen=WATCHED)
@@ -52,12 +53,9 @@ class Pilot:
     def steer(self, prefix: Prefix, live_B: Bools) -> None:
         """Wire the ladder for the next proposal."""
         lengths = prefix.lengths_B[live_B].tolist()
-        if self._steps % PROBE == 0 or self._grounded > 0:
-            wanted = Plan()
-        elif self._steps % EVERY == 0 or self.plan == Plan():
-            wanted = self._best(lengths)
-        else:
-            wanted = self.plan
+        if self._steps % EVERY == 0:
+            self._course = self._best(lengths)
+        wanted = Plan() if self._steps % PROBE == 0 or self._grounded > 0 else self._course
         if wanted != self.plan:
             self.wire(wanted, prefix, live_B)
         self._steps += 1
@@ -87,15 +85,16 @@ class Pilot:
         return (kept + BELIEF * EXPECTED[below]) / (kept + refused + BELIEF)
 
     def _best(self, lengths: list[int]) -> Plan:
-        """The plan that is worth most, or the present one if that is about as good."""
-        rows = max(len(lengths), 1)
+        """The plan that is worth most, or the one that is followed if that is about as good."""
+        lines = {name: self.costs.line(name, len(lengths), self._keys(name, lengths)) for name in self._parts}
 
         def cost(tier: str, tokens: float) -> float:
-            return self.costs.seconds(tier, tokens * rows, self._keys(tier, lengths))
+            base, each = lines[tier]
+            return base + each * tokens
 
         worth = {plan: plan.rate(cost, self.acceptance) for plan in plans(self._has("draft"), self._sees_less(lengths))}
         best = max(worth, key=worth.__getitem__)
-        return best if worth[best] > BETTER * worth.get(self.plan, 0.0) else self.plan
+        return best if worth[best] > BETTER * worth.get(self._course, 0.0) else self._course
 
     def wire(self, plan: Plan, prefix: Prefix, live_B: Bools) -> None:
         """Let the ladder follow a plan."""
