@@ -16,15 +16,26 @@ from typing import Any
 
 import pytest
 
-from triforce.cli import main
+from triforce import ladder
+from triforce.cache.select import POLICIES
+from triforce.cli import main, parser
 from triforce.cli.common import Painter, Prefill, report
 from triforce.cli.info import size
 from triforce.cli.parser import DEFAULTS, parse
+from triforce.engine import COUPLINGS
 from triforce.errors import ModelError
 from triforce.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TierStats, TokenLogprobs
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+
+
+def test_the_choices_are_those_of_the_engine() -> None:
+    """The parser names them itself, so that --help does not wait for torch."""
+    assert tuple(ladder.MODES) == parser.MODES and tuple(ladder.LOWER_TIERS) == parser.LOWER_TIERS
+    assert tuple(POLICIES) == parser.SELECTIONS and tuple(COUPLINGS) == parser.COUPLINGS
+
+
 JSON_KEYS = [
     "text",
     "token_ids",

@@ -10,7 +10,7 @@ from typing import Any
 from triforce import __version__
 from triforce.request import SamplingParams
 
-MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "lookup")
+MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "lookup", "auto")
 SELECTIONS = ("observed", "mean_key", "quest")
 COUPLINGS = ("seeded", "rejection")
 LOWER_TIERS = ("same", "int8")
@@ -214,7 +214,7 @@ def _engine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     add = group.add_argument
     _draft(group)
-    add("--mode", choices=MODES, help="which tiers (default: triforce with a draft, retrieval without)")
+    add("--mode", choices=MODES, help="which tiers; auto: it chooses (default: triforce with a draft, else retrieval)")
     add("--gamma-1", type=int, default=2, metavar="N", help=_help("tokens the draft guesses at a time"))
     add("--gamma-2", type=int, default=6, metavar="N", help=_help("tokens the retrieval tier guesses at a time"))
     add(
