@@ -25,14 +25,20 @@ BLOCK = 4096
 """Tokens of random KV, repeated over the context."""
 
 
-def home(*models: str) -> Path:
-    """Where the costs of some models, told apart by these words, on this machine are kept: as XDG has it."""
+def home(*models: str) -> Path | None:
+    """Where the costs of some models, told apart by these words, on this machine are kept: as XDG has it.
+
+    None for a user without a home.
+    """
     level = kernels.extension.native.level() if kernels.extension.native else "torch"
     threads = kernels.extension.native.threads() if kernels.extension.native else torch.get_num_threads()
     about = [*models, platform.node(), platform.machine(), level, str(threads)]
     key = hashlib.sha256("\n".join(about).encode()).hexdigest()[:16]
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "triforce" / f"costs-{key}.json"
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
+    return cache / "triforce" / f"costs-{key}.json"
 
 
 def profile(models: Models, setting: Speculation, costs: Costs) -> None:

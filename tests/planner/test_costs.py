@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from triforce.planner import Costs
+from triforce.profile import home
 
 
 def true(tokens: int, keys: int) -> float:
@@ -62,6 +63,17 @@ def test_a_file_that_is_none_is_begun_again(text: str, tmp_path: Path) -> None:
     costs = Costs(path)
     costs.observe("full", 1, 1, 1.0)
     assert costs.seconds("full", 1, 1) == pytest.approx(1.0)
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert home("a", "b") is None
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert str(home("a", "b")).startswith("/somewhere/triforce/costs-") and home("a", "b") != home("a", "c")
 
 
 def test_a_folder_that_cannot_be_written_is_no_harm(tmp_path: Path) -> None:
