@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, started
+from tests.laws.gtest import ALPHA, ranks, window_surprise
+from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
 from triforce.engine import Batch, Job
 from triforce.ladder import MODES, Models
 from triforce.planner import Costs, Pilot, Plan, pilot
@@ -58,6 +59,15 @@ def test_the_text_is_that_of_plain_decoding_whatever_is_decided(whims: list[Plan
 def test_and_without_a_draft_model(whims: list[Plan]) -> None:
     assert torch.equal(finished(piloted(models=Models(MODELS.target))), plain())
     assert not any("draft" in plan.tiers for plan in whims)
+
+
+def test_under_rejection_the_law_stays(whims: list[Plan]) -> None:
+    texts_BT = finished(piloted("rejection", rows=200))
+    laws_BTV = laws(texts_BT, PARAMS)
+    likings_BTV = laws_BTV / (laws(texts_BT, PARAMS, MODELS.draft) + 1e-9)  # where a fault would show most
+    p_value, least = window_surprise(ranks(texts_BT, laws_BTV, likings_BTV), 12, 2, 4)
+    print(f"p = {p_value:.3f}; detectable total variation {least:.4f}")
+    assert least < 0.07 and p_value > ALPHA and len({plan.tiers for plan in whims}) > 3
 
 
 def test_and_as_it_decides_itself() -> None:
