@@ -88,12 +88,6 @@ def fill(pool: Pool, length: int) -> None:
 
 def _plans(pilot: Pilot) -> list[Plan]:
     """Enough to see each tier, narrow and wide."""
-    names = {part.name for part in pilot.tiers}
-    lowest = "draft" if "draft" in names else "lookup"
-    return [
-        Plan(),
-        Plan((lowest, "retrieval", "full"), (2, 6)),
-        Plan((lowest, "full"), (4,)),
-        Plan(("retrieval", "full"), (4,)),
-        Plan(("lookup", "full"), (4,)),
-    ]
+    lowest = [part.name for part in pilot.tiers if part.name in ("lookup", "draft")]
+    deep = [Plan((name, "retrieval", "full"), (2, 6)) for name in lowest[-1:]]
+    return [Plan(), *deep, *(Plan((name, "full"), (4,)) for name in reversed([*lowest, "retrieval"]))]

@@ -88,7 +88,8 @@ def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> Costs:
 
 def steered(costs: Costs, steps: int = 4) -> tuple[Pilot, Batch]:
     batch = piloted(rows=1)
-    it = Pilot(batch.top, 1, costs) if batch.pilot is None else batch.pilot
+    it = batch.pilot
+    assert it
     it.costs = costs
     for _ in range(steps):
         it.steer(batch.prefix, np.array([True]))
