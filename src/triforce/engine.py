@@ -130,6 +130,7 @@ class Batch:
         live_B, lengths = np.array(live), self.prefix.lengths_B[live].tolist()
         if self.pilot:
             self.pilot.steer(self.prefix, live_B)
+        steered = perf_counter()
         draft = self.top.propose(self.prefix, self.sampling, live_B)
         self.prefix = self.prefix.append(draft)
         tokens, origins, counts = draft.tokens_BK.tolist(), draft.origins_BK.tolist(), draft.counts_B.tolist()
@@ -138,10 +139,10 @@ class Batch:
             for b, job in enumerate(self.jobs)
         ]
         self._note_logprobs(taken)
-        seconds = perf_counter() - started
-        self.decode_seconds += seconds
+        ended = perf_counter()
+        self.decode_seconds += ended - started
         if self.pilot:
-            self.pilot.learn(lengths, sum(taken), seconds)
+            self.pilot.learn(lengths, sum(taken), ended - steered)
         return taken
 
     @property
