@@ -233,10 +233,9 @@ def _engine(parser: argparse.ArgumentParser) -> None:
     add("--refresh", default="1", metavar="N|auto", help="choose anew every N verifications; 0: once (default: 1)")
     add(
         "--full-layers",
-        type=int,
-        default=0,
-        metavar="N",
-        help=_help("first layers in which the retrieval tier sees all"),
+        default="auto",
+        metavar="N,...",
+        help="layers where the retrieval tier sees all (default: auto)",
     )
     _lower_tiers(group)
     _coupling(group)

@@ -143,7 +143,7 @@ class Pilot:
         if tier == "full":
             return sum(lengths)
         if tier == "retrieval":
-            return sum(min(length, self._budget(length)) for length in lengths)
+            return sum(self._parts["retrieval"].cache.keys(length) for length in lengths)  # type: ignore[attr-defined]
         return 0
 
     def _sees_less(self, lengths: Sequence[int]) -> bool:
