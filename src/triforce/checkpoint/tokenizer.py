@@ -8,7 +8,7 @@ from typing import Any
 
 from triforce.checkpoint.files import read_json
 from triforce.checkpoint.text_stream import TextStream
-from triforce.checkpoint.token_bytes import token_bytes
+from triforce.checkpoint.token_bytes import all_token_bytes, token_bytes
 from triforce.errors import ModelError, RequestError
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -70,6 +70,15 @@ class Tokenizer:
     def bytes_of(self, token_id: int) -> bytes:
         """What one token adds to a text: perhaps a part of a character. Nothing for an id that does not exist."""
         return token_bytes(self._core, token_id)
+
+    def all_bytes(self) -> list[bytes]:
+        """The same of every id below `vocab_size`."""
+        return all_token_bytes(self._core, range(self.vocab_size))
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are marks and no text."""
+        return frozenset(i for i, token in self._core.get_added_tokens_decoder().items() if token.special)
 
     @property
     def chats(self) -> bool:
