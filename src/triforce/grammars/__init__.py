@@ -14,13 +14,14 @@ from triforce.errors import RequestError
 from triforce.grammar import Grammar
 from triforce.grammars import trial
 from triforce.grammars.matcher import Matcher
+from triforce.grammars.trial import described
 
 REMEMBERED = 64
 """Compiled grammars that are kept, those used last."""
 TRIAL_SECONDS = 60
 """Of waiting for a trial, which has a few seconds of CPU time but may get them late."""
 
-__all__ = ["Grammars"]
+__all__ = ["Grammars", "described"]
 
 
 class Grammars:
@@ -62,8 +63,8 @@ class Grammars:
                 f"{error.name} is not installed, which follows grammars; get it with: pip install 'triforce[serve]'"
             ) from error
         tokens, ends = self._tokenizer.all_bytes(), sorted(self._tokenizer.eos_ids)
-        special = sorted(self._tokenizer.special_ids)
-        return LLTokenizer(trial.Vocabulary(tokens, special, ends[0]), n_vocab=len(tokens), eos_token=ends)
+        vocabulary: Any = trial.Vocabulary(tokens, sorted(self._tokenizer.special_ids), ends[0])
+        return LLTokenizer(vocabulary, n_vocab=len(tokens), eos_token=ends)
 
 
 def _trial(grammar: Grammar) -> str:

@@ -82,7 +82,7 @@ def main() -> None:
         with suppress(ValueError, OSError):  # not every system has each
             resource.setrlimit(what, (most, most))
     kind, source = json.load(sys.stdin)
-    letters = Vocabulary([*(bytes([i]) for i in range(256)), b"<end>"], [256], 256)
+    letters: Any = Vocabulary([*(bytes([i]) for i in range(256)), b"<end>"], [256], 256)
     try:
         matcher = compiled(LLTokenizer(letters, slices=[]), kind, source)
         matcher.compute_bitmask()
