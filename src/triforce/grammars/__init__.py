@@ -31,25 +31,33 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocabulary: Any = None
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
-        self._lock = Lock()
+        self._looking, self._compiling = Lock(), Lock()  # a text need not wait for another one's grammar
 
     def follow(self, grammar: Grammar) -> Matcher:
         """A constraint for one row, at the beginning of its text. Raises RequestError saying what is wrong."""
-        with self._lock:
-            if grammar not in self._compiled:
-                self._compiled[grammar] = self._compile(grammar)
-            self._compiled.move_to_end(grammar)
+        matcher = self._known(grammar)
+        if matcher is None:
+            with self._compiling:
+                matcher = self._known(grammar) or self._known(grammar, self._compile(grammar))
+        return Matcher(matcher.deep_copy(), self._tokenizer.eos_ids, self._tokenizer.vocab_size)
+
+    def _known(self, grammar: Grammar, fresh: Any = None) -> Any:
+        """The matcher of a grammar, if it is known or `fresh`."""
+        with self._looking:
+            if fresh is not None:
+                self._compiled[grammar] = fresh
+            if grammar in self._compiled:
+                self._compiled.move_to_end(grammar)
             while len(self._compiled) > REMEMBERED:
                 self._compiled.popitem(last=False)
-            matcher = self._compiled[grammar].deep_copy()
-        return Matcher(matcher, self._tokenizer.eos_ids, self._tokenizer.vocab_size)
+            return self._compiled.get(grammar)
 
     def _compile(self, grammar: Grammar) -> Any:
         if not self._tokenizer.eos_ids:
             raise RequestError("this model has no end-of-sequence token, so no text of a grammar could end")
         self._vocabulary = self._vocabulary or self._read_vocabulary()
-        if error := _trial(grammar):
-            raise _unusable(grammar, error)
+        if wrong := _trial(grammar):
+            raise _unusable(grammar, wrong)
         try:
             return trial.compiled(self._vocabulary, grammar.kind, grammar.source)
         except (ValueError, RecursionError) as error:
@@ -69,7 +77,7 @@ class Grammars:
 
 def _trial(grammar: Grammar) -> str:
     """What is wrong with a grammar, found in another process; empty if nothing is."""
-    command, asked = [sys.executable, trial.__file__], json.dumps([grammar.kind, grammar.source])
+    command, asked = [sys.executable, "-P", trial.__file__], json.dumps([grammar.kind, grammar.source])
     try:
         done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=TRIAL_SECONDS)
     except subprocess.TimeoutExpired:

@@ -10,16 +10,21 @@ from triforce.grammar import Grammar
 from triforce.server.fields import Body
 
 
-class TextFormat(Body):
+class Format(Body):
+    """Says what an answer is held to."""
+
+    def grammar(self) -> Grammar | None:
+        """None: to nothing. Raises RequestError."""
+        return None
+
+
+class TextFormat(Format):
     """Anything."""
 
     type: Literal["text"]
 
-    def grammar(self) -> Grammar | None:
-        return None
 
-
-class JsonFormat(Body):
+class JsonFormat(Format):
     """Any JSON object."""
 
     type: Literal["json_object"]
@@ -28,7 +33,7 @@ class JsonFormat(Body):
         return Grammar.json()
 
 
-class Described(Body):
+class Described(Format):
     """A JSON schema. It is always kept to, whatever `strict` says."""
 
     name: str | None = None
@@ -40,7 +45,7 @@ class Described(Body):
         return Grammar.json(self.json_schema)
 
 
-class SchemaFormat(Body):
+class SchemaFormat(Format):
     """JSON that a schema describes, as chats have it."""
 
     type: Literal["json_schema"]
@@ -56,7 +61,7 @@ class FlatSchemaFormat(Described):
     type: Literal["json_schema"]
 
 
-class GrammarFormat(Body):
+class GrammarFormat(Format):
     """A text that a grammar in llguidance's dialect of Lark derives."""
 
     type: Literal["grammar"]
@@ -66,7 +71,7 @@ class GrammarFormat(Body):
         return Grammar.lark(self.lark)
 
 
-class RegexFormat(Body):
+class RegexFormat(Format):
     """A text that a regular expression matches as a whole: an extension of triforce's."""
 
     type: Literal["regex"]

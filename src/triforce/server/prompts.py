@@ -17,6 +17,7 @@ from triforce.request import SamplingParams
 from triforce.sampling.warp import check_bias
 from triforce.server.engine import Ask
 from triforce.server.failures import Refusal, wrong
+from triforce.server.formats import Format
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, LEAST_KV, Limits
 from triforce.server.schemas import ChatBody, ChatMessage, Choices, CompletionBody, Message, ResponsesBody, Sampled
 from triforce.server.toolbox import Toolbox, toolbox
@@ -50,7 +51,7 @@ class Reader:
             raise wrong("stream", "an echo with logprobs cannot be streamed; leave out stream, echo or logprobs")
         params = await self._params(
             body,
-            body.response_format and body.response_format.grammar(),
+            _grammar(body.response_format),
             # A text of no new tokens is asked for to score the prompt; the token drawn after it is left out later.
             max_tokens=COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens or 1,
             logprobs=body.logprobs,
@@ -66,7 +67,7 @@ class Reader:
             raise wrong("max_tokens", "max_tokens is the old name of max_completion_tokens; send one of them")
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         tools = self.tools(body)
-        held = tools.forced if tools else body.response_format and body.response_format.grammar()
+        held = tools.forced if tools else _grammar(body.response_format)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = await self._params(body, held, max_tokens=wanted, logprobs=logprobs)
         ids = await self.conversation(body.messages, tools.shown if tools else None)
@@ -80,8 +81,8 @@ class Reader:
         """The request that instructions and input are. Raises Refusal or RequestError."""
         turns = [Message(role="user", content=body.input)] if isinstance(body.input, str) else body.input
         first = [Message(role="system", content=body.instructions)] if body.instructions else []
-        wanted = body.text.format if body.text else None
-        params = await self._params(body, wanted and wanted.grammar(), max_tokens=body.max_output_tokens)
+        held = _grammar(body.text.format if body.text else None)
+        params = await self._params(body, held, max_tokens=body.max_output_tokens)
         return self._ask(await self.conversation([*first, *turns]), params, body)
 
     async def ids(self, prompt: Prompt) -> list[int]:
@@ -157,6 +158,10 @@ def served(model: str | None, name: str) -> None:
     if model not in (None, name):
         raise Refusal(404, f"model {model[:100]!r} is not served here; use {name!r}, or leave it out",
                       param="model", code="model_not_found")  # fmt: skip
+
+
+def _grammar(form: Format | None) -> Grammar | None:
+    return form.grammar() if form else None
 
 
 def _plain(message: Message) -> dict[str, Any]:
