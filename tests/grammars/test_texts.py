@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from triforce.cli import main
 from triforce.errors import RequestError
 from triforce.grammar import Grammar
 from triforce.grammars import Matcher
@@ -101,3 +103,13 @@ def test_a_grammar_that_fails_half_way_is_an_error(llm: LLM, monkeypatch: pytest
     monkeypatch.setattr(Matcher, "failure", "a limit")
     with pytest.raises(RequestError, match=r"too complex at token .*: a limit"):
         llm.generate(PROMPT, params(grammar=GRAMMARS["json"]))
+
+
+def test_the_command_takes_a_schema(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "schema.json").write_text('{"enum": ["the cat", 5]}')
+    asked = ["generate", str(llm.target.path), "--draft", "none", PROMPT, "--seed", "1"]
+    assert main([*asked, "--json-schema", str(tmp_path / "schema.json")]) == 0
+    assert json.loads(capsys.readouterr().out) in ("the cat", 5)
+    (tmp_path / "schema.json").write_text("{")
+    assert main([*asked, "--json-schema", str(tmp_path / "schema.json")]) == 2
+    assert "cannot be used" in capsys.readouterr().err

@@ -16,7 +16,7 @@ import torch
 
 from tests.laws.cases import EXACT
 from tests.laws.palette import mixed, table
-from tests.laws.test_law_seeded import ASSIGNED, HORIZON, Assigned
+from tests.laws.test_law_seeded import ASSIGNED, HORIZON, SETTINGS, Assigned
 from tests.laws.toy import Ladder, Law, chain_law, distance, law
 from tests.samplers import Sampler, each_sampler, torch_sampling
 from triforce.request import SamplingParams
@@ -29,6 +29,11 @@ V, TEXT = 4, 6
 INSIDE = [(1, 1), (1, 0), (0, 1)]
 PALETTE = [(*a, *b) for a, b in product(INSIDE, INSIDE)]
 LADDERS = {"plain": (), "draft": (2,), "three tiers": (1, 2), "lookup": (2, 2)}
+WARPERS = SETTINGS | {
+    "a huge bias": SamplingParams(0.5, logit_bias={0: 1e9, 2: -1e9}),
+    "a tiny temperature": SamplingParams(5e-324, min_p=0.5),
+    "huge penalties": SamplingParams(2.0, top_p=0.9, repetition_penalty=1e9, presence_penalty=-1e9),
+}
 each_ladder = pytest.mark.parametrize("name", LADDERS)
 
 
@@ -92,7 +97,10 @@ def test_a_constraint_that_forgets_the_guesses_is_seen(name: str) -> None:
 
 @each_sampler
 @each_ladder
-def test_seeded_texts_are_those_of_plain_decoding(name: str, sampler: Sampler) -> None:
+@pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
+def test_seeded_texts_are_those_of_plain_decoding(name: str, sampler: Sampler, params: SamplingParams) -> None:
+    """And no warper brings back a token."""
+
     def texts(which: Ladder) -> torch.Tensor:
         which = replace(which, coupling=Seeded)
         worlds, noise = which.start(HORIZON, len(ASSIGNED)), Assigned(len(which.prompt), V)
@@ -101,6 +109,7 @@ def test_seeded_texts_are_those_of_plain_decoding(name: str, sampler: Sampler) -
             worlds.live_B = worlds.lengths_B < len(which.prompt) + HORIZON
         return worlds.ids_BS[:, len(which.prompt) :][:, :HORIZON]
 
-    whole = ladder(name, sampler)
-    plain = replace(whole, tiers=whole.tiers[-1:])
-    assert torch.equal(texts(whole), texts(plain))
+    whole = replace(ladder(name, sampler), params=params)
+    plain = texts(replace(whole, tiers=whole.tiers[-1:]))
+    assert torch.equal(texts(whole), plain)
+    assert all(token // 2 == pair(text[:i]) for text in plain.tolist() for i, token in enumerate(text))

@@ -144,6 +144,7 @@ VALUES = st.recursive(
 )
 FIELDS = ["prompt", "messages", "input", "tokens", "n", "stop", "seed", "logprobs", "logit_bias", "stream", "echo"]
 FIELDS += ["temperature", "top_p", "top_k", "mode", "stream_options", "add_special_tokens", "instructions", "tools"]
+FIELDS += ["response_format", "text", "tool_choice"]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from asking import ask, events, good, refused
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from starlette.types import ASGIApp
 
 from triforce.llm import LLM
@@ -63,7 +64,9 @@ def test_calls_that_must_be_made(app: ASGIApp, choice: Any) -> None:
     found = 0
     for seed in range(4):
         body = BODY | {"tool_choice": choice, "seed": seed, "parallel_tool_calls": False}
-        (answer,) = good(ask(app, CHAT, body))["choices"]
+        whole = good(ask(app, CHAT, body))
+        ChatCompletion.model_validate(whole, strict=True)
+        (answer,) = whole["choices"]
         if answer["finish_reason"] == "length":
             continue
         assert answer["finish_reason"] == "tool_calls" and answer["message"]["content"] is None
@@ -76,7 +79,9 @@ def test_calls_that_must_be_made(app: ASGIApp, choice: Any) -> None:
 def test_a_stream_makes_the_same_calls(app: ASGIApp) -> None:
     body = BODY | {"tool_choice": "required", "seed": 3, "n": 2}
     whole = good(ask(app, CHAT, body))["choices"]
-    chunks = [c for chunk in events(ask(app, CHAT, body | {"stream": True})) for c in chunk["choices"]]
+    streamed = events(ask(app, CHAT, body | {"stream": True}))
+    assert [ChatCompletionChunk.model_validate(chunk, strict=True) for chunk in streamed]
+    chunks = [c for chunk in streamed for c in chunk["choices"]]
     for answer in whole:
         mine = [c for c in chunks if c["index"] == answer["index"]]
         calls = [call for c in mine for call in c["delta"].get("tool_calls", [])]
