@@ -128,6 +128,19 @@ def test_without_a_call_nothing_changes(app: ASGIApp) -> None:
     assert plain["choices"] == none["choices"] and plain["usage"] == none["usage"]
 
 
+def nested(depth: int) -> list[dict[str, Any]]:
+    """A tool whose parameters are nested so deeply."""
+    parameters = json.loads('{"items": ' * depth + "{}" + "}" * depth)
+    return [{"type": "function", "function": {"name": "deep", "parameters": parameters}}]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("depth", [60, 150, 300, 800])
+def test_deep_parameters_break_nothing(app: ASGIApp, depth: int, choice: str) -> None:
+    answer = ask(app, CHAT, BODY | {"tools": nested(depth), "tool_choice": choice, "max_tokens": 2})
+    assert answer.status_code in ((200,) if depth == 60 else (200, 400) if choice == "auto" else (400,)), answer.text
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -136,6 +149,7 @@ def test_without_a_call_nothing_changes(app: ASGIApp) -> None:
         ({"tools": [TOOLS[1]] * 129}, "at most 128"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"response_format": {"type": "json_object"}}, "one of them"),
+        ({"tools": [TOOLS[1], {"type": "web_search"}]}, "tools.1"),
         ({"tool_choice": "required", "tools": [
             {"type": "function", "function": {"name": "f", "parameters": {"uniqueItems": True}}}
         ]}, "uniqueItems"),
@@ -143,6 +157,11 @@ def test_without_a_call_nothing_changes(app: ASGIApp) -> None:
 )  # fmt: skip
 def test_what_cannot_be_called(app: ASGIApp, changes: dict[str, Any], says: str) -> None:
     assert says in refused(ask(app, CHAT, BODY | changes))
+
+
+def test_a_free_model_cannot_be_held_to_one_call(app: ASGIApp) -> None:
+    answer = ask(app, CHAT, BODY | {"parallel_tool_calls": False, "max_tokens": 2})
+    assert answer.status_code == 200 or "required" in refused(answer)
 
 
 NAMES = {"size", "purr"}

@@ -69,7 +69,7 @@ def require_writable(file: str | None) -> None:
     """Raise RequestError if figures cannot be written to `file`: before the minutes of measuring, not after them."""
     path = Path(file or "eval.json").absolute()
     if file and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-        raise RequestError(f"{file} cannot be written; give --json a file in a folder that exists")
+        raise RequestError(f"{file} cannot be written; name a file in a folder that exists")
 
 
 class Prefill:

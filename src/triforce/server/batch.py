@@ -117,14 +117,17 @@ async def run(app: ASGIApp, source: BinaryIO, output: Path, on_line: Callable[[]
             file.flush()
             on_line()
 
-        async with asyncio.TaskGroup() as group:
-            for job in jobs(source):
-                if job.name in done:
-                    tally.skipped += 1
-                    on_line()
-                    continue
-                await room.acquire()
-                group.create_task(work(job))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for job in jobs(source):
+                    if job.name in done:
+                        tally.skipped += 1
+                        on_line()
+                        continue
+                    await room.acquire()
+                    group.create_task(work(job))
+        except ExceptionGroup as errors:  # a full disk, say
+            raise errors.exceptions[0] from None
     return tally
 
 

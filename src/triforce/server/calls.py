@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from triforce.errors import RequestError
 from triforce.grammar import Grammar
 from triforce.grammars import described
 
@@ -51,7 +52,10 @@ class CallFormat:
         for i, (name, parameters) in enumerate(functions.items()):
             before = f'{opening}"name": "{name}", "{self.arguments}": '
             rules.append(f"call_{i}: {json.dumps(before)} arguments_{i} {json.dumps(closing)}")
-            rules.append(f"arguments_{i}: {described(parameters or NOTHING)}")
+            try:
+                rules.append(f"arguments_{i}: {described(parameters or NOTHING)}")
+            except RecursionError as error:
+                raise RequestError(f"the parameters of {name} are nested too deeply; simplify them") from error
         return Grammar.lark("\n".join(rules))
 
     def reader(self, names: Collection[str]) -> CallReader:

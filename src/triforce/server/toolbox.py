@@ -23,7 +23,12 @@ class Toolbox:
     @property
     def shown(self) -> list[dict[str, Any]]:
         """As chat templates take them."""
-        return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.tools]
+        told = ("name", "description", "parameters")
+        functions = [{key: getattr(tool.function, key) for key in told} for tool in self.tools]
+        return [
+            {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+            for function in functions
+        ]
 
     def reader(self) -> CallReader:
         """For one answer."""
@@ -48,6 +53,9 @@ def toolbox(body: ChatBody, template: str) -> Toolbox | None:
     if len(functions) < len(body.tools):
         raise wrong("tools", "two tools have one name; give each its own")
     several = body.parallel_tool_calls is not False
+    if form.tagged and choice == "auto" and not several:
+        raise wrong("parallel_tool_calls", "a model that may call is free to call again; leave it out, or send "
+                    'tool_choice: "required" or the name of a function')  # fmt: skip
     if isinstance(choice, OneTool):
         name = choice.function.name
         if name not in functions:
