@@ -10,9 +10,12 @@ import jsonschema
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiny_checkpoint import tiny_tokenizer
 
+from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
 from triforce.grammar import Grammar
+from triforce.grammars import Grammars
 from triforce.llm import LLM
 from triforce.sampling import Constraint
 from triforce.shapes import ints
@@ -132,3 +135,21 @@ def test_behind_the_end_and_off_the_grammar_anything_goes(llm: LLM) -> None:
     assert allowed[2:].all() and held.allowed(ints([digits[0], end]), ints([5])).all()
     assert not held.allowed(ints([]), ints([digits[1], 5]))[0, digits[1]]
     assert held.allowed(ints([]), ints([digits[1], 5]))[1:].all() and not held.failure
+
+
+def test_special_tokens_are_no_text_and_added_ones_are() -> None:
+    """Marks such as <|eot_id|> would be read as nothing; a <tool_call> that is one token spells what it reads as."""
+    hf = tiny_tokenizer()
+    hf.add_special_tokens({"extra_special_tokens": ["<|eot_id|>"]})
+    hf.add_tokens(["<tool_call>"])
+    tokenizer = Tokenizer(hf, frozenset())
+    mark, call = (hf.convert_tokens_to_ids(name) for name in ("<|eot_id|>", "<tool_call>"))
+    assert tokenizer.special_ids >= {mark, *tokenizer.eos_ids} and call not in tokenizer.special_ids
+    grammars = Grammars(tokenizer)
+    free = grammars.follow(Grammar.regex("(?s:.*)"))
+    tagged = grammars.follow(Grammar.lark('start: "<tool_call>" /[0-9]+/'))
+    (allowed,) = free.allowed(ints([]), ints([]))
+    assert allowed[call] and not allowed[mark] and all(allowed[end] for end in tokenizer.eos_ids)
+    first, then = tagged.allowed(ints([]), ints([call]))
+    assert first[call] and first[tokenizer.encode("<")[0]] and not first[mark]
+    assert sorted(tokenizer.bytes_of(int(i)) for i in np.flatnonzero(then)) == [b"%d" % i for i in range(10)]
