@@ -2,6 +2,7 @@
 
 `TorchSampling` warps and then verifies, on any device: it says what a sampler does. `NativeSampling` decides the same
 in one native call on a CPU: it finds no law behind a row's first refusal, and makes no noise for what cannot be drawn.
+It does not know `Block`, which needs the laws of all columns.
 
 Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
 """
@@ -20,7 +21,7 @@ from triforce.request import SamplingParams
 from triforce.sampling import Noise, Warper
 from triforce.sampling.warp import check_bias, no_law
 from triforce.shapes import Bools, Ints, columns
-from triforce.speculation import Coupling, Draft, Prefix, Rejection, Sampling, Seeded
+from triforce.speculation import Block, Coupling, Draft, Prefix, Rejection, Sampling, Seeded
 
 
 def sampling(
@@ -31,7 +32,7 @@ def sampling(
     device: torch.device | str = "cpu",
 ) -> Sampling:
     """The fastest sampler for rows on this device; the arguments are the warper's (see sampling.warp)."""
-    if extension.native is not None and torch.device(device).type == "cpu":
+    if extension.native is not None and torch.device(device).type == "cpu" and not isinstance(coupling, Block):
         return NativeSampling(params, prompt_lengths, vocab_size, coupling)
     return TorchSampling(Warper(params, prompt_lengths, vocab_size, device), coupling, vocab_size)
 
