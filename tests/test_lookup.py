@@ -204,20 +204,18 @@ class Silent:
 def test_it_retires_where_the_draft_does_better_and_comes_back() -> None:
     draft = Silent()
     it = Lookup(1, 2, draft)  # type: ignore[arg-type]
-    text = [*range(8), *range(6)]
+    text = [*range(10), *range(8)]
     prefix = Prefix(ints([*text, 0, 0])[None], ints([len(text)]))
 
-    def guesses(kept: int | None = None, of: int = 2) -> bool:
+    def guesses(kept: int) -> bool:
+        """Whether it guesses itself, of two tokens so many being kept."""
         draft.asked = 0
-        guess = it.propose(prefix, Wanted(), LIVE)
-        if kept is not None:
-            level = np.full((1, of), draft.level if draft.asked else it.level)
-            it.judged(Draft(level, torch.empty(1, of, 0), level, ints([of])), ints([kept]), LIVE)
-        assert draft.asked == (guess.counts_B[0] == 0)
+        it.propose(prefix, Wanted(), LIVE)
+        origin_BK = np.full((1, 2), draft.level if draft.asked else it.level)
+        it.judged(Draft(origin_BK, torch.empty(1, 2, 0), origin_BK, ints([2])), ints([kept]), LIVE)
         return not draft.asked
 
-    assert guesses(kept=0) and guesses(kept=0) and not guesses(), "six tokens should not be enough any more"
-    for _ in range(3):
-        assert not guesses(kept=0)  # now the draft's are refused
-    assert guesses()
-    assert it.counters.refused_B[0] == 2 and draft.counters.refused_B[0] == 3
+    assert [guesses(kept=0) for _ in range(4)] == [True, True, True, False]  # eight tokens are not enough any more
+    assert draft.counters.refused_B[0] == 1  # the fourth was the draft's, and refused
+    assert [guesses(kept=2) for _ in range(3)] == [True] * 3
+    assert it.counters.refused_B[0] == 3 and it.counters.accepted_B[0] == 6

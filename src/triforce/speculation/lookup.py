@@ -26,6 +26,7 @@ ALONE, BEFORE_A_DRAFT = 3, 5
 probability 0.14, 0.23, 0.33, 0.47 and 0.54, and what followed longer ones up to 0.98; half of what the draft guesses in
 such places is kept. Without a draft a guess costs a column of a pass, and no less."""
 
+BELIEF = 4.0  # tokens kept, and refused, before anything was seen
 FAR = 64  # tokens that a pass of a draft may be behind; further behind it catches up row by row
 
 
@@ -94,6 +95,6 @@ class Lookup:
         if self.below is None:
             return np.full(len(self._grams), self.least)
         own_B, drafts_B = (
-            (counters.accepted_B + 1) / (counters.refused_B + 1) for counters in (self.counters, self.below.counters)
+            (each.accepted_B + BELIEF) / (each.refused_B + BELIEF) for each in (self.counters, self.below.counters)
         )
         return self.least * np.maximum(1, drafts_B / own_B)
