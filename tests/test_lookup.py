@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.lookup import main as benchmark
 from tests.laws.tiny import MODELS, PROMPTS, V, finished, started
 from triforce.engine import Batch, Job
 from triforce.errors import CacheError
@@ -219,3 +220,9 @@ def test_it_retires_where_the_draft_does_better_and_comes_back() -> None:
     assert draft.counters.refused_B[0] == 1  # the fourth was the draft's, and refused
     assert [guesses(kept=2) for _ in range(3)] == [True] * 3
     assert it.counters.refused_B[0] == 3 and it.counters.accepted_B[0] == 6
+
+
+def test_its_worth_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    benchmark(["--context", "300", "--tokens", "8"])
+    page = capsys.readouterr().out
+    assert page.count("hybrid") == 3 and "| from 1 |" in page

@@ -12,7 +12,7 @@ import pytest
 from triforce.cache import Retrieval
 from triforce.kernels import reference
 from triforce.kernels.plain_memory import PlainMemory
-from triforce.speculation import Block, Rejection, Tier, coupling
+from triforce.speculation import Block, Lookup, Rejection, Tier, coupling
 
 
 class Edit:
@@ -112,6 +112,20 @@ DECISIONS = [
         "accepted a little too easily",
         [Edit(coupling, "rejection", (JUDGED, f"0.99 * {JUDGED}"))],
         ("one verification",),
+    ),
+    Mutant(
+        "a guess from the text reported as one of many",
+        [
+            Edit(
+                Lookup,
+                "propose",
+                (
+                    "F.one_hot(torch.from_numpy(tokens_BK), sampling.vocab_size)[..., :law_size].double()",
+                    "torch.full((*tokens_BK.shape, law_size), 1 / sampling.vocab_size, dtype=torch.float64)",
+                ),
+            )
+        ],
+        ("lookup", "lookup above a draft"),
     ),
     Mutant("rewind forgotten", [Edit(Tier, "settle", ("self.rewind(kept)", "pass"))], ("gamma 1",)),
     Mutant(

@@ -87,6 +87,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "two tiers": loop("two tiers, gamma 3"),
     "three tiers": loop("three tiers, gamma 1 and 2"),
     "lookup": loop("lookup"),
+    "lookup above a draft": loop("lookup above a draft"),
     "temperature": loop("high temperature"),
     "top-p": loop("top-p"),
     "acceptance": accepted,
