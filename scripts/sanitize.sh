@@ -66,6 +66,11 @@ build() {
         -DPython_EXECUTABLE="$(command -v python)" -DTRIFORCE_SANITIZE="$kind" ${levels:+-DTRIFORCE_LEVELS="$levels"} \
         -DCMAKE_LIBRARY_OUTPUT_DIRECTORY="$PWD/$folder/package/triforce/kernels"
     cmake --build "$folder/cmake"
+    # An editable install comes before PYTHONPATH: without this its kernels would be tested, which watch nothing.
+    echo 'import sys; sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in type(f).__module__]' \
+        >"$folder/package/sitecustomize.py"
+    under python -c "from triforce.kernels import _native; print(_native.__file__)" | grep -q "^$PWD/$folder/" ||
+        die "the tests would not load the kernels in $folder"
 }
 
 for kind; do

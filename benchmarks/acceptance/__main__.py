@@ -28,6 +28,7 @@ from benchmarks.acceptance.report import Report, markdown
 from benchmarks.acceptance.walk import Walk
 from benchmarks.acceptance.workloads import Size, Workload, copy, needle, plain
 from triforce import LLM, SamplingParams
+from triforce.cache import PAGE
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError, TriforceError
 
@@ -94,13 +95,25 @@ def measured(options: argparse.Namespace) -> Report:
     steps = sum(len(sweeps) if work.name == "prose" else len(SELECTIONS) for work in works)
     with tqdm(total=steps, disable=None, unit="setting") as progress:
         for work in works:
-            walk = Walk(llm.models, work, params, gcd(usual.chunk, *options.chunks))
-            for case in sweeps if work.name == "prose" else cases([], [], [], usual):
-                report["acceptance"].append(acceptance(walk, case))
-                progress.update()
-            report["draft"] += drafting(walk, usual) if llm.models.draft else []
-            report["locality"] += locality(walk, usual) if work.name == "prose" else []
+            settings = sweeps if work.name == "prose" else cases([], [], [], usual)
+            for unit, some in by_unit(settings).items():
+                walk = Walk(llm.models, work, params, unit)
+                for case in some:
+                    report["acceptance"].append(acceptance(walk, case))
+                    progress.update()
+                if unit == PAGE:
+                    report["draft"] += drafting(walk, usual) if llm.models.draft else []
+                    report["locality"] += locality(walk, usual) if work.name == "prose" else []
     return report | {"seconds": perf_counter() - started}
+
+
+def by_unit(settings: list[Case]) -> dict[int, list[Case]]:
+    """Cases of whole pages together, which the fast kernels take; those of parts of pages together."""
+    groups: dict[int, list[Case]] = {PAGE: []}
+    parts = gcd(PAGE, *(case.chunk for case in settings))
+    for case in settings:
+        groups.setdefault(PAGE if case.chunk % PAGE == 0 else parts, []).append(case)
+    return groups
 
 
 def about(options: argparse.Namespace, usual: Case) -> Report:

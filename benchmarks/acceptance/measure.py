@@ -52,7 +52,7 @@ class Case(NamedTuple):
         return Retrieval(full, self.how.policy(), self.setting(self.how.refresh))
 
     def setting(self, refresh: int) -> Setting:
-        return Setting(Budget(self.budget), self.chunk, refresh, self.full_layers)
+        return Setting(Budget(self.budget), self.chunk, refresh, frozenset(range(self.full_layers)))
 
 
 def cases(budgets: Iterable[int], chunks: Iterable[int], layers: Iterable[int], usual: Case) -> list[Case]:

@@ -28,3 +28,14 @@ class ModelConfig:
     context: int
     """Positions the model may see, in tokens."""
     rope: Rope
+
+    @property
+    def weights_read(self) -> int:
+        """Weights that a pass multiplies with: the blocks', and the head's."""
+        C, Q, P = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return self.layers * (2 * C * (Q + P) + 3 * C * self.intermediate_size) + self.vocab_size * C
+
+    @property
+    def kv_size(self) -> int:
+        """Numbers in the keys and values of a token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim

@@ -18,7 +18,7 @@ from torch import Tensor
 from triforce.cache import Full
 from triforce.cache.saved import SavedCache
 from triforce.ladder import Ladder, Models, Rows, Speculation, tiers
-from triforce.planner import Costs, Pilot
+from triforce.planner import Costs, Focus, Pilot
 from triforce.request import Logprob, SamplingParams, TierStats, TokenLogprobs
 from triforce.sampler import sampling
 from triforce.sampling import Noise
@@ -67,7 +67,7 @@ class Batch:
     """Rows that are prefilled one by one and decoded together, each at its own length and with its own settings.
 
     `memory` is an exact view to go on with, of one row whose committed tokens are the start of the prompt. With `costs`
-    a pilot chooses among the tiers of the ladder as it goes.
+    a pilot chooses among the tiers of the ladder as it goes; `focus` finds layers for the retrieval tier to see whole.
     """
 
     def __init__(
@@ -79,12 +79,14 @@ class Batch:
         jobs: Sequence[Job],
         memory: Full | None = None,
         costs: Costs | None = None,
+        focus: Focus | None = None,
     ) -> None:
         config, device = models.target.config, models.target.device
         self.jobs, self.target = jobs, models.target
         self.limits = [min(job.params.max_tokens, config.context - len(job.prompt)) for job in jobs]
         capacities = [len(job.prompt) + limit + setting.reach for job, limit in zip(jobs, self.limits, strict=True)]
         self.top = ladder(Rows(models, setting, capacities, memory))
+        self.focus = focus
         self.pilot = Pilot(self.top, len(jobs), costs) if costs else None
         self.tiers = self.pilot.tiers if self.pilot else tiers(self.top)
         ids_BS = np.zeros((len(jobs), max(capacities) + 1), dtype=np.int64)
@@ -120,6 +122,8 @@ class Batch:
             passes = self._feed(b) if twin is None else self._fork(twin, b)
             for seen in passes:
                 yield sum(sizes[:b]) + seen, sum(sizes)
+        if self.focus:
+            self.focus.apply(self.tiers, self.prefix)
         self.prefill_seconds += perf_counter() - started
 
     @torch.no_grad()
@@ -130,6 +134,7 @@ class Batch:
         live_B, lengths = np.array(live), self.prefix.lengths_B[live].tolist()
         if self.pilot:
             self.pilot.steer(self.prefix, live_B)
+        steered = perf_counter()
         draft = self.top.propose(self.prefix, self.sampling, live_B)
         self.prefix = self.prefix.append(draft)
         tokens, origins, counts = draft.tokens_BK.tolist(), draft.origins_BK.tolist(), draft.counts_B.tolist()
@@ -138,10 +143,10 @@ class Batch:
             for b, job in enumerate(self.jobs)
         ]
         self._note_logprobs(taken)
-        seconds = perf_counter() - started
-        self.decode_seconds += seconds
+        ended = perf_counter()
+        self.decode_seconds += ended - started
         if self.pilot:
-            self.pilot.learn(lengths, sum(taken), seconds)
+            self.pilot.learn(lengths, sum(taken), ended - steered)
         return taken
 
     @property

@@ -17,7 +17,7 @@ from triforce.engine import COUPLINGS, Batch, Job
 from triforce.errors import ModelError, RequestError
 from triforce.ladder import MODES, Ladder, Models, Speculation
 from triforce.pairs import SHIPPED, draft_for
-from triforce.planner import Costs
+from triforce.planner import Costs, Focus
 from triforce.profile import home, profile
 from triforce.prompts import Prompt, known, one_or_many, token_ids
 from triforce.request import CompletionOutput, RequestOutput, SamplingParams
@@ -57,9 +57,9 @@ class LLM:
     None is `triforce` with a draft, else `retrieval`. coupling: `seeded`, `rejection` or `block`. gamma_1, gamma_2:
     tokens that the lowest tier proposes at a time, and that the middle one gathers. budget: KV tokens of the retrieval
     tier, or a share of the context ("3%"). chunk: tokens that are selected together. refresh: verifications between
-    selections; 0 is once, "auto" after a refusal. full_layers: first layers that the retrieval tier sees in full.
-    lower_tiers: "int8" has the tiers below the full one read weights, and committed KV of the target, as int8 copies;
-    "same" does not. Raises ModelError or RequestError.
+    selections; 0 is once, "auto" after a refusal. full_layers: layers that the retrieval tier sees in full, such as
+    "0,1" or "none"; "auto" finds those that need it. lower_tiers: "int8" has the tiers below the full one read weights,
+    and committed KV of the target, as int8 copies; "same" does not. Raises ModelError or RequestError.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class LLM:
         chunk: int = PAGE,
         selection: str = "observed",
         refresh: str | int = 1,
-        full_layers: int = 0,
+        full_layers: str = "auto",
         lower_tiers: str = "same",
     ) -> None:
         retrieval = Setting.parse(budget, chunk, refresh, full_layers)
@@ -88,6 +88,7 @@ class LLM:
         model = SHIPPED[0] if model is None else model
         read = partial(load, device=device, dtype=dtype, int8=self.speculation.int8)
         self.target = read(model, context=context)
+        _require_layers(retrieval.full_layers, self.target.config.layers)
         draft = draft_for(model) if draft == "auto" else draft
         self.draft = read(draft) if draft is not None else None
         if self.draft:
@@ -95,6 +96,7 @@ class LLM:
         self.models = Models(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower)
         self.tokenizer = self.target.tokenizer
         self.costs = Costs(home(*(each.fingerprint for each in (self.target, self.draft) if each), lower_tiers))
+        self.focus = Focus(coupling == "seeded") if retrieval.full_layers is None else None
         self.mode = mode or ("triforce" if self.draft else "retrieval")
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))
 
@@ -185,7 +187,7 @@ class LLM:
         completions = [completion for _, completion in rows]
         jobs = [completion.job for completion in completions]
         costs = self._known_costs() if ladder is MODES["auto"] else None
-        batch = Batch(self.models, ladder, self.speculation, self.coupling, jobs, memory, costs)
+        batch = Batch(self.models, ladder, self.speculation, self.coupling, jobs, memory, costs, self.focus)
         self._prefill(batch, files, on_prefill)
         yield from _decode(batch, completions)
         if costs:
@@ -233,6 +235,11 @@ def _decode(batch: Batch, completions: Sequence[Completion]) -> Iterator[Piece]:
         for completion, count in zip(completions, batch.step(), strict=True):
             if count:
                 yield completion.take(batch, count)
+
+
+def _require_layers(asked: frozenset[int] | None, layers: int) -> None:
+    if unknown := sorted(layer for layer in asked or () if layer >= layers):
+        raise RequestError(f"full_layers names layer {unknown[0]}; the model's are 0 to {layers - 1}")
 
 
 def _require_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:

@@ -63,7 +63,7 @@ def seen_by(lower: Retrieval, b: int) -> Seen:
     recent = lower.recent[b]
 
     def seen(layer: int, g: int, position: int) -> set[int] | None:
-        if layer < lower.setting.full_layers:
+        if layer in lower.full_layers:
             return None
         return chosen[layer][g] | set(range(recent, position + 1))
 
@@ -91,7 +91,8 @@ class Tiers(RuleBasedStateMachine):
         rows = len(lengths) + twin
         self.pool = make_pool(DECODER, rows, CAPACITY, fragmented=chance.random() < 0.5)
         self.full = self.exact(self.pool)
-        setting = Setting(Budget(budget), chunk, refresh, full_layers=int(chance.random() < 0.2))
+        whole = frozenset(layer for layer in range(2) if chance.random() < 0.2)
+        setting = Setting(Budget(budget), chunk, refresh, whole)
         self.view = self.lower(self.full, {"recent": Recent, **POLICIES}[policy](), setting)
         for b, ids in enumerate(self.texts):
             prefill(DECODER, self.full, b, ids)

@@ -35,7 +35,7 @@ def _loaded(folder: Path, how: tuple[tuple[str, Any], ...]) -> LLM:
 
 
 def llm(folder: Path, **how: Any) -> LLM:
-    return _loaded(folder, tuple((dict(budget=64, gamma_2=4) | how).items()))
+    return _loaded(folder, tuple((dict(budget=64, gamma_2=4, full_layers="none") | how).items()))
 
 
 def ask(**changes: Any) -> SamplingParams:

@@ -23,7 +23,7 @@ ROWS = 300
 PLAIN = SamplingParams()
 WARPED = SamplingParams(0.7, top_p=0.97, presence_penalty=0.2, frequency_penalty=0.01, logit_bias={3: 0.3})
 
-LATER = Setting(Budget(48), refresh=None, full_layers=1)  # selects anew after a refusal
+LATER = Setting(Budget(48), refresh=None, full_layers=frozenset({0}))  # selects anew after a refusal
 FINER = Setting(Budget(48), chunk=8, refresh=2)
 
 

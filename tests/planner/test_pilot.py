@@ -131,6 +131,23 @@ def test_a_plan_that_proves_slower_than_plain_decoding_is_left_for_longer_and_lo
     assert rests[0] >= pilot.GROUNDED[0] and rests[1] >= 2 * pilot.GROUNDED[0]
 
 
+def test_plain_decoding_is_not_left_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pilot, "SAFE", 100.0)
+    it, _ = steered(known(full=20e-3), steps=pilot.EVERY + 2)
+    assert set(it.flown) == {Plan()}
+
+
+def test_what_is_done_between_passes_is_shared_among_them() -> None:
+    it, _ = steered(Costs(), steps=1)
+    it.forget()
+    for _ in range(20):
+        it._parts["full"].counters.passed(np.array([True]), 1e-3)
+        it._parts["draft"].counters.passed(np.array([True]), 2e-4)
+        it.learn([100], 1, 1.6e-3)
+    assert it.costs.seconds("full", 1, 100) == pytest.approx(1.2e-3)
+    assert it.costs.seconds("draft", 1, 0) == pytest.approx(4e-4)
+
+
 def test_shares_kept_are_learnt_and_forgotten() -> None:
     it, _ = steered(known(full=20e-3))
     below, tier = it.plan.tiers[:2]

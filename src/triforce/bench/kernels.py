@@ -81,18 +81,18 @@ def _steps(name: str, decoder: Decoder, lower: Decoder | None, context: int, ban
     full = Full(pool)
     full.grain = 0
     _fill(pool, context)
-    weights = shapes.weight_bytes(config, size)
+    weights = config.weights_read * size
     for width in WIDTHS:
         took = seconds(partial(_pass, decoder, full, width))
-        moved = weights + shapes.kv_bytes(config, context, size)
+        moved = weights + config.kv_size * context * size
         yield _row("step", took, moved, bandwidth, shape=name, context=context, width=width)
     few = _Few(pool, BUDGET)
     took = seconds(partial(_pass, decoder, few, 1))
-    moved = weights + shapes.kv_bytes(config, BUDGET, size)
+    moved = weights + config.kv_size * BUDGET * size
     yield _row("retrieval step", took, moved, bandwidth, shape=name, context=context, width=1)
     if lower:
         took = seconds(partial(_pass, lower, _Few(pool, BUDGET, int8=True), 1))
-        moved = shapes.weight_bytes(config, 1) + shapes.kv_bytes(config, BUDGET, 1)
+        moved = config.weights_read + config.kv_size * BUDGET
         yield _row("retrieval step, int8", took, moved, bandwidth, shape=name, context=context, width=1)
 
 

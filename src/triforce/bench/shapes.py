@@ -63,15 +63,3 @@ def decoder(name: str, context: int, dtype: torch.dtype = torch.bfloat16, int8: 
         Weights(embedding_VC, tuple(layer() for _ in range(shape.layers)), torch.ones(C, dtype=dtype), embedding_VC),
         int8,
     )
-
-
-def weight_bytes(config: ModelConfig, itemsize: int) -> int:
-    """What a pass reads of the weights: all of the blocks, and the head."""
-    C, Q, P = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
-    block = 2 * C * (Q + P) + 3 * C * config.intermediate_size
-    return (config.layers * block + config.vocab_size * C) * itemsize
-
-
-def kv_bytes(config: ModelConfig, tokens: int, itemsize: int) -> int:
-    """What a pass reads of so many tokens of KV."""
-    return 2 * config.layers * config.kv_heads * config.head_dim * tokens * itemsize

@@ -59,6 +59,7 @@ def _in_turns(
             "mode": mode,
             "context": len(prompt),
             "temperature": params.temperature,
+            "coupling": llm.coupling,  # under `rejection` texts differ from plain decoding's, their law does not
             **timing([o.decode_seconds for o in runs[mode]], [o.decode_seconds for o in runs["ar"]], plan.tokens),
             "prefill_tokens_per_second": prefill,
             **_acceptance(runs[mode][0]),

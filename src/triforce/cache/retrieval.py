@@ -8,6 +8,7 @@ Shape suffixes: B rows, T tokens fed in one pass, J scored columns, L layers, G 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from math import ceil, gcd
 
 import numpy as np
@@ -51,21 +52,37 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a retrieval view selects. `refresh`: verifications between selections; 0 is once, None is after a refusal."""
+    """How a retrieval view selects. `refresh`: verifications between selections; 0 is once, None is after a refusal.
+
+    `full_layers`: the layers that see everything; None is those that prove to need it (see planner.focus).
+    """
 
     budget: Budget = Budget(2048)
     chunk: int = PAGE
     refresh: int | None = 1
-    full_layers: int = 0
+    full_layers: frozenset[int] | None = frozenset()
 
     @staticmethod
-    def parse(budget: str | int, chunk: int, refresh: str | int, full_layers: int) -> Setting:
-        """From what users write; `refresh` is a number or `auto`. Raises RequestError."""
+    def parse(budget: str | int, chunk: int, refresh: str | int, full_layers: str) -> Setting:
+        """From what users write; `refresh` is a number or `auto`, `full_layers` `auto`, `none` or like `0,1,14-16`.
+
+        Raises RequestError.
+        """
         if not (refresh == "auto" or str(refresh).isdecimal()):
             raise RequestError(f"refresh {refresh!r}: give a number of verifications, 0 for once, or auto")
-        if chunk < 1 or full_layers < 0:
-            raise RequestError(f"chunk is {chunk} and full_layers {full_layers}; give at least 1 and 0")
-        return Setting(Budget.parse(budget), chunk, None if refresh == "auto" else int(refresh), full_layers)
+        if chunk < 1:
+            raise RequestError(f"chunk is {chunk}; give at least 1")
+        return Setting(Budget.parse(budget), chunk, None if refresh == "auto" else int(refresh), _layers(full_layers))
+
+
+def _layers(text: str) -> frozenset[int] | None:
+    if text == "auto":
+        return None
+    try:
+        ends = [[int(end) for end in part.split("-")] for part in text.split(",") if text != "none"]
+        return frozenset(layer for part in ends for layer in range(part[0], part[-1] + 1))
+    except ValueError:
+        raise RequestError(f"full_layers {text!r}: give auto, none, or layers such as 0,1 or 0-1") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +113,7 @@ class Retrieval:
         self._pass: Pass | None = None
         self._index = Index(full.pool.config.layers, len(full.rows), full.pool.config.kv_heads, full.pool.device)
         self.recent = [0] * len(full.rows)
+        self.full_layers = setting.full_layers or frozenset()
 
     @property
     def lengths_B(self) -> Ints:
@@ -124,6 +142,12 @@ class Retrieval:
         verified_B = self.full.lengths_B > self._committed_B  # else the refusal was this tier's own
         self._refused_B |= verified_B & (lengths_B <= self.ahead_B)
         self.ahead_B = np.minimum(self.ahead_B, lengths_B)
+
+    def keys(self, context: int) -> int:
+        """What a token sees of so many tokens, in the mean of the layers."""
+        layers, whole = self.full.pool.config.layers, len(self.full_layers)
+        some = min(self.setting.budget.of(context), context)
+        return (whole * context + (layers - whole) * some) // layers
 
     def resume(self, length: int) -> tuple[int, int]:
         """The exact view has seen to it."""
@@ -182,8 +206,7 @@ class Retrieval:
         """What the layers see in a pass: some everything, the others what was chosen and the recent tokens."""
         layers, unit, committed = self.full.pool.config.layers, self.unit, self._committed_B.tolist()
         everything = Lists(self.full.pool.units(self.full.rows, unit), starts, counts, unit, coarse=committed)
-        whole = min(self.setting.full_layers, layers) if any(self.choices) else layers
-        if whole == layers:
+        if not any(self.choices):
             return [(layers, everything)]
         for b, (start, count) in enumerate(zip(starts, counts, strict=True)):
             choice = self.choices[b]
@@ -191,5 +214,10 @@ class Retrieval:
             self._index.show(b, choice.units if choice else None, self._row_units(b), units)
         dropped = [recent - c.tokens if c else 0 for recent, c in zip(self.recent, self.choices, strict=True)]
         firsts, coarse = ([n - drop for n, drop in zip(each, dropped, strict=True)] for each in (starts, committed))
-        some = Lists(self._index.units_LBGU[whole:], firsts, counts, unit, coarse=coarse)
-        return [(whole, everything), (layers - whole, some)] if whole else [(layers, some)]
+        views: list[tuple[int, Lists]] = []
+        for whole, group in groupby(range(layers), self.full_layers.__contains__):
+            some = list(group)
+            units_LBGU = self._index.units_LBGU[some[0] : some[-1] + 1]
+            lists = everything if whole else Lists(units_LBGU, firsts, counts, unit, coarse=coarse)
+            views.append((len(some), lists))
+        return views

@@ -156,6 +156,7 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     add("--gamma-2", type=int, default=6, metavar="N", help=_help("tokens the retrieval tier guesses at a time"))
     add("--budget", default="2048", metavar="N|P%", help="tokens the retrieval tier sees (default: 2048)")
     _lower_tiers(speed)
+    _coupling(speed)
     add(
         "--synthetic",
         type=_list(float),
@@ -201,6 +202,10 @@ def _lower_tiers(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--lower-tiers", choices=LOWER_TIERS, default="same", help=_help(text))
 
 
+def _coupling(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--coupling", choices=COUPLINGS, default="seeded", help=_help("how guesses are verified"))
+
+
 def _placement(parser: argparse._ActionsContainer, *, context: bool = True) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: cuda where present)")
     parser.add_argument(
@@ -228,13 +233,12 @@ def _engine(parser: argparse.ArgumentParser) -> None:
     add("--refresh", default="1", metavar="N|auto", help="choose anew every N verifications; 0: once (default: 1)")
     add(
         "--full-layers",
-        type=int,
-        default=0,
-        metavar="N",
-        help=_help("first layers in which the retrieval tier sees all"),
+        default="auto",
+        metavar="N,...",
+        help="layers where the retrieval tier sees all (default: auto)",
     )
     _lower_tiers(group)
-    add("--coupling", choices=COUPLINGS, default="seeded", help=_help("how guesses are verified"))
+    _coupling(group)
     _placement(group)
 
 

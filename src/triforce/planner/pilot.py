@@ -18,8 +18,9 @@ from triforce.speculation import Lookup, Prefix, Proposer, Tier
 
 EVERY = 8  # proposals between two thoughts
 BETTER = 1.05  # times the present plan's worth: less is not worth a change
+SAFE = 1.1  # times the worth of plain decoding: less is not worth the risk
 PROBE = 64  # proposals between two of plain decoding, so that its cost stays known
-WATCHED = 16  # proposals that the measured speed is an average of
+WATCHED = 8, 16  # proposals that the measured speed is an average of: at least, and at most
 GROUNDED = 32, 1024  # proposals of plain decoding after speculation lost: at first, and at most
 EXPECTED = {"lookup": 0.5, "draft": 0.6, "retrieval": 0.85}  # shares kept, before anything was seen
 BELIEF = 4.0  # guesses' worth of it
@@ -48,7 +49,7 @@ class Pilot:
         self._course = self.plan
         self._kept: dict[tuple[str, str], list[float]] = {}
         self._counted = {name: (0, 0) for name in self._parts}
-        self._speed: deque[tuple[int, float]] = deque(maxlen=WATCHED)
+        self._speed: deque[tuple[int, float]] = deque(maxlen=WATCHED[1])
 
     def steer(self, prefix: Prefix, live_B: Bools) -> None:
         """Wire the ladder for the next proposal."""
@@ -63,10 +64,14 @@ class Pilot:
         self.flown[self.plan] += 1
 
     def learn(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
-        """After a proposal from texts of these lengths, which gave so many tokens in all."""
-        for name, part in self._parts.items():
-            for tokens, took in part.counters.fresh():
-                self.costs.observe(name, tokens, self._keys(name, lengths), took)
+        """After a proposal from texts of these lengths, which gave so many tokens in all.
+
+        What was done between its passes is shared among them: they would not have been without.
+        """
+        passes = [(name, *one) for name, part in self._parts.items() for one in part.counters.fresh()]
+        between = max(0.0, seconds - sum(took for *_, took in passes)) / max(1, len(passes))
+        for name, tokens, took in passes:
+            self.costs.observe(name, tokens, self._keys(name, lengths), took + between)
         for sums in self._kept.values():
             sums[:] = FADE * sums[0], FADE * sums[1]
         for below, tier in pairwise(self.plan.tiers):
@@ -94,6 +99,8 @@ class Pilot:
 
         worth = {plan: plan.rate(cost, self.acceptance) for plan in plans(self._has("draft"), self._sees_less(lengths))}
         best = max(worth, key=worth.__getitem__)
+        if worth[best] < SAFE * worth[Plan()]:
+            return Plan()
         return best if worth[best] > BETTER * worth.get(self._course, 0.0) else self._course
 
     def wire(self, plan: Plan, prefix: Prefix, live_B: Bools) -> None:
@@ -122,7 +129,7 @@ class Pilot:
     def _watch(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
         """Plain decoding for a while, each time longer, if measured speed says that it is faster."""
         self._speed.append((taken, seconds))
-        if len(self._speed) < WATCHED:
+        if len(self._speed) < WATCHED[0]:
             return
         tokens, took = map(sum, zip(*self._speed, strict=True))
         plain = self.costs.seconds("full", len(lengths), self._keys("full", lengths)) / len(lengths)
@@ -136,7 +143,7 @@ class Pilot:
         if tier == "full":
             return sum(lengths)
         if tier == "retrieval":
-            return sum(min(length, self._budget(length)) for length in lengths)
+            return sum(self._parts["retrieval"].cache.keys(length) for length in lengths)  # type: ignore[attr-defined]
         return 0
 
     def _sees_less(self, lengths: Sequence[int]) -> bool:
