@@ -23,9 +23,9 @@ from triforce.request import Logprob, SamplingParams, TierStats, TokenLogprobs
 from triforce.sampler import sampling
 from triforce.sampling import Constraint, Noise
 from triforce.shapes import ints
-from triforce.speculation import Prefix, Record, Rejection, Seeded, Tier, Watch
+from triforce.speculation import Block, Prefix, Record, Rejection, Seeded, Tier, Watch
 
-COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {"seeded": Seeded, "rejection": Rejection}
+COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {"seeded": Seeded, "rejection": Rejection, "block": Block}
 
 
 @dataclass(slots=True)
@@ -183,7 +183,7 @@ class Batch:
     def _feed(self, b: int) -> Iterator[int]:
         job, length = self.jobs[b], len(self.jobs[b].prompt) - 1
         for tier in self.tiers:
-            if tier is not self.top and isinstance(tier, Tier):
+            if tier is not self.top:
                 deque(tier.prefill(self.prefix, b, length), maxlen=0)
         watch = self._watch(job) if job.params.prompt_logprobs is not None else None
         yield from self.top.prefill(self.prefix, b, length, watch)

@@ -157,6 +157,13 @@ def lookup(rows: Rows) -> Tier[Full]:
     return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection](), "retrieval", below))
 
 
+def hybrid(rows: Rows) -> Tier[Full]:
+    """TriForce whose draft model gives way to n-grams where the text repeats itself."""
+    full = rows.full()
+    below = Lookup(len(rows.capacities), rows.setting.gamma_1, rows.lowest())
+    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection](), "retrieval", below))
+
+
 def auto(rows: Rows) -> Tier[Full]:
     """All the tiers there are, for a pilot to choose from (see triforce.planner)."""
     return triforce(rows) if rows.models.draft else retrieval(rows)
@@ -164,10 +171,10 @@ def auto(rows: Rows) -> Tier[Full]:
 
 MODES: dict[str, Ladder] = {
     "ar": ar, "draft": draft, "retrieval": retrieval, "streaming": streaming, "triforce": triforce, "lookup": lookup,
-    "auto": auto,
+    "hybrid": hybrid, "auto": auto,
 }  # fmt: skip
 
-DRAFTED = ("draft", "triforce")
+DRAFTED = ("draft", "triforce", "hybrid")
 
 
 def runnable(models: Models) -> list[str]:

@@ -57,13 +57,12 @@ class LLM:
 
     model: a Hugging Face folder or hub name; None is the shipped pair. draft: the same; "auto" is the one that is
     known to fit, None is none. context: positions in tokens (None: what the model was made for). mode: one of `MODES`;
-    None is `triforce` with a draft, else `retrieval`. coupling: `seeded` or `rejection`. gamma_1, gamma_2: tokens that
-    the lowest tier proposes at a time, and that the middle one gathers. budget: KV tokens of the retrieval tier, or a
-    share of the context ("3%"). chunk: tokens that are selected together. refresh: verifications between selections;
-    0 is once, "auto" after a refusal. full_layers: layers that the
-    retrieval tier sees in full, such as "0,1" or "none"; "auto" finds those that need it. lower_tiers:
-    "int8" has the tiers below the full one read weights, and committed KV of the target, as int8 copies; "same" does
-    not. Raises ModelError or RequestError.
+    None is `triforce` with a draft, else `retrieval`. coupling: `seeded`, `rejection` or `block`. gamma_1, gamma_2:
+    tokens that the lowest tier proposes at a time, and that the middle one gathers. budget: KV tokens of the retrieval
+    tier, or a share of the context ("3%"). chunk: tokens that are selected together. refresh: verifications between
+    selections; 0 is once, "auto" after a refusal. full_layers: layers that the retrieval tier sees in full, such as
+    "0,1" or "none"; "auto" finds those that need it. lower_tiers: "int8" has the tiers below the full one read weights,
+    and committed KV of the target, as int8 copies; "same" does not. Raises ModelError or RequestError.
     """
 
     def __init__(

@@ -2,7 +2,8 @@
 
 `TorchSampling` warps and then verifies, on any device: it says what a sampler does. `NativeSampling` decides the same
 in one native call on a CPU: it finds no law behind a row's first refusal, and makes no noise for what cannot be drawn.
-`RestrictedSampling` stands in front of either where a row has a constraint.
+It does not know `Block`, which needs the laws of all columns. `RestrictedSampling` stands in front of either where a row has
+a constraint.
 
 Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
 """
@@ -22,7 +23,7 @@ from triforce.request import SamplingParams
 from triforce.sampling import Constraint, Noise, Warper
 from triforce.sampling.warp import check_bias, no_law
 from triforce.shapes import Bools, Ints, columns
-from triforce.speculation import Coupling, Draft, Prefix, Rejection, Sampling, Seeded
+from triforce.speculation import Block, Coupling, Draft, Prefix, Rejection, Sampling, Seeded
 
 
 def sampling(
@@ -38,7 +39,7 @@ def sampling(
     constraints: one per row, None for a row that is free; or none at all.
     """
     unrestricted: Sampling
-    if extension.native is not None and torch.device(device).type == "cpu":
+    if extension.native is not None and torch.device(device).type == "cpu" and not isinstance(coupling, Block):
         unrestricted = NativeSampling(params, prompt_lengths, vocab_size, coupling)
     else:
         unrestricted = TorchSampling(Warper(params, prompt_lengths, vocab_size, device), coupling, vocab_size)

@@ -18,7 +18,7 @@ from triforce.llm import LLM
 from triforce.request import SamplingParams
 
 CONTEXT = 640
-MODES = ["ar", "draft", "retrieval", "streaming", "triforce", "lookup", "auto"]
+MODES = ["ar", "draft", "retrieval", "streaming", "triforce", "lookup", "hybrid", "auto"]
 
 
 def checkpoints(folder: Path, **draft: Any) -> tuple[Path, Path]:

@@ -21,7 +21,7 @@ from triforce.request import SamplingParams
 from triforce.sampler import NativeSampling, sampling
 from triforce.sampling import Noise, Warper
 from triforce.shapes import Bools, ints
-from triforce.speculation import Draft, Prefix, Rejection, Seeded
+from triforce.speculation import Block, Draft, Prefix, Rejection, Seeded
 
 native = extension.native
 if native is None:
@@ -309,5 +309,6 @@ def test_text_and_columns_beyond_the_capacity() -> None:
 def test_which_sampler_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ([SamplingParams()], [0], 8)
     assert isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)
+    assert not isinstance(sampling(*arguments, Block(noise_of([0]))), NativeSampling)  # it judges one by one
     monkeypatch.setattr(extension, "native", None)
     assert not isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)

@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.laws.palette import Weights, cells_of, logits_of, mixed, shuffled, table
 from tests.laws.toy import PLAIN, Ladder, Law, chain_law, distance, law
 from triforce.request import SamplingParams
+from triforce.speculation import coupling as couplings
 
 EXACT = 1e-10
 HALVES = shuffled((1, 1, 0)) * 4 + shuffled((1, 0, 0))
@@ -21,7 +22,7 @@ COINS = shuffled((1, 1), (2, 1), (1, 0))
 
 @dataclass(frozen=True)
 class Case:
-    """A ladder by its gammas from the lowest tier to the one below the top; "lookup" may be the lowest."""
+    """A ladder by its gammas from the lowest tier to the one below the top. `lookup`: the level that has no model."""
 
     name: str
     gammas: tuple[int, ...]
@@ -29,29 +30,37 @@ class Case:
     palette: list[Weights] | None = None
     order: int = 2
     params: SamplingParams = PLAIN
-    lookup: bool = False
+    lookup: int | None = None
     selects: bool = False
     stop: frozenset[int] = frozenset()
     slow: bool = False
     seed: int = 1
+    block: bool = False
 
     @property
     def laws(self) -> list[Weights]:
         return self.palette or HALVES
 
+    @property
+    def models(self) -> int:
+        return len(self.gammas) + 1 - (self.lookup is not None)
+
     def tables(self) -> list[Tensor]:
         """The warped laws of the tiers that have a model, from the lowest to the top; many are the top tier's."""
-        models = len(self.gammas) + 1 - self.lookup
-        orders = [self.order + (self.selects and level == 0) for level in range(models)]
+        orders = [self.order + (self.selects and level == 0) for level in range(self.models)]
         own = [table(self.laws, order, seed) for seed, order in enumerate(orders, self.seed)]
         return [*(mixed(laws, own[-1], seed) for seed, laws in enumerate(own[:-1], self.seed)), own[-1]]
 
     def ladder(self, tables: list[Tensor] | None = None) -> Ladder:
         """The tiers, by default those of `tables()`, or with these logits."""
-        logits = tables or [logits_of(laws, self.params) for laws in self.tables()]
-        tiers = list(zip([None] * self.lookup + logits, [*self.gammas, 1], strict=True))
+        logits: list[Tensor | None] = [*(tables or (logits_of(laws, self.params) for laws in self.tables()))]
+        if self.lookup is not None:
+            logits.insert(self.lookup, None)
+        tiers = list(zip(logits, [*self.gammas, 1], strict=True))
         reached = COINS if self.params.presence_penalty else self.laws
-        return Ladder(tiers, cells_of(reached, reached), self.params, selects=self.selects)
+        cells = cells_of(reached, reached, sum(self.gammas) if self.block else 0)
+        coupling = couplings.Block if self.block else couplings.Rejection
+        return Ladder(tiers, cells, self.params, selects=self.selects, coupling=coupling)
 
     def truth(self) -> Law:
         """The law of the top tier's chain on its own."""
@@ -71,6 +80,7 @@ class Case:
         return distance(law(replace(self.ladder(), **changes), self.horizon, self.stop), self.truth())
 
 
+PENALTY = SamplingParams(presence_penalty=log(2))
 COLD, HOT = SamplingParams(temperature=0.5), SamplingParams(temperature=2)
 CASES = [
     Case("plain decoding", ()),
@@ -85,11 +95,13 @@ CASES = [
     Case("three tiers, gamma 1 and 3", (1, 3), 5),
     Case("three tiers, thirds", (1, 1), 3, THIRDS, order=1),
     Case("four tiers", (1, 1, 1), 6),
-    Case("lookup", (2,), lookup=True),
-    Case("lookup in three tiers", (2, 2), lookup=True),
+    Case("lookup", (2,), lookup=0),
+    Case("lookup in three tiers", (2, 2), lookup=0),
+    Case("lookup above a draft", (1, 2), lookup=1),
+    Case("lookup above a draft in three tiers", (1, 2, 2), 5, lookup=1),
     Case("a stop token inside drafts", (3,), stop=frozenset({0})),
     Case("a stop token inside drafts of three tiers", (1, 2), stop=frozenset({1})),
-    Case("a stop token inside lookup", (3,), stop=frozenset({1}), lookup=True),
+    Case("a stop token inside lookup", (3,), stop=frozenset({1}), lookup=0),
     Case("a draft that looks where the top tier looked", (2,), selects=True),
     Case("a deep draft that looks where the top tier looked", (1, 2), 5, selects=True),
     Case("greedy", (2, 2), params=SamplingParams(temperature=0), palette=shuffled((1, 0, 0))),
@@ -101,7 +113,7 @@ CASES = [
         (1,),
         5,
         shuffled((1, 1)) * 6 + shuffled((1, 0)),
-        params=SamplingParams(presence_penalty=log(2)),
+        params=PENALTY,
     ),
     Case("top-k", (2,), palette=PAIRS, params=SamplingParams(top_k=2)),
     Case("top-p", (1, 2), params=SamplingParams(top_p=0.8)),
@@ -112,4 +124,22 @@ CASES = [
     Case("two tiers, a coin, gamma 2", (2,), 3, COINS, order=1, slow=True),
     Case("two tiers, quarters, gamma 2", (2,), 3, QUARTERS, order=1, slow=True),
 ]
-BY_NAME = {case.name: case for case in CASES}
+BLOCKS = [
+    Case("a block: plain decoding", (), block=True),
+    Case("a block: gamma 1", (1,), block=True),
+    Case("a block: gamma 2", (2,), 5, block=True),
+    Case("a block: gamma 3", (3,), 4, block=True),
+    Case("a block: thirds", (2,), 3, THIRDS, order=1, block=True),
+    Case("a block: a stop token", (2,), 5, stop=frozenset({0}), block=True),
+    Case("a block: lookup", (3,), 6, lookup=0, block=True),
+    Case("a block: lookup in three tiers", (2, 1), 4, lookup=0, block=True),
+    Case("a block: lookup above a draft", (1, 2), 5, lookup=1, block=True),
+    Case("a block: three tiers", (1, 1), 5, block=True),
+    Case("a block: three tiers, gamma 2 and 1", (2, 1), 3, block=True),
+    Case("a block: a draft that looks where the top tier looked", (2,), 4, selects=True, block=True),
+    Case("a block: penalties", (2,), 3, shuffled((1, 1)) * 6 + shuffled((1, 0)), params=PENALTY, block=True),
+    Case("a block: three tiers, gamma 1 and 2", (1, 2), 4, slow=True, block=True),
+    Case("a block: four tiers", (1, 1, 1), 3, slow=True, block=True),
+]
+"""Under `block`."""
+BY_NAME = {case.name: case for case in CASES + BLOCKS}

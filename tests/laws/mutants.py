@@ -12,7 +12,7 @@ import pytest
 from triforce.cache import Retrieval
 from triforce.kernels import reference
 from triforce.kernels.plain_memory import PlainMemory
-from triforce.speculation import Rejection, Tier, coupling
+from triforce.speculation import Block, Lookup, Rejection, Tier, coupling
 
 
 class Edit:
@@ -113,6 +113,20 @@ DECISIONS = [
         [Edit(coupling, "rejection", (JUDGED, f"0.99 * {JUDGED}"))],
         ("one verification",),
     ),
+    Mutant(
+        "a guess from the text reported as one of many",
+        [
+            Edit(
+                Lookup,
+                "propose",
+                (
+                    "F.one_hot(torch.from_numpy(tokens_BK), sampling.vocab_size)[..., :law_size].double()",
+                    "torch.full((*tokens_BK.shape, law_size), 1 / sampling.vocab_size, dtype=torch.float64)",
+                ),
+            )
+        ],
+        ("lookup", "lookup above a draft"),
+    ),
     Mutant("rewind forgotten", [Edit(Tier, "settle", ("self.rewind(kept)", "pass"))], ("gamma 1",)),
     Mutant(
         "rewind not passed down",
@@ -143,6 +157,48 @@ DECISIONS = [
         "seeded guesses kept unseen",
         [Edit(coupling, "seeded", (" == picks_BJ[:, :-1]", " >= picks_BJ[:, :-1]"))],
         ("seeded", "same text: triforce"),
+    ),
+]
+OWED_HERE = "owed_BV, p_BV = owed_BJV[rows_B, kept_B]"
+BLOCKS = [
+    Mutant(
+        "a block's reach grows",
+        [Edit(coupling, "block", ("(a * b).clamp_max(1)", "a * b"))],
+        ("one block", "blocks of two tiers"),
+    ),
+    Mutant(
+        "a block owes as if each guess were alone",
+        [Edit(coupling, "block", (OWED_HERE, "owed_BV, p_BV = (probs_BJV - laws_BJV).clamp_min(0)[rows_B, kept_B]"))],
+        ("one block",),
+    ),
+    Mutant(
+        "a block ends wherever it reaches",
+        [Edit(coupling, "block", ("uniforms_BJ * (owed_BJ + (1 - reach_BJ)) < owed_BJ", "uniforms_BJ < reach_BJ"))],
+        ("one block", "blocks of two tiers"),
+    ),
+    Mutant(
+        "a block ends at its first refusal",
+        [Edit(coupling, "block", ("(passes_BJ * columns_J).amax(1)", "passes_BJ[:, 1:].long().cumprod(1).sum(1)"))],
+        ("one block", "blocks of two tiers", "blocks of three tiers"),
+    ),
+    Mutant("padding accepted in a block", [Edit(coupling, "block", ("<= counts_B[:, None]", "<= K"))], ("one block",)),
+    Mutant(
+        "a block's last guess judged by padding",
+        [Edit(coupling, "block", (" * (columns_J < counts_B[:, None])[..., None]", ""))],
+        ("one block",),
+    ),
+    Mutant(
+        "no residual in the blocks of the middle tier",
+        [
+            Edit(Block, "verify", ("probs_BJV, uniforms_BJ)", "probs_BJV, uniforms_BJ, tier == 1)")),
+            Edit(
+                coupling,
+                "block",
+                ("uniforms_BJ: Tensor)", "uniforms_BJ: Tensor, middle: bool = False)"),
+                (OWED_HERE, "owed_BV, p_BV = (probs_BJV if middle else owed_BJV)[rows_B, kept_B]"),
+            ),
+        ],
+        ("blocks of three tiers",),
     ),
 ]
 WRITE_ONCE = """\

@@ -1,8 +1,9 @@
-"""One call of `rejection` for arbitrary laws, integrated over its noise.
+"""One call of `rejection` or `block` for arbitrary laws, integrated over its noise.
 
-The unit cube of a row's uniforms is cut at thresholds that are computed here, independently: p / q for each guess, the
-cumulative weights of p or max(p - q, 0) for the draw. Inside a cell the outcome must not change: it is looked at in the
-middle and next to every corner. Then the cells' volumes are the outcomes' exact probabilities.
+The unit cube of a row's uniforms is cut at thresholds that are computed here, independently: p / q for each guess (or
+what `block` has in its place), the cumulative weights of p or max(p - q, 0) for the draw. Inside a cell the outcome
+must not change: it is looked at in the middle and next to every corner. Then the cells' volumes are the outcomes' exact
+probabilities.
 
 Shape suffixes: K guesses, J = K + 1 uniforms and columns, N cells, P points of a cell, V vocabulary.
 """
@@ -63,27 +64,57 @@ class Cell:
     edges: list[Interval]  # of the draw, then of each guess
 
 
-def cells(p: NextLaw, q: NextLaw, count: int) -> Iterator[Cell]:
+Cut = Callable[[NextLaw, NextLaw, Text], Iterator[list[Interval]]]
+"""The edges of the cells of a guess: of the draw, then of each of its tokens."""
+
+
+def cells(p: NextLaw, q: NextLaw, count: int, cut: Cut) -> Iterator[Cell]:
     """All cells of positive volume, for drafts of `count` guesses, each drawn from q."""
     for guess in product(range(len(q(()))), repeat=count):
-        law_p, law_q = ([law(guess[:j])[token] for j, token in enumerate(guess)] for law in (p, q))
-        if not prod(law_q):
-            continue
-        thresholds = [min(1.0, a / b) for a, b in zip(law_p, law_q, strict=True)]
-        for kept in range(count + 1):
-            judged = [(0.0, a) for a in thresholds[:kept]] + [(a, 1.0) for a in thresholds[kept : kept + 1]]
-            judged += [(0.0, 1.0)] * (count - len(judged))
-            for drawn in draws(p(guess[:kept]), q(guess[:kept]) if kept < count else None):
-                edges = [drawn, *judged]
-                if volume := prod(high - low for low, high in edges):
-                    yield Cell(guess, prod(law_q) * volume, edges)
+        weight = prod(q(guess[:j])[token] for j, token in enumerate(guess))
+        for edges in cut(p, q, guess) if weight else ():
+            if volume := prod(high - low for low, high in edges):
+                yield Cell(guess, weight * volume, edges)
 
 
-def draws(p: list[float], refused: list[float] | None) -> list[Interval]:
-    """The part of [0, 1) of each token drawn from p, or from max(p - q, 0) after a refusal."""
-    owed = [max(a - b, 0.0) for a, b in zip(p, refused, strict=True)] if refused else p
-    borders = [0.0, *(total / sum(owed) for total in accumulate(owed))] if sum(owed) else []
-    return list(pairwise(borders))
+def one_by_one(p: NextLaw, q: NextLaw, guess: Text) -> Iterator[list[Interval]]:
+    """A token is kept below p / q; the draw is from p, or from max(p - q, 0) after a refusal."""
+    count = len(guess)
+    thresholds = [min(1.0, p(guess[:j])[token] / q(guess[:j])[token]) for j, token in enumerate(guess)]
+    for kept in range(count + 1):
+        judged = [(0.0, a) for a in thresholds[:kept]] + [(a, 1.0) for a in thresholds[kept : kept + 1]]
+        judged += [(0.0, 1.0)] * (count - len(judged))
+        for drawn in draws(owed(1.0, p, q, guess, kept)):
+            yield [drawn, *judged]
+
+
+def as_a_block(p: NextLaw, q: NextLaw, guess: Text) -> Iterator[list[Interval]]:
+    """The last token that is below its threshold is kept with all before it (Sun et al. 2024, equations 3 and 4)."""
+    count, reaches = len(guess), reaches_of(p, q, guess)
+    rests = [owed(reach, p, q, guess, kept) for kept, reach in enumerate(reaches)]
+    chances = [sum(rest) and sum(rest) / (sum(rest) + (1 - reach)) for rest, reach in zip(rests, reaches, strict=True)]
+    for passed in product((False, True), repeat=count):
+        kept = max((j for j in range(1, count + 1) if passed[j - 1]), default=0)
+        judged = [(0.0, a) if ok else (a, 1.0) for ok, a in zip(passed, chances[1:], strict=True)]
+        for drawn in draws(rests[kept]):
+            yield [drawn, *judged]
+
+
+def reaches_of(p: NextLaw, q: NextLaw, guess: Text) -> list[float]:
+    """The chance that a block keeps at least 0, 1, ... of these guesses, where they are made."""
+    ratios = (p(guess[:j])[token] / q(guess[:j])[token] for j, token in enumerate(guess))
+    return [*accumulate(ratios, lambda reach, ratio: min(1.0, reach * ratio), initial=1.0)]
+
+
+def owed(reach: float, p: NextLaw, q: NextLaw, guess: Text, kept: int) -> list[float]:
+    """max(reach p - q, 0) behind the guesses kept; q = 0 behind the last one."""
+    behind = q(guess[:kept]) if kept < len(guess) else [0.0] * len(p(()))
+    return [max(reach * a - b, 0.0) for a, b in zip(p(guess[:kept]), behind, strict=True)]
+
+
+def draws(law: list[float]) -> list[Interval]:
+    """The part of [0, 1) of each token of these weights."""
+    return list(pairwise([0.0, *(total / sum(law) for total in accumulate(law))])) if sum(law) else []
 
 
 class Given:
@@ -101,6 +132,11 @@ def in_torch(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tens
     return couplings.rejection(draft, probs_BJV, uniforms_BJ)
 
 
+def block_in_torch(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of `block`."""
+    return couplings.block(draft, probs_BJV, uniforms_BJ)
+
+
 def native(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
     """`rejection` as the native sampler decides, from logits that are the logarithms of these laws."""
     B, _, V = probs_BJV.shape
@@ -112,8 +148,9 @@ def native(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor
 
 
 def outcomes(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_torch) -> list[tuple[int, Cell, Text]]:
-    """What `rejection` emits in each cell, for drafts of each of these counts, all in one ragged batch."""
-    listed = [(count, cell) for count in counts for cell in cells(p, q, count)]
+    """What is emitted in each cell, for drafts of each of these counts, all in one ragged batch."""
+    cut = as_a_block if decide is block_in_torch else one_by_one
+    listed = [(count, cell) for count in counts for cell in cells(p, q, count, cut)]
     draft, laws_p = batch(p, q, listed, max(counts))
     uniforms_NPJ = looks([cell.edges for _, cell in listed], max(counts) + 1)
     N, P, J = uniforms_NPJ.shape
@@ -153,7 +190,7 @@ def looks(edges: list[list[Interval]], J: int) -> Tensor:
 
 
 def emitted_laws(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_torch) -> dict[int, Law]:
-    """For each count, the law of `max(counts) + 1` tokens: what `rejection` emits, continued by p."""
+    """For each count, the law of `max(counts) + 1` tokens: what is emitted, continued by p."""
     laws: dict[int, Law] = {count: defaultdict(float) for count in counts}
     for count, cell, text in outcomes(p, q, counts, decide):
         for whole, weight in continued(p, text, cell.weight, max(counts) + 1).items():
@@ -169,9 +206,10 @@ def continued(p: NextLaw, text: Text, weight: float, length: int) -> Law:
     return growing
 
 
-def acceptance(p: NextLaw, q: NextLaw, counts: Sequence[int]) -> dict[int, float]:
-    """For each count above 0, the probability that the first guess is kept."""
-    first: dict[int, float] = defaultdict(float)
-    for count, cell, text in outcomes(p, q, counts):
-        first[count] += cell.weight * (len(text) > 1)
-    return {count: first[count] for count in counts if count}
+def kept(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_torch) -> dict[int, list[float]]:
+    """For each count, the probability that at least 1, 2, ... guesses are kept."""
+    chances = {count: [0.0] * count for count in counts}
+    for count, cell, text in outcomes(p, q, counts, decide):
+        for j in range(len(text) - 1):
+            chances[count][j] += cell.weight
+    return chances

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import torch
 from torch import Tensor
@@ -44,16 +44,27 @@ def logits_of(laws: Tensor, params: SamplingParams) -> Tensor:
     return logits
 
 
-def cells_of(verifiers: Sequence[Weights], drafters: Sequence[Weights]) -> int:
-    """The fewest equal cells on whose borders all thresholds lie when `verifiers` judge the guesses of `drafters`."""
-    cells = 1
-    for p, q in ((_law(p), _law(q)) for p in verifiers for q in drafters):
-        owed = [max(a - b, Fraction(0)) for a, b in zip(p, q, strict=True)]
-        ratios = [min(Fraction(1), a / b) for a, b in zip(p, q, strict=True) if b]
-        edges = [*ratios, *_sums(p), *_sums(q), *(_sums(owed) if sum(owed) else [])]
-        for edge in edges:
-            cells = cells * edge.denominator // _common(cells, edge.denominator)
-    return cells
+def cells_of(verifiers: Sequence[Weights], drafters: Sequence[Weights], block: int = 0) -> list[list[float]]:
+    """The widths of the fewest cells on whose borders all thresholds lie when `verifiers` judge guesses of `drafters`.
+
+    First those of the uniform that is drawn with, then those of the first guess, of the second and so on; the last are
+    for all others. block: the guesses that the coupling of this name judges at most; 0 is `rejection`.
+    """
+    laws = [(_law(p), q) for p in verifiers for q in [*map(_law, drafters), [Fraction(0)] * len(p)]]
+    edges: list[set[Fraction]] = [{edge for q in drafters for edge in _sums(_law(q))}]
+    reaches = {Fraction(1)}
+    for j in range(block + 1):
+        owed = [(r, [max(r * a - b, Fraction(0)) for a, b in zip(p, q, strict=True)]) for r in reaches for p, q in laws]
+        edges[0] |= {edge for _, law in owed if sum(law) for edge in _sums(law)}
+        edges += [{sum(law) / (sum(law) + 1 - r) for r, law in owed if sum(law)}] if j else []
+        reaches = {
+            min(Fraction(1), r * a / b) for r in reaches for p, q in laws for a, b in zip(p, q, strict=True) if b
+        }
+    return [_widths(borders) for borders in edges + [reaches] * (not block)]
+
+
+def _widths(borders: set[Fraction]) -> list[float]:
+    return [float(high - low) for low, high in pairwise(sorted({*borders, Fraction(0), Fraction(1)}))]
 
 
 def _law(weights: Weights) -> list[Fraction]:
@@ -62,7 +73,3 @@ def _law(weights: Weights) -> list[Fraction]:
 
 def _sums(weights: Sequence[Fraction]) -> list[Fraction]:
     return [sum(weights[: i + 1], Fraction(0)) / sum(weights) for i in range(len(weights))]
-
-
-def _common(a: int, b: int) -> int:
-    return a if b == 0 else _common(b, a % b)

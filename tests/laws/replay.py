@@ -21,17 +21,17 @@ HORIZON = 3
 
 
 class Keyed:
-    """Uniforms at midpoints of cells; `sizes[tier]` digits for the draws of each tier. `draws` as in the real Noise."""
+    """Midpoints of halves as uniforms; `sizes[tier]` digits for the draws of a tier. `draws` as in the real Noise."""
 
-    def __init__(self, sizes: list[int], cells: int) -> None:
-        self.digits_BD = torch.tensor([*product(range(cells), repeat=sum(sizes))])
-        self.sizes, self.cells = sizes, cells
+    def __init__(self, sizes: list[int]) -> None:
+        self.digits_BD = torch.tensor([*product(range(2), repeat=sum(sizes))])
+        self.sizes = sizes
         self.draws = torch.zeros(len(sizes), len(self.digits_BD), dtype=torch.long)
 
     def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
         at_Bn = columns(self.draws[tier], n).clamp_max(self.sizes[tier] - 1) + sum(self.sizes[:tier])
         self.draws[tier] += torch.from_numpy(used_B)
-        return (self.digits_BD.gather(1, at_Bn).double() + 0.5) / self.cells
+        return (self.digits_BD.gather(1, at_Bn).double() + 0.5) / 2
 
 
 def replay_error(case: Case) -> float:
@@ -39,7 +39,8 @@ def replay_error(case: Case) -> float:
     (gamma,) = case.gammas
     sizes = [gamma * HORIZON, (gamma + 1) * HORIZON]  # each proposal makes at least one token
     ladder = case.ladder()
-    noise = Keyed(sizes, ladder.cells)
+    assert all(widths == [0.5, 0.5] for widths in ladder.cells)
+    noise = Keyed(sizes)
     worlds = ladder.start(HORIZON, len(noise.digits_BD))
     while worlds.live_B.any():
         worlds = ladder.play(worlds, noise)

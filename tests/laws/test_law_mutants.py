@@ -9,7 +9,8 @@ import torch
 from tests.laws import test_law_seeded as seeded
 from tests.laws.cases import BY_NAME, EXACT
 from tests.laws.kv import kv_error, mispicked
-from tests.laws.mutants import DECISIONS, MEMORIES, Mutant
+from tests.laws.mutants import BLOCKS, DECISIONS, MEMORIES, Mutant
+from tests.laws.one_verification import block_in_torch
 from tests.laws.replay import replay_error
 from tests.laws.test_law_acceptance import LIMIT, watched_ladder
 from tests.laws.test_law_of_one_verification import deviation, laws
@@ -24,6 +25,14 @@ SEEDS = range(1, 7)
 
 def verifications() -> None:
     assert deviation(*laws(SamplingParams(0.8), 3), (0, 1, 2)) < EXACT
+
+
+def blocks() -> None:
+    assert deviation(*laws(SamplingParams(0.8), 3), (0, 1, 2), block_in_torch) < EXACT
+
+
+def blocks_of_two() -> None:
+    assert replace(BY_NAME["a block: thirds"], horizon=2).error() < EXACT
 
 
 def loop(name: str) -> Callable[[], None]:
@@ -71,10 +80,14 @@ def torch_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 CHECKS: dict[str, Callable[[], None]] = {
     "one verification": verifications,
+    "one block": blocks,
+    "blocks of two tiers": blocks_of_two,
+    "blocks of three tiers": loop("a block: three tiers"),
     "gamma 1": loop("two tiers, gamma 1"),
     "two tiers": loop("two tiers, gamma 3"),
     "three tiers": loop("three tiers, gamma 1 and 2"),
     "lookup": loop("lookup"),
+    "lookup above a draft": loop("lookup above a draft"),
     "temperature": loop("high temperature"),
     "top-p": loop("top-p"),
     "acceptance": accepted,
@@ -92,7 +105,7 @@ def test_the_code_as_written_passes(name: str) -> None:
     CHECKS[name]()
 
 
-@pytest.mark.parametrize("mutant", DECISIONS + MEMORIES, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", DECISIONS + BLOCKS + MEMORIES, ids=lambda mutant: mutant.name)
 def test_a_fault_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
     assert mutant.caught_by

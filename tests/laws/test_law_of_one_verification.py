@@ -1,6 +1,8 @@
-"""What one `rejection` emits follows the verifier's law to 1e-10: integrated exactly, behind every warper."""
+"""What one verification emits follows the verifier's law to 1e-10: integrated exactly, behind every warper."""
 
 from functools import cache
+from itertools import product
+from math import prod
 
 import pytest
 import torch
@@ -10,11 +12,13 @@ from tests.laws.one_verification import (
     Decide,
     NextLaw,
     Text,
-    acceptance,
+    block_in_torch,
     continued,
     emitted_laws,
     in_torch,
+    kept,
     native,
+    reaches_of,
     warped,
 )
 from tests.laws.toy import distance
@@ -36,7 +40,11 @@ WARPERS = {
     "logit bias": SamplingParams(logit_bias={0: -1.5, 2: 1.0}),
     "all": SamplingParams(0.8, 3, 0.95, 0.02, 1.2, 0.3, 0.2, {1: 0.5}),
 }
-DECIDERS = [pytest.param(in_torch, id="torch"), pytest.param(native, id="native", marks=needs_native)]
+DECIDERS = [
+    pytest.param(in_torch, id="torch"),
+    pytest.param(native, id="native", marks=needs_native),
+    pytest.param(block_in_torch, id="block"),
+]
 each_decider = pytest.mark.parametrize("decide", DECIDERS)
 COUNTS = {3: (0, 1, 2, 3), 4: (2, 0, 1)}
 
@@ -79,4 +87,32 @@ def test_whatever_the_guess_is_worth(likeness: float, decide: Decide) -> None:
 def test_keeps_a_guess_as_often_as_the_laws_overlap(params: SamplingParams) -> None:
     p, q = laws(params, 4)
     overlap = sum(map(min, p(()), q(())))
-    assert all(abs(kept - overlap) < EXACT for kept in acceptance(p, q, (0, 1, 2)).values())
+    assert all(abs(chances[0] - overlap) < EXACT for chances in kept(p, q, (1, 2)).values())
+
+
+@pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
+def test_a_block_keeps_more_guesses_than_one_by_one(params: SamplingParams) -> None:
+    """And as many as the proof says: at least j with the mean of min(1, reach_(j-1) p / q)."""
+    p, q = laws(params, 3)
+    single, joint = (kept(p, q, (1, 2, 3), decide) for decide in (in_torch, block_in_torch))
+    for count, chances in joint.items():
+        means = [0.0] * count
+        for guess in product(range(3), repeat=count):
+            weight = prod(q(guess[:j])[token] for j, token in enumerate(guess))
+            for j, reach in enumerate(reaches_of(p, q, guess)[1:] if weight else []):
+                means[j] += weight * reach
+        assert means == pytest.approx(chances, abs=EXACT)
+        assert all(more >= one - EXACT for more, one in zip(chances, single[count], strict=True))
+
+
+def test_the_example_of_the_paper() -> None:
+    """Two coins, two guesses (Sun et al. 2024, section 2): 10/9 are kept one by one, 11/9 as a block."""
+
+    def p(text: Text) -> list[float]:
+        return [1 / 3, 2 / 3]
+
+    def q(text: Text) -> list[float]:
+        return [2 / 3, 1 / 3]
+
+    for decide, mean in ((in_torch, 10 / 9), (block_in_torch, 11 / 9)):
+        assert sum(kept(p, q, (2,), decide)[2]) == pytest.approx(mean, abs=EXACT)

@@ -1,4 +1,4 @@
-"""The whole engine under `rejection`: its texts follow the target's law, and each test says what it could have seen.
+"""The whole engine where guesses are rejected: its texts follow the target's law; tests say what they could have seen.
 
 Ragged rows on one shared pool, a selection that drops most pages. The law of every token given its own text is known
 from a dense pass with other attention code, so that windows far into the text are tested against an exact law.
@@ -37,13 +37,14 @@ class Trial:
     bound: float  # on the detectable total variation
     tokens: int = 60
     setting: Speculation = SETTING
+    coupling: str = "rejection"
 
     def sample(self) -> Tensor:
         params = replace(self.params, max_tokens=self.tokens)
         batches = range(0, self.texts, ROWS)
         rows = [min(ROWS, self.texts - first) for first in batches]
         parts = [
-            finished(started(self.mode, "rejection", params, n, first, self.setting))
+            finished(started(self.mode, self.coupling, params, n, first, self.setting))
             for first, n in zip(batches, rows, strict=True)
         ]
         return torch.cat(parts)
@@ -66,6 +67,8 @@ SHORT = [
     Trial("retrieval", PLAIN, 120, 0.11, 40),
     Trial("lookup", WARPED, 120, 0.11, 40),
     Trial("streaming", PLAIN, 120, 0.11, 40),
+    Trial("hybrid", PLAIN, 120, 0.11, 40),
+    Trial("triforce", WARPED, 120, 0.11, 40, coupling="block"),
     Trial("draft", WARPED, 120, 0.11, 40),
 ]
 LONG = [
@@ -74,6 +77,9 @@ LONG = [
     Trial("retrieval", WARPED, 1500, 0.025),
     Trial("lookup", PLAIN, 1500, 0.025),
     Trial("streaming", WARPED, 1500, 0.025),
+    Trial("hybrid", WARPED, 1500, 0.025),
+    Trial("triforce", PLAIN, 1500, 0.025, coupling="block"),
+    Trial("hybrid", PLAIN, 1500, 0.025, coupling="block"),
     Trial("draft", PLAIN, 1500, 0.025),
     Trial("triforce", PLAIN, 900, 0.035, setting=replace(SETTING, selection="quest", retrieval=LATER)),
     Trial("retrieval", PLAIN, 900, 0.035, setting=replace(SETTING, selection="mean_key", retrieval=FINER)),
@@ -82,7 +88,7 @@ LONG = [
 
 def name(trial: Trial) -> str:
     settings = "plain" if trial.params is PLAIN else "warped"
-    return f"{trial.mode}-{settings}-{trial.setting.selection}-{trial.texts}"
+    return f"{trial.mode}-{settings}-{trial.setting.selection}-{trial.coupling}-{trial.texts}"
 
 
 @pytest.mark.parametrize("trial", SHORT, ids=name)

@@ -5,13 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.laws.cases import BY_NAME, CASES, EXACT, Case
+from tests.laws.cases import BLOCKS, BY_NAME, CASES, EXACT, Case
 from tests.laws.replay import replay_error
-from tests.laws.toy import Grid, law
+from tests.laws.toy import law
 from tests.samplers import Sampler, each_sampler
 
 torch.set_num_threads(1)
-PARAMS = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * case.slow) for case in CASES]
+PARAMS, BLOCK_PARAMS = (
+    [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * case.slow) for case in cases]
+    for cases in (CASES, BLOCKS)
+)
 
 
 @each_sampler
@@ -20,8 +23,13 @@ def test_the_law_is_that_of_the_top_tier(case: Case, sampler: Sampler) -> None:
     assert case.error(sampler=sampler) < EXACT
 
 
+@pytest.mark.parametrize("case", BLOCK_PARAMS)
+def test_and_where_guesses_are_judged_as_a_block(case: Case) -> None:
+    assert case.error() < EXACT
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if not case.slow], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in CASES + BLOCKS if not case.slow], ids=lambda case: case.name)
 def test_with_other_laws(case: Case) -> None:
     for seed in range(2, 6):
         assert replace(case, seed=seed).error() < EXACT
@@ -35,10 +43,10 @@ def test_noise_that_outlives_a_proposal(seed: int) -> None:
 
 def test_cells_integrate_every_decision() -> None:
     """Twice or three times as many cells change nothing."""
-    case = BY_NAME["two tiers, gamma 1"]
-    for finer in (2, 3):
-        cells = case.ladder().cells
-        assert case.error(noise=lambda digits, _, n=finer * cells: Grid(digits, n), cells=finer * cells) < EXACT
+    for case in (BY_NAME["two tiers, gamma 1"], replace(BY_NAME["a block: gamma 2"], horizon=3)):
+        for finer in (2, 3):
+            cells = [[width / finer for width in widths for _ in range(finer)] for widths in case.ladder().cells]
+            assert case.error(cells=cells) < EXACT
 
 
 def test_stop_tokens_end_texts_inside_drafts() -> None:

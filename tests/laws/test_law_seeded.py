@@ -62,8 +62,7 @@ def random_ladder(case: Case, params: SamplingParams, sampler: Sampler = torch_s
     """The tiers of a case with arbitrary laws that resemble each other."""
     generator = torch.Generator().manual_seed(3)
     common = torch.randn(V, V, V, generator=generator, dtype=torch.float64)
-    models = len(case.gammas) + 1 - case.lookup
-    sizes = [(V,) * (3 + (case.selects and level == 0)) for level in range(models)]
+    sizes = [(V,) * (3 + (case.selects and level == 0)) for level in range(case.models)]
     tables = [common + torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
     return replace(case.ladder(tables), params=params, coupling=Seeded, sampler=sampler)
 

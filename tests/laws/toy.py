@@ -1,22 +1,24 @@
 """Worlds small enough to be counted: every way a ladder of Markov chains can go, through the real decision code.
 
 A chain reads its context from its memory of the tokens it was fed, not from the text, so a memory that is not rewound
-is a wrong law. Its laws lie on a palette for which every threshold of a decision (p / q, and the cumulative weights of
-p and of max(p - q, 0)) is a multiple of 1 / cells: then the midpoints of the cells integrate each uniform exactly, and
+is a wrong law. Its laws lie on a palette for which a few cells have every threshold of a decision (p / q, and the
+cumulative weights of p and of max(p - q, 0)) on their borders: then their midpoints integrate each uniform exactly, and
 the law of the text over all strings of cells is exact. Equal worlds are merged after each proposal of the top tier.
 
-Shape suffixes: B worlds, S text capacity, T tokens fed, J columns, V vocabulary, D digits (cells, in order of use).
+Shape suffixes: B worlds, S text capacity, T tokens fed, J columns, V vocabulary, D digits (cells, in order of use),
+R roles of uniforms, C cells.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tests.samplers import torch_sampling
 from triforce.engine import Job
@@ -82,18 +84,28 @@ class Chain:
         return self.table[tuple(glance + context)]
 
 
+Cells = Sequence[Sequence[float]]
+"""Their widths, for each role of a uniform: to draw with, or to judge a guess by (see `palette.cells_of`)."""
+
+
 class Grid:
     """Uniforms at the midpoints of cells: a world's next draw, whichever tier makes it, takes its next digit."""
 
-    def __init__(self, digits_BD: Tensor, cells: int) -> None:
-        self.digits_BD, self.cells = digits_BD, cells
+    def __init__(self, digits_BD: Tensor, cells: Cells) -> None:
+        self.digits_BD = digits_BD
         self.used_B = torch.zeros(len(digits_BD), dtype=torch.long)
+        self.missing_B = torch.zeros_like(self.used_B)  # the role of the first digit beyond those there are
+        self.widths_RC = pad_sequence([torch.tensor(widths, dtype=torch.float64) for widths in cells], True)
+        self.sizes_R = torch.tensor([len(widths) for widths in cells])
 
     def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
-        beyond = self.digits_BD.new_zeros(len(self.digits_BD), 1)  # not enumerated yet, see `branch`
+        roles_n, beyond_B = torch.arange(n).clamp_max(len(self.sizes_R) - 1), self.digits_BD.shape[1] - self.used_B
+        wanted_B = (beyond_B >= 0) & (beyond_B < torch.from_numpy(used_B))
+        self.missing_B = torch.where(wanted_B, roles_n[beyond_B.clamp(0, n - 1)], self.missing_B)
         at_Bn = columns(self.used_B, n).clamp_max(self.digits_BD.shape[1])
         self.used_B = self.used_B + torch.from_numpy(used_B)
-        return (torch.cat([self.digits_BD, beyond], 1).gather(1, at_Bn).double() + 0.5) / self.cells
+        digits_Bn = F.pad(self.digits_BD, (0, 1)).gather(1, at_Bn)  # what is not enumerated yet is 0, see `branch`
+        return (self.widths_RC.cumsum(1) - self.widths_RC / 2)[roles_n, digits_Bn]
 
 
 @dataclass
@@ -133,11 +145,11 @@ class Ladder:
     """
 
     tiers: list[tuple[Tensor | None, int]]
-    cells: int = 2
+    cells: Cells = ((0.5, 0.5),)
     params: SamplingParams = PLAIN
     prompt: tuple[int, ...] = (0, 1)
     selects: bool = False
-    noise: Callable[[Tensor, int], Grid] = Grid
+    noise: Callable[[Tensor, Cells], Grid] = Grid
     coupling: type = couplings.Rejection
     sampler: Callable[..., Sampling] = torch_sampling
 
@@ -149,7 +161,7 @@ class Ladder:
         memories, below = list(worlds.memories), None
         for level, (table, gamma) in enumerate(self.tiers):
             if table is None:
-                below = Lookup(len(worlds.ids_BS), gamma)
+                below = Lookup(len(worlds.ids_BS), gamma, below, least=1)
                 continue
             watched = worlds.memories[-1] if self.selects and level == 0 else None
             below = Tier(f"tier {level}", Chain(table, watched), memories.pop(0), gamma, below)
@@ -186,20 +198,21 @@ class Ladder:
 def branch(ladder: Ladder, worlds: Worlds) -> Worlds:
     """Every way one proposal can go from every world: a string of digits that proves too short gets longer."""
     of_B, digits_BD = torch.arange(len(worlds.ids_BS)), torch.zeros(len(worlds.ids_BS), 0, dtype=torch.long)
-    ended = []
+    chances_B, ended = torch.ones(len(of_B), dtype=torch.float64), []
     while len(of_B):
         noise = ladder.noise(digits_BD, ladder.cells)
         after = ladder.play(worlds.pick(of_B), noise)
-        after.weights_B = after.weights_B / ladder.cells ** digits_BD.shape[1]
-        missing_B = noise.used_B - digits_BD.shape[1]
-        short_B = missing_B > 0
+        after.weights_B = after.weights_B * chances_B
+        short_B = noise.used_B > digits_BD.shape[1]
         ended.append(after.pick((~short_B).nonzero()[:, 0]).merged() if not short_B.all() else after.pick(of_B[:0]))
-        more = int(missing_B[short_B].min()) if short_B.any() else 1
-        tails = torch.tensor(list(product(range(ladder.cells), repeat=more)))
-        of_B = of_B[short_B].repeat_interleave(len(tails))
-        digits_BD = torch.cat(
-            [digits_BD[short_B].repeat_interleave(len(tails), 0), tails.repeat(int(short_B.sum()), 1)], 1
+        roles_B = noise.missing_B[short_B]
+        sizes_B = noise.sizes_R[roles_B]
+        of_B, digits_BD, chances_B, roles_B = (
+            x.repeat_interleave(sizes_B, 0) for x in (of_B[short_B], digits_BD[short_B], chances_B[short_B], roles_B)
         )
+        digit_B = torch.arange(len(of_B)) - (sizes_B.cumsum(0) - sizes_B).repeat_interleave(sizes_B)
+        digits_BD = torch.cat([digits_BD, digit_B[:, None]], 1)
+        chances_B = chances_B * noise.widths_RC[roles_B, digit_B]
     return joined(ended).merged()
 
 

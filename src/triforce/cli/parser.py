@@ -10,9 +10,9 @@ from typing import Any
 from triforce import __version__
 from triforce.request import SamplingParams
 
-MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "lookup", "auto")
+MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "lookup", "hybrid", "auto")
 SELECTIONS = ("observed", "mean_key", "quest")
-COUPLINGS = ("seeded", "rejection")
+COUPLINGS = ("seeded", "rejection", "block")
 LOWER_TIERS = ("same", "int8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 NO_DRAFT = "none"

@@ -113,7 +113,7 @@ class Pilot:
             if isinstance(part, Tier):
                 part.below = below
                 if name not in self.plan.tiers:
-                    _catch_up(part, prefix, live_B)
+                    part.catch_up(prefix, live_B)
             below = part
         self.plan = plan
         self._speed.clear()
@@ -155,9 +155,3 @@ class Pilot:
 
     def _has(self, name: str) -> bool:
         return name in self._parts
-
-
-def _catch_up(tier: Tier, prefix: Prefix, live_B: Bools) -> None:  # type: ignore[type-arg]
-    """Let a tier that was left out see what was written meanwhile."""
-    for b in live_B.nonzero()[0].tolist():
-        deque(tier.prefill(prefix, b, int(prefix.lengths_B[b]) - 1), maxlen=0)

@@ -1,11 +1,12 @@
 """The algorithm: drafts, couplings, tiers. Knows no model, no cache and no generator of random numbers."""
 
-from triforce.speculation.coupling import Coupling, Rejection, Seeded, rejection, seeded
+from triforce.speculation.coupling import Block, Coupling, Rejection, Seeded, block, rejection, seeded
 from triforce.speculation.draft import Draft, Prefix
 from triforce.speculation.lookup import Lookup
 from triforce.speculation.tier import Proposer, Record, Sampling, Tier, Watch
 
 __all__ = [
+    "Block",
     "Coupling",
     "Draft",
     "Lookup",
@@ -17,6 +18,7 @@ __all__ = [
     "Seeded",
     "Tier",
     "Watch",
+    "block",
     "rejection",
     "seeded",
 ]

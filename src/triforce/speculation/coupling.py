@@ -1,11 +1,12 @@
 """How a guess of one law becomes a sample of another: the only place where tokens are accepted or refused.
 
-`rejection` and `seeded` are pure functions of a draft, the verifier's probabilities and noise. `Rejection` and `Seeded`
-bind them to a source of noise. Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
+`rejection`, `block` and `seeded` are pure functions of a draft, the verifier's probabilities and noise. `Rejection`,
+`Block` and `Seeded` bind them to a source of noise. Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
 """
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +35,32 @@ def rejection(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Ten
     refused_B = kept_B < counts_B
     q_BV = F.pad(laws_BKV, (0, 0, 0, 1))[rows_B, kept_B] * refused_B[:, None]
     owed_BV = (p_BV - q_BV).clamp_min(0)
+    owed_BV = torch.where(owed_BV.sum(1, keepdim=True) > 0, owed_BV, p_BV)  # p == q up to rounding
+    return kept_B, draw(owed_BV, uniforms_BJ[:, 0])
+
+
+def block(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
+    """`rejection` of the guesses as a whole: keeps at least as many (Sun et al. 2024, arXiv 2403.10444, Algorithm 2).
+
+    reach_j = min(1, reach_(j-1) p(x_j) / q(x_j)), from reach_0 = 1, is the chance that at least j guesses are kept, and
+    p(x) reach_j of it is owed to each token x behind them (equation 3). The guess behind gives q(x) of that at most, so
+    owed_j(x) = max(p(x) reach_j - q(x), 0) must come from ending at j. A row's guesses end at j unless a later one
+    passes; given that none does, j passes with probability sum owed_j / (sum owed_j + 1 - reach_j) (equation 4). Behind
+    the last guess q = 0, and that is reach_j. The uniforms are those of `rejection`.
+    """
+    (B, K), device = draft.tokens_BK.shape, probs_BJV.device
+    rows_B, counts_B = torch.arange(B, device=device), torch.from_numpy(draft.counts_B).to(device)
+    columns_J = torch.arange(K + 1, device=device)
+    tokens_BK1 = torch.from_numpy(draft.tokens_BK).to(device)[..., None]
+    laws_BJV = F.pad(draft.laws_BKV.to(device), (0, 0, 0, 1)) * (columns_J < counts_B[:, None])[..., None]
+    ratios_BK = (probs_BJV[:, :K].gather(2, tokens_BK1) / laws_BJV[:, :K].gather(2, tokens_BK1)).squeeze(2)
+    one_B = torch.ones(B, dtype=probs_BJV.dtype, device=device)
+    reach_BJ = torch.stack([*accumulate(ratios_BK.unbind(1), lambda a, b: (a * b).clamp_max(1), initial=one_B)], 1)
+    owed_BJV = (reach_BJ[..., None] * probs_BJV - laws_BJV).clamp_min(0)
+    owed_BJ = owed_BJV.sum(2)
+    passes_BJ = (uniforms_BJ * (owed_BJ + (1 - reach_BJ)) < owed_BJ) & (columns_J <= counts_B[:, None])
+    kept_B = (passes_BJ * columns_J).amax(1)
+    owed_BV, p_BV = owed_BJV[rows_B, kept_B], probs_BJV[rows_B, kept_B]
     owed_BV = torch.where(owed_BV.sum(1, keepdim=True) > 0, owed_BV, p_BV)  # p == q up to rounding
     return kept_B, draw(owed_BV, uniforms_BJ[:, 0])
 
@@ -99,6 +126,14 @@ class Rejection:
     def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
         uniforms_BJ = self.noise.uniforms(tier, probs_BJV.shape[1], (draft.counts_B + 1) * live_B)
         return settle(draft, *rejection(draft, probs_BJV, uniforms_BJ), probs_BJV, tier)
+
+
+class Block(Rejection):
+    """Keeps more than `Rejection` where drafts are long. Exact in distribution."""
+
+    def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
+        uniforms_BJ = self.noise.uniforms(tier, probs_BJV.shape[1], (draft.counts_B + 1) * live_B)
+        return settle(draft, *block(draft, probs_BJV, uniforms_BJ), probs_BJV, tier)
 
 
 class Seeded:

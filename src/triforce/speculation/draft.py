@@ -81,7 +81,7 @@ def _put(cells_BK: Ints, at_BJ: Ints, values_BJ: Ints) -> Ints:
 
 
 def _laws(before_BKV: Tensor, after_BJV: Tensor, at_BJ: Ints) -> Tensor:
-    both_BKV = torch.cat((before_BKV, after_BJV), 1)
+    both_BKV = torch.cat((before_BKV.to(after_BJV.device), after_BJV), 1)
     if both_BKV.shape[2]:
         at_BJ1 = torch.from_numpy(at_BJ).to(both_BKV.device)[..., None]
         both_BKV.scatter_(1, at_BJ1.expand_as(after_BJV), after_BJV)

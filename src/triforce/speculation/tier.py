@@ -7,6 +7,7 @@ Shape suffixes: B rows, T tokens fed in one pass, K drafted tokens, J = K + 1, V
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Generic, Protocol, Self, TypeVar
@@ -78,7 +79,12 @@ class Proposer(Protocol):
 
     def propose(self, prefix: Prefix, sampling: Sampling, live_B: Bools) -> Draft: ...
 
+    def judged(self, guess: Draft, kept_B: Ints, live_B: Bools) -> None:
+        """The tier above kept the first `kept_B` tokens of what was proposed."""
+
     def rewind(self, prefix: Prefix) -> None: ...
+
+    def prefill(self, prefix: Prefix, b: int, length: int) -> Iterator[int]: ...
 
 
 class Sampling(Protocol):
@@ -129,7 +135,7 @@ class Tier(Generic[C]):
             draft = draft.then(step, live_B)
             prefix = self.settle(prefix, step, live_B)
             if self.below:
-                self.below.counters.judged(guess.counts_B, step.counts_B - 1, live_B)
+                self.below.judged(guess, step.counts_B - 1, live_B)
             self.counters.passed(live_B, perf_counter() - started, logits_BJV.shape[1])
         return draft
 
@@ -151,6 +157,9 @@ class Tier(Generic[C]):
         kept = prefix.append(Draft(step.tokens_BK, step.laws_BKV, step.origins_BK, step.counts_B * live_B))
         self.rewind(kept)
         return kept
+
+    def judged(self, guess: Draft, kept_B: Ints, live_B: Bools) -> None:
+        self.counters.judged(guess.counts_B, kept_B, live_B)
 
     def rewind(self, prefix: Prefix) -> None:
         """See at most all but the last token of a text, which stays unseen so that it can be fed."""
@@ -176,3 +185,8 @@ class Tier(Generic[C]):
             if watch:
                 watch(start, logits_1JV)
             yield stop
+
+    def catch_up(self, prefix: Prefix, live_B: Bools) -> None:
+        """Let rows that were left out see what was written meanwhile."""
+        for b in live_B.nonzero()[0].tolist():
+            deque(self.prefill(prefix, b, int(prefix.lengths_B[b]) - 1), maxlen=0)
