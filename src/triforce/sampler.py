@@ -2,8 +2,8 @@
 
 `TorchSampling` warps and then verifies, on any device: it says what a sampler does. `NativeSampling` decides the same
 in one native call on a CPU: it finds no law behind a row's first refusal, and makes no noise for what cannot be drawn.
-It does not know `Block`, which needs the laws of all columns. `RestrictedSampling` stands in front of either where a row has
-a constraint.
+It does not know `Block`, which needs the laws of all columns. `RestrictedSampling` stands before either where a row
+has a constraint.
 
 Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
 """

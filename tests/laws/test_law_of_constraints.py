@@ -70,7 +70,7 @@ def ladder(name: str, sampler: Sampler, stale: bool = False) -> Ladder:
 
     logits = [laws.log() for laws in tables(name)]
     tiers = list(zip([None] * (name == "lookup") + logits, [*LADDERS[name], 1], strict=True))
-    return Ladder(tiers, cells=2, sampler=restricted)
+    return Ladder(tiers, sampler=restricted)
 
 
 def truth(name: str) -> Law:
