@@ -11,10 +11,10 @@ import pytest
 import torch
 from tiny_checkpoint import save, tiny_model, tiny_tokenizer
 
+from triforce.batch import Batch
 from triforce.cache import PAGE, Full, Pool, Retrieval
 from triforce.checkpoint import fingerprint
 from triforce.completion import Piece
-from triforce.engine import Batch
 from triforce.errors import CacheError, RequestError
 from triforce.kernels import extension
 from triforce.ladder import MODES
@@ -171,7 +171,7 @@ def test_the_retrieval_tier_reads_no_more_than_its_budget(
 
 
 def test_plain_decoding_does_not_pay_for_observing(llm: LLM) -> None:
-    from triforce.engine import Job
+    from triforce.job import Job
     from triforce.ladder import Speculation
 
     for mode, grain in (("ar", 0), ("draft", 0), ("triforce", PAGE), ("streaming", 0)):

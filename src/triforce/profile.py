@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from triforce import kernels
+from triforce.batch import Batch
 from triforce.cache import PAGE, Pool
-from triforce.engine import Batch, Job
+from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation
 from triforce.planner import Costs, Pilot, Plan
 from triforce.request import SamplingParams

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tests.laws.gtest import ALPHA, ranks, window_surprise
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
-from triforce.engine import Batch, Job
+from triforce.batch import Batch
+from triforce.job import Job
 from triforce.ladder import MODES, Models
 from triforce.planner import Costs, Pilot, Plan, pilot
 from triforce.planner.plan import plans
@@ -74,7 +75,7 @@ def test_and_as_it_decides_itself() -> None:
     batch = piloted()
     assert torch.equal(finished(batch), plain())
     assert [tier.name for tier in batch.tiers] == ["lookup", "draft", "retrieval", "full"]
-    assert {batch.tiers[origin].name for job in batch.jobs for origin in job.origins} <= {t.name for t in batch.tiers}
+    assert {origin for job in batch.jobs for origin in job.origins} <= {tier.name for tier in batch.tiers}
 
 
 def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> Costs:

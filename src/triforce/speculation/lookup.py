@@ -6,7 +6,9 @@ Shape suffixes: B rows, S text capacity, K drafted tokens, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
+from typing import Self
 
 import numpy as np
 import torch
@@ -46,6 +48,12 @@ class Lookup:
 
     def rewind(self, prefix: Prefix) -> None:
         """Nothing is remembered, so nothing is forgotten."""
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.counters.select(rows)
+
+    def join(self, other: Self) -> None:
+        self.counters.join(other.counters)
 
     def _continuation(self, text_S: Ints) -> Ints:
         for n in range(min(self.longest, len(text_S) - 1), 0, -1):
