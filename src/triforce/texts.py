@@ -42,7 +42,7 @@ class Request:
     @property
     def started(self) -> float | None:
         """When its turn came, by `perf_counter`."""
-        return self.groups[0].started
+        return self.groups[0].started if self.groups else None
 
     def output(self) -> RequestOutput:
         """The whole answer, once it is done."""
