@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 sys.path.insert(0, str(Path(__file__).parent / "cache"))
-from tiny_llm import MODES, ask, checkpoints, ids, llm
+from tiny_llm import MODES, ask, checkpoints, counted, ids, llm
 
 from triforce import engine
 from triforce.batch import Batch
-from triforce.cache import full
+from triforce.cache import PAGE, full
+from triforce.cache.full import TAIL
 from triforce.completion import Piece
 from triforce.errors import CacheError
 from triforce.llm import LLM
@@ -28,7 +29,7 @@ from triforce.request import RequestOutput
 from triforce.texts import Request, Texts
 
 torch.set_num_threads(1)
-LENGTHS = [1, 40, 90, 150, 260]
+LENGTHS = [1, 40, 91, 150, 151, 260]
 ROWS, KV_TOKENS, TOKENS = 4, 700, 20
 CHUNK, READ = 64, 48
 
@@ -47,19 +48,24 @@ def small_chunks(folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(full, "PREFILL_ON_CPU", CHUNK)
         patch.setattr(engine, "READ", READ)
-        patch.setattr(Schedules, "model", llm(folder))
+        patch.setattr(Schedules, "model", llm(folder), raising=False)
         yield
+
+
+def prompt(length: int) -> list[int]:
+    """The beginning of one of two texts."""
+    return ids(640, seed=length % 2)[:length]
 
 
 @cache
 def alone(model: LLM, length: int, temperature: float, mode: str = "ar") -> RequestOutput:
     """Two choices."""
     params = ask(temperature=temperature, max_tokens=TOKENS, n=2)
-    return model.generate(ids(length, seed=length), params, mode=mode)[0]
+    return model.generate(prompt(length), params, mode=mode)[0]
 
 
-def request(model: LLM, length: int, mode: str | None = None, **changes: Any) -> Request:
-    return model.request(ids(length, seed=length), ask(**({"max_tokens": TOKENS} | changes)), mode)
+def request(model: LLM, length: int, mode: str | None = None, scope: str = "", **changes: Any) -> Request:
+    return model.request(prompt(length), ask(**({"max_tokens": TOKENS} | changes)), mode, scope)
 
 
 def finish(texts: Texts) -> dict[Request, RequestOutput]:
@@ -75,6 +81,8 @@ def finish(texts: Texts) -> dict[Request, RequestOutput]:
 def check_empty(texts: Texts) -> None:
     store = texts.engine.store
     assert not texts.engine.groups and texts.engine.kv_tokens == 0
+    assert store.pool.free_pages + len(texts.engine._prefixes) == store.pages
+    texts.close()
     assert store.pool.free_pages == store.pages
     assert "streaming" not in vars(store) or sorted(store.streaming._free) == list(range(store.rows))
 
@@ -97,11 +105,13 @@ class Schedules(RuleBasedStateMachine):
         temperature=st.sampled_from([0.0, 0.8]),
         tokens=st.integers(1, TOKENS),
         n=st.sampled_from([1, 1, 2]),
-        logprobs=st.sampled_from([None, 1]),
+        extra=st.sampled_from([{}, {}, dict(logprobs=1), dict(prompt_logprobs=0)]),
+        scope=st.sampled_from("aab"),
     )
-    def come(self, mode: str, length: int, temperature: float, tokens: int, n: int, logprobs: int | None) -> None:
-        params = dict(temperature=temperature, max_tokens=tokens, n=n, logprobs=logprobs)
-        one = request(self.model, length, mode, **params)
+    def come(
+        self, mode: str, length: int, temperature: float, tokens: int, n: int, extra: dict[str, int], scope: str
+    ) -> None:
+        one = request(self.model, length, mode, scope, temperature=temperature, max_tokens=tokens, n=n, **extra)
         self.texts.submit([one])
         self.running[one], self.temperatures[one] = [[] for _ in range(n)], temperature
 
@@ -130,13 +140,21 @@ class Schedules(RuleBasedStateMachine):
             assert texts == [whole[b].token_ids[: len(text)] for b, text in enumerate(texts)]
             assert all(len(text) == job.params.max_tokens for text, job in zip(texts, one.jobs, strict=True))
             assert all(len(o.logprobs or o.token_ids) == len(o.token_ids) for o in event.outputs)
+            assert len(event.prompt_logprobs or one.prompt) == len(one.prompt)
 
     @invariant()
-    def every_page_has_one_owner(self) -> None:
+    def pages_have_the_owners_they_should(self) -> None:
         it = self.texts.engine
         batches = [*it._batches.values(), *([it._reading[1]] if it._reading else [])]
         held = [page for batch in batches for table in batch.top.cache.pool.tables for page in table]
-        assert len(set(held)) == len(held) and it.store.pool.free_pages == it.store.pages - len(held)
+        held += it._prefixes._pages.values()
+        assert it.store.pool.free_pages == it.store.pages - len(set(held))
+        assert all(it.store.pool.owners(page) == held.count(page) for page in range(1, it.store.pages + 1))
+        for batch in batches:
+            for table, length in zip(batch.top.cache.pool.tables, batch.top.cache.lengths_B.tolist(), strict=True):
+                assert all(held.count(page) == 1 for page in table[length // 16 :]), (
+                    "a row writes to its own pages only"
+                )
         assert sum(len(batch.jobs) for batch in batches) <= it.store.rows
         assert all(job.finish is None for batch in batches for job in batch.jobs)
 
@@ -180,7 +198,7 @@ def test_a_row_is_what_it_is_alone_under_rejection_too(folder: Path, mode: str) 
 def test_running_texts_do_not_wait_for_a_long_prompt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, fed = llm(folder), list[int]()
     texts = model.open(ROWS, 1400)
-    short, long = request(model, 40, max_tokens=200), request(model, 500, max_tokens=2)
+    short, long = request(model, 40, max_tokens=200), request(model, 501, max_tokens=2)
     texts.submit([short])
     list(texts.step())
     plain = Batch.step
@@ -189,7 +207,7 @@ def test_running_texts_do_not_wait_for_a_long_prompt(folder: Path, monkeypatch: 
     while long.groups[0] not in texts.engine._groups:
         assert any(one is short for one, _ in texts.step())
     longest = max(b - a for a, b in pairwise(fed))
-    assert len(fed) >= 499 // (READ + CHUNK) and longest <= READ + CHUNK + model.speculation.reach
+    assert len(fed) >= 500 // (READ + CHUNK) and longest <= READ + CHUNK + model.speculation.reach
     texts.close()
     check_empty(texts)
 
@@ -199,7 +217,7 @@ def test_first_come_first_served(folder: Path) -> None:
     model = llm(folder)
     texts = model.open(ROWS, KV_TOKENS)
     begun: list[Request] = []
-    requests = [request(model, 400, "ar", max_tokens=30), request(model, 500, "ar"), request(model, 1, "retrieval")]
+    requests = [request(model, 400, "ar", max_tokens=30), request(model, 501, "ar"), request(model, 1, "retrieval")]
     for one in requests:
         texts.submit([one])
     while texts.busy:
@@ -253,3 +271,32 @@ def test_what_never_fits_is_refused(folder: Path) -> None:
     texts.submit([request(model, 1, n=3, max_tokens=2)])  # two first, and then one
     (output,) = finish(texts).values()
     assert len(output.outputs) == 3
+
+
+@pytest.mark.parametrize("mode", ["ar", "triforce"])
+def test_a_second_question_on_a_document_reads_only_what_is_new(folder: Path, mode: str) -> None:
+    model = llm(folder)
+    texts = model.open(ROWS, 1400)
+    document, params = ids(400), ask(max_tokens=TOKENS)
+    for number, (scope, fresh) in enumerate([("a", 400), ("a", 30), ("b", 400), ("a", 30)]):
+        question = document + ids(30, seed=number % 3)
+        one = model.request(question, params, mode, scope)
+        texts.submit([one])
+        with counted(model.models.target) as passes:
+            while one.groups[0] not in texts.engine._groups:
+                list(texts.step())
+        assert fresh <= sum(passes) <= fresh + 30 + TAIL + PAGE + 10 * (fresh < 400)
+        (output,) = finish(texts).values()
+        assert output.outputs[0].token_ids == model.generate(question, params, mode="ar")[0].outputs[0].token_ids
+    check_empty(texts)
+
+
+def test_what_is_remembered_makes_room_for_who_comes(folder: Path) -> None:
+    model = llm(folder)
+    texts = model.open(ROWS, KV_TOKENS)
+    for length in (300, 501, 500, 301):
+        texts.submit([request(model, length, "ar")])
+        (output,) = finish(texts).values()
+        assert len(texts.engine._prefixes) >= (length - 1) // PAGE
+        assert output.outputs[0].token_ids == alone(model, length, 0.8).outputs[0].token_ids
+    check_empty(texts)

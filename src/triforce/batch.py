@@ -30,9 +30,9 @@ COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {"seeded": Seeded, "rejec
 class Batch:
     """A ladder and its rows: read with `prefill`, one by one, then decoded together with `step`.
 
-    `store` is where other batches have their KV, too. `memory` is an exact view to go on with, of one row whose
-    committed tokens are the start of the prompt; it stays its owner's. With `costs` a pilot chooses among the tiers of
-    the ladder as it goes. Raises RequestError or CacheError, and then holds no KV.
+    `store` is where other batches have their KV, too, and `begun` pages of it that the first row starts with. `memory`
+    is an exact view to go on with, of one row whose committed tokens are the start of the prompt; it stays its owner's.
+    With `costs` a pilot chooses among the tiers of the ladder as it goes. Raises TriforceError, and then holds no KV.
     """
 
     def __init__(
@@ -45,12 +45,13 @@ class Batch:
         memory: Full | None = None,
         costs: Costs | None = None,
         store: Store | None = None,
+        begun: Sequence[int] = (),
     ) -> None:
-        self.target, self.jobs, self.coupling, self._memory = models.target, list(jobs), COUPLINGS[coupling], memory
+        self.target, self.jobs, self.coupling, self.memory = models.target, list(jobs), COUPLINGS[coupling], memory
         self._logits: deque[Tensor] = deque(maxlen=1)
         self._sample()
         capacities = [job.capacity(models.target.config.context, setting.reach) for job in jobs]
-        self.top = ladder(Rows(models, setting, capacities, memory, store))
+        self.top = ladder(Rows(models, setting, capacities, memory, store, begun))
         self.pilot = Pilot(self.top, len(jobs), costs) if costs else None
         self.tiers = self.pilot.tiers if self.pilot else tiers(self.top)
         self._record()
@@ -123,7 +124,7 @@ class Batch:
             if b not in rows:
                 job.tiers, job.bitwise = self.stats(b), self.bitwise
         for tier in self.tiers:
-            if not (isinstance(tier, Tier) and tier.cache is self._memory):
+            if not (isinstance(tier, Tier) and tier.cache is self.memory):
                 tier.select(rows)
         self.jobs = [self.jobs[b] for b in rows]
         self.prefix = self.prefix.select(rows)

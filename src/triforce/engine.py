@@ -8,43 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 
 from triforce.batch import Batch
-from triforce.cache import Full
 from triforce.cache.pool import pages_for
-from triforce.cache.saved import SavedCache
+from triforce.cache.prefixes import Prefixes
 from triforce.errors import CacheError
+from triforce.group import Group
 from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation, Store
 from triforce.planner import Costs
 
 READ = 512
 """Prompt tokens after which those who are being decoded get their next step; at most a pass more are read."""
-
-OnPrefill = Callable[[int, int], None]
-"""Told of the prompt tokens read so far, and of all there are."""
-
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """Jobs of one mode that start together. Equal prompts are read once.
-
-    `memory` is an exact view to go on with (see `Batch`), `earlier` a saved prompt to start from. `on_read` is shown
-    the exact view once all prompts have been read.
-    """
-
-    jobs: list[Job]
-    mode: str
-    memory: Full | None = None
-    earlier: SavedCache | None = None
-    on_prefill: OnPrefill | None = None
-    on_read: Callable[[Full], None] | None = None
-    started: float | None = None
-    """When it was admitted, by `perf_counter`."""
-    error: Exception | None = None
-    """What ended it before its time."""
 
 
 class Engine:
@@ -60,6 +36,7 @@ class Engine:
         self._groups: list[Group] = []
         """Those that are being decoded, in the batches of their modes."""
         self._batches: dict[str, Batch] = {}
+        self._prefixes = Prefixes(store.pool)
 
     def submit(self, groups: Sequence[Group]) -> None:
         """Let groups wait for their turns. Raises CacheError, and takes none, if one's would never come."""
@@ -83,9 +60,10 @@ class Engine:
             self._drop(group.mode, group.jobs)
 
     def close(self) -> None:
-        """Cancel all there are."""
+        """Cancel all there are, and forget what was read."""
         while self.groups:
             self.cancel(self.groups[-1])
+        self._prefixes.clear()
 
     @property
     def groups(self) -> list[Group]:
@@ -113,28 +91,39 @@ class Engine:
                 self._fail(mode, error)
                 continue
             yield from ((job, count) for job, count in zip(list(batch.jobs), taken, strict=True) if count)
-            self._drop(mode, [job for job in batch.jobs if job.finish])
+            done = [job for job in batch.jobs if job.finish]
+            self._note(batch, done)
+            self._drop(mode, done)
         self._groups = [group for group in self._groups if not all(job.finish for job in group.jobs)]
 
     def _admit(self) -> bool:
         """Whether there is something to read; the next in the queue, if it fits."""
-        while self._reading is None and self._waiting and self._fits(self._waiting[0]):
-            group = self._waiting.popleft()
-            group.started = perf_counter()
-            ladder, how = MODES[group.mode], (self._setting, self._coupling)
-            try:
-                costs = self._costs() if group.mode == "auto" else None
-                batch = Batch(self._models, ladder, *how, group.jobs, group.memory, costs, self.store)
-            except Exception as error:
-                group.error = error
-            else:
-                self._reading = group, batch, _passes(group, batch)
+        while self._reading is None and self._waiting:
+            group, pool = self._waiting[0], self.store.pool
+            begun = group.shared(self._prefixes)
+            pool.own(begun)  # so that they do not go to make room
+            if fits := self._fits(group, len(begun)):
+                self._waiting.popleft()
+                self._begin(group, begun)
+            pool.disown(begun)
+            if not fits:
+                break
         return self._reading is not None
 
-    def _fits(self, group: Group) -> bool:
+    def _fits(self, group: Group, begun: int) -> bool:
         rows = sum(len(batch.jobs) for batch in self._batches.values())
-        pages = self._pages(group)
-        return rows + len(group.jobs) <= self.store.rows and (not pages or pages <= self.store.pool.free_pages)
+        return rows + len(group.jobs) <= self.store.rows and self._prefixes.make_room(self._pages(group) - begun)
+
+    def _begin(self, group: Group, begun: list[int]) -> None:
+        group.started = perf_counter()
+        ladder, how = MODES[group.mode], (self._setting, self._coupling)
+        try:
+            costs = self._costs() if group.mode == "auto" else None
+            batch = Batch(self._models, ladder, *how, group.jobs, group.memory, costs, self.store, begun)
+        except Exception as error:
+            group.error = error
+        else:
+            self._reading = group, batch, group.read(batch)
 
     def _pages(self, group: Group) -> int:
         """Pages that it takes from the store: enough to come to its end."""
@@ -157,12 +146,20 @@ class Engine:
         if progress:
             return int(batch.top.cache.lengths_B.sum()) - before
         self._reading = None
+        self._note(batch, group.jobs[:1])
         self._groups.append(group)
         if group.mode in self._batches:
             self._batches[group.mode].join(batch)
         else:
             self._batches[group.mode] = batch
         return 0
+
+    def _note(self, batch: Batch, jobs: list[Job]) -> None:
+        """What these rows have seen may serve others."""
+        pool = batch.top.cache.pool
+        for b, job in enumerate(batch.jobs):
+            if job in jobs and batch.memory is None:
+                self._prefixes.note(job.scope, batch.prefix.ids_BS[b, : pool.lengths_B[b]], pool.tables[b])
 
     def _stop_reading(self) -> None:
         assert self._reading
@@ -185,12 +182,3 @@ class Engine:
             del self._batches[mode]
             if batch.pilot:
                 batch.pilot.costs.save()
-
-
-def _passes(group: Group, batch: Batch) -> Iterator[tuple[int, int]]:
-    """All that comes before the first token."""
-    if group.earlier:
-        batch.restore(group.earlier)
-    yield from batch.prefill()
-    if group.on_read:
-        group.on_read(batch.top.cache)

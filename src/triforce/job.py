@@ -21,6 +21,8 @@ class Job:
     seed: int
     choice: int = 0
     stop_ids: frozenset[int] = frozenset()
+    scope: str = ""
+    """Whose it is: KV of equal beginnings is shared within a scope."""
     tokens: list[int] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)

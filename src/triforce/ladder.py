@@ -5,7 +5,7 @@ Every baseline and every ablation of the paper (Sun et al. 2024) is one of these
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd
@@ -99,7 +99,8 @@ class Store:
 class Rows:
     """The parts of a ladder, for a batch whose row b holds at most `capacities[b]` tokens.
 
-    `memory` is an exact view to go on with instead of an empty one. `shared` is where other batches have their KV, too.
+    `memory` is an exact view to go on with instead of an empty one; `begun` are pages that the first row starts with.
+    `shared` is where other batches have their KV, too.
     """
 
     models: Models
@@ -107,6 +108,7 @@ class Rows:
     capacities: list[int]
     memory: Full | None = None
     shared: Store | None = None
+    begun: Sequence[int] = ()
 
     @cached_property
     def store(self) -> Store:
@@ -116,6 +118,8 @@ class Rows:
     def full(self) -> Full:
         """The target's exact view."""
         full = self.memory or Full(self.store.pool.more(len(self.capacities)))
+        if self.begun:
+            full.pool.adopt(0, self.begun)
         for b, capacity in enumerate(self.capacities):
             full.pool.reserve(b, capacity)
         full.grain = 0  # until a view selects by what it saw

@@ -15,8 +15,9 @@ from triforce.cache.pool import pages_for
 from triforce.checkpoint import Checkpoint, load
 from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.completion import Completion, Piece
-from triforce.engine import Engine, OnPrefill
+from triforce.engine import Engine
 from triforce.errors import ModelError, RequestError
+from triforce.group import OnPrefill
 from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation, Store
 from triforce.pairs import SHIPPED, draft_for
@@ -148,14 +149,17 @@ class LLM:
         pages = pages_for(kv_tokens or self.target.config.context) + slack
         return self._open(Store(self.models, self.speculation, rows, pages))
 
-    def request(self, prompt: Prompt, params: SamplingParams, mode: str | None = None) -> Request:
-        """What `Texts.submit` takes. Raises RequestError."""
+    def request(self, prompt: Prompt, params: SamplingParams, mode: str | None = None, scope: str = "") -> Request:
+        """What `Texts.submit` takes. `scope`: whose it is; others cannot find out by timing what was read before.
+
+        Raises RequestError.
+        """
         ids, mode = self.encode(prompt), known("mode", mode or self.mode, MODES)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids")
         seed = secrets.randbits(32) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
-        jobs = [Job(ids, params, seed, choice, stop_ids) for choice in range(params.n)]
+        jobs = [Job(ids, params, seed, choice, stop_ids, scope) for choice in range(params.n)]
         return Request(ids, [Completion(job, self.tokenizer) for job in jobs], mode, self.coupling)
 
     def _open(self, store: Store) -> Texts:

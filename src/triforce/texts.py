@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from triforce.cache import Full
 from triforce.cache.saved import SavedCache
 from triforce.completion import Completion, Piece
-from triforce.engine import Engine, Group, OnPrefill
+from triforce.engine import Engine
+from triforce.group import Group, OnPrefill
 from triforce.job import Job
 from triforce.request import RequestOutput
 
@@ -25,7 +26,7 @@ class Request:
     mode: str
     coupling: str
     groups: list[Group] = field(default_factory=list)
-    """Its jobs, perhaps with those of other requests."""
+    """Its jobs: as many together as there are rows."""
 
     @property
     def jobs(self) -> list[Job]:
@@ -47,7 +48,6 @@ class Request:
     def output(self) -> RequestOutput:
         """The whole answer, once it is done."""
         first = self.jobs[0]
-        each = [[job for job in group.jobs if job in self.jobs] for group in self.groups]
         return RequestOutput(
             prompt_token_ids=self.prompt,
             prompt_logprobs=first.prompt_logprobs if first.params.prompt_logprobs is not None else None,
@@ -55,8 +55,8 @@ class Request:
             mode=self.mode,
             coupling=self.coupling,
             exactness="bitwise" if all(job.bitwise for job in self.jobs) else "distribution",
-            prefill_seconds=sum(max(job.prefill_seconds for job in jobs) for jobs in each),
-            decode_seconds=sum(max(job.decode_seconds for job in jobs) for jobs in each),
+            prefill_seconds=sum(max(job.prefill_seconds for job in group.jobs) for group in self.groups),
+            decode_seconds=sum(max(job.decode_seconds for job in group.jobs) for group in self.groups),
         )
 
 
@@ -76,17 +76,19 @@ class Texts:
         on_prefill: OnPrefill | None = None,
         on_read: Callable[[Full], None] | None = None,
     ) -> None:
-        """Queue requests of one mode; prompts that are equal are read once. Raises CacheError where one can never fit.
+        """Queue requests, all or none. Raises CacheError where one can never fit.
 
         `on_prefill` is told of all prompts together, `on_read` of the first. For the others see `engine.Group`.
         """
-        groups = _groups(requests, self.engine.store.rows)
+        most = self.engine.store.rows
+        for request in requests:
+            request.groups = [Group(jobs, request.mode) for jobs in _parts(request.jobs, most)]
+        groups = [group for request in requests for group in request.groups]
         for group, told in zip(groups, _shares(groups, on_prefill), strict=True):
             group.memory, group.earlier, group.on_prefill = memory, earlier, told
         groups[0].on_read = on_read
         self.engine.submit(groups)
         for request in requests:
-            request.groups = [group for group in groups if any(job in group.jobs for job in request.jobs)]
             self._of |= {completion.job: (request, completion) for completion in request.completions}
         self._requests += requests
 
@@ -102,8 +104,9 @@ class Texts:
     def step(self) -> Iterator[tuple[Request, Event]]:
         """What has come of the requests; the last event of each is its output, or an error."""
         for job, count in self.engine.step():
-            request, completion = self._of[job]
-            yield request, completion.take(count)
+            if job in self._of:  # not cancelled since the step
+                request, completion = self._of[job]
+                yield request, completion.take(count)
         for request in [request for request in self._requests if request.error or request.done]:
             self.cancel(request)
             yield request, request.error or request.output()
@@ -119,16 +122,8 @@ class Texts:
         self.engine.close()
 
 
-def _groups(requests: Sequence[Request], most: int) -> list[Group]:
-    """Jobs with the same prompt together, so that it is read once, but at most so many."""
-    alike: dict[tuple[int, ...], list[Job]] = {}
-    for request in requests:
-        alike.setdefault(tuple(request.prompt), []).extend(request.jobs)
-    return [
-        Group(jobs[first : first + most], requests[0].mode)
-        for jobs in alike.values()
-        for first in range(0, len(jobs), most)
-    ]
+def _parts(jobs: list[Job], most: int) -> list[list[Job]]:
+    return [jobs[first : first + most] for first in range(0, len(jobs), most)]
 
 
 def _shares(groups: Sequence[Group], on_prefill: OnPrefill | None) -> list[OnPrefill | None]:

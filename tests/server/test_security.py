@@ -258,3 +258,13 @@ def test_a_server_that_stops_says_so(llm: LLM) -> None:
     response = ask(app, PATH, {"prompt": "x"})
     assert "stopping" in refused(response, 503) and response.headers["retry-after"]
     assert "stopped" in refused(ask(app, "/health"), 503)
+
+
+def test_each_key_has_its_own_scope(guarded: ASGIApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So nobody learns by timing what another has asked; and without keys there is one."""
+    seen: list[str] = []
+    engine, plain = guarded.state.service.engine, Worker.submit  # type: ignore[attr-defined]
+    monkeypatch.setattr(engine, "submit", lambda asks: (seen.extend(a.scope for a in asks), plain(engine, asks))[1])
+    for key in (KEY, OTHER, KEY):
+        ask(guarded, PATH, {"prompt": "x", "max_tokens": 1}, headers={"authorization": f"Bearer {key}"})
+    assert seen[0] == seen[2] != seen[1] and KEY not in "".join(seen)

@@ -26,7 +26,8 @@ def pages_for(tokens: int) -> int:
 class Pool:
     """Which pages of a model's KV memory belong to which row, and how much of them is committed.
 
-    `more` gives other rows of the same memory: pages are taken from, and given back to, one store.
+    `more` gives other rows of the same memory: pages are taken from, and given back to, one store. A page may have
+    several owners, rows and others, as nobody writes to it once it is full of what is committed.
 
     Slots below `lengths_B` hold exact, committed values and are written once; slots at or beyond it are working space
     of whichever view runs. Page 0 is scratch: padding is written there and nothing is read from it. `unit`: tokens that
@@ -47,6 +48,7 @@ class Pool:
         self.memory = kernels.memory(config, pages, dtype, device, unit, int8)
         self.pages = pages
         self._free = list(range(1, pages + 1))
+        self._owners = [0] * (pages + 1)
         self._seat(rows)
 
     def _seat(self, rows: int) -> None:
@@ -68,9 +70,9 @@ class Pool:
         for b in set(range(len(self.tables))) - set(rows):
             self.release(b)
         self.lengths_B = self.lengths_B[list(rows)]
-        self.tables, self._slots, self._first_slot = (
-            [each[b] for b in rows] for each in (self.tables, self._slots, self._first_slot)
-        )
+        self.tables = [self.tables[b] for b in rows]
+        self._slots = [self._slots[b] for b in rows]
+        self._first_slot = [self._first_slot[b] for b in rows]
         self._tabulate()
 
     def join(self, other: Pool) -> None:
@@ -101,13 +103,35 @@ class Pool:
         run = self._run(wanted, after=self.tables[b][-1] if self.tables[b] else None)
         taken = set(run)
         self._free[:] = [page for page in self._free if page not in taken]
+        self.own(run)
         self._set_table(b, self.tables[b] + run)
 
     def release(self, b: int) -> None:
         """Take back the pages of row b; it holds no tokens from now on."""
-        self._free[:] = sorted(self._free + self.tables[b])
+        self.disown(self.tables[b])
         self._set_table(b, [])
         self.lengths_B[b] = 0
+
+    def adopt(self, b: int, pages: Sequence[int]) -> None:
+        """A fresh row begins with pages that others own, too: all of their tokens are committed."""
+        self.own(pages)
+        self._set_table(b, list(pages))
+        self.lengths_B[b] = len(pages) * PAGE
+
+    def own(self, pages: Sequence[int]) -> None:
+        """Somebody more needs these pages."""
+        for page in pages:
+            self._owners[page] += 1
+
+    def disown(self, pages: Sequence[int]) -> None:
+        """Somebody less; those that nobody needs are free."""
+        for page in pages:
+            self._owners[page] -= 1
+        self._free[:] = sorted(self._free + [page for page in pages if not self._owners[page]])
+
+    def owners(self, page: int) -> int:
+        """How many need it."""
+        return self._owners[page]
 
     def slots(self, b: int, start: int, stop: int) -> Tensor:
         """Slots of tokens [start, stop) of row b."""

@@ -93,12 +93,12 @@ class Retrieval:
         """What the row looks at is chosen afresh, from what the exact view saw."""
 
     def select(self, rows: Sequence[int]) -> None:
-        self.policies, self.choices, self.recent = (
-            [each[b] for b in rows] for each in (self.policies, self.choices, self.recent)
-        )
-        self.ahead_B, self._committed_B, self._refused_B = (
-            each_B[list(rows)] for each_B in (self.ahead_B, self._committed_B, self._refused_B)
-        )
+        self.policies = [self.policies[b] for b in rows]
+        self.choices = [self.choices[b] for b in rows]
+        self.recent = [self.recent[b] for b in rows]
+        self.ahead_B = self.ahead_B[list(rows)]
+        self._committed_B = self._committed_B[list(rows)]
+        self._refused_B = self._refused_B[list(rows)]
         self._index = self._blank()
 
     def join(self, other: Retrieval) -> None:

@@ -126,7 +126,7 @@ class Worker:
     def _begin(self, answer: _Answer) -> None:
         ask = answer.ask
         try:
-            answer.request = self._llm.request(ask.prompt, ask.params, ask.mode)
+            answer.request = self._llm.request(ask.prompt, ask.params, ask.mode, ask.scope)
             self._texts.submit([answer.request])
         except Exception as error:
             self._end(answer, error)
