@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,14 +18,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 sys.path.insert(0, str(Path(__file__).parent / "cache"))
 from tiny_llm import MODES, ask, checkpoints, counted, ids, llm
 
+from tests.laws.mutants import Edit
 from triforce import engine
 from triforce.batch import Batch
-from triforce.cache import PAGE, full
+from triforce.cache import PAGE, Full, Pool, Retrieval, Streaming, full
 from triforce.cache.full import TAIL
 from triforce.completion import Piece
 from triforce.errors import CacheError
 from triforce.llm import LLM
-from triforce.request import RequestOutput
+from triforce.request import CompletionOutput, RequestOutput
+from triforce.speculation.count import Counters
 from triforce.texts import Request, Texts
 
 torch.set_num_threads(1)
@@ -58,10 +60,21 @@ def prompt(length: int) -> list[int]:
 
 
 @cache
-def alone(model: LLM, length: int, temperature: float, mode: str = "ar") -> RequestOutput:
+def alone(
+    model: LLM, length: int, temperature: float = 0.8, mode: str = "ar", tokens: int = TOKENS
+) -> list[CompletionOutput]:
     """Two choices."""
-    params = ask(temperature=temperature, max_tokens=TOKENS, n=2)
-    return model.generate(prompt(length), params, mode=mode)[0]
+    params = ask(temperature=temperature, max_tokens=tokens, n=2)
+    return model.generate(prompt(length), params, mode=mode)[0].outputs
+
+
+def check_same(outputs: Sequence[CompletionOutput], wanted: Sequence[CompletionOutput]) -> None:
+    """The text, and which tier proposed what, how often and with what success: a wrong guess shows in no text."""
+    for one, other in zip(outputs, wanted, strict=False):
+        assert one.token_ids == other.token_ids and one.origins == other.origins
+        for tier, own in zip(one.tiers, other.tiers, strict=True):
+            assert tier.histogram == own.histogram
+            assert (tier.proposed, tier.accepted, tier.passes) == (own.proposed, own.accepted, own.passes)
 
 
 def request(model: LLM, length: int, mode: str | None = None, scope: str = "", **changes: Any) -> Request:
@@ -103,7 +116,7 @@ class Schedules(RuleBasedStateMachine):
         mode=st.sampled_from(MODES),
         length=st.sampled_from(LENGTHS),
         temperature=st.sampled_from([0.0, 0.8]),
-        tokens=st.integers(1, TOKENS),
+        tokens=st.sampled_from([1, 7, TOKENS]),
         n=st.sampled_from([1, 1, 2]),
         extra=st.sampled_from([{}, {}, dict(logprobs=1), dict(prompt_logprobs=0)]),
         scope=st.sampled_from("aab"),
@@ -136,9 +149,11 @@ class Schedules(RuleBasedStateMachine):
             assert isinstance(event, RequestOutput), event
             texts = [output.token_ids for output in event.outputs]
             assert texts == self.running.pop(one)
-            whole = alone(self.model, len(one.prompt), self.temperatures[one]).outputs
-            assert texts == [whole[b].token_ids[: len(text)] for b, text in enumerate(texts)]
-            assert all(len(text) == job.params.max_tokens for text, job in zip(texts, one.jobs, strict=True))
+            which, tokens = (len(one.prompt), self.temperatures[one]), one.jobs[0].params.max_tokens
+            plain = alone(self.model, *which, tokens=tokens)
+            assert texts == [each.token_ids for each in plain[: len(texts)]] and len(texts[0]) == tokens
+            if one.mode != "auto":  # whose pilot looks at all rows, and at the clock
+                check_same(event.outputs, alone(self.model, *which, one.mode, tokens))
             assert all(len(o.logprobs or o.token_ids) == len(o.token_ids) for o in event.outputs)
             assert len(event.prompt_logprobs or one.prompt) == len(one.prompt)
 
@@ -162,6 +177,56 @@ class Schedules(RuleBasedStateMachine):
         while self.running:
             self.step()
         check_empty(self.texts)
+
+
+def play(model: LLM, mode: str) -> None:
+    """One schedule: two rows outlive one that came before them, and see another one come, to pages that are shared."""
+    texts = model.open(ROWS, 900)
+    early, twins, last = (request(model, length, mode, n=n) for length, n in ((150, 1), (91, 2), (260, 1)))
+    texts.submit([early])
+    for _ in range(4):
+        list(texts.step())
+    texts.submit([twins])
+    outputs: dict[Request, RequestOutput] = {}
+    while early not in outputs:
+        outputs.update((one, event) for one, event in texts.step() if isinstance(event, RequestOutput))
+    texts.submit([last])
+    outputs |= finish(texts)
+    for one, output in outputs.items():
+        check_same(output.outputs, alone(model, len(one.prompt), mode=mode))
+    check_empty(texts)
+
+
+FAULTS = [
+    Edit(Batch, "_sample", ("if draws is not None:", "if False:")),
+    Edit(Streaming, "select", ("[each[b] for b in rows]", "each[: len(rows)]")),
+    Edit(Streaming, "join", ("other.lengths_B))", "0 * other.lengths_B))")),
+    Edit(Retrieval, "select", ("[self.choices[b] for b in rows]", "self.choices[: len(rows)]")),
+    Edit(Retrieval, "select", ("self.ahead_B[list(rows)]", "self.ahead_B[: len(rows)]")),
+    Edit(Full, "select", ("[self.sights[b] for b in rows]", "self.sights[: len(rows)]")),
+    Edit(Pool, "select", ("self.lengths_B[list(rows)]", "self.lengths_B[: len(rows)]")),
+    Edit(Pool, "disown", (" if not self._owners[page]", "")),
+    Edit(Counters, "select", ("[list(rows)]", "[: len(rows)]")),
+]
+
+
+@pytest.mark.parametrize(
+    "fault", [None, *FAULTS], ids=lambda fault: str(fault and f"{fault.owner.__name__}.{fault.name}: {fault.changes}")
+)
+def test_faults_are_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Edit | None) -> None:
+    noticed = []
+    for coupling in ("seeded", "rejection"):
+        model = llm(folder, coupling=coupling)
+        for length in (91, 150, 260):
+            alone(model, length, mode="triforce")
+        with monkeypatch.context() as patch:
+            if fault:
+                patch.setattr(fault.owner, fault.name, fault.function())
+            try:
+                play(model, "triforce")
+            except Exception as error:
+                noticed.append(error)
+    assert bool(noticed) == bool(fault), noticed
 
 
 TestSchedules = Schedules.TestCase
@@ -188,11 +253,7 @@ def test_a_row_is_what_it_is_alone_under_rejection_too(folder: Path, mode: str) 
     texts.submit([request(model, 40, mode, max_tokens=9, seed=4)])
     texts.submit([late])
     (output,) = (event for one, event in finish(texts).items() if one is late)
-    single = alone(model, 90, 0.8, mode)
-    assert [o.token_ids for o in output.outputs] == [o.token_ids for o in single.outputs]
-    for tier, own in zip(output.outputs[1].tiers, single.outputs[1].tiers, strict=True):
-        assert (tier.proposed, tier.accepted, tier.passes) == (own.proposed, own.accepted, own.passes)
-    assert output.outputs[1].origins == single.outputs[1].origins
+    check_same(output.outputs, alone(model, 90, mode=mode))
 
 
 def test_running_texts_do_not_wait_for_a_long_prompt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,5 +359,5 @@ def test_what_is_remembered_makes_room_for_who_comes(folder: Path) -> None:
         texts.submit([request(model, length, "ar")])
         (output,) = finish(texts).values()
         assert len(texts.engine._prefixes) >= (length - 1) // PAGE
-        assert output.outputs[0].token_ids == alone(model, length, 0.8).outputs[0].token_ids
+        check_same(output.outputs, alone(model, length))
     check_empty(texts)

@@ -149,7 +149,7 @@ class Batch:
         stats = []
         for tier in self.tiers:
             c = tier.counters
-            kept = c.kept_BN[b].tolist() if int(c.proposed_B[b]) else []
+            kept = np.trim_zeros(c.kept_BN[b], "b").tolist() if int(c.proposed_B[b]) else []
             counts = int(c.proposed_B[b]), int(c.accepted_B[b]), int(c.passes_B[b])
             seconds = float(c.seconds_B[b]), float(c.prefill_seconds_B[b])
             stats.append(TierStats(tier.name, *counts, *seconds, kept))

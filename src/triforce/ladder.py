@@ -69,16 +69,22 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Store:
-    """KV memory that batches share: `pages` of the target, and the draft's for so many `rows`. Made when it is used."""
+    """KV memory that batches share: `pages` of the target, and the draft's for so many `rows`. Made when it is used.
+
+    `given` is a pool that is there already.
+    """
 
     models: Models
     setting: Speculation
     rows: int
     pages: int
+    given: Pool | None = None
 
     @cached_property
     def pool(self) -> Pool:
         """Of no row yet, for all views of the target."""
+        if self.given:
+            return self.given.more(0)
         target, unit = self.models.target, gcd(self.setting.retrieval.chunk, PAGE)
         return Pool(target.config, 0, self.pages, target.dtype, target.device, unit, self.setting.int8)
 
@@ -151,7 +157,7 @@ def ar(rows: Rows) -> Tier[Full]:
 
 def draft(rows: Rows) -> Tier[Full]:
     """A naive small model verified by the target: classic speculation (the paper's first baseline)."""
-    below = rows.lowest()  # first: without a draft model it raises, and no pages are to be taken then
+    below = rows.lowest()  # first: it may raise, and no pages are to be taken then
     return rows.exact(rows.full(), below)
 
 
@@ -163,8 +169,8 @@ def retrieval(rows: Rows) -> Tier[Full]:
 
 def streaming(rows: Rows) -> Tier[Full]:
     """The hierarchy with StreamingLLM in the place of retrieval (the paper's ablation); without a draft, two tiers."""
-    full = rows.full()
     below = rows.lowest() if rows.models.draft else None
+    full = rows.full()
     return rows.exact(full, rows.middle(full, Recent, "streaming", below))
 
 

@@ -173,9 +173,9 @@ class LLM:
             saved.require_writable(Path(files.save))
         context, reach = self.target.config.context, self.speculation.reach
         sizes = sorted(pages_for(job.capacity(context, reach)) for request in requests for job in request.jobs)
-        pages = 0 if memory else sum(sizes[-MOST_ROWS:])
-        store = Store(self.models, self.speculation, min(len(sizes), MOST_ROWS), pages)
-        earlier, on_read = self._kept(files, memory.pool if memory else store.pool, requests[0].prompt)
+        rows, pages, given = min(len(sizes), MOST_ROWS), sum(sizes[-MOST_ROWS:]), memory.pool if memory else None
+        store = Store(self.models, self.speculation, rows, pages, given)
+        earlier, on_read = self._kept(files, store.pool, requests[0].prompt)
         texts = self._open(store)
         try:
             texts.submit(requests, memory, earlier, on_prefill, on_read)

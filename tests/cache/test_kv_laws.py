@@ -92,7 +92,7 @@ class Tiers(RuleBasedStateMachine):
         self.pool = make_pool(DECODER, rows, CAPACITY, fragmented=chance.random() < 0.5)
         self.full = self.exact(self.pool)
         setting = Setting(Budget(budget), chunk, refresh, full_layers=int(chance.random() < 0.2))
-        self.view = self.lower(self.full, {"recent": Recent, **POLICIES}[policy](), setting)
+        self.view = self.lower(self.full, {"recent": Recent, **POLICIES}[policy], setting)
         for b, ids in enumerate(self.texts):
             prefill(DECODER, self.full, b, ids)
         if twin:
