@@ -25,6 +25,7 @@ from triforce.cache import PAGE, Full, Pool, Retrieval, Streaming, full
 from triforce.cache.full import TAIL
 from triforce.completion import Piece
 from triforce.errors import CacheError
+from triforce.kernels import extension
 from triforce.llm import LLM
 from triforce.request import CompletionOutput, RequestOutput
 from triforce.speculation.count import Counters
@@ -360,4 +361,15 @@ def test_what_is_remembered_makes_room_for_who_comes(folder: Path) -> None:
         (output,) = finish(texts).values()
         assert len(texts.engine._prefixes) >= (length - 1) // PAGE
         check_same(output.outputs, alone(model, length))
+    check_empty(texts)
+
+
+@pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
+def test_pages_that_change_hands_leave_no_int8_copies(folder: Path) -> None:
+    model = llm(folder, lower_tiers="int8", budget=160)
+    texts = model.open(2, 420)
+    for length in (400, 351, 402, 301):
+        texts.submit([request(model, length, "triforce")])
+        (output,) = finish(texts).values()
+        check_same(output.outputs, alone(model, length, mode="triforce"))
     check_empty(texts)
