@@ -50,6 +50,7 @@ def profile(models: Models, setting: Speculation, costs: Costs) -> None:
             return
         batch = read(models, "auto", setting, context, 256)
         pilot = Pilot(batch.top, 1, costs)
+        batch.tiers = pilot.tiers  # which have one more, and other levels
         for plan in _plans(pilot):
             pilot.wire(plan, batch.prefix, np.array([True]))
             for step in range(STEPS):

@@ -127,7 +127,8 @@ class Pool:
         """Somebody less; those that nobody needs are free."""
         for page in pages:
             self._owners[page] -= 1
-        self._free[:] = sorted(self._free + [page for page in pages if not self._owners[page]])
+        if free := [page for page in pages if not self._owners[page]]:
+            self._free[:] = sorted(self._free + free)
 
     def owners(self, page: int) -> int:
         """How many need it."""
