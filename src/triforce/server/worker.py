@@ -113,7 +113,7 @@ class Worker:
                 self._step({answer.request: answer for answer in answers if answer.request})
             except BaseException as error:  # no one request's fault: all must hear of it, and those to come may go well
                 self._texts.close()
-                for answer in answers:
+                for answer in set(answers).intersection(self._answers):
                     self._end(answer, error)
             self._kv_tokens = self._texts.engine.kv_tokens
 
@@ -139,11 +139,11 @@ class Worker:
                 self._end(answers[request], event)
 
     def _end(self, answer: _Answer, event: RequestOutput | BaseException | None = None) -> None:
-        """With an event to tell, unless nobody listens."""
+        """With an event to tell, unless nobody listens. Who hears of it finds it gone."""
         if answer.request:
             self._texts.cancel(answer.request)
+        with self._changed:
+            self._answers.remove(answer)
+            self._kv_tokens = self._texts.engine.kv_tokens
         if event is not None:
             answer.tell(event)
-        with self._changed:
-            if answer in self._answers:
-                self._answers.remove(answer)
