@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from triforce import ladder
+from triforce.batch import COUPLINGS
 from triforce.cache.select import POLICIES
 from triforce.cli import main, parser
 from triforce.cli.common import Painter, Prefill, report
 from triforce.cli.info import size
 from triforce.cli.parser import DEFAULTS, parse
-from triforce.engine import COUPLINGS
 from triforce.errors import ModelError
 from triforce.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TierStats, TokenLogprobs
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from tiny_checkpoint import save, tiny_model, tiny_tokenizer
 
+from triforce.batch import Batch
 from triforce.cache import PAGE, Full, Pool, Retrieval
 from triforce.checkpoint import fingerprint
 from triforce.completion import Piece
-from triforce.engine import Batch
 from triforce.errors import CacheError, RequestError
 from triforce.kernels import extension
 from triforce.ladder import MODES
@@ -94,7 +94,7 @@ def test_pieces_add_up_to_the_output_whatever_stops_it(llm: LLM) -> None:
 
 
 def test_the_kv_cache_goes_with_its_batch(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More rows than fit one batch, with logprobs: when a pool is made, no earlier one is alive."""
+    """More texts than are made at a time, with logprobs: when a pool is made, no earlier one is alive."""
     alive: list[int] = []
     plain = Pool.__init__
 
@@ -110,7 +110,7 @@ def test_the_kv_cache_goes_with_its_batch(llm: LLM, monkeypatch: pytest.MonkeyPa
         llm.generate(PROMPT, params(max_tokens=2))
     finally:
         gc.enable()
-    assert len(alive) == 4 and max(alive) == min(alive)
+    assert len(alive) == 2 and max(alive) == min(alive)
 
 
 def test_equal_prompts_are_read_once(llm: LLM, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_the_retrieval_tier_reads_no_more_than_its_budget(
 
 
 def test_plain_decoding_does_not_pay_for_observing(llm: LLM) -> None:
-    from triforce.engine import Job
+    from triforce.job import Job
     from triforce.ladder import Speculation
 
     for mode, grain in (("ar", 0), ("draft", 0), ("triforce", PAGE), ("streaming", 0)):

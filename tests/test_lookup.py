@@ -12,8 +12,9 @@ import torch
 
 from benchmarks.lookup import main as benchmark
 from tests.laws.tiny import MODELS, PROMPTS, V, finished, started
-from triforce.engine import Batch, Job
+from triforce.batch import Batch
 from triforce.errors import CacheError
+from triforce.job import Job
 from triforce.ladder import MODES, Speculation
 from triforce.request import SamplingParams
 from triforce.shapes import Bools, ints
@@ -156,7 +157,7 @@ def test_both_guess_and_are_counted_apart(coupling: str) -> None:
     for counters in (draft, above):
         assert 0 < counters.accepted_B.sum() < counters.proposed_B.sum()
     assert (draft.kept_BN.sum(1) + above.kept_BN.sum(1) == middle.passes_B).all()  # each guess is one tier's
-    assert {names[origin] for job in batch.jobs for origin in job.origins} == set(names)
+    assert {origin for job in batch.jobs for origin in job.origins} == set(names)
 
 
 def written_on(batch: Batch, count: int) -> Prefix:

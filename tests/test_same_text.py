@@ -12,7 +12,8 @@ from importlib import resources
 import pytest
 import torch
 
-from triforce.engine import Batch, Job
+from triforce.batch import Batch
+from triforce.job import Job
 from triforce.kernels import extension
 from triforce.ladder import MODES, Speculation, ar
 from triforce.llm import LLM

@@ -51,7 +51,7 @@ def locality(walk: Walk, usual: Case) -> list[Row]:
 def _follow(walk: Walk, usual: Case, refresh: int) -> list[tuple[int, Tensor, Tensor]]:
     """At each verification: tokens since the prompt, chunks picked (L, G, C), share of the attention in sight (L)."""
     recorder = Recorder(usual.how.policy())
-    view = Retrieval(walk.full, recorder, usual.setting(refresh))
+    view = Retrieval(walk.full, lambda: recorder, usual.setting(refresh))
     chunks, steps = ceil(len(walk.work.ids) / usual.chunk), []
     for span, *_ in walk.under(view):
         picked_LGN = recorder.picked_LGN

@@ -49,7 +49,7 @@ class Case(NamedTuple):
 
     def view(self, full: Full) -> Retrieval:
         """A fresh view."""
-        return Retrieval(full, self.how.policy(), self.setting(self.how.refresh))
+        return Retrieval(full, self.how.policy, self.setting(self.how.refresh))
 
     def setting(self, refresh: int) -> Setting:
         return Setting(Budget(self.budget), self.chunk, refresh, frozenset(range(self.full_layers)))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.engine import Batch, Job
 from triforce.errors import RequestError
+from triforce.job import Job
 from triforce.request import CompletionOutput, TokenLogprobs
 from triforce.stop import StoppedText
 
@@ -27,14 +27,14 @@ class Piece:
 
 
 class Completion:
-    """Follows one job of a batch. Without a tokenizer there are tokens but no text."""
+    """Follows one job of an engine. Without a tokenizer there are tokens but no text."""
 
     def __init__(self, job: Job, tokenizer: Tokenizer | None) -> None:
         self.job = job
         self._stream = tokenizer.stream(after=job.prompt) if tokenizer else None
         self._text = StoppedText(job.params.stop)
 
-    def take(self, batch: Batch, count: int) -> Piece:
+    def take(self, count: int) -> Piece:
         """Read the last `count` tokens of the job. A stop string ends the job at the token that completes it.
 
         Raises RequestError where the text is not what was asked for, because its grammar could not be followed.
@@ -51,23 +51,20 @@ class Completion:
                 break
         if self.job.finish and self._stream:
             shown += self._text.add(self._stream.flush()) + self._text.flush()
-        names = [tier.name for tier in batch.tiers]
         logprobs = self.job.logprobs[-read:] if self.job.params.logprobs is not None else None
-        return Piece(
-            shown, fresh[:read], [names[o] for o in origins[:read]], self.job.choice, self.job.finish, logprobs
-        )
+        return Piece(shown, fresh[:read], origins[:read], self.job.choice, self.job.finish, logprobs)
 
-    def output(self, batch: Batch, b: int) -> CompletionOutput:
-        """The whole completion, once its batch is done."""
-        job, names = self.job, [tier.name for tier in batch.tiers]
+    def output(self) -> CompletionOutput:
+        """The whole completion, once its job is done."""
+        job = self.job
         return CompletionOutput(
             job.choice,
             self._text.text,
             job.tokens,
             job.finish or "length",
             job.logprobs if job.params.logprobs is not None else None,
-            [names[origin] for origin in job.origins],
+            job.origins,
             job.seed,
-            batch.stats(b),
-            batch.plans,
+            job.tiers,
+            job.plans,
         )

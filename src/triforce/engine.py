@@ -1,232 +1,190 @@
-"""A batch of texts, from their prompts to their last tokens.
+"""Many texts at a time: they wait, are read, are decoded together, and leave. Knows tokens, not text.
 
-Knows tokens, not text. Shape suffixes: B rows, S text capacity, J tokens of a step, V vocabulary.
+Rows of a mode are one batch, and all batches have their KV in one store. Groups are admitted in the order in which they
+came, once the store has the pages for all that they may become: so none is ever sent back, and none is overtaken.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
-from typing import Literal
 
-import numpy as np
-import torch
-from torch import Tensor
+from triforce.batch import Batch
+from triforce.cache.pool import pages_for
+from triforce.cache.prefixes import Prefixes
+from triforce.errors import CacheError
+from triforce.group import Group
+from triforce.job import Job
+from triforce.ladder import MODES, Models, Speculation, Store
+from triforce.planner import Costs, Focus
 
-from triforce.cache import Full
-from triforce.cache.saved import SavedCache
-from triforce.ladder import Ladder, Models, Rows, Speculation, tiers
-from triforce.planner import Costs, Focus, Pilot
-from triforce.request import Logprob, SamplingParams, TierStats, TokenLogprobs
-from triforce.sampler import sampling
-from triforce.sampling import Constraint, Noise
-from triforce.shapes import ints
-from triforce.speculation import Block, Prefix, Record, Rejection, Seeded, Tier, Watch
-
-COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {"seeded": Seeded, "rejection": Rejection, "block": Block}
+READ = 512
+"""Prompt tokens after which those who are being decoded get their next step; at most a pass more are read."""
 
 
-@dataclass(slots=True)
-class Job:
-    """One text to be made: its prompt, how to sample it, and what has come of it."""
-
-    prompt: list[int]
-    params: SamplingParams
-    seed: int
-    choice: int = 0
-    stop_ids: frozenset[int] = frozenset()
-    constraint: Constraint | None = None
-    tokens: list[int] = field(default_factory=list)
-    origins: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    finish: Literal["stop", "length"] | None = None
-
-    def accept(self, tokens: list[int], origins: list[int], limit: int) -> int:
-        """Take tokens up to the first stop token or the limit; returns how many."""
-        for n, (token, origin) in enumerate(zip(tokens, origins, strict=True)):
-            self.tokens.append(token)
-            self.origins.append(origin)
-            if token in self.stop_ids:
-                self.finish = "stop"
-            elif len(self.tokens) >= limit:
-                self.finish = "length"
-            if self.finish:
-                return n + 1
-        return len(tokens)
-
-    def cut(self, surplus: int) -> None:
-        """The text ends `surplus` tokens before its last one: a stop string was found there."""
-        for made in (self.tokens, self.origins, self.logprobs):
-            del made[len(made) - surplus :]
-        self.finish = "stop"
-
-
-class Batch:
-    """Rows that are prefilled one by one and decoded together, each at its own length and with its own settings.
-
-    `memory` is an exact view to go on with, of one row whose committed tokens are the start of the prompt. With `costs`
-    a pilot chooses among the tiers of the ladder as it goes; `focus` finds layers for the retrieval tier to see whole.
-    """
+class Engine:
+    """`store` bounds rows and pages. `costs` is asked for what mode `auto` goes by; `focus` is as in `Batch`."""
 
     def __init__(
         self,
         models: Models,
-        ladder: Ladder,
         setting: Speculation,
         coupling: str,
-        jobs: Sequence[Job],
-        memory: Full | None = None,
-        costs: Costs | None = None,
+        store: Store,
+        costs: Callable[[], Costs],
         focus: Focus | None = None,
     ) -> None:
-        config, device = models.target.config, models.target.device
-        self.jobs, self.target = jobs, models.target
-        self.limits = [min(job.params.max_tokens, config.context - len(job.prompt)) for job in jobs]
-        capacities = [len(job.prompt) + limit + setting.reach for job, limit in zip(jobs, self.limits, strict=True)]
-        self.top = ladder(Rows(models, setting, capacities, memory))
-        self.focus = focus
-        self.pilot = Pilot(self.top, len(jobs), costs) if costs else None
-        self.tiers = self.pilot.tiers if self.pilot else tiers(self.top)
-        ids_BS = np.zeros((len(jobs), max(capacities) + 1), dtype=np.int64)
-        for b, job in enumerate(jobs):
-            ids_BS[b, : len(job.prompt)] = job.prompt
-        lengths = [len(job.prompt) for job in jobs]
-        self.prefix = Prefix(ids_BS, ints(lengths))
-        noise = Noise([job.seed for job in jobs], [job.choice for job in jobs], device)
-        params = [job.params for job in jobs]
-        constraints = [job.constraint for job in jobs]
-        self.sampling = sampling(params, lengths, config.vocab_size, COUPLINGS[coupling](noise), device, constraints)
-        self.prefill_seconds = self.decode_seconds = 0.0
-        self.twins = [next((a for a in range(b) if _alike(jobs[a], job)), None) for b, job in enumerate(jobs)]
-        """For each row the first one that a prefill can be copied from, if there is one."""
-        self._logits: deque[Tensor] = deque(maxlen=1)
-        if any(job.params.logprobs is not None for job in jobs):
-            self.top.record = _keep(self._logits)
+        self.store, self._focus = store, focus
+        self._models, self._setting, self._coupling, self._costs = models, setting, coupling, costs
+        self._waiting: deque[Group] = deque()
+        self._reading: tuple[Group, Batch, Iterator[tuple[int, int]]] | None = None
+        self._groups: list[Group] = []
+        """Those that are being decoded, in the batches of their modes."""
+        self._batches: dict[str, Batch] = {}
+        self._prefixes = Prefixes(store.pool)
 
-    @torch.no_grad()
-    def restore(self, earlier: SavedCache) -> None:
-        """Start from a saved prompt, as far as the prompts begin like it. Part of the prefill."""
-        started = perf_counter()
-        for b, job in enumerate(self.jobs):
-            if self.twins[b] is None and job.params.prompt_logprobs is None:  # these need every position scored
-                earlier.restore(self.top.cache, b, job.prompt)
-        self.prefill_seconds += perf_counter() - started
+    def submit(self, groups: Sequence[Group]) -> None:
+        """Let groups wait for their turns. Raises CacheError, and takes none, if one's would never come."""
+        for group in groups:
+            texts, pages = len(group.jobs), self._pages(group)
+            if texts > self.store.rows or pages > self.store.pages:
+                raise CacheError(
+                    f"{texts} texts need {pages} pages of KV, and there are {self.store.pages}, for {self.store.rows} "
+                    "texts. Use a shorter prompt or a smaller max_tokens"
+                )
+        self._waiting.extend(groups)
 
-    @torch.no_grad()
-    def prefill(self) -> Iterator[tuple[int, int]]:
-        """Feed every prompt but its last token; yields (tokens seen, tokens in all) of the exact view as it goes."""
-        started = perf_counter()
-        sizes = [len(job.prompt) - 1 for job in self.jobs]
-        for b, twin in enumerate(self.twins):
-            passes = self._feed(b) if twin is None else self._fork(twin, b)
-            for seen in passes:
-                yield sum(sizes[:b]) + seen, sum(sizes)
-        if self.focus:
-            self.focus.apply(self.tiers, self.prefix)
-        self.prefill_seconds += perf_counter() - started
+    def cancel(self, group: Group) -> None:
+        """Nobody wants it any more: what it holds is given back. Harmless when it is done."""
+        if group in self._waiting:
+            self._waiting.remove(group)
+        elif self._reading and self._reading[0] is group:
+            self._stop_reading()
+        elif group in self._groups:
+            self._groups.remove(group)
+            self._drop(group.mode, group.jobs)
 
-    @torch.no_grad()
-    def step(self) -> list[int]:
-        """One proposal of the exact tier; returns how many new tokens each job took (0 for those that are done)."""
-        started = perf_counter()
-        live = [job.finish is None for job in self.jobs]
-        live_B, lengths = np.array(live), self.prefix.lengths_B[live].tolist()
-        if self.pilot:
-            self.pilot.steer(self.prefix, live_B)
-        steered = perf_counter()
-        draft = self.top.propose(self.prefix, self.sampling, live_B)
-        self.prefix = self.prefix.append(draft)
-        tokens, origins, counts = draft.tokens_BK.tolist(), draft.origins_BK.tolist(), draft.counts_B.tolist()
-        taken = [
-            job.accept(tokens[b][: counts[b]], origins[b][: counts[b]], self.limits[b]) if live[b] else 0
-            for b, job in enumerate(self.jobs)
-        ]
-        self._note_logprobs(taken)
-        ended = perf_counter()
-        self.decode_seconds += ended - started
-        if self.pilot:
-            self.pilot.learn(lengths, sum(taken), ended - steered)
-        return taken
+    def close(self) -> None:
+        """Cancel all there are, and forget what was read."""
+        while self.groups:
+            self.cancel(self.groups[-1])
+        self._prefixes.clear()
 
     @property
-    def bitwise(self) -> bool:
-        """Whether the texts are those of plain decoding bit for bit, and not in distribution only.
+    def groups(self) -> list[Group]:
+        """All that are not done, in the order in which they came."""
+        return [*self._groups, *([self._reading[0]] if self._reading else []), *self._waiting]
 
-        Plain decoding's own are; others under `seeded`, if a token's logits do not depend on the pass it was fed in.
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose K and V are held for rows."""
+        batches = [*self._batches.values(), *([self._reading[1]] if self._reading else [])]
+        return sum(int(batch.top.cache.lengths_B.sum()) for batch in batches)
+
+    def step(self) -> Iterator[tuple[Job, int]]:
+        """Read some of the prompts, and make one proposal for each row; yields jobs and how many tokens they took.
+
+        A job that has its `finish` when it is asked for the next one leaves. What fails has its `error`, and no others.
         """
-        exact = self.target.model.width_independent and self.top.cache.pool.memory.width_independent
-        return len(self.tiers) == 1 or (isinstance(self.sampling.coupling, Seeded) and exact)
+        left = READ
+        while left > 0 and self._admit():
+            left -= self._read()
+        for mode, batch in list(self._batches.items()):
+            try:
+                taken = batch.step()
+            except Exception as error:
+                self._fail(mode, error)
+                continue
+            yield from ((job, count) for job, count in zip(list(batch.jobs), taken, strict=True) if count)
+            done = [job for job in batch.jobs if job.finish]
+            self._note(batch, done)
+            self._drop(mode, done)
+        self._groups = [group for group in self._groups if not all(job.finish for job in group.jobs)]
 
-    @property
-    def done(self) -> bool:
-        return all(job.finish for job in self.jobs)
+    def _admit(self) -> bool:
+        """Whether there is something to read; the next in the queue, if it fits."""
+        while self._reading is None and self._waiting:
+            group, pool = self._waiting[0], self.store.pool
+            begun = group.shared(self._prefixes)
+            pool.own(begun)  # so that they do not go to make room
+            if fits := self._fits(group, len(begun)):
+                self._waiting.popleft()
+                self._begin(group, begun)
+            pool.disown(begun)
+            if not fits:
+                break
+        return self._reading is not None
 
-    def stats(self, b: int) -> list[TierStats]:
-        """What each tier did for row b, from the lowest to the full one. Seconds are those of the whole batch."""
-        stats = []
-        for tier in self.tiers:
-            c = tier.counters
-            kept = c.kept_BN[b].tolist() if int(c.proposed_B[b]) else []
-            counts = int(c.proposed_B[b]), int(c.accepted_B[b]), int(c.passes_B[b])
-            stats.append(TierStats(tier.name, *counts, c.seconds, c.prefill_seconds, kept))
-        stats[-1].proposed = stats[-1].accepted = len(self.jobs[b].tokens)  # what the full tier proposes is the text
-        return stats
+    def _fits(self, group: Group, begun: int) -> bool:
+        rows = sum(len(batch.jobs) for batch in self._batches.values())
+        return rows + len(group.jobs) <= self.store.rows and self._prefixes.make_room(self._pages(group) - begun)
 
-    @property
-    def plans(self) -> dict[str, int]:
-        """What the pilot chose, if there is one, and for how many proposals of the whole batch."""
-        return {str(plan): proposals for plan, proposals in self.pilot.flown.items()} if self.pilot else {}
+    def _begin(self, group: Group, begun: list[int]) -> None:
+        group.started = perf_counter()
+        ladder, how = MODES[group.mode], (self._setting, self._coupling)
+        try:
+            costs = self._costs() if group.mode == "auto" else None
+            batch = Batch(self._models, ladder, *how, group.jobs, group.memory, costs, self._focus, self.store, begun)
+        except Exception as error:
+            group.error = error
+        else:
+            self._reading = group, batch, group.read(batch)
 
-    def _feed(self, b: int) -> Iterator[int]:
-        job, length = self.jobs[b], len(self.jobs[b].prompt) - 1
-        for tier in self.tiers:
-            if tier is not self.top:
-                deque(tier.prefill(self.prefix, b, length), maxlen=0)
-        watch = self._watch(job) if job.params.prompt_logprobs is not None else None
-        yield from self.top.prefill(self.prefix, b, length, watch)
+    def _pages(self, group: Group) -> int:
+        """Pages that it takes from the store: enough to come to its end."""
+        context, reach = self._models.target.config.context, self._setting.reach
+        return 0 if group.memory else sum(pages_for(job.capacity(context, reach)) for job in group.jobs)
 
-    def _fork(self, source: int, b: int) -> Iterator[int]:
-        for tier in self.tiers:
-            if isinstance(tier, Tier):
-                tier.cache.fork(source, b)
-        self.jobs[b].prompt_logprobs = self.jobs[source].prompt_logprobs
-        yield len(self.jobs[b].prompt) - 1
+    def _read(self) -> int:
+        """One pass over the prompts of the group whose turn it is; returns how many tokens are read now."""
+        assert self._reading
+        group, batch, passes = self._reading
+        before = int(batch.top.cache.lengths_B.sum())
+        try:
+            progress = next(passes, None)
+            if progress and group.on_prefill:
+                group.on_prefill(*progress)
+        except Exception as error:
+            group.error = error
+            self._stop_reading()
+            return 0
+        if progress:
+            return int(batch.top.cache.lengths_B.sum()) - before
+        self._reading = None
+        self._note(batch, group.jobs[:1])
+        self._groups.append(group)
+        if group.mode in self._batches:
+            self._batches[group.mode].join(batch)
+        else:
+            self._batches[group.mode] = batch
+        return 0
 
-    def _watch(self, job: Job) -> Watch:
-        job.prompt_logprobs.append(None)
+    def _note(self, batch: Batch, jobs: list[Job]) -> None:
+        """What these rows have seen may serve others."""
+        pool = batch.top.cache.pool
+        for b, job in enumerate(batch.jobs):
+            if job in jobs and batch.memory is None:
+                self._prefixes.note(job.scope, batch.prefix.ids_BS[b, : pool.lengths_B[b]], pool.tables[b])
 
-        def watch(start: int, logits_1TV: Tensor) -> None:
-            following = job.prompt[start + 1 : start + 1 + logits_1TV.shape[1]]
-            job.prompt_logprobs += logprobs_of(logits_1TV[0], following, job.params.prompt_logprobs or 0)
+    def _stop_reading(self) -> None:
+        assert self._reading
+        self._reading[1].keep([])
+        self._reading = None
 
-        return watch
+    def _fail(self, mode: str, error: Exception) -> None:
+        """A pass went wrong: nobody knows what its rows hold now."""
+        for group in [group for group in self._groups if group.mode == mode]:
+            group.error = error
+            self.cancel(group)
 
-    def _note_logprobs(self, taken: list[int]) -> None:
-        for b, (job, count) in enumerate(zip(self.jobs, taken, strict=True)):
-            if count and job.params.logprobs is not None:
-                job.logprobs += logprobs_of(self._logits[0][b, :count], job.tokens[-count:], job.params.logprobs)
-
-
-def _alike(a: Job, b: Job) -> bool:
-    """Whether the prefill of one serves the other."""
-    return a.prompt == b.prompt and b.params.prompt_logprobs in (None, a.params.prompt_logprobs)
-
-
-def _keep(logits: deque[Tensor]) -> Record:
-    """A record of the last logits that does not tie the tier to its batch: both go when the batch is done with."""
-    return lambda logits_BJV, step: logits.append(logits_BJV)
-
-
-def logprobs_of(logits_TV: Tensor, tokens: list[int], top: int) -> list[TokenLogprobs]:
-    """The model's own (unwarped) log-probabilities of tokens, one for each row of logits, and the `top` best there."""
-    scores_TV = logits_TV.double().log_softmax(-1)
-    chosen = scores_TV.gather(1, torch.tensor(tokens, device=scores_TV.device)[:, None])[:, 0].tolist()
-    best = scores_TV.topk(min(top, scores_TV.shape[1]), dim=1)
-    tops = [
-        tuple(map(Logprob, ids, values))
-        for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
-    return [TokenLogprobs(Logprob(*pair), row) for *pair, row in zip(tokens, chosen, tops, strict=True)]
+    def _drop(self, mode: str, jobs: list[Job]) -> None:
+        """Some rows of a batch leave, if they are still there."""
+        batch = self._batches.get(mode)
+        rows = [b for b, job in enumerate(batch.jobs) if job not in jobs] if batch else []
+        if batch and len(rows) < len(batch.jobs):
+            batch.keep(rows)
+        if batch and not rows:
+            del self._batches[mode]
+            if batch.pilot:
+                batch.pilot.costs.save()

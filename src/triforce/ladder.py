@@ -5,8 +5,9 @@ Every baseline and every ablation of the paper (Sun et al. 2024) is one of these
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import gcd
 
 from triforce.cache import PAGE, Full, Pool, Retrieval, Setting, Streaming
@@ -66,28 +67,65 @@ class Speculation:
         return 2 * (self.gamma_1 + self.gamma_2 + 2)
 
 
-def pool(target: Decoder, setting: Speculation, rows: int, pages: int) -> Pool:
-    """KV memory that all views of a target can share."""
-    unit = gcd(setting.retrieval.chunk, PAGE)
-    return Pool(target.config, rows, pages, target.dtype, target.device, unit, setting.int8)
+@dataclass(frozen=True)
+class Store:
+    """KV memory that batches share: `pages` of the target, and the draft's for so many `rows`. Made when it is used.
+
+    `given` is a pool that is there already.
+    """
+
+    models: Models
+    setting: Speculation
+    rows: int
+    pages: int
+    given: Pool | None = None
+
+    @cached_property
+    def pool(self) -> Pool:
+        """Of no row yet, for all views of the target."""
+        if self.given:
+            return self.given.more(0)
+        target, unit = self.models.target, gcd(self.setting.retrieval.chunk, PAGE)
+        return Pool(target.config, 0, self.pages, target.dtype, target.device, unit, self.setting.int8)
+
+    @cached_property
+    def streaming(self) -> Streaming:
+        """The draft's view, of no row yet. Raises RequestError without a draft model."""
+        draft, setting = self.models.draft, self.setting
+        if draft is None:
+            raise RequestError("This mode needs a draft model: name one with --draft, or use --mode retrieval.")
+        window = min(setting.window, draft.config.context - setting.sinks)
+        slack = max(128, 2 * setting.reach)
+        view = Streaming(draft.config, self.rows, setting.sinks, window, slack, draft.dtype, draft.device)
+        view.select([])
+        return view
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rows:
     """The parts of a ladder, for a batch whose row b holds at most `capacities[b]` tokens.
 
-    `memory` is an exact view to go on with instead of an empty one.
+    `memory` is an exact view to go on with instead of an empty one; `begun` are pages that the first row starts with.
+    `shared` is where other batches have their KV, too.
     """
 
     models: Models
     setting: Speculation
     capacities: list[int]
     memory: Full | None = None
+    shared: Store | None = None
+    begun: Sequence[int] = ()
+
+    @cached_property
+    def store(self) -> Store:
+        pages = sum(map(pages_for, self.capacities))
+        return self.shared or Store(self.models, self.setting, len(self.capacities), pages)
 
     def full(self) -> Full:
-        """The target's exact view, over a pool of its own or the one in `memory`."""
-        pages = sum(map(pages_for, self.capacities))
-        full = self.memory or Full(pool(self.models.target, self.setting, len(self.capacities), pages))
+        """The target's exact view."""
+        full = self.memory or Full(self.store.pool.more(len(self.capacities)))
+        if self.begun:
+            full.pool.adopt(0, self.begun)
         for b, capacity in enumerate(self.capacities):
             full.pool.reserve(b, capacity)
         full.grain = 0  # until a view selects by what it saw
@@ -96,24 +134,16 @@ class Rows:
     def exact(self, full: Full, below: Proposer | None = None) -> Tier[Full]:
         return Tier("full", self.models.target, full, below=below)
 
-    def middle(self, full: Full, policy: Policy, name: str, below: Proposer | None = None) -> Tier[Retrieval]:
+    def middle(
+        self, full: Full, policy: Callable[[], Policy], name: str, below: Proposer | None = None
+    ) -> Tier[Retrieval]:
         view = Retrieval(full, policy, self.setting.retrieval)
         return Tier(name, self.models.lower or self.models.target, view, self.setting.gamma_2, below)
 
     def lowest(self) -> Tier[Streaming]:
         """The draft model, through sinks and a window."""
-        draft = self.models.draft
-        if draft is None:
-            raise RequestError("This mode needs a draft model: name one with --draft, or use --mode retrieval.")
-        view = Streaming(
-            draft.config,
-            len(self.capacities),
-            self.setting.sinks,
-            min(self.setting.window, draft.config.context - self.setting.sinks),
-            slack=max(128, 2 * self.setting.reach),
-            dtype=draft.dtype,
-            device=draft.device,
-        )
+        view, draft = self.store.streaming.more(len(self.capacities)), self.models.draft
+        assert draft is not None, "the store has seen to it"
         return Tier("draft", draft, view, self.setting.gamma_1)
 
 
@@ -127,41 +157,42 @@ def ar(rows: Rows) -> Tier[Full]:
 
 def draft(rows: Rows) -> Tier[Full]:
     """A naive small model verified by the target: classic speculation (the paper's first baseline)."""
-    return rows.exact(rows.full(), rows.lowest())
+    below = rows.lowest()  # first: it may raise, and no pages are to be taken then
+    return rows.exact(rows.full(), below)
 
 
 def retrieval(rows: Rows) -> Tier[Full]:
     """The target drafts for itself through selected pages (the paper's ablation without hierarchy)."""
     full = rows.full()
-    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection](), "retrieval"))
+    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval"))
 
 
 def streaming(rows: Rows) -> Tier[Full]:
     """The hierarchy with StreamingLLM in the place of retrieval (the paper's ablation); without a draft, two tiers."""
-    full = rows.full()
     below = rows.lowest() if rows.models.draft else None
-    return rows.exact(full, rows.middle(full, Recent(), "streaming", below))
+    full = rows.full()
+    return rows.exact(full, rows.middle(full, Recent, "streaming", below))
 
 
 def triforce(rows: Rows) -> Tier[Full]:
     """Draft model, retrieval, full cache (Algorithm 1)."""
-    full = rows.full()
     below = rows.lowest()
-    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection](), "retrieval", below))
+    full = rows.full()
+    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval", below))
 
 
 def lookup(rows: Rows) -> Tier[Full]:
     """TriForce with n-grams of the text itself in the place of the draft model."""
     full = rows.full()
     below = Lookup(len(rows.capacities), rows.setting.gamma_1)
-    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection](), "retrieval", below))
+    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval", below))
 
 
 def hybrid(rows: Rows) -> Tier[Full]:
     """TriForce whose draft model gives way to n-grams where the text repeats itself."""
-    full = rows.full()
     below = Lookup(len(rows.capacities), rows.setting.gamma_1, rows.lowest())
-    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection](), "retrieval", below))
+    full = rows.full()
+    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval", below))
 
 
 def auto(rows: Rows) -> Tier[Full]:

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from triforce import kernels
-from triforce.cache import PAGE, Full, Setting, saved
+from triforce.batch import COUPLINGS
+from triforce.cache import PAGE, Full, Pool, Setting, saved
+from triforce.cache.pool import pages_for
 from triforce.checkpoint import Checkpoint, load
 from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.completion import Completion, Piece
-from triforce.engine import COUPLINGS, Batch, Job
+from triforce.engine import Engine
 from triforce.errors import ModelError, RequestError
 from triforce.grammar import Grammar
 from triforce.grammars import Grammars
-from triforce.ladder import MODES, Ladder, Models, Speculation
+from triforce.group import OnPrefill
+from triforce.job import Job
+from triforce.ladder import MODES, Models, Speculation, Store
 from triforce.pairs import SHIPPED, draft_for
 from triforce.planner import Costs, Focus
 from triforce.profile import home, profile
 from triforce.prompts import Prompt, known, one_or_many, token_ids
-from triforce.request import CompletionOutput, RequestOutput, SamplingParams
+from triforce.request import RequestOutput, SamplingParams
 from triforce.sampling import Constraint
+from triforce.texts import Request, Texts
 
 MOST_ROWS = 8
-"""Rows decoded together; where more are asked for, they take turns."""
-
-OnPrefill = Callable[[int, int], None]
-"""Told of the prompt tokens read so far, and of all there are."""
+"""Rows decoded together; others wait until one of these is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +40,6 @@ class Files:
 
     save: str | Path | None = None
     load: str | Path | None = None
-
-
-@dataclass(slots=True)
-class Request:
-    """One prompt on its way to its outputs."""
-
-    prompt: list[int]
-    completions: list[Completion]
-    outputs: list[CompletionOutput] = field(default_factory=list)
-    bitwise: bool = False
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
 
 
 class LLM:
@@ -125,10 +115,12 @@ class LLM:
             raise RequestError(
                 f"{len(each)} prompts but {len(wanted)} sampling parameters; give one for each, or just one"
             )
-        requests = [self._request(prompt, one or SamplingParams()) for prompt, one in zip(each, wanted, strict=True)]
-        for _ in self._run(requests, mode, Files(save_cache, load_cache), on_prefill):
-            pass
-        return [self._output(request, mode) for request in requests]
+        requests = [
+            self.request(prompt, one or SamplingParams(), mode) for prompt, one in zip(each, wanted, strict=True)
+        ]
+        events = self._run(requests, Files(save_cache, load_cache), on_prefill)
+        outputs = {request: event for request, event in events if isinstance(event, RequestOutput)}
+        return [outputs[request] for request in requests]
 
     def stream(
         self,
@@ -146,9 +138,9 @@ class LLM:
         memory: a target KV cache to go on with (see `session`), for n = 1. To give up half-way, close the generator, or
         raise in `on_prefill`: the KV goes at once.
         """
-        request = self._request(prompt, params or SamplingParams())
-        yield from self._run([request], mode, Files(save_cache, load_cache), on_prefill, memory)
-        yield self._output(request, mode)
+        request = self.request(prompt, params or SamplingParams(), mode)
+        for _, event in self._run([request], Files(save_cache, load_cache), on_prefill, memory):
+            yield event
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, checked. Raises RequestError."""
@@ -160,92 +152,72 @@ class LLM:
             raise RequestError("a grammar needs a tokenizer, and this model has none")
         return self._grammars.follow(grammar)
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        ids = self.encode(prompt)
+    def open(self, rows: int = MOST_ROWS, kv_tokens: int | None = None) -> Texts:
+        """An engine for requests that come and go: `rows` texts at a time, whose KV has room for so many tokens.
+
+        None is the model's context. It keeps that memory as long as it lives, and is for one thread at a time.
+        """
+        slack = rows * pages_for(self.speculation.reach + PAGE)
+        pages = pages_for(kv_tokens or self.target.config.context) + slack
+        return self._open(Store(self.models, self.speculation, rows, pages))
+
+    def request(self, prompt: Prompt, params: SamplingParams, mode: str | None = None, scope: str = "") -> Request:
+        """What `Texts.submit` takes. `scope`: whose it is; others cannot find out by timing what was read before.
+
+        Raises RequestError.
+        """
+        ids, mode = self.encode(prompt), known("mode", mode or self.mode, MODES)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids")
         seed = secrets.randbits(32) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         constraints = [self.follow(params.grammar) if params.grammar else None for _ in range(params.n)]
-        jobs = [Job(ids, params, seed, choice, stop_ids, constraint) for choice, constraint in enumerate(constraints)]
-        return Request(ids, [Completion(job, self.tokenizer) for job in jobs])
+        jobs = [
+            Job(ids, params, seed, choice, stop_ids, scope, constraint) for choice, constraint in enumerate(constraints)
+        ]
+        return Request(ids, [Completion(job, self.tokenizer) for job in jobs], mode, self.coupling)
+
+    def _open(self, store: Store) -> Texts:
+        return Texts(Engine(self.models, self.speculation, self.coupling, store, self._known_costs, self.focus))
 
     def _run(
-        self,
-        requests: Sequence[Request],
-        mode: str | None,
-        files: Files,
-        on_prefill: OnPrefill | None,
-        memory: Full | None = None,
-    ) -> Iterator[Piece]:
-        ladder = MODES[known("mode", mode or self.mode, MODES)]
+        self, requests: Sequence[Request], files: Files, on_prefill: OnPrefill | None, memory: Full | None = None
+    ) -> Iterator[tuple[Request, Piece | RequestOutput]]:
+        """All of them on an engine of their own, whose KV has room for as many texts as are made at a time."""
         if files.save is not None:
             saved.require_writable(Path(files.save))
-        rows = [(request, completion) for request in requests for completion in request.completions]
-        for first in range(0, len(rows), MOST_ROWS):
-            turn = rows[first : first + MOST_ROWS]
-            yield from self._turn(turn, ladder, files if first == 0 else Files(load=files.load), on_prefill, memory)
+        context, reach = self.target.config.context, self.speculation.reach
+        sizes = sorted(pages_for(job.capacity(context, reach)) for request in requests for job in request.jobs)
+        rows, pages, given = min(len(sizes), MOST_ROWS), sum(sizes[-MOST_ROWS:]), memory.pool if memory else None
+        store = Store(self.models, self.speculation, rows, pages, given)
+        earlier, on_read = self._kept(files, store.pool, requests[0].prompt)
+        texts = self._open(store)
+        try:
+            texts.submit(requests, memory, earlier, on_prefill, on_read)
+            while texts.busy:
+                for request, event in texts.step():
+                    if isinstance(event, Exception):
+                        raise event
+                    yield request, event
+        finally:
+            texts.close()
 
-    def _turn(
-        self,
-        rows: list[tuple[Request, Completion]],
-        ladder: Ladder,
-        files: Files,
-        on_prefill: OnPrefill | None,
-        memory: Full | None,
-    ) -> Iterator[Piece]:
-        """One batch, whose KV is given back when it is done."""
-        completions = [completion for _, completion in rows]
-        jobs = [completion.job for completion in completions]
-        costs = self._known_costs() if ladder is MODES["auto"] else None
-        batch = Batch(self.models, ladder, self.speculation, self.coupling, jobs, memory, costs, self.focus)
-        self._prefill(batch, files, on_prefill)
-        yield from _decode(batch, completions)
-        if costs:
-            costs.save()
-        for b, (request, completion) in enumerate(rows):
-            request.outputs.append(completion.output(batch, b))
-        for request in {id(request): request for request, _ in rows}.values():
-            request.bitwise = batch.bitwise
-            request.prefill_seconds += batch.prefill_seconds
-            request.decode_seconds += batch.decode_seconds
+    def _kept(
+        self, files: Files, pool: Pool, prompt: list[int]
+    ) -> tuple[saved.SavedCache | None, Callable[[Full], None] | None]:
+        """A saved prompt to start from, and what saves one that has been read."""
+        if files.load is None and files.save is None:
+            return None, None
+        maker = saved.Maker(self.target.fingerprint, kernels.identity(self.models.target.model, pool.memory))
+        earlier = None if files.load is None else saved.SavedCache(Path(files.load), maker)
+        path = files.save
+        return earlier, None if path is None else lambda full: saved.save(Path(path), maker, full, 0, prompt)
 
     def _known_costs(self) -> Costs:
         """What passes take, looked at for a moment where nothing is known yet."""
         if not self.costs.knows("full", "retrieval"):
             profile(self.models, self.speculation, self.costs)
         return self.costs
-
-    def _prefill(self, batch: Batch, files: Files, on_prefill: OnPrefill | None) -> None:
-        identity = kernels.identity(self.models.target.model, batch.top.cache.pool.memory)
-        maker = saved.Maker(self.target.fingerprint, identity)
-        if files.load is not None:
-            batch.restore(saved.SavedCache(Path(files.load), maker))
-        for seen, total in batch.prefill():
-            if on_prefill:
-                on_prefill(seen, total)
-        if files.save is not None:
-            saved.save(Path(files.save), maker, batch.top.cache, 0, batch.jobs[0].prompt)
-
-    def _output(self, request: Request, mode: str | None) -> RequestOutput:
-        job = request.completions[0].job
-        return RequestOutput(
-            prompt_token_ids=request.prompt,
-            prompt_logprobs=job.prompt_logprobs if job.params.prompt_logprobs is not None else None,
-            outputs=request.outputs,
-            mode=mode or self.mode,
-            coupling=self.coupling,
-            exactness="bitwise" if request.bitwise else "distribution",
-            prefill_seconds=request.prefill_seconds,
-            decode_seconds=request.decode_seconds,
-        )
-
-
-def _decode(batch: Batch, completions: Sequence[Completion]) -> Iterator[Piece]:
-    while not batch.done:
-        for completion, count in zip(completions, batch.step(), strict=True):
-            if count:
-                yield completion.take(batch, count)
 
 
 def _require_layers(asked: frozenset[int] | None, layers: int) -> None:

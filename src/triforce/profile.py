@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from triforce import kernels
+from triforce.batch import Batch
 from triforce.cache import PAGE, Pool
-from triforce.engine import Batch, Job
+from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation
 from triforce.planner import Costs, Pilot, Plan
 from triforce.request import SamplingParams
@@ -49,6 +50,7 @@ def profile(models: Models, setting: Speculation, costs: Costs) -> None:
             return
         batch = read(models, "auto", setting, context, 256)
         pilot = Pilot(batch.top, 1, costs)
+        batch.tiers = pilot.tiers  # which have one more, and other levels
         for plan in _plans(pilot):
             pilot.wire(plan, batch.prefix, np.array([True]))
             for step in range(STEPS):

@@ -9,8 +9,9 @@ from triforce.cache.full import TAIL
 from triforce.cache.pool import pages_for
 from triforce.completion import Piece
 from triforce.errors import RequestError
-from triforce.ladder import pool
-from triforce.llm import LLM, OnPrefill
+from triforce.group import OnPrefill
+from triforce.ladder import Store
+from triforce.llm import LLM
 from triforce.request import RequestOutput, SamplingParams
 from triforce.shapes import ints
 
@@ -22,9 +23,9 @@ class Session:
         self.llm = llm
         target = llm.models.target
         capacity = target.config.context + llm.speculation.reach
-        memory = pool(target, llm.speculation, 1, pages_for(capacity))
-        memory.reserve(0, capacity)
-        self._memory = Full(memory)
+        pool = Store(llm.models, llm.speculation, 1, pages_for(capacity)).pool.more(1)
+        pool.reserve(0, capacity)
+        self._memory = Full(pool)
         self._seen: list[int] = []
 
     def ask(

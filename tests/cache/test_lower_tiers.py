@@ -15,9 +15,10 @@ import torch
 from tiny_llm import GREEDY, MODES, SEEDED, ask, checkpoints, ids, llm
 from torch import Tensor
 
+from triforce.batch import Batch
 from triforce.cache.select import POLICIES
 from triforce.cli import main
-from triforce.engine import Batch, Job
+from triforce.job import Job
 from triforce.kernels import extension
 from triforce.ladder import MODES as LADDERS
 from triforce.ladder import Rows
@@ -76,7 +77,7 @@ def guesses(model: LLM, texts: list[list[int]]) -> Tensor:
     """Logits of the retrieval tier after the last of some texts that one row has seen, each cut back to the next."""
     rows = Rows(model.models, model.speculation, [400])
     full = rows.full()
-    middle = rows.middle(full, POLICIES["observed"](), "retrieval")
+    middle = rows.middle(full, POLICIES["observed"], "retrieval")
     for before, text in zip([[], *texts], texts, strict=False):
         common = next((i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), 0)
         for tier in (middle, rows.exact(full)):

@@ -18,12 +18,13 @@ from simple_cache import DEVICE
 from small import CLOSE, VOCAB, Dense, dense, feed, make_pool, prefill, slots_of, small_decoder, text
 from torch import Tensor
 
+from triforce.batch import Batch
 from triforce.cache import PAGE, Full, Retrieval, Setting
-from triforce.cache.retrieval import Budget
+from triforce.cache.budget import Budget
 from triforce.cache.select import POLICIES, Policy, Recent
 from triforce.decoder import Decoder
-from triforce.engine import Batch, Job
 from triforce.errors import RequestError
+from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation
 from triforce.request import SamplingParams
 from triforce.shapes import ints
@@ -108,13 +109,13 @@ def test_heads_and_layers_choose_for_themselves(name: str) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_asking_again_for_more_of_a_growing_text(name: str) -> None:
     """Summaries are extended, not made anew: the result is that of a fresh policy."""
-    full, grown = scene(DECODER)[0], POLICIES[name]()
+    full, grown, neighbour = scene(DECODER)[0], POLICIES[name](), POLICIES[name]()
     for stop in (1, 3, 3, 9, 7, 9):
         ids_LGN = grown.pick(full, 1, 16, range(0, stop), min(stop, 2))
         assert torch.equal(ids_LGN, POLICIES[name]().pick(full, 1, 16, range(0, stop), min(stop, 2)))
-        other = (full, 0, 16, range(0, min(stop, 5)), 1)  # a neighbour has its own summaries
-        assert torch.equal(grown.pick(*other), POLICIES[name]().pick(*other))
-    one, other = (grown.pick(full, row, 16, range(5), 2) for row in (1, 0))
+        other = (full, 0, 16, range(0, min(stop, 5)), 1)  # a neighbour has its own policy
+        assert torch.equal(neighbour.pick(*other), POLICIES[name]().pick(*other))
+    one, other = (policy.pick(full, row, 16, range(5), 2) for policy, row in ((grown, 1), (neighbour, 0)))
     assert not any(torch.equal(*each) for each in zip(one, other, strict=True))
 
 
@@ -232,7 +233,7 @@ class Rounds:
     def __init__(self, length: int = 120, **setting: Any) -> None:
         self.full, self.spy, self.text = Full(make_pool(DECODER, 2, 608)), Spy(), text(length)
         prefill(DECODER, self.full, 1, self.text)
-        self.lower = Retrieval(self.full, self.spy, Setting(**({"budget": Budget(64)} | setting)))
+        self.lower = Retrieval(self.full, lambda: self.spy, Setting(**({"budget": Budget(64)} | setting)))
 
     @property
     def selections(self) -> int:
@@ -315,7 +316,7 @@ def test_any_chunk_at_any_length(name: str, chunk: int, length: int) -> None:
     """Contexts a little above the budget have few full chunks to choose from, or none."""
     full = Full(make_pool(DECODER, 1, 224))
     prefill(DECODER, full, 0, text(length))
-    lower = Retrieval(full, ALL[name](), Setting(Budget(32), chunk))
+    lower = Retrieval(full, ALL[name], Setting(Budget(32), chunk))
     assert feed(DECODER, lower, [[1, 2, 3]])[0].isfinite().all()
 
 
@@ -325,7 +326,7 @@ def test_the_first_selection_has_queries_to_go_by(name: str, length: int) -> Non
     """A prompt is prefilled in wide passes that report nothing; its last tokens are fed apart for this."""
     full = Full(make_pool(DECODER, 1, 720))
     prefill(DECODER, full, 0, text(length))
-    lower = Retrieval(full, POLICIES[name](), Setting(Budget(64)))
+    lower = Retrieval(full, POLICIES[name], Setting(Budget(64)))
     feed(DECODER, lower, [[1, 2, 3]])
     choice = lower.choices[0]
     assert choice is not None and choice.recent >= length - 32 and choice.tokens <= 64
@@ -338,7 +339,7 @@ def test_full_layers_see_everything() -> None:
     for layers in ((), (0,), (1,), (0, 1)):
         full = Full(make_pool(DECODER, 1, 224))
         prefill(DECODER, full, 0, text(150))
-        lower = Retrieval(full, POLICIES["observed"](), Setting(Budget(32), full_layers=frozenset(layers)))
+        lower = Retrieval(full, POLICIES["observed"], Setting(Budget(32), full_layers=frozenset(layers)))
         results.append(feed(DECODER, lower, [[1, 2, 3]])[0])
     exact = feed(DECODER, dense(DECODER, text(150)), [[1, 2, 3]])[0]
     torch.testing.assert_close(results.pop(), exact, **CLOSE)
@@ -365,7 +366,7 @@ def test_a_verification_of_any_width_is_news(width: int) -> None:
     before = rounds.full.sights[1].passes
     feed(DECODER, rounds.full, [[], text(width)])
     assert rounds.full.sights[1].passes == before + 1
-    lower = Retrieval(rounds.full, POLICIES["observed"](), Setting(Budget(64)))
+    lower = Retrieval(rounds.full, POLICIES["observed"], Setting(Budget(64)))
     assert feed(DECODER, lower, [[], [1, 2]])[1].isfinite().all()
 
 

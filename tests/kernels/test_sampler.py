@@ -56,7 +56,7 @@ class Scene:
         laws_BKV, origins_BK = self.guess.laws_BKV[one, :width], self.guess.origins_BK[one, :width]
         guess = Draft(self.guess.tokens_BK[one, :width], laws_BKV, origins_BK, self.guess.counts_B[one])
         logits_BJV = self.logits_BJV[one, : width + 1]
-        return Scene(self.params[one], self.prompts[one], self.prefix.row(b), self.live_B[one], logits_BJV, guess)
+        return Scene(self.params[one], self.prompts[one], self.prefix.select([b]), self.live_B[one], logits_BJV, guess)
 
 
 def noise_of(rows: list[int]) -> Noise:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from tests.simple_cache import score
+from triforce.batch import Batch
 from triforce.cache import Budget, Setting
 from triforce.config import ModelConfig
 from triforce.decoder import Decoder
-from triforce.engine import Batch, Job
+from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation
 from triforce.request import SamplingParams
 from triforce.rope import Rope

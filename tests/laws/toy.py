@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tests.samplers import torch_sampling
-from triforce.engine import Job
+from triforce.job import Job
 from triforce.request import SamplingParams
 from triforce.shapes import Ints
 from triforce.speculation import Lookup, Prefix, Proposer, Sampling, Tier
@@ -191,7 +191,7 @@ class Ladder:
         """The real job that takes the tokens of a world: it ends at a stop token, or at the horizon."""
         job = Job(list(self.prompt), self.params, seed=0, stop_ids=stop)
         tokens = worlds.ids_BS[b, len(self.prompt) : int(worlds.lengths_B[b])].tolist()
-        job.accept(tokens, [0] * len(tokens), horizon)
+        job.accept(tokens, [""] * len(tokens), horizon)
         return job
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tests.laws.gtest import ALPHA, ranks, window_surprise
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
-from triforce.engine import Batch, Job
+from triforce.batch import Batch
+from triforce.job import Job
 from triforce.ladder import MODES, Models
 from triforce.planner import Costs, Pilot, Plan, pilot
 from triforce.planner.plan import plans
@@ -74,7 +75,7 @@ def test_and_as_it_decides_itself() -> None:
     batch = piloted()
     assert torch.equal(finished(batch), plain())
     assert [tier.name for tier in batch.tiers] == ["lookup", "draft", "retrieval", "full"]
-    assert {batch.tiers[origin].name for job in batch.jobs for origin in job.origins} <= {t.name for t in batch.tiers}
+    assert {origin for job in batch.jobs for origin in job.origins} <= {tier.name for tier in batch.tiers}
 
 
 def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> Costs:
@@ -133,8 +134,10 @@ def test_a_plan_that_proves_slower_than_plain_decoding_is_left_for_longer_and_lo
 
 def test_plain_decoding_is_not_left_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pilot, "SAFE", 100.0)
-    it, _ = steered(known(full=20e-3), steps=pilot.EVERY + 2)
-    assert set(it.flown) == {Plan()}
+    it, batch = steered(known(full=20e-3), steps=1)
+    for _ in range(pilot.EVERY + 2):
+        it.steer(batch.prefix, np.array([True]))
+        assert it.plan == Plan()
 
 
 def test_what_is_done_between_passes_is_shared_among_them() -> None:

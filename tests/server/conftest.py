@@ -38,8 +38,9 @@ def llm(pair: Path) -> object:
 @pytest.fixture(scope="session")
 def app(llm: object) -> Iterator[object]:
     from triforce.server.app import create_app
+    from triforce.server.limits import Limits
     from triforce.server.worker import Worker
 
-    engine = Worker(llm, most_waiting=8)  # type: ignore[arg-type]
+    engine = Worker(llm, Limits(waiting=8))  # type: ignore[arg-type]
     yield create_app(llm, engine, "tiny")  # type: ignore[arg-type]
     asyncio.run(engine.close())

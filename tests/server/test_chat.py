@@ -14,6 +14,7 @@ from triforce.llm import LLM
 from triforce.pairs import SHIPPED
 from triforce.request import RequestOutput, SamplingParams
 from triforce.server.app import create_app
+from triforce.server.limits import Limits
 from triforce.server.worker import Worker
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -98,7 +99,7 @@ def serve(folder: Path | None, template: str | None) -> tuple[ASGIApp, Worker]:
     assert llm.tokenizer
     if template:
         llm.tokenizer._hf.chat_template = template
-    engine = Worker(llm, 1)
+    engine = Worker(llm, Limits(waiting=1))
     return create_app(llm, engine, "other"), engine
 
 

@@ -31,7 +31,7 @@ PATH = "/v1/completions"
 
 @pytest.fixture(scope="module")
 def guarded(llm: LLM) -> Iterator[ASGIApp]:
-    engine = Worker(llm, 2)
+    engine = Worker(llm, Limits(waiting=2))
     yield create_app(llm, engine, "tiny", keys=[KEY, OTHER], hosts=["gpu.example.org"], limits=Limits(body_bytes=2000))
     asyncio.run(engine.close())
 
@@ -165,14 +165,15 @@ def test_a_large_request_is_refused(guarded: ASGIApp) -> None:
 
 
 def test_a_request_reserves_no_more_kv_than_allowed(llm: LLM) -> None:
-    app = create_app(llm, Worker(llm, 1), "tiny", limits=Limits(kv_tokens=100))
+    limits = Limits(kv_tokens=100)
+    app = create_app(llm, Worker(llm, limits), "tiny", limits=limits)
     assert "lower n or max_tokens" in refused(ask(app, PATH, {"prompt": [5] * 10, "max_tokens": 41, "n": 2}))
     assert ask(app, PATH, {"prompt": [5] * 10, "max_tokens": 40, "n": 2}).status_code == 200
     asyncio.run(app.state.service.engine.close())
 
 
 def test_a_request_ends_when_its_time_is_up(llm: LLM) -> None:
-    app = create_app(llm, Worker(llm, 1), "tiny", limits=Limits(seconds=0.2))
+    app = create_app(llm, Worker(llm, Limits(waiting=1)), "tiny", limits=Limits(seconds=0.2))
     body = {"prompt": "the cat", "max_tokens": 2000, "ignore_eos": True}
     assert "--timeout" in refused(ask(app, PATH, body), 408)
     assert '"code": "timeout"' in ask(app, PATH, body | {"stream": True}).text
@@ -181,7 +182,7 @@ def test_a_request_ends_when_its_time_is_up(llm: LLM) -> None:
 
 def test_a_full_queue_says_when_to_come_back(llm: LLM) -> None:
     """One runs, one waits, the third is told to come back; what is given up makes room."""
-    app = create_app(llm, Worker(llm, 1), "tiny")
+    app = create_app(llm, Worker(llm, Limits(waiting=1, rows=1)), "tiny")
     long = {"prompt": "the cat", "max_tokens": 2000, "ignore_eos": True}
 
     async def three() -> list[int]:
@@ -197,7 +198,8 @@ def test_a_full_queue_says_when_to_come_back(llm: LLM) -> None:
 
 
 def test_more_prompts_than_the_queue_ever_holds_are_refused_for_good(llm: LLM) -> None:
-    app = create_app(llm, Worker(llm, 1), "tiny", limits=Limits(waiting=1))
+    limits = Limits(waiting=1, rows=1)
+    app = create_app(llm, Worker(llm, limits), "tiny", limits=limits)
     assert "at most 2" in refused(ask(app, PATH, {"prompt": ["a", "b", "c"], "max_tokens": 1}))
     assert ask(app, PATH, {"prompt": ["a", "b"], "max_tokens": 1}).status_code == 200
     asyncio.run(app.state.service.engine.close())
@@ -207,7 +209,7 @@ def test_more_prompts_than_the_queue_ever_holds_are_refused_for_good(llm: LLM) -
 
 
 def test_logs_are_json_without_what_anybody_wrote(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Worker(llm, 1)
+    engine = Worker(llm, Limits(waiting=1))
     app = create_app(llm, engine, "tiny")
     out = io.StringIO()
     handler = logging.StreamHandler(out)
@@ -256,3 +258,13 @@ def test_a_server_that_stops_says_so(llm: LLM) -> None:
     response = ask(app, PATH, {"prompt": "x"})
     assert "stopping" in refused(response, 503) and response.headers["retry-after"]
     assert "stopped" in refused(ask(app, "/health"), 503)
+
+
+def test_each_key_has_its_own_scope(guarded: ASGIApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So nobody learns by timing what another has asked; and without keys there is one."""
+    seen: list[str] = []
+    engine, plain = guarded.state.service.engine, Worker.submit  # type: ignore[attr-defined]
+    monkeypatch.setattr(engine, "submit", lambda asks: (seen.extend(a.scope for a in asks), plain(engine, asks))[1])
+    for key in (KEY, OTHER, KEY):
+        ask(guarded, PATH, {"prompt": "x", "max_tokens": 1}, headers={"authorization": f"Bearer {key}"})
+    assert seen[0] == seen[2] != seen[1] and KEY not in "".join(seen)

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from triforce.llm import LLM
 from triforce.server.app import create_app
 from triforce.server.calls import LLAMA, QWEN, Call, CallFormat, call_format
+from triforce.server.limits import Limits
 from triforce.server.worker import Worker
 
 CHAT = "/v1/chat/completions"
@@ -46,7 +47,7 @@ def app(request: pytest.FixtureRequest, pair: Path) -> Iterator[ASGIApp]:
     llm = LLM(pair / "target", pair / "draft", budget=64)
     assert llm.tokenizer
     llm.tokenizer._hf.chat_template = TURNS.replace("CALL", CALLS[request.param])
-    engine = Worker(llm, 2)
+    engine = Worker(llm, Limits(waiting=2))
     yield create_app(llm, engine, "tiny")
     asyncio.run(engine.close())
 

@@ -1,11 +1,12 @@
-"""The worker: first come first served, cancelled at the next step, and no KV left behind."""
+"""The worker: requests come and go between two steps; who is cancelled leaves at the next, and no KV is left behind."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,40 +14,70 @@ from asking import SAMPLED, ask, good, hang_up
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import ASGIApp
 
-from triforce.cache import Pool
 from triforce.completion import Piece
 from triforce.errors import RequestError
 from triforce.llm import LLM
 from triforce.request import RequestOutput, SamplingParams
 from triforce.server.app import create_app
 from triforce.server.engine import Ask, QueueFull, Stopping
+from triforce.server.limits import Limits
 from triforce.server.worker import Worker
 
 LONG = {"prompt": "the cat", "max_tokens": 2000, "ignore_eos": True, "stream": True}
 
 
+class Req:
+    """Three pieces to be made."""
+
+    def __init__(self, first: int) -> None:
+        self.first, self.made, self.started = first, 0, None
+
+
 class Scripted:
-    """Answers with three pieces, each when it is let; notes whose turn it was, and how it ended."""
+    """Stands for a model and its texts. A step, once it is let, makes a piece for each of as many as there are rows."""
+
+    target = SimpleNamespace(config=SimpleNamespace(context=100))
 
     def __init__(self) -> None:
-        self.let, self.log = threading.Semaphore(0), list[str]()
+        self.let, self.log, self.requests, self.engine = threading.Semaphore(0), [], [], self
 
-    def stream(
-        self, prompt: list[int], params: SamplingParams, mode: str | None, on_prefill: Callable[[int, int], None]
-    ) -> Generator[Piece | RequestOutput, None, None]:
-        self.log.append(f"begin {prompt[0]}")
-        try:
-            on_prefill(len(prompt), len(prompt))
-            if prompt[0] == 13:
-                raise RequestError("unlucky")
-            for i in range(3):
-                self.let.acquire()
-                yield Piece("x", [i], ["full"], 0)
-            yield RequestOutput(prompt, None, [], "ar", "seeded", "bitwise", 0.0, 0.0)
-            self.log.append(f"done {prompt[0]}")
-        except GeneratorExit:
-            self.log.append(f"left {prompt[0]}")
-            raise
+    def open(self, rows: int, kv_tokens: int) -> Scripted:
+        self.rows = rows
+        return self
+
+    @property
+    def kv_tokens(self) -> int:
+        return sum(1 + one.made for one in self.requests if one.started)
+
+    def request(self, prompt: list[int], params: SamplingParams, mode: str | None, scope: str) -> Req:
+        if prompt[0] == 13:
+            raise RequestError("unlucky")
+        return Req(prompt[0])
+
+    def submit(self, requests: list[Req]) -> None:
+        self.requests += requests
+
+    def cancel(self, one: Req) -> None:
+        if one in self.requests:
+            self.requests.remove(one)
+            self.log.append(f"{'done' if one.made == 3 else 'left' if one.started else 'never'} {one.first}")
+
+    def step(self) -> Iterator[tuple[Req, object]]:
+        for one in self.requests[: self.rows]:
+            if not one.started:
+                one.started = perf_counter()
+                self.log.append(f"begin {one.first}")
+        self.let.acquire()
+        for one in self.requests[: self.rows]:
+            if one.first == 14:
+                raise MemoryError
+            yield one, Piece("x", [one.made], ["full"], 0)
+            one.made += 1
+            if one.made == 3:
+                yield one, RequestOutput([one.first], None, [], "ar", "seeded", "bitwise", 0.0, 0.0)
+
+    def close(self) -> None:
+        self.requests.clear()
 
 
 def asks(*first: int) -> list[Ask]:
@@ -57,12 +88,12 @@ async def read(answer: Any) -> int:
     return len([event async for event in answer])
 
 
-def run(scene: Callable[[Scripted, Worker], Any], most_waiting: int = 4) -> list[str]:
+def run(scene: Callable[[Scripted, Worker], Any], waiting: int = 4, rows: int = 1) -> list[str]:
     """Play a scene, and close the worker; what the engine did."""
 
     async def play() -> None:
         llm = Scripted()
-        worker = Worker(llm, most_waiting)  # type: ignore[arg-type]
+        worker = Worker(llm, Limits(waiting=waiting, rows=rows))  # type: ignore[arg-type]
         await scene(llm, worker)
         llm.let.release(100)
         await worker.close()
@@ -74,7 +105,7 @@ def run(scene: Callable[[Scripted, Worker], Any], most_waiting: int = 4) -> list
     return log
 
 
-def test_first_come_first_served() -> None:
+def test_each_gets_its_own_events() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         llm.let.release(9)
         answers = [*worker.submit(asks(1, 2)), *worker.submit(asks(3))]
@@ -82,6 +113,20 @@ def test_first_come_first_served() -> None:
         assert all(answer.waited is not None for answer in answers)
 
     assert run(scene) == ["begin 1", "done 1", "begin 2", "done 2", "begin 3", "done 3"]
+
+
+def test_one_joins_those_that_run() -> None:
+    async def scene(llm: Scripted, worker: Worker) -> None:
+        (one,) = worker.submit(asks(1))
+        llm.let.release()
+        events = aiter(one)
+        await anext(events)
+        (two,) = worker.submit(asks(2))
+        llm.let.release(5)
+        assert await read(two) == 4
+        assert worker.load().running == 0
+
+    assert sorted(run(scene, rows=2)[:2]) == ["begin 1", "begin 2"]
 
 
 def test_a_failure_is_told_and_the_next_one_is_served() -> None:
@@ -95,18 +140,31 @@ def test_a_failure_is_told_and_the_next_one_is_served() -> None:
     assert run(scene)[-1] == "done 1"
 
 
+def test_what_breaks_the_engine_is_told_to_all_and_others_may_come() -> None:
+    async def scene(llm: Scripted, worker: Worker) -> None:
+        llm.let.release(9)
+        for answer in worker.submit(asks(14, 1)):
+            with pytest.raises(MemoryError):
+                await read(answer)
+        (other,) = worker.submit(asks(2))
+        assert await read(other) == 4 and worker.alive
+
+    assert run(scene)[-1] == "done 2"
+
+
 def test_cancelled_ones_are_left_at_the_next_step_or_never_begun() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         one, two, three = worker.submit(asks(1, 2, 3))
         llm.let.release()
-        assert isinstance(await anext(aiter(one)), Piece) and worker.load().kv_tokens == 4
+        assert isinstance(await anext(aiter(one)), Piece)
         one.cancel()
         two.cancel()
         assert worker.load().waiting == 1
         llm.let.release(9)
         assert await read(three) == 4
 
-    assert run(scene) == ["begin 1", "left 1", "begin 3", "done 3"]
+    log = run(scene)
+    assert [each for each in log if "never" not in each] == ["begin 1", "left 1", "begin 3", "done 3"]
 
 
 def test_a_queue_takes_all_or_none() -> None:
@@ -122,7 +180,7 @@ def test_a_queue_takes_all_or_none() -> None:
         first[2].cancel()
         worker.submit(asks(6))
 
-    run(scene, most_waiting=2)
+    run(scene, waiting=2)
 
 
 def test_draining_finishes_what_was_taken_and_stopping_ends_it() -> None:
@@ -143,60 +201,64 @@ def test_draining_finishes_what_was_taken_and_stopping_ends_it() -> None:
     assert run(scene) == ["begin 1", "done 1", "begin 2", "left 2"]
 
 
-def pools() -> int:
-    return sum(type(thing) is Pool for thing in gc.get_objects())
+async def until_idle(worker: Worker) -> None:
+    while worker.load().waiting or worker.load().running:
+        await asyncio.sleep(0.01)
+
+
+def held(worker: Worker) -> int:
+    """Pages that rows have."""
+    engine = worker._texts.engine
+    return engine.store.pages - engine.store.pool.free_pages - len(engine._prefixes)
 
 
 @pytest.mark.parametrize("after", [0, 1, 6])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_hangs_up_leaves_no_kv(llm: LLM, after: int, stream: bool) -> None:
-    """Before the headers, after them, in the middle of the text; with others waiting behind it."""
-    app = create_app(llm, Worker(llm, 4), "tiny")
-    gc.collect()
-    before = pools()
-    gc.disable()  # it must go by itself
-    try:
-        body = LONG | {"stream": stream, "prompt": ["the cat", "the hat"]}
-        got = asyncio.run(hang_up(app, "/v1/completions", body, after if stream else 0))
-        assert len(got) < 60
-        short = good(ask(app, "/v1/completions", {"prompt": "the cat", **SAMPLED}))
-        assert short["usage"]["completion_tokens"] == 24
-        asyncio.run(app.state.service.engine.close())
-        assert pools() == before
-    finally:
-        gc.enable()
+    """Before the headers, after them, in the middle of the text."""
+    worker = Worker(llm, Limits(waiting=4))
+    app = create_app(llm, worker, "tiny")
+    body = LONG | {"stream": stream, "prompt": ["the cat", "the hat"]}
+    got = asyncio.run(hang_up(app, "/v1/completions", body, after if stream else 0))
+    assert len(got) < 60
+    short = good(ask(app, "/v1/completions", {"prompt": "the cat", **SAMPLED}))
+    assert short["usage"]["completion_tokens"] == 24
+    asyncio.run(until_idle(worker))
+    assert held(worker) == 0
+    asyncio.run(worker.close())
 
 
 def test_a_prompt_that_nobody_waits_for_is_not_read_to_its_end(llm: LLM) -> None:
     """The client is gone after the first of four parts of the prompt."""
-    seen: list[int] = []
-
-    class Leaving:
-        def stream(self, prompt: list[int], params: SamplingParams, mode: str | None, on_prefill: Any) -> Any:
-            def hook(read: int, total: int) -> None:
-                seen.append(read)
-                answers[0].cancel()
-                on_prefill(read, total)
-
-            return llm.stream(prompt, params, mode=mode, on_prefill=hook)
 
     async def scene() -> None:
-        worker = Worker(Leaving(), 1)  # type: ignore[arg-type]
-        answers.extend(worker.submit([Ask([5] * 1900, SamplingParams())]))
-        while worker.load().waiting or worker.load().running:
-            await asyncio.sleep(0.01)
-        assert pools() == before and worker.alive
+        worker = Worker(llm, Limits(waiting=1))
+        (answer,) = worker.submit([Ask([5] * 1900, SamplingParams())])
+        while answer.waited is None or not (seen := worker.load().kv_tokens):
+            await asyncio.sleep(0)
+        answer.cancel()
+        await until_idle(worker)
+        assert seen < 1500 and worker.alive and worker.load().kv_tokens == 0
+        assert held(worker) == 0
         await worker.close()
 
-    answers: list[Any] = []
-    gc.collect()
-    before = pools()
-    gc.disable()
-    try:
-        asyncio.run(scene())
-    finally:
-        gc.enable()
-    assert len(seen) == 1 and seen[0] < 1000
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("mode", ["ar", "triforce"])
+def test_many_at_a_time_get_the_text_of_their_seed(llm: LLM, mode: str) -> None:
+    prompts = [[5 + i] * (20 * i + 3) for i in range(6)]
+    params = SamplingParams(temperature=0.8, seed=7, max_tokens=12, ignore_eos=True)
+
+    async def scene() -> list[list[int]]:
+        worker = Worker(llm, Limits())
+        answers = worker.submit([Ask(prompt, params, mode) for prompt in prompts])
+        outputs = [[event async for event in answer][-1] for answer in answers]
+        await worker.close()
+        return [output.outputs[0].token_ids for output in outputs if isinstance(output, RequestOutput)]
+
+    single = [llm.generate(prompt, params, mode="ar")[0].outputs[0].token_ids for prompt in prompts]
+    assert asyncio.run(scene()) == single
 
 
 def sums(app: ASGIApp) -> dict[tuple[str, str], float]:
@@ -207,7 +269,7 @@ def sums(app: ASGIApp) -> dict[tuple[str, str], float]:
 
 
 def test_what_is_counted(llm: LLM) -> None:
-    app = create_app(llm, Worker(llm, 4), "tiny")
+    app = create_app(llm, Worker(llm, Limits(waiting=4)), "tiny")
     answer = good(ask(app, "/v1/completions", {"prompt": "the cat", **SAMPLED, "n": 2, "tier_stats": True}))
     asyncio.run(hang_up(app, "/v1/completions", LONG, after=3))
     good(ask(app, "/v1/completions", {"prompt": "x", "max_tokens": 1}))

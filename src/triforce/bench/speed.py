@@ -12,7 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from triforce.llm import LLM, OnPrefill
+from triforce.group import OnPrefill
+from triforce.llm import LLM
 from triforce.request import RequestOutput, SamplingParams
 
 Row = dict[str, Any]

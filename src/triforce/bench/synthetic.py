@@ -15,7 +15,7 @@ from torch import Tensor
 from triforce.bench import shapes
 from triforce.bench.speed import Row, timing
 from triforce.cache import Setting
-from triforce.cache.retrieval import Budget
+from triforce.cache.budget import Budget
 from triforce.ladder import Models, Speculation
 from triforce.profile import read
 from triforce.shapes import Bools

@@ -3,9 +3,10 @@
 What a view does is said by the protocol `speculation.tier.Cache`.
 """
 
+from triforce.cache.budget import Budget, Setting
 from triforce.cache.full import Full
 from triforce.cache.pool import Pool
-from triforce.cache.retrieval import Budget, Retrieval, Setting
+from triforce.cache.retrieval import Retrieval
 from triforce.cache.streaming import Streaming
 from triforce.kernels import PAGE
 

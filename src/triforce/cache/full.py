@@ -6,6 +6,8 @@ U units, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from torch import Tensor
 
@@ -75,6 +77,16 @@ class Full:
 
     def row(self, b: int) -> Full:
         return Full(self.pool, self.sights, range(self.rows[b], self.rows[b] + 1), self.grain)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.pool.select(rows)
+        self.sights[:] = [self.sights[b] for b in rows]
+        self.rows = range(len(rows))
+
+    def join(self, other: Full) -> None:
+        self.pool.join(other.pool)
+        self.sights += other.sights
+        self.rows = range(len(self.sights))
 
     def fork(self, source: int, row: int) -> None:
         """Let a fresh row, whose pages are reserved, see what another row has seen."""

@@ -5,6 +5,9 @@ Shape suffixes: B rows, P pages of a row, N tokens, G KV heads, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,6 +26,9 @@ def pages_for(tokens: int) -> int:
 class Pool:
     """Which pages of a model's KV memory belong to which row, and how much of them is committed.
 
+    `more` gives other rows of the same memory: pages are taken from, and given back to, one store. A page may have
+    several owners, rows and others, as nobody writes to it once it is full of what is committed.
+
     Slots below `lengths_B` hold exact, committed values and are written once; slots at or beyond it are working space
     of whichever view runs. Page 0 is scratch: padding is written there and nothing is read from it. `unit`: tokens that
     views pick together at least (see `kernels.Lists`). `int8`: lower views read int8 copies of what is committed.
@@ -40,13 +46,42 @@ class Pool:
     ) -> None:
         self.config, self.dtype, self.device, self.unit = config, dtype, torch.device(device), unit
         self.memory = kernels.memory(config, pages, dtype, device, unit, int8)
+        self.pages = pages
+        self._free = list(range(1, pages + 1))
+        self._owners = [0] * (pages + 1)
+        self._seat(rows)
+
+    def _seat(self, rows: int) -> None:
         self.lengths_B = np.zeros(rows, dtype=np.int64)
         self.tables: list[list[int]] = [[] for _ in range(rows)]
-        self.pages_BP = torch.zeros(rows, 0, dtype=torch.int32, device=device)
+        self.pages_BP = torch.zeros(rows, 0, dtype=torch.int32, device=self.device)
         """The tables, with scratch pages behind the shorter ones."""
-        self._slots: list[Tensor] = [torch.zeros(0, dtype=torch.long, device=device) for _ in range(rows)]
+        self._slots: list[Tensor] = [torch.zeros(0, dtype=torch.long, device=self.device) for _ in range(rows)]
         self._first_slot: list[int | None] = [None] * rows  # where the pages of a row are consecutive
-        self._free = list(range(1, pages + 1))
+
+    def more(self, rows: int) -> Pool:
+        """Fresh rows of the same memory."""
+        other = copy(self)
+        other._seat(rows)
+        return other
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Row i is from now on what row `rows[i]` was; the pages of the others are free."""
+        for b in set(range(len(self.tables))) - set(rows):
+            self.release(b)
+        self.lengths_B = self.lengths_B[list(rows)]
+        self.tables = [self.tables[b] for b in rows]
+        self._slots = [self._slots[b] for b in rows]
+        self._first_slot = [self._first_slot[b] for b in rows]
+        self._tabulate()
+
+    def join(self, other: Pool) -> None:
+        """The rows of another pool of the same memory follow these."""
+        self.lengths_B = np.concatenate((self.lengths_B, other.lengths_B))
+        self.tables += other.tables
+        self._slots += other._slots
+        self._first_slot += other._first_slot
+        self._tabulate()
 
     @property
     def free_pages(self) -> int:
@@ -67,14 +102,37 @@ class Pool:
             )
         run = self._run(wanted, after=self.tables[b][-1] if self.tables[b] else None)
         taken = set(run)
-        self._free = [page for page in self._free if page not in taken]
+        self._free[:] = [page for page in self._free if page not in taken]
+        self.own(run)
         self._set_table(b, self.tables[b] + run)
 
     def release(self, b: int) -> None:
         """Take back the pages of row b; it holds no tokens from now on."""
-        self._free = sorted(self._free + self.tables[b])
+        self.disown(self.tables[b])
         self._set_table(b, [])
         self.lengths_B[b] = 0
+
+    def adopt(self, b: int, pages: Sequence[int]) -> None:
+        """A fresh row begins with pages that others own, too: all of their tokens are committed."""
+        self.own(pages)
+        self._set_table(b, list(pages))
+        self.lengths_B[b] = len(pages) * PAGE
+
+    def own(self, pages: Sequence[int]) -> None:
+        """Somebody more needs these pages."""
+        for page in pages:
+            self._owners[page] += 1
+
+    def disown(self, pages: Sequence[int]) -> None:
+        """Somebody less; those that nobody needs are free."""
+        for page in pages:
+            self._owners[page] -= 1
+        if free := [page for page in pages if not self._owners[page]]:
+            self._free[:] = sorted(self._free + free)
+
+    def owners(self, page: int) -> int:
+        """How many need it."""
+        return self._owners[page]
 
     def slots(self, b: int, start: int, stop: int) -> Tensor:
         """Slots of tokens [start, stop) of row b."""
@@ -97,13 +155,16 @@ class Pool:
 
     def _set_table(self, b: int, table: list[int]) -> None:
         self.tables[b] = table
-        most = max(map(len, self.tables))
-        padded = [pages + [0] * (most - len(pages)) for pages in self.tables]
-        self.pages_BP = torch.tensor(padded, dtype=torch.int32, device=self.device).view(len(padded), most)
+        self._tabulate()
         pages_P = torch.tensor(table, dtype=torch.long, device=self.device)
         self._slots[b] = (pages_P[:, None] * PAGE + torch.arange(PAGE, device=self.device)).flatten()
         consecutive = bool(table) and table == list(range(table[0], table[0] + len(table)))
         self._first_slot[b] = table[0] * PAGE if consecutive else None
+
+    def _tabulate(self) -> None:
+        most = max(map(len, self.tables), default=0)
+        padded = [pages + [0] * (most - len(pages)) for pages in self.tables]
+        self.pages_BP = torch.tensor(padded, dtype=torch.int32, device=self.device).view(len(padded), most)
 
     def _run(self, wanted: int, after: int | None) -> list[int]:
         candidates = self._free[: len(self._free) - wanted + 1]

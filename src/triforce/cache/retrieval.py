@@ -7,6 +7,7 @@ Shape suffixes: B rows, T tokens fed in one pass, J scored columns, L layers, G 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import ceil, gcd
@@ -15,74 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.cache.budget import Setting
 from triforce.cache.full import Full
 from triforce.cache.index import Index
-from triforce.cache.pool import pages_for
 from triforce.cache.select import Policy
-from triforce.errors import RequestError
 from triforce.kernels import PAGE, Lists, Model, Pass
 from triforce.shapes import Ints
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """KV tokens a lower tier of the target may read per head: a number of them, or a share of the context."""
-
-    tokens: int = 0
-    share: float = 0.0
-
-    @staticmethod
-    def parse(text: str | int) -> Budget:
-        """`2048` or `3%`. Raises RequestError."""
-        try:
-            if isinstance(text, str) and text.endswith("%"):
-                budget = Budget(share=float(text[:-1]) / 100)
-            else:
-                budget = Budget(tokens=int(text))
-        except ValueError:
-            budget = Budget()
-        if not (budget.tokens >= 2 * PAGE or 0 < budget.share <= 1):
-            raise RequestError(f"budget {text!r}: give at least {2 * PAGE} tokens, such as 2048, or a share such as 3%")
-        return budget
-
-    def of(self, context: int) -> int:
-        """Tokens for a context of so many, rounded up to whole pages."""
-        return PAGE * max(2, pages_for(self.tokens or ceil(self.share * context)))
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """How a retrieval view selects. `refresh`: verifications between selections; 0 is once, None is after a refusal.
-
-    `full_layers`: the layers that see everything; None is those that prove to need it (see planner.focus).
-    """
-
-    budget: Budget = Budget(2048)
-    chunk: int = PAGE
-    refresh: int | None = 1
-    full_layers: frozenset[int] | None = frozenset()
-
-    @staticmethod
-    def parse(budget: str | int, chunk: int, refresh: str | int, full_layers: str) -> Setting:
-        """From what users write; `refresh` is a number or `auto`, `full_layers` `auto`, `none` or like `0,1,14-16`.
-
-        Raises RequestError.
-        """
-        if not (refresh == "auto" or str(refresh).isdecimal()):
-            raise RequestError(f"refresh {refresh!r}: give a number of verifications, 0 for once, or auto")
-        if chunk < 1:
-            raise RequestError(f"chunk is {chunk}; give at least 1")
-        return Setting(Budget.parse(budget), chunk, None if refresh == "auto" else int(refresh), _layers(full_layers))
-
-
-def _layers(text: str) -> frozenset[int] | None:
-    if text == "auto":
-        return None
-    try:
-        ends = [[int(end) for end in part.split("-")] for part in text.split(",") if text != "none"]
-        return frozenset(layer for part in ends for layer in range(part[0], part[-1] + 1))
-    except ValueError:
-        raise RequestError(f"full_layers {text!r}: give auto, none, or layers such as 0,1 or 0-1") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +41,17 @@ class Retrieval:
     is visible while the budget covers the context.
     """
 
-    def __init__(self, full: Full, policy: Policy, setting: Setting = Setting()) -> None:
-        self.full, self.policy, self.setting = full, policy, setting
+    def __init__(self, full: Full, policy: Callable[[], Policy], setting: Setting) -> None:
+        self.full, self.setting = full, setting
+        self.policies = [policy() for _ in full.rows]
         self.unit = gcd(setting.chunk, PAGE)
-        full.grain = self.unit if policy.observes else 0
+        full.grain = self.unit if self.policies[0].observes else 0
         self.ahead_B = np.zeros_like(full.lengths_B)
         self.choices: list[Choice | None] = [None] * len(full.rows)
         self._committed_B = np.zeros_like(self.ahead_B)
         self._refused_B = np.zeros_like(self.ahead_B, dtype=np.bool_)
         self._pass: Pass | None = None
-        self._index = Index(full.pool.config.layers, len(full.rows), full.pool.config.kv_heads, full.pool.device)
+        self._index = self._blank()
         self.recent = [0] * len(full.rows)
         self.full_layers = setting.full_layers or frozenset()
 
@@ -160,6 +100,30 @@ class Retrieval:
     def fork(self, source: int, row: int) -> None:
         """What the row looks at is chosen afresh, from what the exact view saw."""
 
+    def select(self, rows: Sequence[int]) -> None:
+        self.policies = [self.policies[b] for b in rows]
+        self.choices = [self.choices[b] for b in rows]
+        self.recent = [self.recent[b] for b in rows]
+        self.ahead_B = self.ahead_B[list(rows)]
+        self._committed_B = self._committed_B[list(rows)]
+        self._refused_B = self._refused_B[list(rows)]
+        self._index = self._blank()
+
+    def join(self, other: Retrieval) -> None:
+        self.full_layers |= other.full_layers
+        self.policies += other.policies
+        self.choices += other.choices
+        self.recent += other.recent
+        self.ahead_B = np.concatenate((self.ahead_B, other.ahead_B))
+        self._committed_B = np.concatenate((self._committed_B, other._committed_B))
+        self._refused_B = np.concatenate((self._refused_B, other._refused_B))
+        self._index = self._blank()
+
+    def _blank(self) -> Index:
+        """Lists of no rows' yet; the next pass writes them all."""
+        config = self.full.pool.config
+        return Index(config.layers, len(self.choices), config.kv_heads, self.full.pool.device)
+
     def _due(self, b: int) -> bool:
         choice, refresh = self.choices[b], self.setting.refresh
         news = self.full.sights[self.full.rows[b]].passes - (choice.passes if choice else 0)
@@ -175,14 +139,14 @@ class Retrieval:
         budget = self.setting.budget.of(committed)
         if committed <= budget:
             return None
-        recent = (committed - self.policy.recent(budget)) // chunk
+        recent = (committed - self.policies[b].recent(budget)) // chunk
         if recent == 0:  # no chunk is full yet
             return None
         sinks = min(ceil(PAGE / chunk), recent)
         picks = max(0, min(budget // chunk - sinks - (ceil(committed / chunk) - recent), recent - sinks))
         parts = chunk // self.unit
         units_CU = self._row_units(b)[: recent * parts].view(recent, parts)
-        chosen_LGC = self.policy.pick(self.full, row, chunk, range(sinks, recent), picks)
+        chosen_LGC = self.policies[b].pick(self.full, row, chunk, range(sinks, recent), picks)
         sinks_LGC = torch.arange(sinks, device=chosen_LGC.device).expand(*chosen_LGC.shape[:2], -1)
         units_LGU = units_CU[torch.cat([sinks_LGC, chosen_LGC], 2)].flatten(2)
         self._refused_B[b] = False

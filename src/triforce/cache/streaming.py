@@ -5,6 +5,8 @@ Shape suffixes: B rows, T tokens fed in one pass, J scored columns, N tokens, U 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from math import ceil, gcd
 
 import numpy as np
@@ -25,7 +27,8 @@ class Streaming:
     among the window they are the true ones, and towards the sinks a query stands at its place. So keys are kept
     rotated by their true position and each query is rotated twice, instead of rotating every key in every pass; what
     a token sees does not depend on how the text was cut into passes. A ring with `slack` slots more than the window
-    holds the keys, so that as many refused tokens can be forgotten. A row's sinks and ring lie in pages of its own.
+    holds the keys, so that as many refused tokens can be forgotten. A row's sinks and ring lie in pages of its own, of
+    which there are as many as `rows`; `more` gives other rows of the same memory.
     """
 
     def __init__(
@@ -39,17 +42,48 @@ class Streaming:
         device: torch.device | str = "cpu",
     ) -> None:
         self.config, self.sinks, self.window, self.slack = config, sinks, window, slack
-        self.rows = range(rows)
         self.unit = gcd(sinks, PAGE)
         self.ring = self.unit * (1 + ceil((window + slack) / self.unit))  # a unit more: lists begin at a whole one
         self.pages = ceil((sinks + self.ring) / PAGE)
         self.memory = kernels.memory(config, rows * self.pages, dtype, device, self.unit)
-        self.lengths_B = np.zeros(rows, dtype=np.int64)
         self.device = torch.device(device)
+        self._free = list(range(rows))
+        self._seat(rows)
+
+    def _seat(self, rows: int) -> None:
+        if rows > len(self._free):
+            raise CacheError(f"the draft's KV has room for {len(self._free)} more rows, not for {rows}")
+        self.rows, self.rings = range(rows), self._free[:rows]
+        """Which pages each row has: ring r those from 1 + r * self.pages on."""
+        del self._free[:rows]
+        self.lengths_B = np.zeros(rows, dtype=np.int64)
         self.highest = [0] * rows
+        self._forget_lists()
+
+    def _forget_lists(self) -> None:
         self._pass: Pass | None = None
         self._dropped: list[int] = []
-        self._units_BU = torch.zeros(rows, 0, dtype=torch.int32, device=device)
+        self._units_BU = torch.zeros(len(self.rows), 0, dtype=torch.int32, device=self.device)
+
+    def more(self, rows: int) -> Streaming:
+        """Fresh rows of the same memory. Raises CacheError where there are not so many."""
+        other = copy(self)
+        other._seat(rows)
+        return other
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._free += [ring for b, ring in enumerate(self.rings) if b not in rows]
+        self.rings, self.highest = ([each[b] for b in rows] for each in (self.rings, self.highest))
+        self.lengths_B = self.lengths_B[list(rows)]
+        self.rows = range(len(rows))
+        self._forget_lists()
+
+    def join(self, other: Streaming) -> None:
+        self.rings += other.rings
+        self.highest += other.highest
+        self.lengths_B = np.concatenate((self.lengths_B, other.lengths_B))
+        self.rows = range(len(self.rings))
+        self._forget_lists()
 
     def begin(self, counts_B: Ints, width: int) -> None:
         # On the host: a pass of the draft costs less than a dozen operations on tensors would.
@@ -92,8 +126,7 @@ class Streaming:
         return start, stop
 
     def row(self, b: int) -> Streaming:
-        one = object.__new__(Streaming)
-        one.__dict__.update(self.__dict__)
+        one = copy(self)
         one.rows = self.rows[b : b + 1]
         one.lengths_B, one._dropped = self.lengths_B[b : b + 1], []
         return one
@@ -101,15 +134,16 @@ class Streaming:
     def fork(self, source: int, row: int) -> None:
         """Let a row see what another row has seen."""
         size = self.pages * PAGE
-        slots_N = torch.arange(size, device=self.device) + (row * self.pages + 1) * PAGE
+        first, to = ((self.rings[b] * self.pages + 1) * PAGE for b in (source, row))
+        slots_N = torch.arange(size, device=self.device) + to
         for layer in range(self.config.layers):
-            self.memory.put(layer, slots_N, *self.memory.run(layer, (source * self.pages + 1) * PAGE, size))
+            self.memory.put(layer, slots_N, *self.memory.run(layer, first, size))
         self.lengths_B[row], self.highest[row] = self.lengths_B[source], self.highest[source]
 
     def _units(self, dropped: list[int]) -> Tensor:
         """Each row's sinks, and then its ring from the oldest unit in sight on, int32 (B, U)."""
         sinks, ring = self.sinks // self.unit, self.ring // self.unit
-        firsts = [(b * self.pages + 1) * PAGE // self.unit for b in self.rows]
+        firsts = [(self.rings[b] * self.pages + 1) * PAGE // self.unit for b in self.rows]
         rows = [
             [*range(first, first + sinks), *(first + sinks + (drop + i) % ring for i in range(ring))]
             for first, drop in zip(firsts, dropped, strict=True)

@@ -31,7 +31,7 @@ def run(options: Namespace) -> int:
         llm, name = load(options), options.name or model_name(options.model)
 
         async def answer() -> batch.Tally:
-            engine = Worker(llm, batch.LIMITS.waiting)
+            engine = Worker(llm, batch.LIMITS)
             app = create_app(llm, engine, name, limits=batch.LIMITS)
             with _progress(lines) as bar:
                 try:

@@ -95,14 +95,15 @@ def _serve(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a name that clients reach this server by; addresses and localhost are allowed anyway; may be repeated",
     )
-    add("--max-queue", type=int, default=64, metavar="N", help=_help("prompts that may wait"))
+    add("--max-queue", type=int, default=64, metavar="N", help=_help("prompts that may wait, beside as many as rows"))
     add("--max-body", type=float, default=16, metavar="MIB", help=_help("largest request"))
     add(
         "--max-kv-tokens",
         type=int,
         metavar="N",
-        help="KV tokens of one prompt's texts (default: the context, or 65536)",
+        help="KV tokens that there is room for, of all texts together (default: the context, or 65536)",
     )
+    add("--max-rows", type=int, default=8, metavar="N", help=_help("texts made at a time"))
     add(
         "--timeout",
         type=float,

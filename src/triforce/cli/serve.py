@@ -25,12 +25,13 @@ def run(options: Namespace) -> int:
         body_bytes=int(options.max_body * 2**20),
         seconds=options.timeout,
         waiting=options.max_queue,
+        rows=options.max_rows,
         kv_tokens=options.max_kv_tokens,
     )
     sock = listener.listen(options.host, options.port)
     llm, name = load(options), options.name or model_name(options.model)
     logs.configure()
-    engine = Worker(llm, limits.waiting)
+    engine = Worker(llm, limits)
     app = create_app(llm, engine, name, limits=limits, keys=keys, hosts=[options.host, *options.allowed_host])
     url = listener.url(sock)
     print(f"triforce serves {name} at {url}", flush=True)

@@ -6,7 +6,7 @@ decision can change a text; under `rejection` none depends on a token that is st
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -42,8 +42,6 @@ class Pilot:
             part.level = level  # tells them apart in the noise, and in the origins of tokens
         self._parts = {part.name: part for part in self.tiers}
         self.plan, top.below = Plan(), None
-        self.flown: Counter[Plan] = Counter()
-        """Proposals under each plan."""
         self._steps = self._grounded = 0
         self._rest = GROUNDED[0]
         self._course = self.plan
@@ -61,7 +59,6 @@ class Pilot:
             self.wire(wanted, prefix, live_B)
         self._steps += 1
         self._grounded -= 1
-        self.flown[self.plan] += 1
 
     def learn(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
         """After a proposal from texts of these lengths, which gave so many tokens in all.
@@ -121,7 +118,7 @@ class Pilot:
     def _judge(self, below: str, tier: str) -> None:
         """What happened to the guesses of one tier since the last time."""
         counters, (kept, refused) = self._parts[below].counters, self._counted[below]
-        now = int(counters.accepted_B.sum()), int(counters.refused_B.sum())
+        now = counters.kept, counters.refused
         sums = self._kept.setdefault((below, tier), [0.0, 0.0])
         sums[:] = sums[0] + now[0] - kept, sums[1] + now[1] - refused
         self._counted[below] = now

@@ -18,11 +18,12 @@ Event = Piece | RequestOutput
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One prompt to continue. `mode` is one of `ladder.MODES`; None is the engine's own."""
+    """One prompt to continue. `mode` is one of `ladder.MODES`; None is the engine's own. `scope` says whose it is."""
 
     prompt: list[int]
     params: SamplingParams
     mode: str | None = None
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triforce.errors import RequestError
+from triforce.llm import MOST_ROWS
 from triforce.request import MOST_LOGPROBS
 
 COMPLETION_TOKENS = 16
@@ -12,7 +13,7 @@ COMPLETION_TOKENS = 16
 ANSWER_TOKENS = 2048
 """New tokens of a chat's or a response's answer if the request does not say."""
 LEAST_KV = 65_536
-"""Tokens of KV that a prompt's texts may have together, however short the model's context."""
+"""Tokens of KV that there is room for by default, however short the model's context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,13 @@ class Limits:
     seconds: float = 600.0
     """From the body to the last token, waiting included."""
     waiting: int = 64
-    """Prompts in the queue, beside those that run."""
+    """Prompts in the queue, beside as many as there are rows."""
+    rows: int = MOST_ROWS
+    """Texts made at a time."""
     prompts: int = 64
     """Of one request."""
     kv_tokens: int | None = None
-    """Tokens of KV that the rows of one prompt may reserve together; None: the model's context, and `LEAST_KV`."""
+    """Tokens of KV that there is room for, and so what one prompt's rows may need; None: see `room`."""
     n: int = 16
     logprobs: int = MOST_LOGPROBS
     stops: int = 16
@@ -38,7 +41,12 @@ class Limits:
     characters_per_token: int = 32
     """A text longer than the context times this is refused before it is cut into tokens."""
 
+    def room(self, context: int) -> int:
+        """Tokens of KV that there is room for, with a model of such a context."""
+        return self.kv_tokens or max(context, LEAST_KV)
+
     def __post_init__(self) -> None:
         """Raise RequestError for a bound that nothing fits in."""
-        if not (self.body_bytes > 0 and self.seconds > 0 and self.waiting >= 0 and (self.kv_tokens or 1) > 0):
+        positive = self.body_bytes, self.seconds, self.rows, self.kv_tokens or 1
+        if not (min(positive) > 0 and self.waiting >= 0):
             raise RequestError("a limit of the server is not positive; see triforce serve --help")

@@ -11,14 +11,14 @@ from typing import Any
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.grammar import Grammar
 from triforce.ladder import runnable
-from triforce.llm import LLM, MOST_ROWS
+from triforce.llm import LLM
 from triforce.prompts import Prompt, known, one_or_many
 from triforce.request import SamplingParams
 from triforce.sampling.warp import check_bias
 from triforce.server.engine import Ask
 from triforce.server.failures import Refusal, wrong
 from triforce.server.formats import Format
-from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, LEAST_KV, Limits
+from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, Limits
 from triforce.server.schemas import ChatBody, ChatMessage, Choices, CompletionBody, Message, ResponsesBody, Sampled
 from triforce.server.toolbox import Toolbox, toolbox
 
@@ -44,7 +44,7 @@ class Reader:
     async def completion(self, body: CompletionBody) -> list[Ask]:
         """One request for each prompt. Raises Refusal or RequestError."""
         prompts = one_or_many(body.prompt)
-        most = min(self.limits.prompts, self.limits.waiting + 1)  # the first need not wait
+        most = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # the first need not wait
         if len(prompts) > most:
             raise wrong("prompt", f"{len(prompts)} prompts; send at most {most} in one request")
         if body.echo and body.stream and body.logprobs is not None:
@@ -114,11 +114,11 @@ class Reader:
 
     def _ask(self, ids: list[int], params: SamplingParams, body: Sampled) -> Ask:
         check_bias([params], self.llm.target.config.vocab_size)
-        rows, room = min(params.n, MOST_ROWS), min(params.max_tokens, self.context - len(ids))
-        most = self.limits.kv_tokens or max(self.context, LEAST_KV)
+        rows, room = min(params.n, self.limits.rows), min(params.max_tokens, self.context - len(ids))
+        most = self.limits.room(self.context)
         if rows * (len(ids) + room) > most:
             raise wrong("n", f"{rows} texts of {len(ids)} + {room} tokens need room for more than the {most} tokens "
-                        "that this server gives one request; lower n or max_tokens")  # fmt: skip
+                        "that this server has; lower n or max_tokens")  # fmt: skip
         mode = None if body.mode is None else known("mode", body.mode, runnable(self.llm.models))
         return Ask(ids, params, mode)
 

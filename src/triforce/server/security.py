@@ -77,18 +77,22 @@ class Keys:
         self.app, self._digests = app, [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != OPEN and self._digests and not self._given(scope):
-            text = "a key is needed: send it as 'Authorization: Bearer KEY'"
-            refusal = Refusal(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-            return await refusal.response()(scope, receive, send)
+        if scope["type"] == "http" and scope["path"] != OPEN and self._digests:
+            given = self._given(scope)
+            if given is None:
+                text = "a key is needed: send it as 'Authorization: Bearer KEY'"
+                refusal = Refusal(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+                return await refusal.response()(scope, receive, send)
+            scope.setdefault("state", {})["scope"] = given.hex()  # KV is shared among requests of one key only
         await self.app(scope, receive, send)
 
-    def _given(self, scope: Scope) -> bool:
+    def _given(self, scope: Scope) -> bytes | None:
+        """The digest of the key, if it is one of ours."""
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         given = _digest(key.strip().encode("latin-1"))
         # Every key is compared, each in constant time: how long it takes says nothing about them.
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        return given if scheme.lower() == "bearer" and any(matches) else None
 
 
 class BoundedBodies:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -51,7 +51,8 @@ class Service:
 
     async def answer(self, request: Request, asks: list[Ask], reply: Reply, *, stream: bool | None) -> Response:
         """Have the texts made, and send them. Raises what `failures.refusal_for` knows, or HungUp."""
-        answers = self.engine.submit(asks)
+        scope = getattr(request.state, "scope", "")  # of the key, if one was needed (see security)
+        answers = self.engine.submit([replace(ask, scope=scope) for ask in asks])
         report: dict[str, Any] = request.state.report
         report |= {"prompts": len(asks), "prompt_tokens": sum(len(ask.prompt) for ask in asks)}
         end = partial(_cancel, answers)

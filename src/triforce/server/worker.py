@@ -1,10 +1,9 @@
-"""An engine of one thread: requests run one after the other, first come first served, on `LLM.stream`."""
+"""An engine of one thread (see `server.engine`): requests come and go between two steps of `texts.Texts`."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import AsyncIterator
 from time import perf_counter
 
@@ -12,10 +11,8 @@ from triforce.completion import Piece
 from triforce.llm import LLM
 from triforce.request import RequestOutput
 from triforce.server.engine import Ask, Event, Load, QueueFull, Stopping
-
-
-class _Cancelled(BaseException):
-    """Leaves a prefill in the middle. Not an Exception, so that nothing on the way takes it for a failure."""
+from triforce.server.limits import Limits
+from triforce.texts import Request
 
 
 class _Answer:
@@ -23,8 +20,8 @@ class _Answer:
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
-        self.waited: float | None = None
         self.cancelled = False
+        self.request: Request | None = None
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         self._asked = perf_counter()
@@ -38,11 +35,13 @@ class _Answer:
             if isinstance(event, RequestOutput):
                 return
 
+    @property
+    def waited(self) -> float | None:
+        started = self.request.started if self.request else None
+        return None if started is None else started - self._asked
+
     def cancel(self) -> None:
         self.cancelled = True
-
-    def begin(self) -> None:
-        self.waited = perf_counter() - self._asked
 
     def tell(self, event: Event | BaseException) -> None:
         """Hand over an event, from any thread. One that was cancelled is not listened to, and its loop may be gone."""
@@ -51,12 +50,13 @@ class _Answer:
 
 
 class Worker:
-    """The engine (see `server.engine`). `most_waiting` bounds the queue, what runs not counted."""
+    """Of the limits it keeps `rows`, `waiting` and `kv_tokens`."""
 
-    def __init__(self, llm: LLM, most_waiting: int) -> None:
-        self._llm, self._most_waiting = llm, most_waiting
-        self._waiting: deque[_Answer] = deque()
-        self._running: _Answer | None = None
+    def __init__(self, llm: LLM, limits: Limits) -> None:
+        self._llm, self._most = llm, limits.waiting + limits.rows
+        self._texts = llm.open(limits.rows, limits.room(llm.target.config.context))
+        self._answers: list[_Answer] = []
+        """All that are not done, in the order in which they came."""
         self._kv_tokens = 0
         self._open = True
         self._changed = threading.Condition()
@@ -67,19 +67,19 @@ class Worker:
         with self._changed:
             if not self._open:
                 raise Stopping
-            self._drop_cancelled()
-            room = self._most_waiting + (self._running is None and not self._waiting)
-            if len(self._waiting) + len(asks) > room:
-                raise QueueFull(len(self._waiting))
+            wanted = [answer for answer in self._answers if not answer.cancelled]
+            if len(wanted) + len(asks) > self._most:
+                raise QueueFull(sum(answer.waited is None for answer in wanted))
             answers = [_Answer(ask) for ask in asks]
-            self._waiting.extend(answers)
+            self._answers.extend(answers)
             self._changed.notify()
         return answers
 
     def load(self) -> Load:
         with self._changed:
-            self._drop_cancelled()
-            return Load(int(self._running is not None), len(self._waiting), self._kv_tokens)
+            running = sum(answer.waited is not None for answer in self._answers)
+            waiting = sum(answer.waited is None and not answer.cancelled for answer in self._answers)
+            return Load(running, waiting, self._kv_tokens)
 
     @property
     def alive(self) -> bool:
@@ -93,8 +93,7 @@ class Worker:
     def stop(self) -> None:
         self.drain()
         with self._changed:
-            ended = [*self._waiting, *([self._running] if self._running else [])]
-            self._waiting.clear()
+            ended = list(self._answers)
         for answer in ended:
             answer.tell(Stopping())
             answer.cancel()
@@ -103,47 +102,48 @@ class Worker:
         self.stop()
         await asyncio.to_thread(self._thread.join)
 
-    def _drop_cancelled(self) -> None:
-        for answer in [answer for answer in self._waiting if answer.cancelled]:
-            self._waiting.remove(answer)
-
     def _work(self) -> None:
-        while answer := self._next():
+        while answers := self._wait():
             try:
-                self._run(answer)
-            except _Cancelled:
-                pass
-            except BaseException as error:  # whoever asked must hear of it, and the next request may go well
-                answer.tell(error)
-            with self._changed:
-                self._running, self._kv_tokens = None, 0
+                for answer in answers:
+                    if answer.cancelled:
+                        self._end(answer)
+                    elif answer.request is None:
+                        self._begin(answer)
+                self._step({answer.request: answer for answer in answers if answer.request})
+            except BaseException as error:  # no one request's fault: all must hear of it, and those to come may go well
+                self._texts.close()
+                for answer in set(answers).intersection(self._answers):
+                    self._end(answer, error)
+            self._kv_tokens = self._texts.engine.kv_tokens
 
-    def _next(self) -> _Answer | None:
-        """The next answer to make; None when no more will come."""
+    def _wait(self) -> list[_Answer]:
+        """All that there is to go on with, once there is something; nothing when no more will come."""
         with self._changed:
-            while True:
-                self._drop_cancelled()
-                if self._waiting:
-                    self._running = self._waiting.popleft()
-                    self._running.begin()
-                    return self._running
-                if not self._open:
-                    return None
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._answers or not self._open)
+            return list(self._answers)
 
-    def _run(self, answer: _Answer) -> None:
-        def on_prefill(seen: int, total: int) -> None:
-            self._kv_tokens = seen
-            if answer.cancelled:
-                raise _Cancelled
-
-        events = self._llm.stream(answer.ask.prompt, answer.ask.params, mode=answer.ask.mode, on_prefill=on_prefill)
+    def _begin(self, answer: _Answer) -> None:
+        ask = answer.ask
         try:
-            for event in events:
-                if answer.cancelled:
-                    return
-                if isinstance(event, Piece):
-                    self._kv_tokens += len(event.token_ids)
-                answer.tell(event)
-        finally:
-            events.close()  # the KV goes now, not when the collector comes by
+            answer.request = self._llm.request(ask.prompt, ask.params, ask.mode, ask.scope)
+            self._texts.submit([answer.request])
+        except Exception as error:
+            self._end(answer, error)
+
+    def _step(self, answers: dict[Request, _Answer]) -> None:
+        for request, event in self._texts.step():
+            if isinstance(event, Piece):
+                answers[request].tell(event)
+            else:
+                self._end(answers[request], event)
+
+    def _end(self, answer: _Answer, event: RequestOutput | BaseException | None = None) -> None:
+        """With an event to tell, unless nobody listens. Who hears of it finds it gone."""
+        if answer.request:
+            self._texts.cancel(answer.request)
+        with self._changed:
+            self._answers.remove(answer)
+            self._kv_tokens = self._texts.engine.kv_tokens
+        if event is not None:
+            answer.tell(event)

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
 from triforce.shapes import Bools, Ints
 
 REMEMBERED = 256  # passes
+_OF_ROWS = ("proposed_B", "accepted_B", "refused_B", "passes_B", "kept_BN", "seconds_B", "prefill_seconds_B")
 
 
 class Counters:
     """Tokens a tier proposed, those the tier above kept (in all, and how often 0, 1, ... at once); passes; seconds.
 
-    `refused_B` counts the proposals of which something was refused, or that were empty.
+    `refused_B` counts the proposals of which something was refused, or that were empty. The seconds of a row are those
+    of the passes that it took part in. `kept` and `refused` are of all rows that ever were.
     """
 
     def __init__(self, rows: int) -> None:
-        self.proposed_B = np.zeros(rows, dtype=np.int64)
-        self.accepted_B = np.zeros(rows, dtype=np.int64)
-        self.refused_B = np.zeros(rows, dtype=np.int64)
+        self.proposed_B, self.accepted_B, self.refused_B, self.passes_B = np.zeros((4, rows), dtype=np.int64)
         self.kept_BN = np.zeros((rows, 1), dtype=np.int64)
-        self.passes_B = np.zeros(rows, dtype=np.int64)
-        self.seconds = self.prefill_seconds = 0.0
+        self.seconds_B, self.prefill_seconds_B = np.zeros(rows), np.zeros(rows)
+        self.kept = self.refused = 0
         self._passes: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)
 
     def passed(self, live_B: Bools, seconds: float, width: int = 1) -> None:
         """The tier made one pass of so many columns for its live rows."""
         self.passes_B += live_B
-        self.seconds += seconds
+        self.seconds_B += seconds * live_B
         self._passes.append((width * int(live_B.sum()), seconds))
 
     def fresh(self) -> list[tuple[int, float]]:
@@ -43,7 +44,25 @@ class Counters:
         kept_B = kept_B * live_B
         self.proposed_B += offered_B * live_B
         self.accepted_B += kept_B
-        self.refused_B += live_B & ((kept_B < offered_B) | (offered_B == 0))
-        if (more := int(kept_B.max()) + 1 - self.kept_BN.shape[1]) > 0:
-            self.kept_BN = np.pad(self.kept_BN, ((0, 0), (0, more)))
+        self.kept += int(kept_B.sum())
+        refused_B = live_B & ((kept_B < offered_B) | (offered_B == 0))
+        self.refused_B += refused_B
+        self.refused += int(refused_B.sum())
+        self._widen(int(kept_B.max()) + 1)
         self.kept_BN[np.arange(len(kept_B)), kept_B] += live_B
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Row i is from now on what row `rows[i]` was."""
+        for name in _OF_ROWS:
+            setattr(self, name, getattr(self, name)[list(rows)])
+
+    def join(self, other: Counters) -> None:
+        """The rows of another tier's counters follow these."""
+        self._widen(other.kept_BN.shape[1])
+        other._widen(self.kept_BN.shape[1])
+        for name in _OF_ROWS:
+            setattr(self, name, np.concatenate((getattr(self, name), getattr(other, name))))
+
+    def _widen(self, columns: int) -> None:
+        if (more := columns - self.kept_BN.shape[1]) > 0:
+            self.kept_BN = np.pad(self.kept_BN, ((0, 0), (0, more)))

@@ -6,6 +6,7 @@ Shape suffixes: B rows, S text capacity, K drafted tokens, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,14 +29,20 @@ class Prefix:
         if width == 0:
             return self
         # Padding of a row at the end of its capacity has no place to go; it is folded onto the last column, which is
-        # scratch because a text is never filled to the brim (see engine.py).
+        # scratch because a text is never filled to the brim (see batch.py).
         at_BK = np.minimum(columns(self.lengths_B, width), self.ids_BS.shape[1] - 1)
         self.ids_BS[rows(B), at_BK] = draft.tokens_BK
         return Prefix(self.ids_BS, self.lengths_B + draft.counts_B)
 
-    def row(self, b: int) -> Prefix:
-        """Row b alone, on the same storage."""
-        return Prefix(self.ids_BS[b : b + 1], self.lengths_B[b : b + 1])
+    def select(self, rows: Sequence[int]) -> Prefix:
+        """Some of the rows."""
+        return Prefix(self.ids_BS[list(rows)], self.lengths_B[list(rows)])
+
+    def join(self, other: Prefix) -> Prefix:
+        """These rows, and behind them those of another text."""
+        width = max(self.ids_BS.shape[1], other.ids_BS.shape[1])
+        both = [np.pad(x.ids_BS, ((0, 0), (0, width - x.ids_BS.shape[1]))) for x in (self, other)]
+        return Prefix(np.concatenate(both), np.concatenate((self.lengths_B, other.lengths_B)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ Shape suffixes: B rows, K drafted tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -79,8 +79,16 @@ class Lookup:
         """Read row b up to `length` tokens: 128K in a quarter of a second. A row left out is read when it is needed."""
         started = perf_counter()
         self._grams[b].read(prefix.ids_BS[b, :length])
-        self.counters.prefill_seconds += perf_counter() - started
+        self.counters.prefill_seconds_B[b] += perf_counter() - started
         yield length
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._grams = [self._grams[b] for b in rows]
+        self.counters.select(rows)
+
+    def join(self, other: Self) -> None:
+        self._grams += other._grams
+        self.counters.join(other.counters)
 
     def _guess(self, prefix: Prefix, b: int, least: float) -> Ints:
         text_S = prefix.ids_BS[b, : prefix.lengths_B[b]]

@@ -8,7 +8,7 @@ Shape suffixes: B rows, T tokens fed in one pass, K drafted tokens, J = K + 1, V
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -53,6 +53,12 @@ class Cache(Protocol):
     def fork(self, source: int, row: int) -> None:
         """Let a fresh row see what another row has seen."""
 
+    def select(self, rows: Sequence[int]) -> None:
+        """Row i is from now on what row `rows[i]` was; the others, and what they hold, are given back."""
+
+    def join(self, other: Self) -> None:
+        """The rows of another view of the same memory follow these; it is not to be used any more."""
+
 
 C = TypeVar("C", bound=Cache)
 Seen = TypeVar("Seen", bound=Cache, contravariant=True)
@@ -85,6 +91,10 @@ class Proposer(Protocol):
     def rewind(self, prefix: Prefix) -> None: ...
 
     def prefill(self, prefix: Prefix, b: int, length: int) -> Iterator[int]: ...
+
+    def select(self, rows: Sequence[int]) -> None: ...
+
+    def join(self, other: Self) -> None: ...
 
 
 class Sampling(Protocol):
@@ -167,6 +177,16 @@ class Tier(Generic[C]):
         if self.below:
             self.below.rewind(prefix)
 
+    def select(self, rows: Sequence[int]) -> None:
+        """Row i is from now on what row `rows[i]` was. The tier below is told apart."""
+        self.cache.select(rows)
+        self.counters.select(rows)
+
+    def join(self, other: Self) -> None:
+        """The rows of another tier, alike but for its rows, follow these. The tier below is told apart."""
+        self.cache.join(other.cache)
+        self.counters.join(other.counters)
+
     def prefill(self, prefix: Prefix, b: int, length: int, watch: Watch | None = None) -> Iterator[int]:
         """Catch row b up to `length` tokens seen, yielding how many it has seen after each pass."""
         cache = self.cache.row(b)
@@ -181,7 +201,7 @@ class Tier(Generic[C]):
             cache.begin(count_1, stop - start)
             logits_1JV = self.model(ids_1T, cache, at_1J)
             cache.advance(count_1)
-            self.counters.prefill_seconds += perf_counter() - started
+            self.counters.prefill_seconds_B[b] += perf_counter() - started
             if watch:
                 watch(start, logits_1JV)
             yield stop

@@ -1,6 +1,6 @@
 """Which chunks of the context a retrieval view keeps in sight: one policy, one file.
 
-A policy belongs to one retrieval view and may remember summaries of its rows. Shape suffixes: L layers, G KV heads,
+A policy belongs to one row of a retrieval view and may remember summaries of it. Shape suffixes: L layers, G KV heads,
 N chunks.
 """
 

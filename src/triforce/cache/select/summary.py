@@ -14,20 +14,19 @@ from triforce.cache.full import Full
 
 
 class Summaries:
-    """What `summarise` makes of the keys of full committed chunks, (G, N, C, D) to (G, N, ...), per row and layer."""
+    """What `summarise` makes of the keys of one row's full committed chunks, (G, N, C, D) to (G, N, ...), per layer."""
 
     def __init__(self, summarise: Callable[[Tensor], Tensor]) -> None:
         self.summarise = summarise
-        self._known: dict[int, Tensor] = {}
+        self._known: Tensor | None = None
 
     def of(self, full: Full, row: int, chunk: int, chunks: int) -> Tensor:
         """Summaries of the first `chunks` chunks, all of which must be full and committed: (L, G, N, ...)."""
-        known, layers = self._known.get(row), full.pool.config.layers
+        known, layers = self._known, full.pool.config.layers
         have = known.shape[2] if known is not None else 0
         if have < chunks:
             new = torch.stack([self._new(full, row, layer, chunk, have, chunks) for layer in range(layers)])
-            known = new if known is None else torch.cat([known, new], 2)
-            self._known[row] = known
+            known = self._known = new if known is None else torch.cat([known, new], 2)
         assert known is not None
         return known[:, :, :chunks]
 

@@ -1,0 +1,213 @@
+"""Rows that are decoded together, each at its own length and with its own settings; some may leave, and others join.
+
+Shape suffixes: B rows, S text capacity, J tokens of a step, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triforce.cache import Full
+from triforce.cache.saved import SavedCache
+from triforce.job import Job, logprobs_of
+from triforce.ladder import Ladder, Models, Rows, Speculation, Store, tiers
+from triforce.planner import Costs, Focus, Pilot
+from triforce.request import TierStats
+from triforce.sampler import sampling
+from triforce.sampling import Noise
+from triforce.shapes import ints
+from triforce.speculation import Block, Prefix, Record, Rejection, Seeded, Tier
+
+COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {"seeded": Seeded, "rejection": Rejection, "block": Block}
+
+
+class Batch:
+    """A ladder and its rows: read with `prefill`, one by one, then decoded together with `step`.
+
+    `store` is where other batches have their KV, too, and `begun` pages of it that the first row starts with. `memory`
+    is an exact view to go on with, of one row whose committed tokens are the start of the prompt; it stays its owner's.
+    With `costs` a pilot chooses among the tiers of the ladder as it goes; `focus` finds layers for the retrieval tier
+    to see whole. Raises TriforceError, and then holds no KV.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        ladder: Ladder,
+        setting: Speculation,
+        coupling: str,
+        jobs: Sequence[Job],
+        memory: Full | None = None,
+        costs: Costs | None = None,
+        focus: Focus | None = None,
+        store: Store | None = None,
+        begun: Sequence[int] = (),
+    ) -> None:
+        self.target, self.jobs, self.coupling, self.memory = models.target, list(jobs), COUPLINGS[coupling], memory
+        self.focus = focus
+        self._logits: deque[Tensor] = deque(maxlen=1)
+        self._sample()
+        capacities = [job.capacity(models.target.config.context, setting.reach) for job in jobs]
+        self.top = ladder(Rows(models, setting, capacities, memory, store, begun))
+        self.pilot = Pilot(self.top, len(jobs), costs) if costs else None
+        self.tiers = self.pilot.tiers if self.pilot else tiers(self.top)
+        self._record()
+        ids_BS = np.zeros((len(jobs), max(capacities) + 1), dtype=np.int64)
+        for b, job in enumerate(jobs):
+            ids_BS[b, : len(job.prompt)] = job.prompt
+        self.prefix = Prefix(ids_BS, ints([len(job.prompt) for job in jobs]))
+        self.decode_seconds = 0.0
+
+    @torch.no_grad()
+    def restore(self, earlier: SavedCache) -> None:
+        """Start from a saved prompt, as far as the prompts begin like it. Part of the prefill."""
+        started = perf_counter()
+        for b, job in enumerate(self.jobs):
+            if self._twin(b) is None and job.params.prompt_logprobs is None:  # these need every position scored
+                earlier.restore(self.top.cache, b, job.prompt)
+        self._spent(started)
+
+    @torch.no_grad()
+    def prefill(self) -> Iterator[tuple[int, int]]:
+        """Feed every prompt but its last token; yields (tokens seen, tokens in all) of the exact view as it goes."""
+        sizes = [len(job.prompt) - 1 for job in self.jobs]
+        started = perf_counter()
+        for b in range(len(self.jobs)):
+            twin = self._twin(b)
+            for seen in self._feed(b) if twin is None else self._fork(twin, b):
+                self._spent(started)
+                yield sum(sizes[:b]) + seen, sum(sizes)
+                started = perf_counter()
+        if self.focus:
+            self.focus.apply(self.tiers, self.prefix)
+            self._spent(started)
+
+    @torch.no_grad()
+    def step(self) -> list[int]:
+        """One proposal of the exact tier; returns how many new tokens each job took (0 for those that are done)."""
+        started, context = perf_counter(), self.target.config.context
+        live = [job.finish is None for job in self.jobs]
+        live_B, lengths = np.array(live), self.prefix.lengths_B[live].tolist()
+        if self.pilot:
+            self.pilot.steer(self.prefix, live_B)
+        steered = perf_counter()
+        draft = self.top.propose(self.prefix, self.sampling, live_B)
+        self.prefix = self.prefix.append(draft)
+        names = [tier.name for tier in self.tiers]
+        tokens, counts = draft.tokens_BK.tolist(), draft.counts_B.tolist()
+        origins = [[names[level] for level in row] for row in draft.origins_BK.tolist()]
+        taken = [
+            job.accept(tokens[b][: counts[b]], origins[b][: counts[b]], job.limit(context)) if live[b] else 0
+            for b, job in enumerate(self.jobs)
+        ]
+        self._note_logprobs(taken)
+        ended = perf_counter()
+        seconds = ended - started
+        self.decode_seconds += seconds
+        plan = str(self.pilot.plan) if self.pilot else None
+        for job in (job for job, alive in zip(self.jobs, live, strict=True) if alive):
+            job.proposed(seconds, plan)
+        if self.pilot:
+            self.pilot.learn(lengths, sum(taken), ended - steered)
+        return taken
+
+    def join(self, other: Batch) -> None:
+        """The rows of another batch of the same kind follow these; it is not to be used any more."""
+        for mine, theirs in zip(self.tiers, other.tiers, strict=True):
+            mine.join(theirs)
+        self.jobs += other.jobs
+        self.prefix = self.prefix.join(other.prefix)
+        self._sample(torch.cat([self.noise.draws, other.noise.draws], 1))
+        self._record()
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """The other rows leave: what they hold is given back, and their jobs know what each tier did for them."""
+        for b, job in enumerate(self.jobs):
+            if b not in rows:
+                job.tiers, job.bitwise = self.stats(b), self.bitwise
+        for tier in self.tiers:
+            if not (isinstance(tier, Tier) and tier.cache is self.memory):
+                tier.select(rows)
+        self.jobs = [self.jobs[b] for b in rows]
+        self.prefix = self.prefix.select(rows)
+        self._sample(self.noise.draws[:, list(rows)])
+        self._record()
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether the texts are those of plain decoding bit for bit, and not in distribution only.
+
+        Plain decoding's own are; others under `seeded`, if a token's logits do not depend on the pass it was fed in.
+        """
+        exact = self.target.model.width_independent and self.top.cache.pool.memory.width_independent
+        return len(self.tiers) == 1 or (self.coupling is Seeded and exact)
+
+    @property
+    def done(self) -> bool:
+        return all(job.finish for job in self.jobs)
+
+    def stats(self, b: int) -> list[TierStats]:
+        """What each tier did for row b, from the lowest to the full one."""
+        stats = []
+        for tier in self.tiers:
+            c = tier.counters
+            kept = np.trim_zeros(c.kept_BN[b], "b").tolist() if int(c.proposed_B[b]) else []
+            counts = int(c.proposed_B[b]), int(c.accepted_B[b]), int(c.passes_B[b])
+            seconds = float(c.seconds_B[b]), float(c.prefill_seconds_B[b])
+            stats.append(TierStats(tier.name, *counts, *seconds, kept))
+        stats[-1].proposed = stats[-1].accepted = len(self.jobs[b].tokens)  # what the full tier proposes is the text
+        return stats
+
+    def _sample(self, draws: Tensor | None = None) -> None:
+        """How these rows are sampled; their streams of noise go on where they were."""
+        jobs, device = self.jobs, self.target.device
+        self.noise = Noise([job.seed for job in jobs], [job.choice for job in jobs], device)
+        if draws is not None:
+            self.noise.draws = draws
+        params, lengths = [job.params for job in jobs], [len(job.prompt) for job in jobs]
+        coupling, constraints = self.coupling(self.noise), [job.constraint for job in jobs]
+        self.sampling = sampling(params, lengths, self.target.config.vocab_size, coupling, device, constraints)
+
+    def _record(self) -> None:
+        """Keep the last logits where somebody wants to see them."""
+        wanted = any(job.params.logprobs is not None for job in self.jobs)
+        self.top.record = _keep(self._logits) if wanted else None
+
+    def _spent(self, started: float) -> None:
+        for job in self.jobs:
+            job.prefill_seconds += perf_counter() - started
+
+    def _twin(self, b: int) -> int | None:
+        """The first row that a prefill can be copied from, if there is one."""
+        return next((a for a in range(b) if self.jobs[b].like(self.jobs[a])), None)
+
+    def _feed(self, b: int) -> Iterator[int]:
+        job, length = self.jobs[b], len(self.jobs[b].prompt) - 1
+        for tier in self.tiers:
+            if tier is not self.top:
+                deque(tier.prefill(self.prefix, b, length), maxlen=0)
+        watch = job.watch() if job.params.prompt_logprobs is not None else None
+        yield from self.top.prefill(self.prefix, b, length, watch)
+
+    def _fork(self, source: int, b: int) -> Iterator[int]:
+        for tier in self.tiers:
+            if isinstance(tier, Tier):
+                tier.cache.fork(source, b)
+        self.jobs[b].prompt_logprobs = self.jobs[source].prompt_logprobs
+        yield len(self.jobs[b].prompt) - 1
+
+    def _note_logprobs(self, taken: list[int]) -> None:
+        for b, (job, count) in enumerate(zip(self.jobs, taken, strict=True)):
+            if count and job.params.logprobs is not None:
+                job.logprobs += logprobs_of(self._logits[0][b, :count], job.tokens[-count:], job.params.logprobs)
+
+
+def _keep(logits: deque[Tensor]) -> Record:
+    """A record of the last logits that does not tie the tier to its batch: both go when the batch is done with."""
+    return lambda logits_BJV, step: logits.append(logits_BJV)

@@ -1,0 +1,71 @@
+"""How much a retrieval view may read, and how it selects: what users write, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from triforce.cache.pool import pages_for
+from triforce.errors import RequestError
+from triforce.kernels import PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """KV tokens a lower tier of the target may read per head: a number of them, or a share of the context."""
+
+    tokens: int = 0
+    share: float = 0.0
+
+    @staticmethod
+    def parse(text: str | int) -> Budget:
+        """`2048` or `3%`. Raises RequestError."""
+        try:
+            if isinstance(text, str) and text.endswith("%"):
+                budget = Budget(share=float(text[:-1]) / 100)
+            else:
+                budget = Budget(tokens=int(text))
+        except ValueError:
+            budget = Budget()
+        if not (budget.tokens >= 2 * PAGE or 0 < budget.share <= 1):
+            raise RequestError(f"budget {text!r}: give at least {2 * PAGE} tokens, such as 2048, or a share such as 3%")
+        return budget
+
+    def of(self, context: int) -> int:
+        """Tokens for a context of so many, rounded up to whole pages."""
+        return PAGE * max(2, pages_for(self.tokens or ceil(self.share * context)))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a retrieval view selects. `refresh`: verifications between selections; 0 is once, None is after a refusal.
+
+    `full_layers`: the layers that see everything; None is those that prove to need it (see planner.focus).
+    """
+
+    budget: Budget = Budget(2048)
+    chunk: int = PAGE
+    refresh: int | None = 1
+    full_layers: frozenset[int] | None = frozenset()
+
+    @staticmethod
+    def parse(budget: str | int, chunk: int, refresh: str | int, full_layers: str) -> Setting:
+        """From what users write; `refresh` is a number or `auto`, `full_layers` `auto`, `none` or like `0,1,14-16`.
+
+        Raises RequestError.
+        """
+        if not (refresh == "auto" or str(refresh).isdecimal()):
+            raise RequestError(f"refresh {refresh!r}: give a number of verifications, 0 for once, or auto")
+        if chunk < 1:
+            raise RequestError(f"chunk is {chunk}; give at least 1")
+        return Setting(Budget.parse(budget), chunk, None if refresh == "auto" else int(refresh), _layers(full_layers))
+
+
+def _layers(text: str) -> frozenset[int] | None:
+    if text == "auto":
+        return None
+    try:
+        ends = [[int(end) for end in part.split("-")] for part in text.split(",") if text != "none"]
+        return frozenset(layer for part in ends for layer in range(part[0], part[-1] + 1))
+    except ValueError:
+        raise RequestError(f"full_layers {text!r}: give auto, none, or layers such as 0,1 or 0-1") from None

@@ -1,0 +1,71 @@
+"""Pages of texts that have been read, for others that begin alike: computed once, shared without a copy.
+
+A full page is known by all tokens up to its end, and by a scope: what one scope has read, another never finds. Pages
+that no row needs are kept as long as nobody wants their room; the least recently used go first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+import numpy as np
+
+from triforce.cache.full import TAIL
+from triforce.cache.pool import Pool
+from triforce.kernels import PAGE
+from triforce.shapes import Ints
+
+Tokens = Sequence[int] | Ints
+
+
+class Prefixes:
+    """Beside rows an owner of pages of a pool."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._pages: dict[bytes, int] = {}
+        """Oldest first; of a text its end is older than its beginning, without which nobody would find it."""
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def find(self, scope: str, prompt: Tokens) -> list[int]:
+        """Pages with the beginning of a prompt. Its last tokens are left to be fed: a selection goes by them."""
+        found: list[int] = []
+        for key in _keys(scope, prompt, len(prompt) - 1 - TAIL):
+            if key not in self._pages:
+                break
+            found.append(self._pages[key])
+        return found
+
+    def note(self, scope: str, text: Tokens, table: Sequence[int]) -> None:
+        """Keep the full pages of a text, all of it committed, which lie in the pages of a table."""
+        known = list(zip(_keys(scope, text, len(text)), table, strict=False))
+        for key, page in reversed(known):
+            if (held := self._pages.pop(key, None)) is None:
+                self._pool.own([page])
+            self._pages[key] = page if held is None else held
+
+    def make_room(self, pages: int) -> bool:
+        """See that so many pages are free, if that can be had."""
+        pool = self._pool
+        idle = [key for key, page in self._pages.items() if pool.owners(page) == 1]
+        missing = pages - pool.free_pages
+        if missing > len(idle):
+            return False
+        pool.disown([self._pages.pop(key) for key in idle[: max(missing, 0)]])
+        return True
+
+    def clear(self) -> None:
+        """Forget all texts."""
+        self._pool.disown(list(self._pages.values()))
+        self._pages.clear()
+
+
+def _keys(scope: str, text: Tokens, tokens: int) -> Iterator[bytes]:
+    """Of each full page among the first `tokens`."""
+    key, ids = scope.encode(), np.asarray(text, dtype=np.int64)
+    for start in range(0, tokens - PAGE + 1, PAGE):
+        key = blake2b(key + ids[start : start + PAGE].tobytes(), digest_size=16).digest()
+        yield key

@@ -1,0 +1,50 @@
+"""Jobs that start together: what is read before their first tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from triforce.batch import Batch
+from triforce.cache import Full
+from triforce.cache.prefixes import Prefixes
+from triforce.cache.saved import SavedCache
+from triforce.job import Job
+
+OnPrefill = Callable[[int, int], None]
+"""Told of the prompt tokens read so far, and of all there are."""
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Jobs with one prompt and one mode that start together. Jobs of other groups may be of other modes.
+
+    `memory` is an exact view to go on with (see `Batch`), `earlier` a saved prompt to start from. `on_read` is shown
+    the exact view once all prompts have been read.
+    """
+
+    jobs: list[Job]
+    mode: str
+    memory: Full | None = None
+    earlier: SavedCache | None = None
+    on_prefill: OnPrefill | None = None
+    on_read: Callable[[Full], None] | None = None
+    started: float | None = None
+    """When it was admitted, by `perf_counter`."""
+    error: Exception | None = None
+    """What ended it before its time."""
+
+    def shared(self, prefixes: Prefixes) -> list[int]:
+        """Pages that it can begin with."""
+        first = self.jobs[0]
+        if self.memory or self.earlier or first.params.prompt_logprobs is not None:  # these need every position scored
+            return []
+        return prefixes.find(first.scope, first.prompt)
+
+    def read(self, batch: Batch) -> Iterator[tuple[int, int]]:
+        """All that comes before the first token, as `Batch.prefill` yields it."""
+        if self.earlier:
+            batch.restore(self.earlier)
+        yield from batch.prefill()
+        if self.on_read:
+            self.on_read(batch.top.cache)

@@ -1,0 +1,98 @@
+"""One text to be made: its prompt, how to sample it, and what has come of it. Knows tokens, not text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from triforce.request import Logprob, SamplingParams, TierStats, TokenLogprobs
+from triforce.sampling import Constraint
+from triforce.speculation import Watch
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """`origins` names the tier that proposed each token. Seconds are those of the passes that it took part in."""
+
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    choice: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    scope: str = ""
+    """Whose it is: KV of equal beginnings is shared within a scope."""
+    constraint: Constraint | None = None
+    tokens: list[int] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    finish: Literal["stop", "length"] | None = None
+    tiers: list[TierStats] = field(default_factory=list)
+    """What each tier did for it, once it has left its batch."""
+    plans: dict[str, int] = field(default_factory=dict)
+    """What a pilot chose, if there is one, and for how many proposals."""
+    bitwise: bool = False
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    def limit(self, context: int) -> int:
+        """New tokens at most."""
+        return min(self.params.max_tokens, context - len(self.prompt))
+
+    def capacity(self, context: int, reach: int) -> int:
+        """Places that the text may need, with what is guessed beyond its end."""
+        return len(self.prompt) + self.limit(context) + reach
+
+    def accept(self, tokens: list[int], origins: list[str], limit: int) -> int:
+        """Take tokens up to the first stop token or the limit; returns how many."""
+        for n, (token, origin) in enumerate(zip(tokens, origins, strict=True)):
+            self.tokens.append(token)
+            self.origins.append(origin)
+            if token in self.stop_ids:
+                self.finish = "stop"
+            elif len(self.tokens) >= limit:
+                self.finish = "length"
+            if self.finish:
+                return n + 1
+        return len(tokens)
+
+    def cut(self, surplus: int) -> None:
+        """The text ends `surplus` tokens before its last one: a stop string was found there."""
+        for made in (self.tokens, self.origins, self.logprobs):
+            del made[len(made) - surplus :]
+        self.finish = "stop"
+
+    def proposed(self, seconds: float, plan: str | None) -> None:
+        """A proposal that it took part in has been made."""
+        self.decode_seconds += seconds
+        if plan is not None:
+            self.plans[plan] = self.plans.get(plan, 0) + 1
+
+    def watch(self) -> Watch:
+        """Notes the log-probabilities of the prompt as it is read, from its start on."""
+        self.prompt_logprobs.append(None)
+
+        def watch(start: int, logits_1TV: Tensor) -> None:
+            following = self.prompt[start + 1 : start + 1 + logits_1TV.shape[1]]
+            self.prompt_logprobs += logprobs_of(logits_1TV[0], following, self.params.prompt_logprobs or 0)
+
+        return watch
+
+    def like(self, other: Job) -> bool:
+        """Whether the prefill of the other one serves this one."""
+        return self.prompt == other.prompt and self.params.prompt_logprobs in (None, other.params.prompt_logprobs)
+
+
+def logprobs_of(logits_TV: Tensor, tokens: list[int], top: int) -> list[TokenLogprobs]:
+    """The model's own (unwarped) log-probabilities of tokens, one for each row of logits, and the `top` best there."""
+    scores_TV = logits_TV.double().log_softmax(-1)
+    chosen = scores_TV.gather(1, torch.tensor(tokens, device=scores_TV.device)[:, None])[:, 0].tolist()
+    best = scores_TV.topk(min(top, scores_TV.shape[1]), dim=1)
+    tops = [
+        tuple(map(Logprob, ids, values))
+        for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+    return [TokenLogprobs(Logprob(*pair), row) for *pair, row in zip(tokens, chosen, tops, strict=True)]

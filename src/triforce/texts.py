@@ -1,0 +1,148 @@
+"""Many requests at a time on one engine: what a request is, and the pieces of text that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from triforce.cache import Full
+from triforce.cache.saved import SavedCache
+from triforce.completion import Completion, Piece
+from triforce.engine import Engine
+from triforce.errors import RequestError
+from triforce.group import Group, OnPrefill
+from triforce.job import Job
+from triforce.request import RequestOutput
+
+Event = Piece | RequestOutput | Exception
+"""Pieces of the texts of a request as they are ready, and at the end the whole, or what went wrong."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One prompt on its way to its outputs, in a mode."""
+
+    prompt: list[int]
+    completions: list[Completion]
+    mode: str
+    coupling: str
+    groups: list[Group] = field(default_factory=list)
+    """Its jobs: as many together as there are rows."""
+
+    @property
+    def jobs(self) -> list[Job]:
+        return [completion.job for completion in self.completions]
+
+    @property
+    def done(self) -> bool:
+        return all(job.finish for job in self.jobs)
+
+    @property
+    def error(self) -> Exception | None:
+        return next((group.error for group in self.groups if group.error), None)
+
+    @property
+    def started(self) -> float | None:
+        """When its turn came, by `perf_counter`."""
+        return self.groups[0].started if self.groups else None
+
+    def output(self) -> RequestOutput:
+        """The whole answer, once it is done."""
+        first = self.jobs[0]
+        return RequestOutput(
+            prompt_token_ids=self.prompt,
+            prompt_logprobs=first.prompt_logprobs if first.params.prompt_logprobs is not None else None,
+            outputs=[completion.output() for completion in self.completions],
+            mode=self.mode,
+            coupling=self.coupling,
+            exactness="bitwise" if all(job.bitwise for job in self.jobs) else "distribution",
+            prefill_seconds=sum(max(job.prefill_seconds for job in group.jobs) for group in self.groups),
+            decode_seconds=sum(max(job.decode_seconds for job in group.jobs) for group in self.groups),
+        )
+
+
+class Texts:
+    """Requests come by `submit` and go by `cancel` or when they are done; `step` makes their texts a little longer."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._requests: list[Request] = []
+        self._of: dict[Job, tuple[Request, Completion]] = {}
+
+    def submit(
+        self,
+        requests: Sequence[Request],
+        memory: Full | None = None,
+        earlier: SavedCache | None = None,
+        on_prefill: OnPrefill | None = None,
+        on_read: Callable[[Full], None] | None = None,
+    ) -> None:
+        """Queue requests, all or none. Raises CacheError where one can never fit.
+
+        `on_prefill` is told of all prompts together, `on_read` of the first. For the others see `engine.Group`.
+        """
+        most = self.engine.store.rows
+        for request in requests:
+            request.groups = [Group(jobs, request.mode) for jobs in _parts(request.jobs, most)]
+        groups = [group for request in requests for group in request.groups]
+        for group, told in zip(groups, _shares(groups, on_prefill), strict=True):
+            group.memory, group.earlier, group.on_prefill = memory, earlier, told
+        groups[0].on_read = on_read
+        self.engine.submit(groups)
+        for request in requests:
+            self._of |= {completion.job: (request, completion) for completion in request.completions}
+        self._requests += requests
+
+    def cancel(self, request: Request) -> None:
+        """Nobody waits any more: the KV goes at once. Harmless when it is done."""
+        if request in self._requests:
+            self._requests.remove(request)
+            for group in request.groups:
+                self.engine.cancel(group)
+            for job in request.jobs:
+                del self._of[job]
+
+    def step(self) -> Iterator[tuple[Request, Event]]:
+        """What has come of the requests; the last event of each is its output, or an error."""
+        for job, count in self.engine.step():
+            if job in self._of:  # not cancelled since the step
+                request, completion = self._of[job]
+                try:
+                    yield request, completion.take(count)
+                except RequestError as error:  # this text cannot go on, the others can
+                    self.cancel(request)
+                    yield request, error
+        for request in [request for request in self._requests if request.error or request.done]:
+            self.cancel(request)
+            yield request, request.error or request.output()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._requests)
+
+    def close(self) -> None:
+        """Cancel all there are."""
+        self._requests.clear()
+        self._of.clear()
+        self.engine.close()
+
+
+def _parts(jobs: list[Job], most: int) -> list[list[Job]]:
+    return [jobs[first : first + most] for first in range(0, len(jobs), most)]
+
+
+def _shares(groups: Sequence[Group], on_prefill: OnPrefill | None) -> list[OnPrefill | None]:
+    """For each group what tells `on_prefill` of all of them together."""
+    if on_prefill is None:
+        return [None] * len(groups)
+    sizes = [sum(len(job.prompt) - 1 for job in group.jobs) for group in groups]
+    seen = [0] * len(groups)
+
+    def share(i: int) -> OnPrefill:
+        def told(tokens: int, total: int) -> None:
+            seen[i] = tokens
+            on_prefill(sum(seen), sum(sizes))
+
+        return told
+
+    return [share(i) for i in range(len(groups))]
