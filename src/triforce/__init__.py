@@ -6,15 +6,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from triforce.grammar import Grammar
     from triforce.llm import LLM
     from triforce.request import RequestOutput, SamplingParams
 
 __version__ = "0.1.0.dev0"
 
 # Loaded when first used: torch takes a second to import, and `triforce --help` needs none of it.
-_HOMES = {"LLM": "triforce.llm", "RequestOutput": "triforce.request", "SamplingParams": "triforce.request"}
+_HOMES = {
+    "Grammar": "triforce.grammar",
+    "LLM": "triforce.llm",
+    "RequestOutput": "triforce.request",
+    "SamplingParams": "triforce.request",
+}
 
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Grammar", "RequestOutput", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> object:

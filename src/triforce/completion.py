@@ -7,6 +7,7 @@ from typing import Literal
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine import Batch, Job
+from triforce.errors import RequestError
 from triforce.request import CompletionOutput, TokenLogprobs
 from triforce.stop import StoppedText
 
@@ -34,7 +35,12 @@ class Completion:
         self._text = StoppedText(job.params.stop)
 
     def take(self, batch: Batch, count: int) -> Piece:
-        """Read the last `count` tokens of the job. A stop string ends the job at the token that completes it."""
+        """Read the last `count` tokens of the job. A stop string ends the job at the token that completes it.
+
+        Raises RequestError where the text is not what was asked for, because its grammar could not be followed.
+        """
+        if self.job.constraint and (failure := self.job.constraint.failure):
+            raise RequestError(f"the grammar became too complex at token {len(self.job.tokens)}: {failure}")
         fresh, origins = self.job.tokens[-count:], self.job.origins[-count:]  # a stop string cuts the job's own
         shown, read = "", 0
         for token in fresh:

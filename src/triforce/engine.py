@@ -21,7 +21,7 @@ from triforce.ladder import Ladder, Models, Rows, Speculation, tiers
 from triforce.planner import Costs, Focus, Pilot
 from triforce.request import Logprob, SamplingParams, TierStats, TokenLogprobs
 from triforce.sampler import sampling
-from triforce.sampling import Noise
+from triforce.sampling import Constraint, Noise
 from triforce.shapes import ints
 from triforce.speculation import Block, Prefix, Record, Rejection, Seeded, Tier, Watch
 
@@ -37,6 +37,7 @@ class Job:
     seed: int
     choice: int = 0
     stop_ids: frozenset[int] = frozenset()
+    constraint: Constraint | None = None
     tokens: list[int] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -96,7 +97,8 @@ class Batch:
         self.prefix = Prefix(ids_BS, ints(lengths))
         noise = Noise([job.seed for job in jobs], [job.choice for job in jobs], device)
         params = [job.params for job in jobs]
-        self.sampling = sampling(params, lengths, config.vocab_size, COUPLINGS[coupling](noise), device)
+        constraints = [job.constraint for job in jobs]
+        self.sampling = sampling(params, lengths, config.vocab_size, COUPLINGS[coupling](noise), device, constraints)
         self.prefill_seconds = self.decode_seconds = 0.0
         self.twins = [next((a for a in range(b) if _alike(jobs[a], job)), None) for b, job in enumerate(jobs)]
         """For each row the first one that a prefill can be copied from, if there is one."""

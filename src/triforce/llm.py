@@ -15,12 +15,15 @@ from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.completion import Completion, Piece
 from triforce.engine import COUPLINGS, Batch, Job
 from triforce.errors import ModelError, RequestError
+from triforce.grammar import Grammar
+from triforce.grammars import Grammars
 from triforce.ladder import MODES, Ladder, Models, Speculation
 from triforce.pairs import SHIPPED, draft_for
 from triforce.planner import Costs, Focus
 from triforce.profile import home, profile
 from triforce.prompts import Prompt, known, one_or_many, token_ids
 from triforce.request import CompletionOutput, RequestOutput, SamplingParams
+from triforce.sampling import Constraint
 
 MOST_ROWS = 8
 """Rows decoded together; where more are asked for, they take turns."""
@@ -95,6 +98,7 @@ class LLM:
             _require_same_vocabulary(self.target, self.draft)
         self.models = Models(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower)
         self.tokenizer = self.target.tokenizer
+        self._grammars = Grammars(self.tokenizer) if self.tokenizer else None
         self.costs = Costs(home(*(each.fingerprint for each in (self.target, self.draft) if each), lower_tiers))
         self.focus = Focus(coupling == "seeded") if retrieval.full_layers is None else None
         self.mode = mode or ("triforce" if self.draft else "retrieval")
@@ -150,13 +154,20 @@ class LLM:
         """Token ids of a prompt, checked. Raises RequestError."""
         return token_ids(prompt, self.target)
 
+    def follow(self, grammar: Grammar) -> Constraint:
+        """What holds one text to a grammar, which is compiled once. Raises RequestError for one that cannot be."""
+        if self._grammars is None:
+            raise RequestError("a grammar needs a tokenizer, and this model has none")
+        return self._grammars.follow(grammar)
+
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         ids = self.encode(prompt)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids")
         seed = secrets.randbits(32) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
-        jobs = [Job(ids, params, seed, choice, stop_ids) for choice in range(params.n)]
+        constraints = [self.follow(params.grammar) if params.grammar else None for _ in range(params.n)]
+        jobs = [Job(ids, params, seed, choice, stop_ids, constraint) for choice, constraint in enumerate(constraints)]
         return Request(ids, [Completion(job, self.tokenizer) for job in jobs])
 
     def _run(

@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import Literal, NamedTuple
 
 from triforce.errors import RequestError
+from triforce.grammar import Grammar
 
 LARGEST = 1e9  # of a bias or penalty: bounded, so that float64 scores stay finite whatever is added up
 MOST_LOGPROBS = 20
@@ -37,6 +38,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None  # alternatives listed at each new token; 0: the token itself only
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None  # what the text must look like; the law is restricted to it before the warpers
 
     def __post_init__(self) -> None:
         """Check and normalise: numbers to int and float, `stop` and `stop_token_ids` to tuples, top_k -1 to 0."""
@@ -47,6 +49,11 @@ class SamplingParams:
                 object.__setattr__(self, name, _integer(name, getattr(self, name), allowed, fits))
         if not isinstance(self.ignore_eos, bool):
             raise _refusal("ignore_eos", "True or False", self.ignore_eos)
+        if not (self.grammar is None or isinstance(self.grammar, Grammar)):
+            raise _refusal("grammar", "a Grammar, such as Grammar.json(schema), or None", self.grammar)
+        if self.grammar and self.ignore_eos:
+            raise RequestError("ignore_eos goes on after the end of a text, and a grammar says where that is; "
+                               "leave out one of them")  # fmt: skip
         object.__setattr__(self, "top_k", max(self.top_k, 0))
         object.__setattr__(self, "stop", _stop(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))

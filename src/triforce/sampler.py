@@ -2,13 +2,15 @@
 
 `TorchSampling` warps and then verifies, on any device: it says what a sampler does. `NativeSampling` decides the same
 in one native call on a CPU: it finds no law behind a row's first refusal, and makes no noise for what cannot be drawn.
-It does not know `Block`, which needs the laws of all columns.
+It does not know `Block`, which needs the laws of all columns. `RestrictedSampling` stands before either where a row
+has a constraint.
 
 Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from triforce.kernels import extension
 from triforce.request import SamplingParams
-from triforce.sampling import Noise, Warper
+from triforce.sampling import Constraint, Noise, Warper
 from triforce.sampling.warp import check_bias, no_law
 from triforce.shapes import Bools, Ints, columns
 from triforce.speculation import Block, Coupling, Draft, Prefix, Rejection, Sampling, Seeded
@@ -30,11 +32,45 @@ def sampling(
     vocab_size: int,
     coupling: Seeded | Rejection,
     device: torch.device | str = "cpu",
+    constraints: Sequence[Constraint | None] = (),
 ) -> Sampling:
-    """The fastest sampler for rows on this device; the arguments are the warper's (see sampling.warp)."""
+    """The fastest sampler for rows on this device; the arguments are the warper's (see sampling.warp).
+
+    constraints: one per row, None for a row that is free; or none at all.
+    """
+    unrestricted: Sampling
     if extension.native is not None and torch.device(device).type == "cpu" and not isinstance(coupling, Block):
-        return NativeSampling(params, prompt_lengths, vocab_size, coupling)
-    return TorchSampling(Warper(params, prompt_lengths, vocab_size, device), coupling, vocab_size)
+        unrestricted = NativeSampling(params, prompt_lengths, vocab_size, coupling)
+    else:
+        unrestricted = TorchSampling(Warper(params, prompt_lengths, vocab_size, device), coupling, vocab_size)
+    return RestrictedSampling(unrestricted, constraints, prompt_lengths) if any(constraints) else unrestricted
+
+
+class RestrictedSampling:
+    """Logits are -inf where a row's constraint does not allow a token, at every position of every tier.
+
+    No warper brings back such a token: penalties and biases are finite, and the others only take tokens away.
+    """
+
+    def __init__(
+        self, unrestricted: Sampling, constraints: Sequence[Constraint | None], prompt_lengths: Sequence[int]
+    ) -> None:
+        self.unrestricted, self.coupling, self.vocab_size = unrestricted, unrestricted.coupling, unrestricted.vocab_size
+        self._rows = [
+            (b, constraint, length)
+            for b, (constraint, length) in enumerate(zip(constraints, prompt_lengths, strict=True))
+            if constraint is not None
+        ]
+
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
+        logits_BJV = logits_BJV.clone()  # the model's own are looked at later
+        for b, constraint, prompt_length in self._rows:
+            if live_B[b]:
+                text_T = prefix.ids_BS[b, prompt_length : prefix.lengths_B[b]]
+                allowed_JV = constraint.allowed(text_T, guess.tokens_BK[b, : guess.counts_B[b]])
+                banned_JV = torch.from_numpy(~allowed_JV).to(logits_BJV.device)
+                logits_BJV[b, : len(banned_JV)].masked_fill_(banned_JV, -math.inf)
+        return self.unrestricted.verify(guess, logits_BJV, prefix, live_B, tier)
 
 
 @dataclass(frozen=True, slots=True)

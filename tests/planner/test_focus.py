@@ -51,7 +51,8 @@ def test_looking_leaves_committed_kv_and_text_as_they_are(mode: str) -> None:
 def test_a_layer_is_seen_in_full_where_that_pays(
     shares: dict[tuple[int, ...], float], found: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(focus._Trial, "shares", lambda self, tried: {c: shares[tuple(sorted(c))] for c in tried})
+    seen = {layers: focus.Seen(share, 1 + len(layers), 10.0) for layers, share in shares.items()}
+    monkeypatch.setattr(focus._Trial, "look", lambda self, tried: {c: seen[tuple(sorted(c))] for c in tried})
     batch = read("triforce", Focus(seeded=True))
     assert batch.top.below.cache.full_layers == found  # type: ignore[union-attr]
 

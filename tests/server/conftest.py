@@ -22,7 +22,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("pair")
     for name, layers in (("target", 2), ("draft", 1)):
-        save(tiny_model(vocab_size=300, max_position_embeddings=2048, num_hidden_layers=layers), folder / name)
+        sizes = {"vocab_size": 300, "max_position_embeddings": 2048, "num_hidden_layers": layers}
+        save(tiny_model(**sizes, eos_token_id=1), folder / name)
         tiny_tokenizer(chat_template=TEMPLATE).save_pretrained(folder / name)
     return folder
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.types import ASGIApp
 
-from triforce.server.schemas import UNSUPPORTED
+from triforce.server.fields import UNSUPPORTED
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 GOOD: dict[str, dict[str, Any]] = {
@@ -62,7 +62,11 @@ JSON = {"content-type": "application/json"}
         ({"\ud800": 1}, "no such field"),
         ({"best_of": 4}, "n gives"),
         ({"suffix": "end"}, "leave it out"),
-        ({"response_format": {"type": "json_object"}}, "not supported yet"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, "not"),
+        ({"response_format": {"type": "regex", "regex": "a" * 65_537}}, "too long"),
+        ({"response_format": {"type": "grammar", "grammar": "start: nowhere"}}, "nowhere"),
     ],
 )
 def test_bad_completions(app: ASGIApp, changes: dict[str, Any], says: str) -> None:
@@ -74,12 +78,16 @@ def test_bad_completions(app: ASGIApp, changes: dict[str, Any], says: str) -> No
     ("changes", "says"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
+        ({"messages": [{"role": "nobody", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user"}]}, "required"),
         ({"messages": [{"role": "user", "content": "x" * 70_000}]}, "Shorten"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "no such field"),
-        ({"tools": [{"type": "function"}]}, "tools cannot be called yet"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "chat template has no calls"),
+        ({"tool_choice": "required"}, "needs tools"),
+        ({"functions": [{"name": "f"}]}, "through tools"),
         ({"top_logprobs": 3}, "logprobs: true"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "old name"),
     ],
@@ -90,7 +98,7 @@ def test_bad_chats(app: ASGIApp, changes: dict[str, Any], says: str) -> None:
 
 @pytest.mark.parametrize("field", ["previous_response_id", "store", "tools", "background", "reasoning"])
 def test_nothing_is_kept_between_responses(app: ASGIApp, field: str) -> None:
-    value = {"tools": [{"type": "web_search"}], "reasoning": {"effort": "low"}}.get(field, True)
+    value: Any = {"tools": [{"type": "web_search"}], "reasoning": {"effort": "low"}}.get(field, True)
     assert UNSUPPORTED[field][1] in refused(ask(app, RESPONSES, GOOD[RESPONSES] | {field: value}))
 
 
@@ -136,6 +144,7 @@ VALUES = st.recursive(
 )
 FIELDS = ["prompt", "messages", "input", "tokens", "n", "stop", "seed", "logprobs", "logit_bias", "stream", "echo"]
 FIELDS += ["temperature", "top_p", "top_k", "mode", "stream_options", "add_special_tokens", "instructions", "tools"]
+FIELDS += ["response_format", "text", "tool_choice"]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -11,12 +11,21 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 def token_bytes(core: Core, token_id: int) -> bytes:
     """The UTF-8 bytes that a token adds to a text; of an added or special token its name."""
-    added = core.get_added_tokens_decoder()
-    if token_id in added:
-        return str(added[token_id].content).encode()
-    token = core.id_to_token(token_id) or ""
-    if core.token_to_id("<0x0A>") is None:
-        return bytes(_BYTES[c] for c in token) if all(c in _BYTES for c in token) else token.encode()
+    return all_token_bytes(core, range(token_id, token_id + 1))[0]
+
+
+def all_token_bytes(core: Core, ids: range) -> list[bytes]:
+    """The same of many tokens; nothing for an id that does not exist."""
+    added, falls_back_to_bytes = core.get_added_tokens_decoder(), core.token_to_id("<0x0A>") is not None
+    read = _sentencepiece if falls_back_to_bytes else _byte_level
+    return [str(added[i].content).encode() if i in added else read(core.id_to_token(i) or "") for i in ids]
+
+
+def _byte_level(token: str) -> bytes:
+    return bytes([_BYTES[c] for c in token]) if all(c in _BYTES for c in token) else token.encode()
+
+
+def _sentencepiece(token: str) -> bytes:
     byte = _BYTE_TOKEN.fullmatch(token)
     return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
 

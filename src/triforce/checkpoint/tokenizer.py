@@ -8,7 +8,7 @@ from typing import Any
 
 from triforce.checkpoint.files import read_json
 from triforce.checkpoint.text_stream import TextStream
-from triforce.checkpoint.token_bytes import token_bytes
+from triforce.checkpoint.token_bytes import all_token_bytes, token_bytes
 from triforce.errors import ModelError, RequestError
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -71,18 +71,41 @@ class Tokenizer:
         """What one token adds to a text: perhaps a part of a character. Nothing for an id that does not exist."""
         return token_bytes(self._core, token_id)
 
+    def all_bytes(self) -> list[bytes]:
+        """The same of every id below `vocab_size`."""
+        return all_token_bytes(self._core, range(self.vocab_size))
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are marks and no text."""
+        return frozenset(i for i, token in self._core.get_added_tokens_decoder().items() if token.special)
+
     @property
     def chats(self) -> bool:
         """Whether there is a template for `chat`."""
         return bool(self._hf.chat_template)
 
-    def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation, `{"role": ..., "content": ...}` each. Raises RequestError."""
+    @property
+    def template(self) -> str:
+        """The chat template, or all of them if there are several; empty if there is none."""
+        template = self._hf.chat_template or ""
+        return template if isinstance(template, str) else "\n".join(template.values())
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Token ids of a conversation, `{"role": ..., "content": ...}` each, with tools. Raises RequestError."""
         if not self._hf.chat_template:
             raise RequestError("this model has no chat template; use `triforce generate`")
         try:
             text = self._hf.apply_chat_template(
-                [dict(m) for m in messages], add_generation_prompt=add_generation_prompt, tokenize=False
+                [dict(m) for m in messages],
+                tools=[dict(tool) for tool in tools] if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
             )
         except Exception as error:  # a template is a program, and raises what it likes
             raise RequestError(f"the model's chat template does not accept these messages: {error}") from error

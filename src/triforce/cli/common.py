@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from triforce.cli.parser import DEFAULTS, NO_DRAFT
 from triforce.errors import RequestError
+from triforce.grammar import Grammar
 from triforce.request import RequestOutput, SamplingParams, TierStats
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def load(options: Namespace) -> LLM:
 def sampling_params(options: Namespace) -> SamplingParams:
     """The sampling parameters in the arguments. Raises RequestError naming the one that is out of range."""
     values = {name: getattr(options, name) for name in DEFAULTS if hasattr(options, name)}
+    if options.json_schema:
+        values["grammar"] = Grammar.json(read_text(options.json_schema))
     values |= {"logit_bias": dict(options.logit_bias) or None, "stop_token_ids": options.stop_token_id}
     return SamplingParams(**values)
 
@@ -66,7 +69,7 @@ def require_writable(file: str | None) -> None:
     """Raise RequestError if figures cannot be written to `file`: before the minutes of measuring, not after them."""
     path = Path(file or "eval.json").absolute()
     if file and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-        raise RequestError(f"{file} cannot be written; give --json a file in a folder that exists")
+        raise RequestError(f"{file} cannot be written; name a file in a folder that exists")
 
 
 class Prefill:

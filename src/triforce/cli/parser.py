@@ -114,6 +114,20 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     _engine(parser)
 
 
+def _batch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="requests in OpenAI's batch format, one JSON object a line")
+    _model(parser)
+    add = parser.add_argument
+    add(
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="answers, one a line; what OUT has answered is not asked again (default: FILE with .out.jsonl)",
+    )
+    add("--name", help="what the requests call the model (default: as its hub or folder calls it)")
+    _engine(parser)
+
+
 def _info(parser: argparse.ArgumentParser) -> None:
     _model(parser)
     _lower_tiers(parser)
@@ -261,6 +275,7 @@ def _sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--logit-bias", type=_bias, action="append", default=[], metavar="ID=BIAS", help="may be repeated"
     )
+    group.add_argument("--json-schema", metavar="FILE", help="the text is JSON that the schema in FILE describes")
     add("seed", int, "the same seed, the same text (default: drawn and reported)")
     add("n", int, "continuations of the prompt")
     add("max_tokens", int, "new tokens at most")
@@ -297,6 +312,7 @@ COMMANDS = (
     ("generate", "continue a text", _generate),
     ("chat", "talk, about a document if you like; the KV cache is kept between turns", _chat),
     ("serve", "answer OpenAI's HTTP interface", _serve),
+    ("batch", "answer a file of requests, as the server would", _batch),
     ("info", "say what a model is, its KV bytes per token, and what fits in memory", _info),
     ("demo", "continue a book from a long prompt, plainly and with TriForce: the same text", _demo),
     ("bench", "measure speed: modes against plain decoding, kernels against the memory", _bench),

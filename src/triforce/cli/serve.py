@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 
 from triforce.cli.common import load
+from triforce.cli.serving import extra, model_name
 from triforce.errors import RequestError
 
 
 def run(options: Namespace) -> int:
     """Serve until SIGTERM or SIGINT. What cannot work is said before the model is loaded."""
-    try:
+    with extra():
         from triforce.server import listener, logs, security
         from triforce.server.app import create_app
         from triforce.server.limits import Limits
         from triforce.server.worker import Worker
-    except ImportError as error:
-        raise RequestError(f"{error.name} is not installed; get it with: pip install 'triforce[serve]'") from error
 
     keys = security.read_keys(options.api_key_file)
     security.require_key_beyond_loopback(options.host, keys)
@@ -30,7 +28,7 @@ def run(options: Namespace) -> int:
         kv_tokens=options.max_kv_tokens,
     )
     sock = listener.listen(options.host, options.port)
-    llm, name = load(options), options.name or _name(options.model)
+    llm, name = load(options), options.name or model_name(options.model)
     logs.configure()
     engine = Worker(llm, limits.waiting)
     app = create_app(llm, engine, name, limits=limits, keys=keys, hosts=[options.host, *options.allowed_host])
@@ -39,10 +37,3 @@ def run(options: Namespace) -> int:
     logs.event("listening", url=url, model=name)
     listener.serve(app, engine, sock, options.grace)
     return 0
-
-
-def _name(model: str | None) -> str:
-    """A model is called what its hub or its folder calls it; where the folder lies is nobody's business."""
-    if model is None:
-        return "triforce"
-    return Path(model).resolve().name if Path(model).is_dir() else model

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from math import inf
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +30,14 @@ MOST = 4  # layers
 DRAFTED = 1.8  # tokens that a pass of a tier with another one below it gives, roughly
 
 Layers = frozenset[int]
+
+
+class Seen(NamedTuple):
+    """`share`: of guesses that `rejection` would keep at temperature 1. Seconds of a pass, and of an exact one."""
+
+    share: float
+    seconds: float
+    exact: float
 
 
 class Focus:
@@ -68,7 +78,7 @@ class _Trial:
         layers = range(self.exact.pool.config.layers)
         worth, candidates = 0.0, [best, *(frozenset({layer}) for layer in layers)]
         while len(best) < min(MOST, len(layers) - 1):
-            worths = {tried: self._rate(share, len(tried), seeded) for tried, share in self.shares(candidates).items()}
+            worths = {tried: self._rate(seen, seeded) for tried, seen in self.look(candidates).items()}
             found = max(worths, key=worths.__getitem__)
             if worths[found] < BETTER * (worth or worths[best]):
                 break
@@ -76,20 +86,8 @@ class _Trial:
             candidates = [best | {layer} for layer in layers if layer not in best]
         return best
 
-    def _rate(self, share: float, whole: int, seeded: bool) -> float:
-        """Tokens for each number that is read, at the best gamma: what counts where memory limits decoding.
-
-        `seeded` keeps at least a share of (1 - d) / (1 + d) where `rejection` keeps 1 - d (Daliri et al. 2024).
-        """
-        config, budget = self.exact.pool.config, self.tier.cache.setting.budget.of(self.length)
-        share = share / (2 - share) if seeded else share
-        each, guesses = config.kv_size / config.layers, DRAFTED if self.tier.below else 1.0
-        lower = config.weights_read + each * ((config.layers - whole) * budget + whole * self.length)
-        full = config.weights_read + config.kv_size * self.length
-        return max(expected(share, gamma) / (gamma / guesses * lower + full) for gamma in WIDE)
-
-    def shares(self, candidates: Iterable[Layers]) -> dict[Layers, float]:
-        """The share of guesses that `rejection` would keep, at temperature 1, if a guesser saw these layers in full."""
+    def look(self, candidates: Iterable[Layers]) -> dict[Layers, Seen]:
+        """What a guesser would be like that saw these layers in full."""
         view, first = self.tier.cache, self.length - SPAN * SPANS
         self.exact.rewind(ints([first - TAIL]))
         self._read(self.top.model, self.exact, TAIL)
@@ -97,21 +95,35 @@ class _Trial:
             layers: Retrieval(self.exact, type(view.policy)(), replace(view.setting, full_layers=layers))
             for layers in candidates
         }
-        kept = dict.fromkeys(views, 0.0)
+        kept, spent, exact = dict.fromkeys(views, 0.0), dict.fromkeys(views, inf), inf
         for start in range(first, self.length, SPAN):
             guessed = {}
             for layers, lower in views.items():
-                guessed[layers] = self._read(self.tier.model, lower, SPAN)
+                guessed[layers], seconds = self._read(self.tier.model, lower, SPAN)
+                spent[layers] = min(spent[layers], seconds)
                 lower.rewind(ints([start]))
-            exact_TV = self._read(self.top.model, self.exact, SPAN)
+            exact_TV, seconds = self._read(self.top.model, self.exact, SPAN)
+            exact = min(exact, seconds)
             for layers, guessed_TV in guessed.items():
                 kept[layers] += float(torch.minimum(exact_TV, guessed_TV).sum())
-        return {layers: sum_ / (SPAN * SPANS) for layers, sum_ in kept.items()}
+        return {layers: Seen(kept[layers] / (SPAN * SPANS), spent[layers], exact) for layers in views}
 
-    def _read(self, model: Any, view: Any, count: int) -> Tensor:
-        """The laws behind the next tokens, (T, V)."""
+    def _read(self, model: Any, view: Any, count: int) -> tuple[Tensor, float]:
+        """The laws behind the next tokens, (T, V), and the seconds that it took."""
+        started = perf_counter()
         start, count_1 = int(view.lengths_B[0]), ints([count])
         view.begin(count_1, count)
         logits_1TV: Tensor = model(torch.from_numpy(self.ids_1S[:, start : start + count]), view)
         view.advance(count_1)
-        return logits_1TV[0].softmax(-1)
+        laws_TV = logits_1TV[0].softmax(-1)
+        laws_TV[0, 0].item()  # waits for the device
+        return laws_TV, perf_counter() - started
+
+    def _rate(self, seen: Seen, seeded: bool) -> float:
+        """Tokens per second at the best gamma.
+
+        `seeded` keeps at least a share of (1 - d) / (1 + d) where `rejection` keeps 1 - d (Daliri et al. 2024).
+        """
+        share = seen.share / (2 - seen.share) if seeded else seen.share
+        each = seen.seconds / (DRAFTED if self.tier.below else 1.0)
+        return max(expected(share, gamma) / (gamma * each + seen.exact) for gamma in WIDE)

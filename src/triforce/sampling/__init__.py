@@ -1,6 +1,7 @@
-"""From logits to a law (`Warper`) and from a seed to the noise that draws from it (`Noise`)."""
+"""From logits to a law (`Warper`), within a `Constraint`, and from a seed to the noise that draws from it (`Noise`)."""
 
+from triforce.sampling.constraint import Constraint
 from triforce.sampling.noise import Noise
 from triforce.sampling.warp import Warper
 
-__all__ = ["Noise", "Warper"]
+__all__ = ["Constraint", "Noise", "Warper"]

@@ -5,7 +5,12 @@ Its modules import one way, and tests/server/test_order.py reads it from this li
 - `engine`: the seam to what makes texts
 - `failures`: what goes wrong, in OpenAI's error shape
 - `limits`: how much one request may ask for
+- `fields`: what all bodies have in common, and which of OpenAI's fields are not served
+- `formats`: what an answer must look like
+- `calls`: how models write calls of functions
+- `tools`: functions that may be called
 - `schemas`: what may be sent
+- `toolbox`: what a chat says of tools
 - `worker`: one thread that makes them, first come first served
 - `prompts`: from what was sent to what the engine takes
 - `logs`: one JSON object a line
@@ -19,5 +24,6 @@ Its modules import one way, and tests/server/test_order.py reads it from this li
 - `responses`: /v1/responses
 - `models`: /v1/models, /tokenize, /detokenize, /health, /metrics
 - `app`: all of it as one ASGI application
+- `batch`: on a file of requests
 - `listener`: on a socket, until it is told to stop
 """

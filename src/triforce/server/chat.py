@@ -11,12 +11,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from triforce.completion import Piece
-from triforce.request import RequestOutput, TokenLogprobs
+from triforce.request import CompletionOutput, RequestOutput, TokenLogprobs
+from triforce.server.calls import Call
 from triforce.server.prompts import served
 from triforce.server.schemas import ChatBody
 from triforce.server.service import Service
 from triforce.server.streaming import DONE, frame
 from triforce.server.token_report import chat_logprobs, usage
+from triforce.server.toolbox import Toolbox
 
 router = APIRouter()
 
@@ -36,16 +38,12 @@ class ChatReply:
     def __init__(self, body: ChatBody, service: Service) -> None:
         self._n, self._tokenizer, self._tiers = body.n or 1, service.reader.tokenizer, bool(body.tier_stats)
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._tools = service.reader.tools(body)
+        self._growing = [_Said(self._tools) for _ in range(self._n)]  # by choice
         self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), "model": service.name}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        choices = [
-            {"index": new.index, "message": {"role": "assistant", "content": new.text, "refusal": None}}
-            | {"finish_reason": new.finish_reason}
-            | self._report(new.logprobs, new.origins)
-            for output in outputs
-            for new in output.outputs
-        ]
+        choices = [self._choice(new) for output in outputs for new in output.outputs]
         return self._head | {"object": "chat.completion", "choices": choices, "usage": usage(outputs, self._tiers)}
 
     def opening(self) -> Iterable[bytes]:
@@ -53,15 +51,29 @@ class ChatReply:
             yield self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
 
     def piece(self, prompt: int, piece: Piece) -> Iterable[bytes]:
-        choice = {"index": piece.index, "delta": {"content": piece.text}, "finish_reason": None}
+        said = self._growing[piece.index]
+        text, calls = said.add(piece.text, last=piece.finish_reason is not None)
+        choice = {"index": piece.index, "delta": {"content": text}, "finish_reason": None}
         yield self._chunk(choice | self._report(piece.logprobs, piece.origins))
+        for call in calls:
+            yield self._chunk({"index": piece.index, "delta": {"tool_calls": [call]}, "finish_reason": None})
         if piece.finish_reason:
-            yield self._chunk({"index": piece.index, "delta": {}, "finish_reason": piece.finish_reason})
+            finish = said.finish(piece.finish_reason)
+            yield self._chunk({"index": piece.index, "delta": {}, "finish_reason": finish})
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
         if self._with_usage:
             yield self._frame({"choices": [], "usage": usage(outputs, self._tiers)})
         yield DONE
+
+    def _choice(self, new: CompletionOutput) -> dict[str, Any]:
+        said = _Said(self._tools)
+        text, calls = said.add(new.text, last=True)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text or None, "tool_calls": [_without_index(call) for call in calls]}
+        choice = {"index": new.index, "message": message, "finish_reason": said.finish(new.finish_reason)}
+        return choice | self._report(new.logprobs, new.origins)
 
     def _report(self, entries: Sequence[TokenLogprobs] | None, origins: Sequence[str]) -> dict[str, Any]:
         """What was asked for beside the text of some tokens."""
@@ -73,3 +85,32 @@ class ChatReply:
 
     def _frame(self, data: dict[str, Any]) -> bytes:
         return frame(self._head | {"object": "chat.completion.chunk"} | data)
+
+
+class _Said:
+    """One answer as it grows: its text, and the calls in it."""
+
+    def __init__(self, tools: Toolbox | None) -> None:
+        self._reader = tools.reader() if tools else None
+        self._calls = 0
+
+    def add(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
+        """Text to show, and calls, in the order in which they were made."""
+        if self._reader is None:
+            return text, []
+        said = self._reader.add(text) + (self._reader.end() if last else [])
+        calls = [self._numbered(call) for call in said if isinstance(call, Call)]
+        return "".join(part for part in said if isinstance(part, str)), calls
+
+    def finish(self, reason: str) -> str:
+        """Why the answer ended, for a client that would make the calls."""
+        return "tool_calls" if self._calls and reason == "stop" else reason
+
+    def _numbered(self, call: Call) -> dict[str, Any]:
+        self._calls += 1
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"index": self._calls - 1, "id": f"call_{uuid4().hex}", "type": "function", "function": function}
+
+
+def _without_index(call: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in call.items() if key != "index"}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.grammar import Grammar
 from triforce.ladder import runnable
 from triforce.llm import LLM, MOST_ROWS
 from triforce.prompts import Prompt, known, one_or_many
@@ -15,8 +17,10 @@ from triforce.request import SamplingParams
 from triforce.sampling.warp import check_bias
 from triforce.server.engine import Ask
 from triforce.server.failures import Refusal, wrong
+from triforce.server.formats import Format
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, LEAST_KV, Limits
-from triforce.server.schemas import ChatBody, Choices, CompletionBody, Message, ResponsesBody, Sampled
+from triforce.server.schemas import ChatBody, ChatMessage, Choices, CompletionBody, Message, ResponsesBody, Sampled
+from triforce.server.toolbox import Toolbox, toolbox
 
 _PASSED_ON = (
     *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
@@ -45,8 +49,9 @@ class Reader:
             raise wrong("prompt", f"{len(prompts)} prompts; send at most {most} in one request")
         if body.echo and body.stream and body.logprobs is not None:
             raise wrong("stream", "an echo with logprobs cannot be streamed; leave out stream, echo or logprobs")
-        params = self._params(
+        params = await self._params(
             body,
+            _grammar(body.response_format),
             # A text of no new tokens is asked for to score the prompt; the token drawn after it is left out later.
             max_tokens=COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens or 1,
             logprobs=body.logprobs,
@@ -61,14 +66,23 @@ class Reader:
         if None not in (body.max_tokens, body.max_completion_tokens):
             raise wrong("max_tokens", "max_tokens is the old name of max_completion_tokens; send one of them")
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        params = self._params(body, max_tokens=wanted, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-        return self._ask(await self.conversation(body.messages), params, body)
+        tools = self.tools(body)
+        held = tools.forced if tools else _grammar(body.response_format)
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        params = await self._params(body, held, max_tokens=wanted, logprobs=logprobs)
+        ids = await self.conversation(body.messages, tools.shown if tools else None)
+        return self._ask(ids, params, body)
+
+    def tools(self, body: ChatBody) -> Toolbox | None:
+        """What the answer may call. Raises Refusal or RequestError."""
+        return toolbox(body, self.tokenizer.template)
 
     async def response(self, body: ResponsesBody) -> Ask:
         """The request that instructions and input are. Raises Refusal or RequestError."""
         turns = [Message(role="user", content=body.input)] if isinstance(body.input, str) else body.input
         first = [Message(role="system", content=body.instructions)] if body.instructions else []
-        params = self._params(body, max_tokens=body.max_output_tokens)
+        held = _grammar(body.text.format if body.text else None)
+        params = await self._params(body, held, max_tokens=body.max_output_tokens)
         return self._ask(await self.conversation([*first, *turns]), params, body)
 
     async def ids(self, prompt: Prompt) -> list[int]:
@@ -81,13 +95,15 @@ class Reader:
         self._bound(len(text))
         return await asyncio.to_thread(self.tokenizer.encode, text, special)
 
-    async def conversation(self, messages: Sequence[Message]) -> list[int]:
+    async def conversation(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
         """Token ids of a conversation, laid out by the model's chat template. Raises Refusal or RequestError."""
         if not self.tokenizer.chats:
             raise wrong("messages", "this model has no chat template; send a text to /v1/completions instead")
         turns = [_plain(message) for message in messages]
         self._bound(sum(len(turn["content"]) for turn in turns))
-        ids = await asyncio.to_thread(self.tokenizer.chat, turns)
+        ids = await asyncio.to_thread(self.tokenizer.chat, turns, tools)
         return await self.ids(ids)
 
     def _bound(self, characters: int) -> None:
@@ -106,13 +122,19 @@ class Reader:
         mode = None if body.mode is None else known("mode", body.mode, runnable(self.llm.models))
         return Ask(ids, params, mode)
 
-    def _params(self, body: Sampled, *, max_tokens: int | None, **more: int | None) -> SamplingParams:
-        values = {name: value for name in _PASSED_ON if (value := getattr(body, name, None)) is not None}
+    async def _params(
+        self, body: Sampled, grammar: Grammar | None, *, max_tokens: int | None, **more: int | None
+    ) -> SamplingParams:
+        values: dict[str, Any] = {
+            name: value for name in _PASSED_ON if (value := getattr(body, name, None)) is not None
+        }
         values |= {"max_tokens": ANSWER_TOKENS if max_tokens is None else max_tokens} | more
         if isinstance(body, Choices):
             self._check(body, more.get("logprobs"))
             values["logit_bias"] = _biases(body.logit_bias)
-        return SamplingParams(**values)
+        if grammar:
+            await asyncio.to_thread(self.llm.follow, grammar)  # what is wrong with it is said now
+        return SamplingParams(**values, grammar=grammar)
 
     def _check(self, body: Choices, logprobs: int | None) -> None:
         limits = self.limits
@@ -138,11 +160,31 @@ def served(model: str | None, name: str) -> None:
                       param="model", code="model_not_found")  # fmt: skip
 
 
-def _plain(message: Message) -> dict[str, str]:
-    """As chat templates take it: the developer speaks as the system, text in parts is one text."""
-    role = "system" if message.role == "developer" else message.role
-    content = message.content
-    return {"role": role, "content": content if isinstance(content, str) else "".join(part.text for part in content)}
+def _grammar(form: Format | None) -> Grammar | None:
+    return form.grammar() if form else None
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """As chat templates take it: the developer speaks as the system, text in parts is one text, arguments are read."""
+    content = message.content or ""
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}
+    if isinstance(message, ChatMessage) and message.tool_calls:
+        called = [call.function for call in message.tool_calls]
+        functions = [{"name": function.name, "arguments": _arguments(function.arguments)} for function in called]
+        turn["tool_calls"] = [{"type": "function", "function": function} for function in functions]
+    if isinstance(message, ChatMessage) and message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    try:
+        if isinstance(arguments := json.loads(text), dict):
+            return arguments
+    except (ValueError, RecursionError):
+        pass
+    raise wrong("messages", "the arguments of a call are no JSON object; send them as they came")
 
 
 def _biases(biases: Mapping[str, Any] | None) -> dict[int, Any] | None:

@@ -40,7 +40,7 @@ class ResponsesReply:
             **{"error": None, "instructions": body.instructions, "max_output_tokens": body.max_output_tokens},
             **{"metadata": {}, "parallel_tool_calls": False, "tool_choice": "none", "tools": [], "store": False},
             **{"temperature": body.temperature, "top_p": body.top_p, "previous_response_id": None},
-            **{"truncation": "disabled", "text": {"format": {"type": "text"}}},
+            **{"truncation": "disabled", "text": {"format": _format(body)}},
         }
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -85,3 +85,10 @@ class ResponsesReply:
 
 def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _format(body: ResponsesBody) -> dict[str, Any]:
+    """What the text was held to, as it was sent."""
+    if body.text is None or body.text.format is None:
+        return {"type": "text"}
+    return body.text.format.model_dump(by_alias=True, exclude_none=True)

@@ -1,72 +1,19 @@
-"""What may be sent. A field that is not known here, and would change the answer, is refused; null is the default.
+"""What may be sent. Null is the default of every field.
 
 Numbers are only typed here: `triforce.request.SamplingParams` says which of them can be served.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from triforce.server.fields import Batches, Body, Ids, Texts
+from triforce.server.formats import ResponseFormat, TextOptions
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS
-
-Ids = Annotated[list[int], Field(fail_fast=True)]
-Texts = Annotated[list[str], Field(fail_fast=True)]
-Batches = Annotated[list[Ids], Field(fail_fast=True)]
-
-HARMLESS = {"user", "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier"}
-"""Fields that never change what is generated here, with whatever value."""
-
-_LATER = "is not supported yet; leave it out"
-_TOOLS = "tools cannot be called yet; leave it out, and describe in the messages what you need"
-UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
-    "audio": ((None,), "this is a text model; leave it out"),
-    "background": ((None, False), "nothing is kept here; leave it out"),
-    "best_of": ((None, 1), "leave it out; n gives that many choices"),
-    "conversation": ((None,), "nothing is kept here; send the whole conversation as input"),
-    "function_call": ((None, "none", "auto"), _TOOLS),
-    "functions": ((None, []), _TOOLS),
-    "include": ((None, []), _LATER),
-    "max_tool_calls": ((None,), _TOOLS),
-    "modalities": ((None, ["text"]), "this is a text model; leave it out"),
-    "parallel_tool_calls": ((None, True, False), _TOOLS),
-    "prediction": ((None,), "leave it out; guesses are made here anyway"),
-    "previous_response_id": ((None,), "nothing is kept here; send the whole conversation as input"),
-    "prompt": ((None,), "prompts are not kept here; send their text"),
-    "reasoning": ((None, {}), _LATER),
-    "reasoning_effort": ((None,), _LATER),
-    "response_format": ((None, {"type": "text"}), _LATER),
-    "store": ((None, False), "nothing is kept here; leave it out, or send false"),
-    "suffix": ((None, ""), "nothing can be inserted before a suffix; leave it out"),
-    "text": ((None, {}, {"format": {"type": "text"}}), _LATER),
-    "tool_choice": ((None, "none", "auto"), _TOOLS),
-    "tools": ((None, []), _TOOLS),
-    "top_logprobs": ((None, 0), _LATER),
-    "truncation": ((None, "disabled"), "prompts are not cut here; shorten it yourself and leave this out"),
-    "verbosity": ((None,), _LATER),
-    "web_search_options": ((None,), _TOOLS),
-}
-"""Fields of OpenAI's that are served with these values only, and what to do instead of others."""
-
-
-class Body(BaseModel):
-    """A JSON object whose every field means something."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_would_be_ignored(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        for name in data.keys() - cls.model_fields.keys() - HARMLESS:
-            neutral, advice = UNSUPPORTED.get(name, ((), "there is no such field here; leave it out"))
-            if data[name] not in neutral:
-                shown = {"field": ascii(name[:60])[1:-1], "advice": advice}
-                raise PydanticCustomError("unknown_field", "{field}: {advice}", shown)
-        return {name: value for name, value in data.items() if name in cls.model_fields}
+from triforce.server.tools import MOST_TOOLS, OneTool, Tool, ToolCall
 
 
 class Named(Body):
@@ -105,6 +52,7 @@ class Choices(Sampled):
     frequency_penalty: float | None = None
     logit_bias: dict[str, Any] | None = Field(None, description="Token id to what is added to its logit")
     max_tokens: int | None = Field(None, description=f"Default: {COMPLETION_TOKENS}, in a chat {ANSWER_TOKENS}")
+    response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
 
 
@@ -135,7 +83,26 @@ class Message(Body):
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
-Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+class ChatMessage(Message):
+    """One turn of a chat: calls of functions, and what they gave, are turns too."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]  # type: ignore[assignment]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None  # type: ignore[assignment]
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _say_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("no_content", "content is required where there are no tool_calls")
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("calls", "tool_calls are the assistant's")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise PydanticCustomError("tool", "role tool and tool_call_id belong together")
+        return self
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
 
 
 class ChatBody(Choices):
@@ -145,6 +112,9 @@ class ChatBody(Choices):
     max_completion_tokens: int | None = Field(None, description=f"Default: {ANSWER_TOKENS}")
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | OneTool | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class Item(Message):
@@ -160,6 +130,7 @@ class ResponsesBody(Sampled):
 
     input: str | Annotated[list[Item], Field(min_length=1, fail_fast=True)]
     instructions: str | None = None
+    text: TextOptions | None = None
     max_output_tokens: int | None = Field(None, description=f"Default: {ANSWER_TOKENS}")
 
 

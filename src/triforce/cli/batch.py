@@ -1,0 +1,60 @@
+"""`triforce batch`: answer a file of requests, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from triforce.cli.common import load, require_writable
+from triforce.cli.serving import extra, model_name
+from triforce.errors import RequestError
+
+
+def run(options: Namespace) -> int:
+    """Answer what is not answered yet. What cannot be read or written is said before the model is loaded."""
+    with extra():
+        from triforce.server import batch
+        from triforce.server.app import create_app
+        from triforce.server.worker import Worker
+
+    source, output = Path(options.file), Path(options.output or Path(options.file).with_suffix(".out.jsonl"))
+    with _opened(source) as file:
+        lines = sum(bool(line.strip()) for line in file)
+        file.seek(0)
+        if output.exists() and output.samefile(source):
+            raise RequestError(f"{output} is the input; name another file with -o")
+        require_writable(str(output))
+        batch.resume(output)
+        llm, name = load(options), options.name or model_name(options.model)
+
+        async def answer() -> batch.Tally:
+            engine = Worker(llm, batch.LIMITS.waiting)
+            app = create_app(llm, engine, name, limits=batch.LIMITS)
+            with _progress(lines) as bar:
+                try:
+                    return await batch.run(app, file, output, bar.update)
+                finally:
+                    await engine.close()
+
+        tally = asyncio.run(answer())
+    print(
+        f"{tally.answered} answered, {tally.refused} refused, {tally.skipped} there already: {output}", file=sys.stderr
+    )
+    return 0
+
+
+def _progress(lines: int) -> Any:
+    """A bar on stderr, on terminals only."""
+    from tqdm import tqdm
+
+    return tqdm(desc="batch", total=lines, unit=" requests", leave=False, disable=None, file=sys.stderr)
+
+
+def _opened(source: Path) -> BinaryIO:
+    try:
+        return source.open("rb")
+    except OSError as error:
+        raise RequestError(f"{source} cannot be read ({error.strerror}); give a JSONL file of requests") from error

@@ -1,0 +1,25 @@
+"""What the commands share that need the extra `serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from triforce.errors import RequestError
+
+
+@contextmanager
+def extra() -> Iterator[None]:
+    """Imports in here may fail. Raises RequestError saying how to get what is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise RequestError(f"{error.name} is not installed; get it with: pip install 'triforce[serve]'") from error
+
+
+def model_name(model: str | None) -> str:
+    """A model is called what its hub or its folder calls it; where the folder lies is nobody's business."""
+    if model is None:
+        return "triforce"
+    return Path(model).resolve().name if Path(model).is_dir() else model

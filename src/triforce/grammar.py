@@ -1,0 +1,58 @@
+"""What a text must look like: a noun, without the machinery that follows it (see triforce.grammars)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from triforce.errors import RequestError
+
+MOST_CHARACTERS = 65_536
+_KINDS = ("json_schema", "regex", "lark")
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The whole of a text matches it, from the first new token to the end-of-sequence token.
+
+    `source` is a JSON schema as JSON text, a regular expression without look-around, or a grammar in llguidance's
+    dialect of Lark. Raises RequestError for one that is empty or longer than `MOST_CHARACTERS`.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise RequestError(f"a grammar is one of {', '.join(_KINDS)}, not {self.kind!r}")
+        if not isinstance(self.source, str) or not self.source:
+            raise RequestError(f"a grammar ({self.kind}) must be a text of at least one character")
+        if len(self.source) > MOST_CHARACTERS:
+            raise RequestError(
+                f"a grammar ({self.kind}) of {len(self.source)} characters is too long; {MOST_CHARACTERS} are the most"
+            )
+
+    @classmethod
+    def json(cls, schema: Mapping[str, Any] | bool | str | None = None) -> Self:
+        """JSON that a schema describes, given as an object or as JSON text; without one, any JSON object.
+
+        Properties come in the order in which the schema lists them.
+        """
+        if isinstance(schema, str):
+            return cls("json_schema", schema)
+        try:
+            return cls("json_schema", json.dumps({"type": "object"} if schema is None else schema))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"the schema cannot be written as JSON ({error}); simplify it") from error
+
+    @classmethod
+    def regex(cls, pattern: str) -> Self:
+        """Texts that a regular expression matches from their beginning to their end."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def lark(cls, grammar: str) -> Self:
+        """Texts that a context-free grammar derives from its rule `start`."""
+        return cls("lark", grammar)

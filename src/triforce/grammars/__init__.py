@@ -1,0 +1,90 @@
+"""Grammars in the tokens of one tokenizer, by llguidance: what `SamplingParams.grammar` asks for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import OrderedDict
+from threading import Lock
+from typing import Any
+
+from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.errors import RequestError
+from triforce.grammar import Grammar
+from triforce.grammars import trial
+from triforce.grammars.matcher import Matcher
+from triforce.grammars.trial import described
+
+REMEMBERED = 64
+"""Compiled grammars that are kept, those used last."""
+TRIAL_SECONDS = 60
+"""Of waiting for a trial, which has a few seconds of CPU time but may get them late."""
+
+__all__ = ["Grammars", "described"]
+
+
+class Grammars:
+    """Compiles grammars, one at a time, each once. Methods may be called from any thread."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary: Any = None
+        self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
+        self._looking, self._compiling = Lock(), Lock()  # a text need not wait for another one's grammar
+
+    def follow(self, grammar: Grammar) -> Matcher:
+        """A constraint for one row, at the beginning of its text. Raises RequestError saying what is wrong."""
+        matcher = self._known(grammar)
+        if matcher is None:
+            with self._compiling:
+                matcher = self._known(grammar) or self._known(grammar, self._compile(grammar))
+        return Matcher(matcher.deep_copy(), self._tokenizer.eos_ids, self._tokenizer.vocab_size)
+
+    def _known(self, grammar: Grammar, fresh: Any = None) -> Any:
+        """The matcher of a grammar, if it is known or `fresh`."""
+        with self._looking:
+            if fresh is not None:
+                self._compiled[grammar] = fresh
+            if grammar in self._compiled:
+                self._compiled.move_to_end(grammar)
+            while len(self._compiled) > REMEMBERED:
+                self._compiled.popitem(last=False)
+            return self._compiled.get(grammar)
+
+    def _compile(self, grammar: Grammar) -> Any:
+        if not self._tokenizer.eos_ids:
+            raise RequestError("this model has no end-of-sequence token, so no text of a grammar could end")
+        self._vocabulary = self._vocabulary or self._read_vocabulary()
+        if wrong := _trial(grammar):
+            raise _unusable(grammar, wrong)
+        try:
+            return trial.compiled(self._vocabulary, grammar.kind, grammar.source)
+        except (ValueError, RecursionError) as error:
+            raise _unusable(grammar, str(error)) from error
+
+    def _read_vocabulary(self) -> Any:
+        try:
+            from llguidance import LLTokenizer
+        except ImportError as error:
+            raise RequestError(
+                f"{error.name} is not installed, which follows grammars; get it with: pip install 'triforce[serve]'"
+            ) from error
+        tokens, ends = self._tokenizer.all_bytes(), sorted(self._tokenizer.eos_ids)
+        vocabulary: Any = trial.Vocabulary(tokens, sorted(self._tokenizer.special_ids), ends[0])
+        return LLTokenizer(vocabulary, n_vocab=len(tokens), eos_token=ends)
+
+
+def _trial(grammar: Grammar) -> str:
+    """What is wrong with a grammar, found in another process; empty if nothing is."""
+    command, asked = [sys.executable, "-P", trial.__file__], json.dumps([grammar.kind, grammar.source])
+    try:
+        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=TRIAL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "it is too complex"
+    return done.stdout.strip() if done.returncode == 0 else "it is too complex"
+
+
+def _unusable(grammar: Grammar, error: str) -> RequestError:
+    reason = error.strip().partition("\n")[0][:300]
+    return RequestError(f"the grammar ({grammar.kind}) cannot be used: {reason}; change or simplify it")

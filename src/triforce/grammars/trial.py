@@ -1,0 +1,95 @@
+"""Grammars as llguidance takes them, and a trial of one: run as a program, this says whether it can be compiled.
+
+A grammar is a program of whoever sends it: some overflow the stack of the compiler, some keep it busy for hours, and a
+thread cannot be stopped. So each is compiled first in a process that may be lost. It imports nothing of triforce: then
+it begins at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+CPU_SECONDS = 2
+MEMORY_BYTES = 2 * 2**30
+STACK_BYTES = 2 * 2**20  # a quarter of what threads usually have: what passes here has room there
+PURE = '%llguidance {"no_forcing": true}\n'
+"""Otherwise a text that can go on in one way only would have to be cut into tokens in one way only, too."""
+JSON_OPTIONS = {"whitespace_pattern": r" |\n {0,20}", "lenient": False}
+"""JSON may be indented, but no text is lost in white space; a keyword that is not understood is refused."""
+
+
+class Vocabulary:
+    """A tokenizer for llguidance: the bytes of each token."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: Sequence[bytes], special: Sequence[int], eos: int) -> None:
+        self.tokens, self.special_token_ids, self.eos_token_id = tokens, special, eos
+
+    def __call__(self, text: str) -> list[int]:
+        """Tokens of a text that is forced. None ever is, see `PURE`."""
+        return []
+
+
+def compiled(tokenizer: Any, kind: str, source: str) -> Any:
+    """A matcher at the beginning of a text. Raises ValueError or RecursionError for a grammar that is not right."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    written = PURE + {"json_schema": _from_schema, "regex": _from_regex, "lark": _from_lark}[kind](source)
+    limits = LLParserLimits(verbose_errors=False)
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(written), log_level=0, limits=limits)
+    if matcher.is_error():
+        raise ValueError(re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", matcher.get_error()))
+    return matcher
+
+
+def described(schema: Any) -> str:
+    """A schema as a part of a grammar. Raises ValueError for one that is neither an object nor true or false."""
+    if not isinstance(schema, dict | bool):
+        raise ValueError("a schema is a JSON object")
+    return "%json " + json.dumps(schema | {"x-guidance": JSON_OPTIONS} if isinstance(schema, dict) else schema)
+
+
+def _from_schema(source: str) -> str:
+    return f"start: {described(json.loads(source))}"
+
+
+def _from_regex(source: str) -> str:
+    from llguidance import regex_to_lark
+
+    return f"start: /{regex_to_lark(source)}/"
+
+
+def _from_lark(source: str) -> str:
+    if "%llguidance" in source:
+        raise ValueError("options (%llguidance) are not taken")
+    return source
+
+
+def main() -> None:
+    """Read [kind, source] as JSON from stdin; print what is wrong with it, if anything is."""
+    from llguidance import LLTokenizer
+
+    for what, most in ((resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_STACK, STACK_BYTES),
+                       (resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):  # fmt: skip
+        with suppress(ValueError, OSError):  # not every system has each
+            resource.setrlimit(what, (most, most))
+    kind, source = json.load(sys.stdin)
+    letters: Any = Vocabulary([*(bytes([i]) for i in range(256)), b"<end>"], [256], 256)
+    try:
+        matcher = compiled(LLTokenizer(letters, slices=[]), kind, source)
+        matcher.compute_bitmask()
+        print(matcher.get_error())
+    except (ValueError, RecursionError) as error:
+        print(error)
+
+
+if __name__ == "__main__":
+    main()

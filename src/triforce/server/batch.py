@@ -1,0 +1,162 @@
+"""Requests from a file, in OpenAI's batch format, put to the application as if they had come over a socket.
+
+Each line of the input is answered by one line of the output, in the order in which they are done. What has been
+answered is not asked again, so a run that was ended, however, can be taken up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+from uuid import uuid4
+
+from starlette.types import ASGIApp, Message
+
+from triforce.errors import RequestError
+from triforce.server.limits import Limits
+
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+AT_ONCE = 32
+"""Requests that are under way together; the engine has them wait for one another."""
+LIMITS = Limits(seconds=float("inf"), waiting=AT_ONCE * Limits().prompts)
+"""Whoever runs a batch waits for it, and is not refused for it."""
+_BEGINNING = b'{"id": "batch_req_'
+
+Name = str | int
+"""What tells lines apart: the custom_id, or the number of a line that has none of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One line of the input: a request, or what is wrong with it."""
+
+    name: Name
+    url: str = ""
+    body: bytes = b""
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """Lines by what became of them."""
+
+    answered: int = 0
+    refused: int = 0
+    skipped: int = 0
+
+
+def jobs(file: BinaryIO) -> Iterator[Job]:
+    """The lines of an input that are not blank."""
+    seen: dict[Name, int] = {}
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            job = _job(number, line)
+            if job.name in seen:
+                job = Job(
+                    number, error=f"custom_id {job.name!r} stands in line {seen[job.name]} already; give each its own"
+                )
+            seen[job.name] = number
+            yield job
+
+
+def _job(number: int, line: bytes) -> Job:
+    try:
+        asked = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return Job(number, error=f"line {number} is not JSON: {error}")
+    name = asked.get("custom_id") if isinstance(asked, dict) else None
+    if not isinstance(name, str) or not name:
+        return Job(number, error=f"line {number} is no JSON object with a custom_id, which is a text")
+    body, url = asked.get("body"), asked.get("url")
+    if asked.get("method") != "POST" or url not in PATHS:
+        return Job(name, error=f"line {number}: method must be POST, and url one of {', '.join(PATHS)}")
+    if not isinstance(body, dict) or body.get("stream"):
+        return Job(name, error=f"line {number}: body must be a JSON object, without stream")
+    return Job(name, url, json.dumps(body).encode())
+
+
+def resume(output: Path) -> set[Name]:
+    """What an output has answered already; a last line that was torn is taken off it.
+
+    Raises RequestError for a file that is no output of a batch, and leaves it as it is.
+    """
+    if not output.exists():
+        return set()
+    content = output.read_bytes()
+    whole, newline, torn = content.rpartition(b"\n")
+    try:
+        answers = [json.loads(line) for line in whole.splitlines()]
+        done: set[Name] = {answer["custom_id"] or answer["error"]["line"] for answer in answers}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        done, torn = set(), b"not ours"
+    if not torn.startswith(_BEGINNING[: len(torn)]):
+        raise RequestError(f"{output} holds something else than answers of a batch; name another file with -o")
+    if torn:
+        with output.open("r+b") as file:
+            file.truncate(len(whole) + len(newline))
+    return done
+
+
+async def run(app: ASGIApp, source: BinaryIO, output: Path, on_line: Callable[[], None]) -> Tally:
+    """Answer each line of `source` that `output` does not; `on_line` is called once for each line there is."""
+    done, tally, room = resume(output), Tally(), asyncio.Semaphore(AT_ONCE)
+    with output.open("ab") as file:
+
+        async def work(job: Job) -> None:
+            try:
+                answer = await _answer(app, job)
+            finally:
+                room.release()
+            good = answer["error"] is None and answer["response"]["status_code"] == 200
+            tally.answered, tally.refused = tally.answered + good, tally.refused + (not good)
+            file.write(json.dumps(answer, allow_nan=False).encode() + b"\n")
+            file.flush()
+            on_line()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for job in jobs(source):
+                    if job.name in done:
+                        tally.skipped += 1
+                        on_line()
+                        continue
+                    await room.acquire()
+                    group.create_task(work(job))
+        except ExceptionGroup as errors:  # a full disk, say
+            raise errors.exceptions[0] from None
+    return tally
+
+
+async def _answer(app: ASGIApp, job: Job) -> dict[str, Any]:
+    named = isinstance(job.name, str)
+    answer = {"id": f"batch_req_{uuid4().hex}", "custom_id": job.name if named else None}
+    if job.error is not None:
+        error = {"code": "invalid_line", "message": job.error} | ({} if named else {"line": job.name})
+        return answer | {"response": None, "error": error}
+    return answer | {"response": await _post(app, job.url, job.body), "error": None}
+
+
+async def _post(app: ASGIApp, path: str, body: bytes) -> dict[str, Any]:
+    """What the application answers to a POST, as the output has it."""
+    unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        if not unread:
+            await asyncio.Event().wait()  # nobody hangs up here
+        return unread.pop()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    await app(scope | {"headers": headers, "http_version": "1.1", "scheme": "http"}, receive, send)
+    start, *rest = sent
+    text = b"".join(message.get("body", b"") for message in rest)
+    request_id = dict(start["headers"])[b"x-request-id"].decode()
+    return {"status_code": start["status"], "request_id": request_id, "body": json.loads(text)}

@@ -1,0 +1,115 @@
+"""Texts under a grammar: valid, and those of plain decoding, whatever the mode, the coupling and the batch."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from triforce.cli import main
+from triforce.errors import RequestError
+from triforce.grammar import Grammar
+from triforce.grammars import Matcher
+from triforce.ladder import MODES
+from triforce.llm import LLM
+from triforce.request import SamplingParams
+
+PROMPT = "the cat sat on the mat and the hat"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "size": {"type": "integer", "minimum": -20, "maximum": 2000},
+        "tags": {"type": "array", "items": {"enum": ["the", "cat", None, 5]}, "minItems": 1, "maxItems": 4},
+        "deep": {"anyOf": [{"type": "boolean"}, {"$ref": "#/$defs/pair"}]},
+    },
+    "required": ["name", "size", "tags", "deep"],
+    "additionalProperties": False,
+    "$defs": {"pair": {"type": "array", "prefixItems": [{"const": "a"}, {"type": "null"}], "items": False,
+                       "minItems": 2}},
+}  # fmt: skip
+GRAMMARS = {
+    "json": Grammar.json(SCHEMA),
+    "regex": Grammar.regex(r"(the |cat ){3,6}[0-9a-f]{8}é?"),
+    "lark": Grammar.lark('start: sum "."\nsum: part ("+" part)~0..5\npart: /[0-9]{1,2}/ | "(" sum ")" | "東京"'),
+}
+
+
+def params(**changes: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.9, "seed": 3, "max_tokens": 400} | changes)
+
+
+def ids(llm: LLM, wanted: SamplingParams, mode: str, prompt: str = PROMPT) -> list[list[int]]:
+    return [one.token_ids for one in llm.generate(prompt, wanted, mode=mode)[0].outputs]
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "ar"])
+def test_every_mode_gives_the_text_of_plain_decoding(llm: LLM, mode: str, name: str) -> None:
+    for temperature in (0.0, 0.9):
+        wanted = params(grammar=GRAMMARS[name], temperature=temperature, max_tokens=60)
+        assert ids(llm, wanted, mode) == ids(llm, wanted, "ar")
+
+
+WARPED = {"top_k": 5, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.3, "presence_penalty": 0.4}
+
+
+def test_no_warper_brings_back_a_token(llm: LLM) -> None:
+    wanted = params(grammar=GRAMMARS["regex"], **WARPED, logit_bias={token: 1e9 for token in range(40, 60)})
+    for mode in ("ar", "triforce"):
+        (output,) = llm.generate(PROMPT, wanted, mode=mode)[0].outputs
+        assert re.fullmatch(GRAMMARS["regex"].source, output.text) and output.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("coupling", ["seeded", "rejection"])
+def test_a_text_that_stops_is_of_its_grammar(llm: LLM, coupling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm, "coupling", coupling)
+    stopped = 0
+    for output in llm.generate(PROMPT, params(grammar=GRAMMARS["json"], n=8, top_k=8))[0].outputs:
+        if output.finish_reason == "stop":
+            jsonschema.validate(json.loads(output.text), SCHEMA)
+            stopped += 1
+    assert stopped >= 6
+
+
+def test_mates_in_a_batch_do_not_matter(llm: LLM) -> None:
+    wanted = [params(grammar=GRAMMARS["json"]), params(max_tokens=40), params(grammar=GRAMMARS["regex"], temperature=0)]
+    together = [one.outputs[0].token_ids for one in llm.generate([PROMPT, "the hat", PROMPT], wanted)]
+    alone = [ids(llm, one, "ar", prompt)[0] for one, prompt in zip(wanted, [PROMPT, "the hat", PROMPT], strict=True)]
+    assert together == alone
+
+
+def test_log_probabilities_stay_the_models_own(llm: LLM) -> None:
+    free = llm.generate(PROMPT, params(max_tokens=1, logprobs=5))[0].outputs[0].logprobs
+    held = llm.generate(PROMPT, params(max_tokens=1, logprobs=5, grammar=GRAMMARS["json"]))[0].outputs[0].logprobs
+    assert free and held and free[0].top == held[0].top
+
+
+def test_what_cannot_be_asked_for(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="ignore_eos"):
+        params(grammar=GRAMMARS["json"], ignore_eos=True)
+    with pytest.raises(RequestError, match=r"Grammar\.json"):
+        params(grammar=SCHEMA)
+    with pytest.raises(RequestError, match=r"cannot be used: Unimplemented keys: \[.not"):
+        llm.generate(PROMPT, params(grammar=Grammar.json({"not": {}})))
+
+
+def test_a_grammar_that_fails_half_way_is_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never a text that pretends to be of it."""
+    monkeypatch.setattr(Matcher, "failure", "a limit")
+    with pytest.raises(RequestError, match=r"too complex at token .*: a limit"):
+        llm.generate(PROMPT, params(grammar=GRAMMARS["json"]))
+
+
+def test_the_command_takes_a_schema(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "schema.json").write_text('{"enum": ["the cat", 5]}')
+    asked = ["generate", str(llm.target.path), "--draft", "none", PROMPT, "--seed", "1"]
+    assert main([*asked, "--json-schema", str(tmp_path / "schema.json")]) == 0
+    assert json.loads(capsys.readouterr().out) in ("the cat", 5)
+    (tmp_path / "schema.json").write_text("{")
+    assert main([*asked, "--json-schema", str(tmp_path / "schema.json")]) == 2
+    assert "cannot be used" in capsys.readouterr().err

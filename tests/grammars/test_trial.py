@@ -1,0 +1,113 @@
+"""Grammars that hurt are refused in bounded time, and the process that reads them lives on."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from triforce.errors import RequestError
+from triforce.grammar import MOST_CHARACTERS, Grammar
+from triforce.grammars import Grammars, trial
+from triforce.llm import LLM
+from triforce.shapes import ints
+
+
+def chain(link: str, count: int) -> str:
+    links = ", ".join(f'"a{i}": {link.replace("NEXT", f"a{i + 1}")}' for i in range(count))
+    return f'{{"$ref": "#/$defs/a0", "$defs": {{{links}, "a{count}": {{"type": "integer"}}}}}}'
+
+
+REF = '{"type": "array", "items": {"$ref": "#/$defs/NEXT"}}'
+BAD = {
+    "deep": (Grammar.json('{"type": "array", "items": ' * 300 + "{}" + "}" * 300), "recursion limit"),
+    "a long chain": (Grammar.json(chain(REF, 900)), "too complex"),
+    "rules upon rules": (
+        Grammar.lark("start: a0\n" + "\n".join(f"a{i}: a{i + 1} a{i + 1}" for i in range(3000)) + '\na3000: "x"'),
+        "too complex",
+    ),
+    "a large divisor": (
+        Grammar.json({"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 99_999_989}}}),
+        "too complex",
+    ),
+    "intersections": (Grammar.lark("start: T\nT: /.*a.{30}/ & /.*b.{30}/ & ~/.*c.{17}/"), "fuel"),
+    "no JSON": (Grammar.json("{"), "Expecting property name"),
+    "no schema": (Grammar.json("[1]"), "object"),
+    "nothing satisfies it": (Grammar.json({"type": "integer", "minimum": 5, "maximum": 4}), "Unsatisfiable"),
+    "more than a schema": (Grammar.json("{} | /.*/"), "Extra data"),
+    "options": (Grammar.lark('%llguidance {"no_forcing": false}\nstart: "a"'), "not taken"),
+    "elsewhere": (Grammar.json({"$ref": "http://example.org/schema"}), "does not fetch"),
+    "a keyword": (Grammar.json({"type": "array", "uniqueItems": True}), "uniqueItems"),
+    "a keyword, leniently": (Grammar.json({"not": {}, "x-guidance": {"lenient": True}}), "not"),
+    "look-ahead": (Grammar.regex("(?=a)b"), "regex parse error"),
+    "deep parentheses": (Grammar.regex("(" * 5000 + "a" + ")" * 5000), "regex"),
+    "a lone surrogate": (Grammar.json('"\ud800"'), "object"),
+    "a lone surrogate in a regex": (Grammar.regex("\ud800"), "surrogate"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_refused(llm: LLM, name: str) -> None:
+    grammar, reason = BAD[name]
+    before = os.times()
+    with pytest.raises(RequestError, match="cannot be used") as refusal:
+        llm.follow(grammar)
+    after = os.times()
+    assert reason in str(refusal.value) and len(str(refusal.value)) < 500
+    spent = [getattr(after, kind) - getattr(before, kind) for kind in ("user", "children_user")]
+    assert sum(spent) < trial.CPU_SECONDS + 2
+
+
+def test_too_long_is_refused_at_once() -> None:
+    for make in (Grammar.regex, Grammar.lark, Grammar.json):
+        with pytest.raises(RequestError, match="too long"):
+            make("a" * (MOST_CHARACTERS + 1))
+    with pytest.raises(RequestError, match="at least one"):
+        Grammar.regex("")
+
+
+def test_a_schema_too_deep_for_python_is_refused() -> None:
+    schema: dict[str, object] = {}
+    for _ in range(100_000):
+        schema = {"items": schema}
+    with pytest.raises(RequestError, match="simplify"):
+        Grammar.json(schema)
+
+
+@pytest.mark.parametrize("pattern", ["(a|b)*a(a|b){40}", "((a+)+)+[0-9]{500}", "(.{1,1000}b){1000}"])
+def test_an_exponential_regex_is_followed_or_ended(llm: LLM, pattern: str) -> None:
+    """Backtracking would take for ever; a limit of the parser ends a text, and says so."""
+    assert llm.tokenizer
+    held, text = llm.follow(Grammar.regex(pattern)), []
+    letters = [llm.tokenizer.encode(letter)[0] for letter in "ab"]
+    started = time.process_time()
+    for _ in range(60):
+        allowed = held.allowed(ints(text), ints([]))[0]
+        assert allowed.any()
+        text.append(next((i for i in letters if allowed[i]), int(np.flatnonzero(allowed)[0])))
+    assert time.process_time() - started < 5
+
+
+def test_a_limit_of_the_parser_ends_the_text_and_says_so(llm: LLM) -> None:
+    assert llm.tokenizer
+    held = llm.follow(Grammar.regex("((a{1,1000}){1,1000}){1,1000}"))
+    a = llm.tokenizer.encode("a")
+    for length in range(60):
+        (allowed,) = held.allowed(ints(a * length), ints([]))
+        if held.failure:
+            break
+    assert held.failure and np.flatnonzero(allowed).tolist() == sorted(llm.tokenizer.eos_ids)
+
+
+def test_each_grammar_is_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert llm.tokenizer
+    grammars, compiled = Grammars(llm.tokenizer), []
+    monkeypatch.setattr(trial, "compiled", lambda *asked: compiled.append(asked[1:]) or plain(*asked))
+    for pattern in ("ab?", "b", "ab?"):
+        grammars.follow(Grammar.regex(pattern))
+    assert compiled == [("regex", "ab?"), ("regex", "b")]
+
+
+plain = trial.compiled
