@@ -11,12 +11,14 @@ from hashlib import blake2b
 
 import numpy as np
 
-from triforce.cache.full import TAIL
 from triforce.cache.pool import Pool
 from triforce.kernels import PAGE
 from triforce.shapes import Ints
 
 Tokens = Sequence[int] | Ints
+
+LEFT = 64
+"""Tokens that no prompt begins with: a selection goes by the last `TAIL`, and planner.focus reads so many again."""
 
 
 class Prefixes:
@@ -31,9 +33,9 @@ class Prefixes:
         return len(self._pages)
 
     def find(self, scope: str, prompt: Tokens) -> list[int]:
-        """Pages with the beginning of a prompt. Its last tokens are left to be fed: a selection goes by them."""
+        """Pages with the beginning of a prompt. Its last tokens are left to be fed."""
         found: list[int] = []
-        for key in _keys(scope, prompt, len(prompt) - 1 - TAIL):
+        for key in _keys(scope, prompt, len(prompt) - 1 - LEFT):
             if key not in self._pages:
                 break
             found.append(self._pages[key])
