@@ -170,6 +170,7 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     add("--gamma-1", type=int, default=2, metavar="N", help=_help("tokens the draft guesses at a time"))
     add("--gamma-2", type=int, default=6, metavar="N", help=_help("tokens the retrieval tier guesses at a time"))
     add("--budget", default="2048", metavar="N|P%", help="tokens the retrieval tier sees (default: 2048)")
+    _full_layers(speed)
     _lower_tiers(speed)
     _coupling(speed)
     add(
@@ -217,6 +218,11 @@ def _lower_tiers(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--lower-tiers", choices=LOWER_TIERS, default="same", help=_help(text))
 
 
+def _full_layers(parser: argparse._ActionsContainer) -> None:
+    text = "layers where the retrieval tier sees all, or none (default: auto)"
+    parser.add_argument("--full-layers", default="auto", metavar="N,...", help=text)
+
+
 def _coupling(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--coupling", choices=COUPLINGS, default="seeded", help=_help("how guesses are verified"))
 
@@ -246,12 +252,7 @@ def _engine(parser: argparse.ArgumentParser) -> None:
     add("--chunk", type=int, default=16, metavar="N", help=_help("tokens selected together"))
     add("--selection", choices=SELECTIONS, default="observed", help=_help("how the retrieval tier chooses"))
     add("--refresh", default="1", metavar="N|auto", help="choose anew every N verifications; 0: once (default: 1)")
-    add(
-        "--full-layers",
-        default="auto",
-        metavar="N,...",
-        help="layers where the retrieval tier sees all (default: auto)",
-    )
+    _full_layers(group)
     _lower_tiers(group)
     _coupling(group)
     _placement(group)

@@ -32,11 +32,11 @@ Layers = frozenset[int]
 
 
 class Focus:
-    """Remembers what was found, for each order of magnitude of the context. `seeded`: the coupling."""
+    """Remembers what was found, with a tier below or without, for each size of context. `seeded`: the coupling."""
 
     def __init__(self, seeded: bool) -> None:
         self.seeded = seeded
-        self._found: dict[int, Layers] = {}
+        self._found: dict[tuple[int, bool], Layers] = {}
 
     @torch.no_grad()
     def apply(self, tiers: Sequence[Proposer], prefix: Prefix) -> None:
@@ -49,10 +49,10 @@ class Focus:
         length = int(view.full.lengths_B[row])
         if length < 2 * view.setting.budget.of(length) or length < SPAN * SPANS + TAIL:
             return
-        size = length.bit_length()
-        if size not in self._found:
-            self._found[size] = _Trial(tier, tiers[-1], prefix.select([row]).ids_BS, row).best(self.seeded)
-        view.full_layers = self._found[size]
+        case = length.bit_length(), tier.below is not None
+        if case not in self._found:
+            self._found[case] = _Trial(tier, tiers[-1], prefix.select([row]).ids_BS, row).best(self.seeded)
+        view.full_layers = self._found[case]
 
 
 class _Trial:
