@@ -19,10 +19,11 @@ import pytest
 from triforce import ladder
 from triforce.batch import COUPLINGS
 from triforce.cache.select import POLICIES
-from triforce.cli import main, parser
+from triforce.cli import main, options
 from triforce.cli.common import Painter, Prefill, report
 from triforce.cli.info import size
-from triforce.cli.parser import DEFAULTS, parse
+from triforce.cli.options import DEFAULTS
+from triforce.cli.parser import parse
 from triforce.errors import ModelError
 from triforce.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TierStats, TokenLogprobs
 
@@ -32,8 +33,8 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
 
 def test_the_choices_are_those_of_the_engine() -> None:
     """The parser names them itself, so that --help does not wait for torch."""
-    assert tuple(ladder.MODES) == parser.MODES and tuple(ladder.LOWER_TIERS) == parser.LOWER_TIERS
-    assert tuple(POLICIES) == parser.SELECTIONS and tuple(COUPLINGS) == parser.COUPLINGS
+    assert tuple(ladder.MODES) == options.MODES and tuple(ladder.LOWER_TIERS) == options.LOWER_TIERS
+    assert tuple(POLICIES) == options.SELECTIONS and tuple(COUPLINGS) == options.COUPLINGS
 
 
 JSON_KEYS = [

@@ -13,7 +13,7 @@ from typing import Any
 
 from triforce.cli.common import Prefill, read_text, require_writable
 from triforce.cli.demo import BOOK
-from triforce.cli.parser import NO_DRAFT
+from triforce.cli.options import NO_DRAFT
 from triforce.errors import RequestError
 
 Row = dict[str, Any]

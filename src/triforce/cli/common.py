@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triforce.cli.parser import DEFAULTS, NO_DRAFT
+from triforce.cli.options import DEFAULTS, NO_DRAFT
 from triforce.errors import RequestError
 from triforce.grammar import Grammar
 from triforce.request import RequestOutput, SamplingParams, TierStats

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from triforce import __version__
 from triforce.cli.common import read_text, require_writable
 from triforce.cli.demo import BOOK
-from triforce.cli.parser import NO_DRAFT
+from triforce.cli.options import NO_DRAFT
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:

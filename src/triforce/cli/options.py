@@ -1,0 +1,144 @@
+"""Options that several commands share: what they are called, take and default to. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from triforce.request import SamplingParams
+
+MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "lookup", "hybrid", "auto")
+SELECTIONS = ("observed", "mean_key", "quest")
+COUPLINGS = ("seeded", "rejection", "block")
+LOWER_TIERS = ("same", "int8")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+NO_DRAFT = "none"
+DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
+
+
+def json_file(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--json", metavar="FILE", help="write all figures to FILE")
+
+
+def several(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    def values(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",")]
+
+    return values
+
+
+def model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a Hugging Face folder or name; without one, the pair of models that comes with triforce",
+    )
+
+
+def draft(parser: argparse._ActionsContainer) -> None:
+    text = f"small model of the same vocabulary, or {NO_DRAFT} (default: auto)"
+    parser.add_argument("--draft", default="auto", metavar="MODEL", help=text)
+
+
+def lower_tiers(parser: argparse._ActionsContainer) -> None:
+    text = "what the tiers below the full one read: the same weights and KV, or int8 copies, half as large or less"
+    parser.add_argument("--lower-tiers", choices=LOWER_TIERS, default="same", help=described(text))
+
+
+def full_layers(parser: argparse._ActionsContainer) -> None:
+    text = "layers where the retrieval tier sees all, or none (default: auto)"
+    parser.add_argument("--full-layers", default="auto", metavar="N,...", help=text)
+
+
+def coupling(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--coupling", choices=COUPLINGS, default="seeded", help=described("how guesses are verified"))
+
+
+def placement(parser: argparse._ActionsContainer, *, context: bool = True) -> None:
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: cuda where present)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="(default: bfloat16; float32 without native kernels)"
+    )
+    if context:
+        parser.add_argument("--context", type=int, metavar="N", help="positions to use (default: all the model has)")
+
+
+def engine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine")
+    add = group.add_argument
+    draft(group)
+    add("--mode", choices=MODES, help="which tiers; auto: it chooses (default: triforce with a draft, else retrieval)")
+    add("--gamma-1", type=int, default=2, metavar="N", help=described("tokens the draft guesses at a time"))
+    add("--gamma-2", type=int, default=6, metavar="N", help=described("tokens the retrieval tier guesses at a time"))
+    add(
+        "--budget",
+        default="2048",
+        metavar="N|P%",
+        help="tokens the retrieval tier sees, or a share such as 3%% (default: 2048)",
+    )
+    add("--chunk", type=int, default=16, metavar="N", help=described("tokens selected together"))
+    add("--selection", choices=SELECTIONS, default="observed", help=described("how the retrieval tier chooses"))
+    add("--refresh", default="1", metavar="N|auto", help="choose anew every N verifications; 0: once (default: 1)")
+    full_layers(group)
+    lower_tiers(group)
+    coupling(group)
+    placement(group)
+
+
+def sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+
+    def add(name: str, kind: type, text: str) -> None:
+        default = DEFAULTS[name]
+        group.add_argument(
+            _flag(name),
+            type=kind,
+            default=default,
+            metavar="X" if kind is float else "N",
+            help=described(text, default),
+        )
+
+    add("temperature", float, "0 is greedy")
+    add("top_k", int, "keep the K most probable tokens; 0: off")
+    add("top_p", float, "keep the most probable tokens up to this mass; 1: off")
+    add("min_p", float, "drop what is less probable than this share of the best; 0: off")
+    add("repetition_penalty", float, "over prompt and output; 1: off")
+    add("presence_penalty", float, "over the output; 0: off")
+    add("frequency_penalty", float, "over the output; 0: off")
+    group.add_argument(
+        "--logit-bias", type=_bias, action="append", default=[], metavar="ID=BIAS", help="may be repeated"
+    )
+    group.add_argument("--json-schema", metavar="FILE", help="the text is JSON that the schema in FILE describes")
+    add("seed", int, "the same seed, the same text (default: drawn and reported)")
+    add("n", int, "continuations of the prompt")
+    add("max_tokens", int, "new tokens at most")
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
+    )
+    group.add_argument("--stop-token-id", type=int, action="append", default=[], metavar="ID", help="may be repeated")
+    group.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-sequence token")
+    add("logprobs", int, "list this many alternatives at each new token, in the JSON")
+    add("prompt_logprobs", int, "the same at each prompt token")
+
+
+def color(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--color", action="store_true", help="colour each token by the tier that proposed it")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def described(text: str, default: Any = "%(default)s") -> str:
+    return text if default is None else f"{text} (default: {default})"
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ID=BIAS, such as 42=-1.5") from None
