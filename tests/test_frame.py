@@ -1,16 +1,11 @@
-"""The frame: what is imported when, what the wheel holds, and how the command treats arguments, errors and streams."""
+"""The frame: what is imported when, what the wheel holds, and how the command takes its arguments."""
 
 from __future__ import annotations
 
-import io
-import json
-import math
 import os
 import subprocess
 import sys
-import types
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +15,11 @@ from triforce import ladder
 from triforce.batch import COUPLINGS
 from triforce.cache.select import POLICIES
 from triforce.cli import main, options
-from triforce.cli.common import Painter, Prefill, report
-from triforce.cli.info import size
 from triforce.cli.options import DEFAULTS
 from triforce.cli.parser import parse
-from triforce.errors import ModelError
-from triforce.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TierStats, TokenLogprobs
 
 ROOT = Path(__file__).parents[1]
+
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
 
 
@@ -37,30 +29,9 @@ def test_the_choices_are_those_of_the_engine() -> None:
     assert tuple(POLICIES) == options.SELECTIONS and tuple(COUPLINGS) == options.COUPLINGS
 
 
-JSON_KEYS = [
-    "text",
-    "token_ids",
-    "finish_reason",
-    "mode",
-    "coupling",
-    "exactness",
-    "seed",
-    "prompt_tokens",
-    "completion_tokens",
-    "prefill_seconds",
-    "decode_seconds",
-    "tokens_per_second",
-    "tiers",
-    "plans",
-]
-
-
 def python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, **options)
-
-
-# Imports and packaging
 
 
 HELP = """
@@ -120,9 +91,6 @@ def test_a_wheel_without_a_compiler_holds_all_but_the_kernels(tmp_path: Path) ->
     assert models <= inside
 
 
-# Arguments
-
-
 def test_the_documented_defaults() -> None:
     options = vars(parse(["generate"]))
     wanted = {"gamma_1": 2, "gamma_2": 6, "budget": "2048", "chunk": 16, "selection": "observed", "coupling": "seeded"}
@@ -153,277 +121,3 @@ def test_arguments_stand_anywhere(line: str) -> None:
     options = parse(["generate", *line.replace("-n", "--n 3").split()])
     assert (options.model, options.prompt, options.n) == ("MODEL", "PROMPT", 3)
     assert parse(["chat", "--file", "DOC", "MODEL"]).model == "MODEL"
-
-
-# A stand-in for the engine
-
-
-class Characters:
-    """A tokenizer: tokens are characters."""
-
-    class Stream:
-        def step(self, token: int) -> str:
-            return chr(token)
-
-    def stream(self, after: object = ()) -> Stream:
-        return self.Stream()
-
-
-class Piece:
-    def __init__(self, text: str, origins: list[str]) -> None:
-        self.text, self.token_ids, self.origins = text, [ord(c) for c in text], origins
-
-
-def answer(text: str, n: int = 1, **changes: Any) -> RequestOutput:
-    tiers = [TierStats("draft", 4, 3, 2, 0.1), TierStats("full", 5, 5, 2, 0.4)]
-    outputs = [
-        CompletionOutput(
-            i, text, [ord(c) for c in text], "length", changes.get("logprobs"), ["full"] * len(text), 7, tiers
-        )
-        for i in range(n)
-    ]
-    return RequestOutput([1, 2], None, outputs, "triforce", "seeded", "bitwise", 1.0, 0.5)
-
-
-class FakeLLM:
-    """Says "héllo", as two passes would."""
-
-    made: dict[str, Any]
-    called: dict[str, Any]
-    fault: Exception | None = None
-    tokenizer = Characters()
-
-    def __init__(self, model: str | None, **settings: Any) -> None:
-        type(self).made = {"model": model} | settings
-
-    def encode(self, prompt: str) -> list[int]:
-        return [ord(c) for c in prompt]
-
-    def generate(self, prompt: str, params: SamplingParams, **settings: Any) -> list[RequestOutput]:
-        type(self).called = {"prompt": prompt, "params": params} | settings
-        if self.fault:
-            raise self.fault
-        logprobs = [TokenLogprobs(Logprob(1, -0.5), (Logprob(2, -math.inf),))] if params.logprobs is not None else None
-        return [answer("héllo", params.n, logprobs=logprobs)]
-
-    def stream(self, prompt: list[int], params: SamplingParams, **settings: Any) -> Iterator[Piece | RequestOutput]:
-        self.generate("".join(map(chr, prompt)), params, **settings)
-        settings["on_prefill"](1, 2)
-        settings["on_prefill"](2, 2)
-        yield Piece("hé", ["draft", "full"])
-        yield Piece("llo", ["draft", "draft", "full"])
-        yield answer("héllo")
-
-
-@pytest.fixture
-def llm(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
-    module = types.ModuleType("triforce.llm")
-    fake = type("LLM", (FakeLLM,), {})
-    module.LLM = fake  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "triforce.llm", module)
-    return fake
-
-
-@pytest.fixture
-def stdin(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def give(data: bytes) -> None:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
-
-    return give
-
-
-# The command on it
-
-
-def test_text_on_stdout_and_statistics_on_stderr(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "a prompt", "--temperature", "0", "--stop-token-id", "3", "--logit-bias", "5=-1"]) == 0
-    out, err = capsys.readouterr()
-    assert out == "héllo\n"
-    assert "10.0 tokens/s" in err
-    assert "75%" in err
-    assert "full passes per new token: 0.40" in err
-    assert (llm.made["model"], llm.called["prompt"]) == (None, "a prompt")
-    params = llm.called["params"]
-    assert (params.temperature, params.stop_token_ids, params.logit_bias) == (0.0, (3,), {5: -1.0})
-
-
-def test_arguments_reach_the_engine(llm: type[FakeLLM]) -> None:
-    engine = "--mode retrieval --draft none --budget 3% --refresh auto --gamma-2 4 --context 99 --dtype float32"
-    assert main(["generate", "org/model", "word", *engine.split(), "--save-cache", "kv"]) == 0
-    wanted = {
-        "model": "org/model",
-        "draft": None,
-        "mode": "retrieval",
-        "budget": "3%",
-        "refresh": "auto",
-        "context": 99,
-    }
-    assert {name: llm.made[name] for name in wanted} == wanted
-    assert (llm.called["prompt"], llm.called["save_cache"], llm.called["load_cache"]) == ("word", "kv", None)
-
-
-def test_prompts_from_file_and_stdin(llm: type[FakeLLM], stdin: Any, tmp_path: Path) -> None:
-    (tmp_path / "prompt").write_bytes("línes\r\n\n".encode())
-    assert main(["generate", "--prompt-file", str(tmp_path / "prompt")]) == 0
-    assert llm.called["prompt"] == "línes\r\n\n"
-    stdin(b"from a pipe\n")
-    assert main(["generate"]) == 0
-    assert llm.called["prompt"] == "from a pipe\n"
-
-
-@pytest.mark.usefixtures("llm")
-def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "a prompt", "--json"]) == 0
-    out, err = capsys.readouterr()
-    result = json.loads(out)
-    assert list(result) == JSON_KEYS
-    assert result["tiers"][0] == {"name": "draft", "proposed": 4, "accepted": 3, "passes": 2, "seconds": 0.1}
-    assert not err
-
-
-@pytest.mark.usefixtures("llm")
-def test_json_of_several_with_logprobs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "a prompt", "--json", "--n", "2", "--logprobs", "1"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert list(result) == [*JSON_KEYS, "choices", "logprobs"]
-    assert [choice["index"] for choice in result["choices"]] == [0, 1]
-    assert result["completion_tokens"] == 10
-    assert result["logprobs"] == [{"token_id": 1, "logprob": -0.5, "top": [{"token_id": 2, "logprob": None}]}]
-
-
-@pytest.mark.usefixtures("llm")
-def test_several_texts_are_printed_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "a prompt", "--n", "2"]) == 0
-    assert capsys.readouterr().out == "[1 of 2]\nhéllo\n[2 of 2]\nhéllo\n"
-
-
-@pytest.mark.usefixtures("llm")
-def test_colours_by_tier(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "a prompt", "--color"]) == 0
-    out, err = capsys.readouterr()
-    assert (
-        out
-        == "".join(f"\033[{color}m{text}\033[0m" for text, color in [("h", 32), ("é", 31), ("ll", 32), ("o", 31)])
-        + "\n"
-    )
-    assert "proposed by: \033[32mdraft\033[0m \033[31mfull\033[0m" in err
-
-
-def test_colours_follow_text_that_is_held_back() -> None:
-    painter = Painter(Characters(), [])  # type: ignore[arg-type]
-    first, second = Piece("ab", ["draft", "full"]), Piece("cd", ["draft", "full"])
-    first.text, second.text = "a", "bcd."
-    painted = painter(first) + painter(second)  # type: ignore[arg-type]
-    assert painted == "".join(
-        f"\033[{color}m{text}\033[0m" for text, color in [("a", 32), ("b", 31), ("c", 32), ("d.", 31)]
-    )
-
-
-def test_statistics_of_several_continuations() -> None:
-    assert "draft              8         6    75%       4     0.10" in report(answer("héllo", n=2))
-
-
-def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = Prefill()
-    bar(1, 2)
-    bar(2, 2)
-    assert not capsys.readouterr().err
-
-
-# What can go wrong
-
-
-MISTAKES = {
-    "a file that is missing": (["--prompt-file", "no/such/file"], "cannot be read"),
-    "a file that is a folder": (["--prompt-file", "."], "cannot be read"),
-    "two prompts": (["model", "a prompt", "--prompt-file", "-"], "leave one"),
-    "an empty prompt": ([""], "empty"),
-    "an empty prompt after a model": (["model", ""], "empty"),
-    "an argument that is not UTF-8": (["a \udcff"], "UTF-8"),
-    "a temperature below zero": (["a prompt", "--temperature", "-1"], "temperature"),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.usefixtures("llm")
-def test_mistakes_are_code_2_and_one_message(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments, message = MISTAKES[mistake]
-    assert main(["generate", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert err.startswith("triforce: error: ")
-    assert message in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.usefixtures("llm")
-def test_bytes_that_are_not_utf8(stdin: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "latin").write_bytes(b"caf\xe9")
-    assert main(["generate", "--prompt-file", str(tmp_path / "latin")]) == 2
-    assert "byte 0xe9 at offset 3" in capsys.readouterr().err
-    stdin(b"\xff")
-    assert main(["generate"]) == 2
-    assert "stdin is not UTF-8" in capsys.readouterr().err
-    stdin(b"")
-    assert main(["generate"]) == 2
-    assert "empty" in capsys.readouterr().err
-
-
-def test_errors_of_the_engine(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
-    llm.fault = ModelError("no such model")
-    assert main(["generate", "a prompt"]) == 2
-    assert capsys.readouterr().err == "triforce: error: no such model\n"
-    llm.fault = KeyboardInterrupt()  # type: ignore[assignment]
-    assert main(["generate", "a prompt"]) == 130
-
-
-def test_a_missing_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", "no/such/folder"]) == 2
-    assert "no/such/folder" in capsys.readouterr().err
-
-
-def test_a_closed_pipe_is_quiet() -> None:
-    code = (
-        "import sys, types; from triforce import cli\n"
-        "module = types.ModuleType('triforce.cli.info'); sys.modules['triforce.cli.info'] = module\n"
-        "def run(options):\n    [print('x' * 1000) for _ in range(1000)]; return 0\n"
-        "module.run = run\nsys.exit(cli.main(['info']))"
-    )
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.returncode == 141
-
-
-# info
-
-
-def test_info_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The counts are those of transformers' own model, and no weight file is there to be read."""
-    import transformers
-
-    sizes = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
-    for family in ("Llama", "Qwen2", "Qwen3"):
-        config = getattr(transformers, f"{family}Config")(
-            **sizes, num_key_value_heads=2, head_dim=16, max_position_embeddings=8192
-        )
-        model = getattr(transformers, f"{family}ForCausalLM")(config)
-        config.save_pretrained(tmp_path)
-        assert main(["info", str(tmp_path), "--dtype", "bfloat16"]) == 0
-        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-        weights = sum(weight.numel() for weight in model.parameters())
-        assert lines["parameters"] == f"{weights / 1e6:.1f} million: {size(2 * weights)} as bfloat16"
-        assert lines["KV"] == f"cache           {2 * 2 * 2 * 16 * 2} bytes per token"
-        assert lines["8,192"].split() == ["tokens", "2", "MiB"]
-        assert "tokens beside the weights" in lines["fits"]
-        assert main(["info", str(tmp_path), "--dtype", "bfloat16", "--lower-tiers", "int8"]) == 0
-        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-        matrices = [weight for weight in model.parameters() if weight.ndim == 2]
-        copies = sum(weight.numel() + 4 * len(weight) for weight in matrices[not model.config.tie_word_embeddings :])
-        assert lines["parameters"].endswith(f" as bfloat16, and {size(copies)} as int8")
-        assert lines["KV"].endswith(f" per token, and {2 * 2 * 2 * 16 + 2 * 2 * 2 * 4 // 16} bytes as int8")
-        assert lines["8,192"].split() == ["tokens", "3.0", "MiB"]

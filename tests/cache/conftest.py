@@ -18,3 +18,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pair")
     checkpoints(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def kept(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of PROMPT, saved by one mode."""
+    from saved_prompt import PROMPT
+    from tiny_llm import ask, llm
+
+    path = tmp_path_factory.mktemp("kept") / "prompt.kv"
+    llm(pair).generate(PROMPT, ask(max_tokens=1), save_cache=path)
+    return path
