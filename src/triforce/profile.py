@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 
@@ -18,8 +19,9 @@ from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation
 from triforce.planner import Costs, Pilot, Plan
 from triforce.request import SamplingParams
+from triforce.speculation import Tier
 
-CONTEXTS = (1024, 4096)
+CONTEXTS = (1024, 4096, 16_384)
 STEPS = 4  # proposals of each plan; the first pays for what is done once
 SECONDS = 5.0  # after which no further plan is tried
 BLOCK = 4096
@@ -51,7 +53,9 @@ def profile(models: Models, setting: Speculation, costs: Costs) -> None:
         batch = read(models, "auto", setting, context, 256)
         pilot = Pilot(batch.top, 1, costs)
         batch.tiers = pilot.tiers  # which have one more, and other levels
-        for plan in _plans(pilot):
+        view = next(part.cache for part in pilot.tiers if isinstance(part, Tier) and part.name == "retrieval")
+        for plan, layers in product(_plans(pilot), (0, 1)):
+            view.full_layers = frozenset(range(layers))  # so that it sees more and fewer keys
             pilot.wire(plan, batch.prefix, np.array([True]))
             for step in range(STEPS):
                 if perf_counter() - began > SECONDS:

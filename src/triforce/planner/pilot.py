@@ -22,7 +22,7 @@ SAFE = 1.1  # times the worth of plain decoding: less is not worth the risk
 PROBE = 64  # proposals between two of plain decoding, so that its cost stays known
 WATCHED = 8, 16  # proposals that the measured speed is an average of: at least, and at most
 GROUNDED = 32, 1024  # proposals of plain decoding after speculation lost: at first, and at most
-EXPECTED = {"lookup": 0.5, "draft": 0.6, "retrieval": 0.85}  # shares kept, before anything was seen
+EXPECTED = {"lookup": 0.5, "draft": 0.6, "retrieval": 0.93}  # shares kept, before anything was seen
 BELIEF = 4.0  # guesses' worth of it
 FADE = 0.98  # of what was kept and refused, per proposal
 
