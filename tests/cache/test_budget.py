@@ -50,6 +50,8 @@ def test_shares_grow_with_the_context(share: float, context: int) -> None:
         dict(full_layers="-1"),
         dict(full_layers="some"),
         dict(full_layers="0,"),
+        dict(full_layers="3-1"),
+        dict(full_layers="0-1-2"),
         dict(refresh="often"),
         dict(refresh=-1),
         dict(refresh="1.5"),

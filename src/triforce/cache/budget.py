@@ -66,6 +66,8 @@ def _layers(text: str) -> frozenset[int] | None:
         return None
     try:
         ends = [[int(end) for end in part.split("-")] for part in text.split(",") if text != "none"]
-        return frozenset(layer for part in ends for layer in range(part[0], part[-1] + 1))
     except ValueError:
-        raise RequestError(f"full_layers {text!r}: give auto, none, or layers such as 0,1 or 0-1") from None
+        ends = [[]]
+    if not all(len(part) in (1, 2) and part[0] <= part[-1] for part in ends):
+        raise RequestError(f"full_layers {text!r}: give auto, none, or layers such as 0,1 or 0-1")
+    return frozenset(layer for part in ends for layer in range(part[0], part[-1] + 1))
