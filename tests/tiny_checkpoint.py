@@ -56,3 +56,12 @@ def tiny_tokenizer(vocab_size: int = 300, **options: Any) -> transformers.PreTra
     )
     core.train_from_iterator(["the cat sat on the mat", "naïve café — 東京 🙂", "the hat and the cat"], trainer)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", **options)
+
+
+def tiny_pair(folder: Path, positions: int, **tokenizer: Any) -> Path:
+    """A folder with a target and a draft that share a tokenizer."""
+    for name, layers in (("target", 2), ("draft", 1)):
+        sizes = {"vocab_size": 300, "max_position_embeddings": positions, "num_hidden_layers": layers}
+        save(tiny_model(**sizes, eos_token_id=1), folder / name)
+        tiny_tokenizer(**tokenizer).save_pretrained(folder / name)
+    return folder

@@ -14,13 +14,9 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> object:
-    from tiny_checkpoint import save, tiny_model, tiny_tokenizer
+    from tiny_checkpoint import tiny_pair
 
     from triforce.llm import LLM
 
-    folder = tmp_path_factory.mktemp("pair")
-    for name, layers in (("target", 2), ("draft", 1)):
-        sizes = {"vocab_size": 300, "max_position_embeddings": 1024, "num_hidden_layers": layers}
-        save(tiny_model(**sizes, eos_token_id=1), folder / name)
-        tiny_tokenizer().save_pretrained(folder / name)
+    folder = tiny_pair(tmp_path_factory.mktemp("pair"), positions=1024)
     return LLM(folder / "target", folder / "draft", budget=64)

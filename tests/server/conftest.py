@@ -18,14 +18,9 @@ torch.set_num_threads(1)
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny target, whose tokenizer has a chat template, and a tiny draft."""
     from asking import TEMPLATE
-    from tiny_checkpoint import save, tiny_model, tiny_tokenizer
+    from tiny_checkpoint import tiny_pair
 
-    folder = tmp_path_factory.mktemp("pair")
-    for name, layers in (("target", 2), ("draft", 1)):
-        sizes = {"vocab_size": 300, "max_position_embeddings": 2048, "num_hidden_layers": layers}
-        save(tiny_model(**sizes, eos_token_id=1), folder / name)
-        tiny_tokenizer(chat_template=TEMPLATE).save_pretrained(folder / name)
-    return folder
+    return tiny_pair(tmp_path_factory.mktemp("pair"), positions=2048, chat_template=TEMPLATE)
 
 
 @pytest.fixture(scope="session")
