@@ -55,7 +55,7 @@ def profile(models: Models, setting: Speculation, costs: Costs) -> None:
         batch.tiers = pilot.tiers  # which have one more, and other levels
         view = next(part.cache for part in pilot.tiers if isinstance(part, Tier) and part.name == "retrieval")
         for plan, layers in product(_plans(pilot), (0, 1)):
-            view.full_layers = frozenset(range(layers))  # so that it sees more and fewer keys
+            view.searched_layers = frozenset(range(layers))  # so that it sees more and fewer keys
             pilot.wire(plan, batch.prefix, np.array([True]))
             for step in range(STEPS):
                 if perf_counter() - began > SECONDS:

@@ -54,14 +54,14 @@ def test_a_layer_is_seen_in_full_where_that_pays(
 ) -> None:
     monkeypatch.setattr(focus._Trial, "shares", lambda self, tried: {c: shares[tuple(sorted(c))] for c in tried})
     batch = read("triforce", Focus(seeded=True))
-    assert batch.top.below.cache.full_layers == found  # type: ignore[union-attr]
+    assert batch.top.below.cache.searched_layers == found  # type: ignore[union-attr]
 
 
 def test_what_was_found_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     eye = Focus(seeded=True)
     first = read("retrieval", eye)
     monkeypatch.setattr(focus._Trial, "best", lambda *_: pytest.fail("looked again"))
-    assert read("retrieval", eye).top.below.cache.full_layers == first.top.below.cache.full_layers  # type: ignore[union-attr]
+    assert read("retrieval", eye).top.below.cache.searched_layers == first.top.below.cache.searched_layers  # type: ignore[union-attr]
 
 
 def test_the_budget_is_enough_for_a_short_prompt() -> None:

@@ -8,7 +8,7 @@ Shape suffixes: B rows, T tokens fed in one pass, J scored columns, L layers, G 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import ceil, gcd
 
@@ -20,8 +20,13 @@ from triforce.cache.budget import Setting
 from triforce.cache.full import Full
 from triforce.cache.index import Index
 from triforce.cache.select import Policy
-from triforce.kernels import PAGE, Lists, Model, Pass
+from triforce.kernels import PAGE, Lists, Model, Pass, Search
 from triforce.shapes import Ints
+
+FOUND = 4
+"""Times the budget that a search may find: new tokens of a pass share it, and each looks for something else."""
+GLANCE = 16
+"""A search of so many keys costs about what one costs that is read: their sketches are small, but all are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,8 @@ class Retrieval:
         self._index = self._blank()
         self.recent = [0] * len(full.rows)
         self.full_layers = setting.full_layers or frozenset()
+        self.searched_layers: frozenset[int] = frozenset()
+        """Those in which each token looks for what it needs anew; all of it, where the memory does not search."""
 
     @property
     def lengths_B(self) -> Ints:
@@ -83,11 +90,15 @@ class Retrieval:
         self._refused_B |= verified_B & (lengths_B <= self.ahead_B)
         self.ahead_B = np.minimum(self.ahead_B, lengths_B)
 
-    def keys(self, context: int) -> int:
-        """What a token sees of so many tokens, in the mean of the layers."""
-        layers, whole = self.full.pool.config.layers, len(self.full_layers)
-        some = min(self.setting.budget.of(context), context)
-        return (whole * context + (layers - whole) * some) // layers
+    def keys(self, context: int, searched: int | None = None) -> int:
+        """What a token costs to see of so many tokens, in keys, in the mean of the layers, if so many are searched."""
+        pool, some = self.full.pool, min(self.setting.budget.of(context), context)
+        whole, searched = len(self.full_layers), len(self.searched_layers) if searched is None else searched
+        if not pool.memory.searches:
+            whole, searched = whole + searched, 0
+        layers = pool.config.layers
+        found = min(FOUND * some, context) + context // GLANCE
+        return (whole * context + searched * found + (layers - whole - searched) * some) // layers
 
     def resume(self, length: int) -> tuple[int, int]:
         """The exact view has seen to it."""
@@ -110,7 +121,7 @@ class Retrieval:
         self._index = self._blank()
 
     def join(self, other: Retrieval) -> None:
-        self.full_layers |= other.full_layers
+        self.searched_layers |= other.searched_layers
         self.policies += other.policies
         self.choices += other.choices
         self.recent += other.recent
@@ -178,10 +189,23 @@ class Retrieval:
             self._index.show(b, choice.units if choice else None, self._row_units(b), units)
         dropped = [recent - c.tokens if c else 0 for recent, c in zip(self.recent, self.choices, strict=True)]
         firsts, coarse = ([n - drop for n, drop in zip(each, dropped, strict=True)] for each in (starts, committed))
+        searched = replace(everything, search=self._search())
         views: list[tuple[int, Lists]] = []
-        for whole, group in groupby(range(layers), self.full_layers.__contains__):
+        for kind, group in groupby(range(layers), self._sees):
             some = list(group)
             units_LBGU = self._index.units_LBGU[some[0] : some[-1] + 1]
-            lists = everything if whole else Lists(units_LBGU, firsts, counts, unit, coarse=coarse)
-            views.append((len(some), lists))
+            chosen = Lists(units_LBGU, firsts, counts, unit, coarse=coarse)
+            views.append((len(some), {"all": everything, "found": searched, "chosen": chosen}[kind]))
         return views
+
+    def _sees(self, layer: int) -> str:
+        return "all" if layer in self.full_layers else "found" if layer in self.searched_layers else "chosen"
+
+    def _search(self) -> Search:
+        """Between the sinks and the recent tokens, of rows that do not see everything."""
+        unit, sinks = self.unit, PAGE // self.unit
+        rows = [
+            (sinks, recent // unit, min(FOUND * choice.tokens, recent) // unit - sinks) if choice else (0, 0, 0)
+            for recent, choice in zip(self.recent, self.choices, strict=True)
+        ]
+        return Search(*map(list, zip(*rows, strict=True)))

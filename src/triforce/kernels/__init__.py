@@ -11,14 +11,14 @@ from torch import Tensor
 from triforce.config import ModelConfig
 from triforce.errors import RequestError
 from triforce.kernels import extension
-from triforce.kernels.contract import PAGE, Block, Lists, Memory, Model, Outcome, Pass, Rotation
+from triforce.kernels.contract import PAGE, Block, Lists, Memory, Model, Outcome, Pass, Rotation, Search
 from triforce.kernels.layers import layer_by_layer
 from triforce.kernels.plain_memory import PlainMemory
 from triforce.kernels.plain_model import PlainModel
 from triforce.weights import Weights
 
 __all__ = [
-    "PAGE", "Block", "Lists", "Memory", "Model", "Outcome", "Pass", "Rotation", "best", "best_dtype", "extension",
+    "PAGE", "Block", "Lists", "Memory", "Model", "Outcome", "Pass", "Rotation", "Search", "best", "best_dtype", "extension",
     "identity", "layer_by_layer", "memory", "model",
 ]  # fmt: skip
 

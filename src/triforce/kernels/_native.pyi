@@ -68,7 +68,8 @@ class Head:
 class Pages:
     """The K and V memory of one layer, each (G, pages, PAGE * D) dtype; it stays its owner's.
 
-    So does the memory for int8 copies of the same shape, and for their scales (G, pages, 2) float32, if it is given.
+    So does the memory for int8 copies of the same shape, and for their scales (G, pages, 2) float32, if it is given; and
+    that for sketches of the keys, (G, pages, D + PAGE) bfloat16 and zero at first, with a matrix `turn` (D, D) float32.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class Pages:
         int8_keys: Tensor | None = None,
         int8_values: Tensor | None = None,
         scales: Tensor | None = None,
+        turn: Tensor | None = None,
+        sketches: Tensor | None = None,
     ) -> None: ...
     def write(
         self,
@@ -116,10 +119,12 @@ class Pages:
         sinks: int = 0,
         window: int = 0,
         coarse: Sequence[int] = (),
+        search: tuple[Sequence[int], Sequence[int], Sequence[int]] = ...,
     ) -> None:
         """q (B, T, H, D), lists (B, P) or (B, G, P) int32, of pages; mixed (B, T, H, D), mass (B, G, P) are out.
 
-        Keys of row b below coarse[b], in whole blocks of 64, are read from int8 copies of their pages.
+        Keys of row b below coarse[b], in whole blocks of 64, are read from int8 copies of their pages. With a search
+        (first, last, picks), of the pages [first[b], last[b]) of row b's list its queries see the picks[b] nearest ones.
         """
 
 class Decoder:
@@ -134,7 +139,7 @@ class Decoder:
         counts: Sequence[int],
         cos: Tensor,
         sin: Tensor,
-        views: Sequence[tuple[int, Tensor, Sequence[int], int, int, Sequence[int]]],
+        views: Sequence[tuple[int, Tensor, Sequence[int], int, int, Sequence[int], tuple[Sequence[int], ...]]],
         at: Tensor | None,
         logits: Tensor,
         queries: Tensor | None,
@@ -142,7 +147,8 @@ class Decoder:
     ) -> None:
         """A pass of ids (B, T) int64 over the pages of each layer, counts[b] tokens of row b from positions[b] on.
 
-        A view: layers, pages as in `attend` or for each of the layers (layers, B, G, P), starts, sinks, window, coarse.
+        A view: layers, pages as in `attend` or for each of the layers (layers, B, G, P), starts, sinks, window,
+        coarse, search.
         Out: logits (B, J, V) of columns at (B, J) int64, rotated queries (L, B, T, H, D) dtype, mass (L, B, G, P).
         """
 

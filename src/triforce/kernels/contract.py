@@ -19,6 +19,17 @@ PAGE = 16
 """Tokens per page of KV memory. Page 0 is scratch: padding is written there and nothing is read from it."""
 
 
+class Search(NamedTuple):
+    """Of the units [first[b], last[b]) of row b's list its queries need see only the `picks[b]` that they are nearest to.
+
+    It may be an estimate that says which, and a memory may show all of them.
+    """
+
+    first: list[int]
+    last: list[int]
+    picks: list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class Lists:
     """Which keys the queries of a pass see, row by row.
@@ -38,6 +49,8 @@ class Lists:
     window: int = 0
     coarse: list[int] = field(default_factory=list)
     """Where a memory has int8 copies, they may stand for a row's keys below `coarse[b]`, all of them committed."""
+    search: Search | None = None
+    """What may be left out, all of it committed; for lists that all KV heads share, without a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +90,10 @@ class Memory(Protocol):
     @property
     def width_independent(self) -> bool:
         """Whether a query's result has the same bits however many queries and rows a pass has."""
+
+    @property
+    def searches(self) -> bool:
+        """Whether it leaves out what a search does not find, so that seeing much costs little."""
 
     def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
         """A pass of the whole model: its tokens are remembered, and columns `at_BJ` scored (None: all of them)."""

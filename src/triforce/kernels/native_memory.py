@@ -2,37 +2,51 @@
 
 With `int8` there is room for a copy of each page in which a KV head's keys are multiples of one scale, from -127 to
 127 of it, and its values those of another. Lists that are `coarse` read it instead, in whole blocks of 64 keys. It is
-made when it is first read, and dropped when the page is written to: so it is right for keys that are committed.
+made when it is first read, and dropped when the page is written to: so it is right for keys that are committed. The
+same holds of the sketches of keys that a search reads, a 25th of the memory where it is used.
 
 Shape suffixes as in contract.py; L layers, P pages.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from triforce.config import ModelConfig
 from triforce.kernels import _native
-from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass
+from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass, Search
 from triforce.kernels.native_model import NativeModel
 from triforce.kernels.plain_memory import allocate
+
+NOTHING = Search([], [], [])
 
 
 class NativeMemory:
     width_independent = True
+    searches = True
 
     def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, int8: bool = False) -> None:
         self.config, self.dtype, self.int8 = config, dtype, int8
         shape = (config.layers, config.kv_heads, pages + 1, PAGE * config.head_dim)
         memories = [allocate(shape, dtype, "cpu") for _ in range(2)]
+        copies: list[Tensor] = []
         if int8:
-            memories += [allocate(shape, torch.int8, "cpu") for _ in range(2)]
-            memories.append(torch.empty(*shape[:3], 2))
+            copies = [allocate(shape, torch.int8, "cpu") for _ in range(2)]
+            copies.append(torch.empty(*shape[:3], 2))
+        # numpy's zeros take no memory until they are written to.
+        sketches = torch.from_numpy(np.zeros((*shape[:3], config.head_dim + PAGE), np.int16)).view(torch.bfloat16)
         self._layers = [
-            _native.Pages(keys_GPE, values_GPE, config.head_dim, *copies)
-            for keys_GPE, values_GPE, *copies in zip(*memories, strict=True)
-        ]
+            _native.Pages(
+                *(memory[layer] for memory in memories), config.head_dim,
+                *(copy[layer] for copy in copies) if copies else (None,) * 3,
+                turn(config.head_dim), sketches[layer],
+            )
+            for layer in range(config.layers)
+        ]  # fmt: skip
 
     def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
         assert isinstance(model, NativeModel), "native memory wants a native model"
@@ -47,7 +61,10 @@ class NativeMemory:
             self._layers, ids_BT.contiguous(), this.positions, this.views[0][1].counts,
             *config.rope.tables(max(this.positions) + T),
             [
-                (layers, lists.units, lists.starts, lists.sinks, lists.window, lists.coarse if self.int8 else [])
+                (
+                    layers, lists.units, lists.starts, lists.sinks, lists.window,
+                    lists.coarse if self.int8 else [], lists.search or NOTHING,
+                )
                 for layers, lists in this.views
             ],
             at_BJ, logits_BJV, queries_LBTHD, mass_LBGU,
@@ -62,7 +79,7 @@ class NativeMemory:
         mass_BGU = torch.empty(shape) if weigh else None
         self._layers[layer].attend(
             q_BTHD, lists.starts, lists.counts, lists.units, mixed_BTHD, mass_BGU, q_sinks_BTHD,
-            lists.sinks, lists.window, lists.coarse if self.int8 else [],
+            lists.sinks, lists.window, lists.coarse if self.int8 else [], lists.search or NOTHING,
         )  # fmt: skip
         return mixed_BTHD, mass_BGU if mass_BGU is not None else q_BTHD.new_empty(0)
 
@@ -78,3 +95,9 @@ class NativeMemory:
 
     def run(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
         return self.get(layer, torch.arange(first, first + count))
+
+
+@cache
+def turn(dim: int) -> Tensor:
+    """An orthogonal matrix (D, D), drawn at random: what it turns has no channel larger than the others."""
+    return torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(0))).Q.contiguous()

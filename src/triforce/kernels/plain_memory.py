@@ -27,6 +27,7 @@ WIDE = 80
 class PlainMemory:
     width_independent = False
     """torch's matrix products do not promise it."""
+    searches = False
 
     def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         shape = (config.layers, config.kv_heads, (pages + 1) * PAGE, config.head_dim)

@@ -10,7 +10,6 @@ Shape suffixes: T tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,7 +51,7 @@ class Focus:
         case = length.bit_length(), tier.below is not None
         if case not in self._found:
             self._found[case] = _Trial(tier, tiers[-1], prefix.select([row]).ids_BS, row).best(self.seeded)
-        view.full_layers = self._found[case]
+        view.searched_layers = self._found[case]
 
 
 class _Trial:
@@ -82,10 +81,9 @@ class _Trial:
         view, first = self.tier.cache, self.length - SPAN * SPANS
         self.exact.rewind(ints([first - TAIL]))
         self._read(self.top.model, self.exact, TAIL)
-        views = {
-            layers: Retrieval(self.exact, type(view.policies[0]), replace(view.setting, full_layers=layers))
-            for layers in candidates
-        }
+        views = {layers: Retrieval(self.exact, type(view.policies[0]), view.setting) for layers in candidates}
+        for layers, lower in views.items():
+            lower.searched_layers = layers
         kept = dict.fromkeys(views, 0.0)
         for start in range(first, self.length, SPAN):
             guessed = {}
@@ -105,15 +103,14 @@ class _Trial:
         view.advance(count_1)
         return logits_1TV[0].softmax(-1)
 
-    def _rate(self, share: float, whole: int, seeded: bool) -> float:
+    def _rate(self, share: float, searched: int, seeded: bool) -> float:
         """Tokens for each number that is read, at the best gamma.
 
         `seeded` keeps at least a share of (1 - d) / (1 + d) where `rejection` keeps 1 - d (Daliri et al. 2024). Numbers
         and not seconds, so that the same prompt and seed give the same text under `rejection`, too.
         """
-        config, budget = self.exact.pool.config, self.tier.cache.setting.budget.of(self.length)
+        config, guesses = self.exact.pool.config, DRAFTED if self.tier.below else 1.0
         share = share / (2 - share) if seeded else share
-        each, guesses = config.kv_size / config.layers, DRAFTED if self.tier.below else 1.0
-        lower = PASS + config.weights_read + each * ((config.layers - whole) * budget + whole * self.length)
+        lower = PASS + config.weights_read + config.kv_size * self.tier.cache.keys(self.length, searched)
         full = PASS + config.weights_read + config.kv_size * self.length
         return max(expected(share, gamma) / (gamma / guesses * lower + full) for gamma in WIDE)

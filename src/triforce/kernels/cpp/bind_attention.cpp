@@ -1,13 +1,16 @@
 #include <algorithm>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "attention.hpp"
 #include "best.hpp"
 #include "memory.hpp"
+#include "search.hpp"
 #include "tensor.hpp"
 #include "write.hpp"
 
@@ -16,6 +19,8 @@ using namespace nb::literals;
 
 namespace triforce {
 namespace {
+
+using Found = std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>>;  // as Search
 
 [[noreturn]] void refuse(const std::string& why) { throw nb::value_error(why.c_str()); }
 
@@ -33,6 +38,12 @@ Copies copies_over(const Pages& pages, nb::handle keys, nb::handle values, nb::h
     return {reinterpret_cast<char*>(k), reinterpret_cast<char*>(v), s};
 }
 
+Sketches sketches_over(const Pages& pages, nb::handle turn, nb::handle words) {
+    const int64_t D = pages.dim;
+    return {tensor("turn", turn).as<float>({D, D}),
+            reinterpret_cast<uint16_t*>(tensor("sketches", words).as<bf16>({pages.heads, pages.count, D + page_size}))};
+}
+
 Pages pages_over(nb::handle keys, nb::handle values, int64_t dim) {
     check(dim > 0 && dim % 16 == 0 && dim <= largest_dim, "head_dim must be a multiple of 16, at most 256");
     const Tensor k = tensor("keys", keys), v = tensor("values", values);
@@ -43,13 +54,14 @@ Pages pages_over(nb::handle keys, nb::handle values, int64_t dim) {
     const size_t bytes = static_cast<size_t>(k[0] * k[1] * k[2]) * (k.type == Type::bf16 ? 2 : 4);
     prefer_huge_pages(k.data, bytes), prefer_huge_pages(v.data, bytes);
     return {k.type == Type::bf16, static_cast<int>(k[0]), static_cast<int>(dim), k[1], static_cast<char*>(k.data),
-            static_cast<char*>(v.data), {}};
+            static_cast<char*>(v.data), {}, {}};
 }
 
 void init_pages(Pages* self, nb::handle keys, nb::handle values, int64_t dim, nb::handle int8_keys,
-                nb::handle int8_values, nb::handle scales) {
+                nb::handle int8_values, nb::handle scales, nb::handle turn, nb::handle sketches) {
     Pages pages = pages_over(keys, values, dim);
     if (!scales.is_none()) pages.copies = copies_over(pages, int8_keys, int8_values, scales);
+    if (!sketches.is_none()) pages.sketches = sketches_over(pages, turn, sketches);
     new (self) Pages(pages);
 }
 
@@ -119,7 +131,7 @@ void move_tokens(const Pages& pages, nb::handle slots, nb::handle k, nb::handle 
 
 void attend(const Pages& pages, nb::handle q, const std::vector<int64_t>& starts, const std::vector<int64_t>& counts,
             nb::handle lists, nb::handle mixed, nb::handle mass, nb::handle q_sinks, int64_t sinks, int64_t window,
-            const std::vector<int64_t>& coarse) {
+            const std::vector<int64_t>& coarse, const Found& search) {
     const Type type = type_of_pages(pages);
     const Tensor q_tensor = tensor("q", q), list_tensor = tensor("lists", lists);
     q_tensor.expect(type, {-1, -1, -1, pages.dim});
@@ -142,8 +154,10 @@ void attend(const Pages& pages, nb::handle q, const std::vector<int64_t>& starts
     call.sinks = sinks, call.window = window;
     if (!coarse.empty()) call.coarse = coarse.data();
     check(call);
+    const Search looked{std::get<0>(search), std::get<1>(search), std::get<2>(search)};
+    if (!looked.picks.empty()) check(looked, call);
     nb::gil_scoped_release release;
-    run(call);
+    looked.picks.empty() ? run(call) : run(looked, call);
 }
 
 void best(nb::handle scores, int64_t start, int64_t stop, nb::handle ids) {
@@ -162,10 +176,12 @@ void best(nb::handle scores, int64_t start, int64_t stop, nb::handle ids) {
 void bind_attention(nb::module_& m) {
     nb::class_<Pages>(m, "Pages",
                       "The K and V memory of one layer, (G, pages, 16 * head_dim) each, and room for int8 copies with "
-                      "their scales (G, pages, 2), if there is to be such; it stays its owner's.")
+                      "their scales (G, pages, 2) and for sketches (G, pages, head_dim + 16) of keys that were turned by an "
+                      "orthogonal matrix, zeros at first, if there is to be such; it stays its owner's.")
         .def("__init__", &init_pages, "keys"_a, "values"_a, "head_dim"_a, "int8_keys"_a = nb::none(),
-             "int8_values"_a = nb::none(), "scales"_a = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
-             nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>())
+             "int8_values"_a = nb::none(), "scales"_a = nb::none(), "turn"_a = nb::none(), "sketches"_a = nb::none(),
+             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(),
+             nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
         .def("write", &write, "q"_a, "k"_a, "v"_a, "cos"_a, "sin"_a, "positions"_a, "slots"_a, "rotated"_a,
              "positions_to_sinks"_a = nb::none(), "q_sinks"_a = nb::none(),
              "Rotate q (N, H * D) and k to their positions (N) in the tables (S, D / 2), put k and v (N, G * D) into "
@@ -175,8 +191,10 @@ void bind_attention(nb::module_& m) {
              "Copy tokens in, keys rotated before: k and v (N, G, D).")
         .def("attend", &attend, "q"_a, "starts"_a, "counts"_a, "lists"_a, "mixed"_a, "mass"_a = nb::none(),
              "q_sinks"_a = nb::none(), "sinks"_a = 0, "window"_a = 0, "coarse"_a = std::vector<int64_t>(),
+             "search"_a = Found(),
              "Queries (B, T, H, D) over page lists (B, P) or (B, G, P); `mixed` (B, T, H, D) and `mass` (B, G, P) "
-             "are out. Keys of row b below coarse[b], in whole blocks of 64, are read from int8 copies.");
+             "are out. Keys of row b below coarse[b], in whole blocks of 64, are read from int8 copies. In a search, of the "
+             "pages [first[b], last[b]) of its list each KV head sees the picks[b] that seem nearest to its queries.");
     m.def("best", &best, "scores"_a, "start"_a, "stop"_a, "ids"_a,
           "The highest of scores (G, N) in [start, stop): `ids` (G, picks) ascending is out; the lowest among equals.");
 }

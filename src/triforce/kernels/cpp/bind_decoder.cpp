@@ -16,17 +16,19 @@ namespace triforce {
 namespace {
 
 using Ints = std::vector<int64_t>;
-using Seen = std::tuple<int64_t, nb::object, Ints, int64_t, int64_t, Ints>;  // as View; the object is its lists
+// As View; the object is its lists, and the last three are its search.
+using Seen = std::tuple<int64_t, nb::object, Ints, int64_t, int64_t, Ints, std::tuple<Ints, Ints, Ints>>;
 
 void check(bool fine, const char* why) {
     if (!fine) throw nb::value_error(why);
 }
 
 View view(const Seen& seen, int64_t rows, int64_t heads) {
-    const auto& [layers, units, starts, sinks, window, coarse] = seen;
+    const auto& [layers, units, starts, sinks, window, coarse, search] = seen;
     const Tensor lists = tensor("units", units);
     const int64_t L = layers, B = rows, G = heads, P = lists.dims ? lists[lists.dims - 1] : 0;
-    View view{L, nullptr, 0, P, 0, P, starts, sinks, window, coarse};
+    const auto& [first, last, picks] = search;
+    View view{L, nullptr, 0, P, 0, P, starts, sinks, window, coarse, {first, last, picks}};
     check(static_cast<int64_t>(starts.size()) == B, "starts must have one number for each row");
     check(coarse.empty() || coarse.size() == starts.size(), "coarse must have one number for each row, or none");
     if (lists.dims == 2) {
@@ -95,7 +97,8 @@ void bind_decoder(nb::module_& m) {
         .def("run", &forward, "memory"_a, "ids"_a, "positions"_a, "counts"_a, "cos"_a, "sin"_a, "views"_a,
              "at"_a.none(), "logits"_a, "queries"_a.none(), "mass"_a.none(),
              "A pass of tokens (B, T), counts[b] of row b from positions[b] on, over the pages of each layer. A view "
-             "is (layers, units (B, P), (B, G, P) or (layers, B, G, P), starts (B), sinks, window, coarse (B) or []). "
+             "is (layers, units (B, P), (B, G, P) or (layers, B, G, P), starts (B), sinks, window, coarse (B) or [], search: "
+             "first, last and picks (B) or three []). "
              "Out: `logits` (B, J, V) of columns `at` (B, J), `queries` (L, B, T, H, D) rotated, `mass` (L, B, G, P).");
 }
 

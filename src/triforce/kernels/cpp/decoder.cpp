@@ -69,6 +69,13 @@ std::vector<Attention> calls(const std::vector<const Pages*>& memory, const Feed
     return calls;
 }
 
+/// Of each layer; null: its queries see all of their lists.
+std::vector<const Search*> searches(const Feed& feed) {
+    std::vector<const Search*> found;
+    for (const View& view : feed.views) found.insert(found.end(), view.layers, view.search.picks.empty() ? nullptr : &view.search);
+    return found;
+}
+
 /// Keys and values into their pages; the queries are ready for their attention.
 void remember(Attention& call, const Feed& feed, const Activations& a, char* rotated) {
     const int64_t N = feed.rows * feed.width;
@@ -104,8 +111,12 @@ void Decoder::check(const std::vector<const Pages*>& memory, const Feed& feed) c
     for (int64_t i = 0; feed.at && i < feed.rows * feed.scored; i++)
         require(0 <= feed.at[i] && feed.at[i] < feed.width, "at must lie in [0, T)");
     const int32_t* checked = nullptr;
-    for (const Attention& call : calls(memory, feed, 0))
-        if (call.lists != checked) triforce::check(call), checked = call.lists;
+    const std::vector<Attention> attention = calls(memory, feed, 0);
+    const std::vector<const Search*> searched = searches(feed);
+    for (size_t i = 0; i < attention.size(); i++) {
+        if (attention[i].lists != checked) triforce::check(attention[i]), checked = attention[i].lists;
+        if (searched[i]) triforce::check(*searched[i], attention[i]);
+    }
 }
 
 void Decoder::run(const std::vector<const Pages*>& memory, const Feed& feed) const {
@@ -113,6 +124,7 @@ void Decoder::run(const std::vector<const Pages*>& memory, const Feed& feed) con
     const int64_t N = feed.rows * feed.width;
     const Block& first = *blocks_.front();
     const Activations a = activations(scratch, feed, first);
+    const std::vector<const Search*> searched = searches(feed);
     const int64_t queries_of_a_layer = N * first.q_size() * size_of(first.type());
     std::vector<Attention> attention = calls(memory, feed, static_cast<int>(first.q_size() / memory[0]->dim));
     embed(feed, a.x);
@@ -121,7 +133,7 @@ void Decoder::run(const std::vector<const Pages*>& memory, const Feed& feed) con
         const bool goes_on = feed.scored || i + 1 < blocks_.size();
         blocks_[i]->qkv(a.x, N, a.q, a.k, a.v);
         remember(attention[i], feed, a, feed.queries ? feed.queries + i * queries_of_a_layer : a.rotated);
-        if (goes_on || feed.mass) triforce::run(attention[i]);
+        if (goes_on || feed.mass) searched[i] ? triforce::run(*searched[i], attention[i]) : triforce::run(attention[i]);
         if (goes_on) blocks_[i]->finish(a.x, N, a.mixed);
     }
     if (feed.scored) score(feed, a.x);

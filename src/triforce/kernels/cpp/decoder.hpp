@@ -11,6 +11,7 @@
 
 #include "attention.hpp"
 #include "block.hpp"
+#include "search.hpp"
 #include "write.hpp"
 
 namespace triforce {
@@ -24,6 +25,7 @@ struct View {
     std::vector<int64_t> starts;  // (B)
     int64_t sinks, window;
     std::vector<int64_t> coarse;  // (B): see Attention; or empty
+    Search search;                // or of no rows: there is none
 };
 
 /// The new tokens of some rows. Token t of row b is key views[i].starts[b] + t of its lists, so they name its slot too.

@@ -31,6 +31,14 @@ struct Copies {
     PageScales* scales;   // [heads][count]
 };
 
+/// What a search reads instead of a page's keys: turned at random, of each the signs of its channels and one size for
+/// them all (RaBitQ, Gao and Long 2024). Made when first read, too.
+struct Sketches {
+    const float* turn;  // (dim, dim), orthogonal; or null: there are none
+    uint16_t* words;    // [heads][count][dim + 16]: for each channel the tokens' signs, a bit each; then sizes, as bf16,
+                        // which are above zero. Zero: there is no sketch, or the page is another one since
+};
+
 struct Pages {
     bool is_bf16;
     int heads;      // KV heads
@@ -39,6 +47,7 @@ struct Pages {
     char* keys;     // [heads][count][page]
     char* values;
     Copies copies;
+    Sketches sketches;
 
     size_t page_bytes() const { return page_numbers() * (is_bf16 ? sizeof(bf16) : sizeof(float)); }
     int page_numbers() const { return page_size * dim; }
@@ -53,6 +62,8 @@ struct Pages {
         return reinterpret_cast<T*>(sizeof(T) == 1 ? copies.values : values) + index(head, page) * page_numbers();
     }
     PageScales& scales_of(int head, int64_t page) const { return copies.scales[index(head, page)]; }
+    uint16_t* signs_of(int head, int64_t page) const { return sketches.words + index(head, page) * (dim + page_size); }
+    bf16* sizes_of(int head, int64_t page) const { return reinterpret_cast<bf16*>(signs_of(head, page) + dim); }
 };
 
 /// Where channel `d` of the token at `at` lies in a page of keys.

@@ -108,6 +108,31 @@ TF_INLINE void store_ints(void* to, I16 x) {
 }
 TF_INLINE F16 floats(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 
+/// Lane i's sign at bit i.
+TF_INLINE uint16_t sign_bits(F16 x) {
+    return static_cast<uint16_t>(_mm256_movemask_ps(x.a) | _mm256_movemask_ps(x.b) << 8);
+}
+
+/// Sixteen sums, each of the halves of a pair of words that lie sixteen apart.
+struct Words {
+    __m256i v;
+};
+TF_INLINE Words no_words() { return {_mm256_setzero_si256()}; }
+TF_INLINE __m256i words_where(uint32_t bits, const int16_t* x) {
+    const __m256i each = _mm256_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
+                                           static_cast<int16_t>(-32768));
+    const __m256i set = _mm256_and_si256(_mm256_set1_epi16(static_cast<int16_t>(bits)), each);
+    return _mm256_and_si256(_mm256_cmpeq_epi16(set, each), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+}
+/// Adds 32 words in the lanes whose bits are set.
+TF_INLINE Words add_where(Words acc, uint32_t bits, const int16_t* x) {
+    return {_mm256_add_epi16(acc.v, _mm256_add_epi16(words_where(bits, x), words_where(bits >> 16, x + 16)))};
+}
+TF_INLINE F16 floats(Words x) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(x.v))),
+            _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(x.v, 1)))};
+}
+
 struct Quads {
     __m256i a, b;
 };

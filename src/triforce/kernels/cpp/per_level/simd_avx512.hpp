@@ -63,6 +63,23 @@ TF_INLINE I16 load_ints(const void* from) { return {_mm512_loadu_si512(from)}; }
 TF_INLINE void store_ints(void* to, I16 x) { _mm512_storeu_si512(to, x.v); }
 TF_INLINE F16 floats(I16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
 
+/// Lane i's sign at bit i.
+TF_INLINE uint16_t sign_bits(F16 x) { return _mm512_movepi32_mask(_mm512_castps_si512(x.v)); }
+
+/// Sixteen sums, each of the halves of a pair of words that lie sixteen apart.
+struct Words {
+    __m512i v;
+};
+TF_INLINE Words no_words() { return {_mm512_setzero_si512()}; }
+/// Adds 32 words in the lanes whose bits are set.
+TF_INLINE Words add_where(Words acc, uint32_t bits, const int16_t* x) {
+    return {_mm512_mask_add_epi16(acc.v, bits, acc.v, _mm512_loadu_si512(x))};
+}
+TF_INLINE F16 floats(Words x) {
+    const __m256i sums = _mm256_add_epi16(_mm512_castsi512_si256(x.v), _mm512_extracti64x4_epi64(x.v, 1));
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(sums))};
+}
+
 struct Quads {
     __m512i v;
 };

@@ -122,6 +122,36 @@ TF_INLINE F16 floats(I16 x) {
     return each([&](int i) { return __builtin_convertvector(x.v[i], V4); });
 }
 
+/// Lane i's sign at bit i.
+TF_INLINE uint16_t sign_bits(F16 x) {
+    uint16_t bits = 0;
+    for (int i = 0; i < 16; i++) bits |= static_cast<uint16_t>(((I4)x.v[i / 4])[i % 4] < 0) << i;
+    return bits;
+}
+
+/// Sixteen sums, each of the halves of a pair of words that lie sixteen apart.
+struct Words {
+    I8 v[2];
+};
+TF_INLINE Words no_words() { return {{I8{}, I8{}}}; }
+/// Adds 32 words in the lanes whose bits are set.
+TF_INLINE Words add_where(Words acc, uint32_t bits, const int16_t* x) {
+    const U8 each = {1, 2, 4, 8, 16, 32, 64, 128};
+    for (int i = 0; i < 4; i++, bits >>= 8) {
+        I8 words;
+        std::memcpy(&words, x + 8 * i, sizeof words);
+        acc.v[i % 2] += (I8)(((U8{} + static_cast<uint16_t>(bits & 0xff)) & each) == each) & words;
+    }
+    return acc;
+}
+TF_INLINE F16 floats(Words x) {
+    return each([&](int i) {
+        const I8 words = x.v[i / 2];
+        const int at = i % 2 * 4;
+        return V4{float(words[at]), float(words[at + 1]), float(words[at + 2]), float(words[at + 3])};
+    });
+}
+
 struct Quads {
     I8 v[4];
 };
