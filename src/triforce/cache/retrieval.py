@@ -24,7 +24,7 @@ from triforce.kernels import PAGE, Lists, Model, Pass, Search
 from triforce.shapes import Ints
 
 FOUND = 4
-"""Times the budget that a search may find: new tokens of a pass share it, and each looks for something else."""
+"""A search may find this part of the context: new tokens of a pass share it, and each looks for something else."""
 GLANCE = 16
 """A search of so many keys costs about what one costs that is read: their sketches are small, but all are looked at."""
 
@@ -97,7 +97,7 @@ class Retrieval:
         if not pool.memory.searches:
             whole, searched = whole + searched, 0
         layers = pool.config.layers
-        found = min(FOUND * some, context) + context // GLANCE
+        found = max(some, context // FOUND) + context // GLANCE
         return (whole * context + searched * found + (layers - whole - searched) * some) // layers
 
     def resume(self, length: int) -> tuple[int, int]:
@@ -205,7 +205,7 @@ class Retrieval:
         """Between the sinks and the recent tokens, of rows that do not see everything."""
         unit, sinks = self.unit, PAGE // self.unit
         rows = [
-            (sinks, recent // unit, min(FOUND * choice.tokens, recent) // unit - sinks) if choice else (0, 0, 0)
+            (sinks, recent // unit, max(choice.tokens, recent // FOUND) // unit - sinks) if choice else (0, 0, 0)
             for recent, choice in zip(self.recent, self.choices, strict=True)
         ]
         return Search(*map(list, zip(*rows, strict=True)))

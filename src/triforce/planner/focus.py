@@ -21,7 +21,7 @@ from triforce.planner.plan import WIDE, expected
 from triforce.shapes import Ints, ints
 from triforce.speculation import Prefix, Proposer, Tier
 
-SPAN, SPANS = 8, 6  # tokens that are guessed before they are verified; how often
+PART, SPAN, SPANS = 2, 8, 6  # tokens of a guesser's pass, of what is guessed before it is verified; how often
 BETTER = 1.05  # times the worth without a layer: less is not worth reading it
 MOST = 4  # layers
 DRAFTED = 1.8  # tokens that a pass of a tier with another one below it gives, roughly
@@ -88,7 +88,8 @@ class _Trial:
         for start in range(first, self.length, SPAN):
             guessed = {}
             for layers, lower in views.items():
-                guessed[layers] = self._read(self.tier.model, lower, SPAN)
+                parts = [self._read(self.tier.model, lower, PART) for _ in range(SPAN // PART)]
+                guessed[layers] = torch.cat(parts)
                 lower.rewind(ints([start]))
             exact_TV = self._read(self.top.model, self.exact, SPAN)
             for layers, guessed_TV in guessed.items():
