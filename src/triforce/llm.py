@@ -51,8 +51,9 @@ class LLM:
     tokens that the lowest tier proposes at a time, and that the middle one gathers. budget: KV tokens of the retrieval
     tier, or a share of the context ("3%"). chunk: tokens that are selected together. refresh: verifications between
     selections; 0 is once, "auto" after a refusal. full_layers: layers that the retrieval tier sees in full, such as
-    "0,1" or "none"; "auto" finds those that need it. lower_tiers: "int8" has the tiers below the full one read weights,
-    and committed KV of the target, as int8 copies; "same" does not. Raises ModelError or RequestError.
+    "0,1" or "none"; "auto" finds those that need it, and has them search. lower_tiers: "int8" has the tiers below the
+    full one read weights, and committed KV of the target, as int8 copies; "same" does not. Raises ModelError or
+    RequestError.
     """
 
     def __init__(

@@ -25,17 +25,27 @@ def usable() -> list[tuple[str, torch.dtype]]:
 class Paged:
     """Memory of one layer in which everything is NaN until it is written; rows get scattered pages.
 
-    `int8`: with room for copies, where it is neither NaN nor sense.
+    `int8`: with room for copies, where it is neither NaN nor sense. `turn` (D, D): with room for sketches.
     """
 
-    def __init__(self, G: int, D: int, pages: int, dtype: torch.dtype, seed: int = 0, int8: bool = False) -> None:
+    def __init__(
+        self,
+        G: int,
+        D: int,
+        pages: int,
+        dtype: torch.dtype,
+        seed: int = 0,
+        int8: bool = False,
+        turn: Tensor | None = None,
+    ) -> None:
         assert native is not None
         self.G, self.D, self.dtype = G, D, dtype
         self.draw = torch.Generator().manual_seed(seed)
         self.keys, self.values = (torch.full((G, pages + 1, PAGE * D), torch.nan, dtype=dtype) for _ in range(2))
         copies = [torch.full(self.keys.shape, 99, dtype=torch.int8) for _ in range(2)] if int8 else []
         scales = [torch.full((*self.keys.shape[:2], 2), torch.nan)] if int8 else []
-        self.pages = native.Pages(self.keys, self.values, D, *copies, *scales)
+        sketches = torch.zeros(G, pages + 1, D + PAGE, dtype=torch.bfloat16) if turn is not None else None
+        self.pages = native.Pages(self.keys, self.values, D, turn, sketches, *copies, *scales)
         self.free = torch.randperm(pages, generator=self.draw) + 1
 
     def normal(self, *shape: int, gain: float = 1.0) -> Tensor:

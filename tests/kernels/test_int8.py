@@ -178,4 +178,4 @@ def test_what_copies_are_refused_for(dtype: torch.dtype) -> None:
         [copies[0][:, 1:].contiguous(), copies[1], torch.empty(*kv.keys.shape[:2], 2)],
     ):
         with pytest.raises(ValueError, match=r"int8|scales"):
-            native.Pages(kv.keys, kv.values, kv.D, *wrong)
+            native.Pages(kv.keys, kv.values, kv.D, None, None, *wrong)

@@ -40,7 +40,7 @@ class Budget:
 class Setting:
     """How a retrieval view selects. `refresh`: verifications between selections; 0 is once, None is after a refusal.
 
-    `full_layers`: the layers that see everything; None is those that prove to need it (see planner.focus).
+    `full_layers`: the layers that see everything; with None some search (see planner.focus).
     """
 
     budget: Budget = Budget(2048)

@@ -49,7 +49,7 @@ def lower_tiers(parser: argparse._ActionsContainer) -> None:
 
 
 def full_layers(parser: argparse._ActionsContainer) -> None:
-    text = "layers where the retrieval tier sees all, or none (default: auto)"
+    text = "layers where the retrieval tier sees all, or none (default: auto, by trying)"
     parser.add_argument("--full-layers", default="auto", metavar="N,...", help=text)
 
 

@@ -18,8 +18,8 @@ from triforce.kernels.plain_model import PlainModel
 from triforce.weights import Weights
 
 __all__ = [
-    "PAGE", "Block", "Lists", "Memory", "Model", "Outcome", "Pass", "Rotation", "Search", "best", "best_dtype", "extension",
-    "identity", "layer_by_layer", "memory", "model",
+    "PAGE", "Block", "Lists", "Memory", "Model", "Outcome", "Pass", "Rotation", "Search", "best", "best_dtype",
+    "extension", "identity", "layer_by_layer", "memory", "model",
 ]  # fmt: skip
 
 

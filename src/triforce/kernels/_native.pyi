@@ -68,8 +68,8 @@ class Head:
 class Pages:
     """The K and V memory of one layer, each (G, pages, PAGE * D) dtype; it stays its owner's.
 
-    So does the memory for int8 copies of the same shape, and for their scales (G, pages, 2) float32, if it is given; and
-    that for sketches of the keys, (G, pages, D + PAGE) bfloat16 and zero at first, with a matrix `turn` (D, D) float32.
+    So does the memory for sketches of keys that `turn` (D, D) float32 has turned, (G, pages, D + PAGE) bfloat16 and
+    zero at first, and for int8 copies of the same shape with their scales (G, pages, 2) float32, if it is given.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class Pages:
         keys: Tensor,
         values: Tensor,
         head_dim: int,
+        turn: Tensor | None = None,
+        sketches: Tensor | None = None,
         int8_keys: Tensor | None = None,
         int8_values: Tensor | None = None,
         scales: Tensor | None = None,
-        turn: Tensor | None = None,
-        sketches: Tensor | None = None,
     ) -> None: ...
     def write(
         self,
@@ -123,8 +123,8 @@ class Pages:
     ) -> None:
         """q (B, T, H, D), lists (B, P) or (B, G, P) int32, of pages; mixed (B, T, H, D), mass (B, G, P) are out.
 
-        Keys of row b below coarse[b], in whole blocks of 64, are read from int8 copies of their pages. With a search
-        (first, last, picks), of the pages [first[b], last[b]) of row b's list its queries see the picks[b] nearest ones.
+        Keys of row b below coarse[b], in whole blocks of 64, are read from int8 copies of their pages. In a search
+        (first, last, picks) queries see the picks[b] nearest ones of the pages [first[b], last[b]) of row b's list.
         """
 
 class Decoder:

@@ -20,9 +20,9 @@ PAGE = 16
 
 
 class Search(NamedTuple):
-    """Of the units [first[b], last[b]) of row b's list its queries need see only the `picks[b]` that they are nearest to.
+    """Of the units [first[b], last[b]) of row b's list its queries need see only the nearest `picks[b]`.
 
-    It may be an estimate that says which, and a memory may show all of them.
+    It may be an estimate that says which they are, and a memory may show all of them.
     """
 
     first: list[int]

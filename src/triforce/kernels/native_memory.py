@@ -32,18 +32,16 @@ class NativeMemory:
     def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, int8: bool = False) -> None:
         self.config, self.dtype, self.int8 = config, dtype, int8
         shape = (config.layers, config.kv_heads, pages + 1, PAGE * config.head_dim)
-        memories = [allocate(shape, dtype, "cpu") for _ in range(2)]
-        copies: list[Tensor] = []
-        if int8:
-            copies = [allocate(shape, torch.int8, "cpu") for _ in range(2)]
-            copies.append(torch.empty(*shape[:3], 2))
+        keys, values = (allocate(shape, dtype, "cpu") for _ in range(2))
         # numpy's zeros take no memory until they are written to.
         sketches = torch.from_numpy(np.zeros((*shape[:3], config.head_dim + PAGE), np.int16)).view(torch.bfloat16)
+        copies: list[Tensor] = []
+        if int8:
+            copies = [*(allocate(shape, torch.int8, "cpu") for _ in range(2)), torch.empty(*shape[:3], 2)]
         self._layers = [
             _native.Pages(
-                *(memory[layer] for memory in memories), config.head_dim,
-                *(copy[layer] for copy in copies) if copies else (None,) * 3,
-                turn(config.head_dim), sketches[layer],
+                keys[layer], values[layer], config.head_dim, turn(config.head_dim), sketches[layer],
+                *(copy[layer] for copy in copies),
             )
             for layer in range(config.layers)
         ]  # fmt: skip
@@ -100,4 +98,5 @@ class NativeMemory:
 @cache
 def turn(dim: int) -> Tensor:
     """An orthogonal matrix (D, D), drawn at random: what it turns has no channel larger than the others."""
-    return torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(0))).Q.contiguous()
+    matrix: Tensor = torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(0)))[0]
+    return matrix.contiguous()

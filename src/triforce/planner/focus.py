@@ -1,8 +1,8 @@
-"""Which layers a retrieval tier sees in full: found by trying, on the last tokens of a prompt.
+"""In which layers a retrieval tier searches the whole context: found by trying, on the last tokens of a prompt.
 
 In most layers attention moves slowly, and what the last verification looked at serves the next tokens. Where heads look
 things up, every token asks for other places (retrieval heads, Wu et al. 2024), and a budget hides them: such a layer is
-worth reading whole, and the others need less. Nothing here can change a text.
+worth a search in every pass (`kernels.Search`), and the others need less. Nothing here can change a text.
 
 Shape suffixes: T tokens, V vocabulary.
 """
@@ -77,7 +77,7 @@ class _Trial:
         return best
 
     def shares(self, candidates: Iterable[Layers]) -> dict[Layers, float]:
-        """The share of guesses that `rejection` would keep, at temperature 1, if a guesser saw these layers in full."""
+        """The share of guesses that `rejection` would keep, at temperature 1, if a guesser searched these layers."""
         view, first = self.tier.cache, self.length - SPAN * SPANS
         self.exact.rewind(ints([first - TAIL]))
         self._read(self.top.model, self.exact, TAIL)

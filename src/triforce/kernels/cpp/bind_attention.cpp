@@ -57,8 +57,8 @@ Pages pages_over(nb::handle keys, nb::handle values, int64_t dim) {
             static_cast<char*>(v.data), {}, {}};
 }
 
-void init_pages(Pages* self, nb::handle keys, nb::handle values, int64_t dim, nb::handle int8_keys,
-                nb::handle int8_values, nb::handle scales, nb::handle turn, nb::handle sketches) {
+void init_pages(Pages* self, nb::handle keys, nb::handle values, int64_t dim, nb::handle turn, nb::handle sketches,
+                nb::handle int8_keys, nb::handle int8_values, nb::handle scales) {
     Pages pages = pages_over(keys, values, dim);
     if (!scales.is_none()) pages.copies = copies_over(pages, int8_keys, int8_values, scales);
     if (!sketches.is_none()) pages.sketches = sketches_over(pages, turn, sketches);
@@ -175,11 +175,12 @@ void best(nb::handle scores, int64_t start, int64_t stop, nb::handle ids) {
 
 void bind_attention(nb::module_& m) {
     nb::class_<Pages>(m, "Pages",
-                      "The K and V memory of one layer, (G, pages, 16 * head_dim) each, and room for int8 copies with "
-                      "their scales (G, pages, 2) and for sketches (G, pages, head_dim + 16) of keys that were turned by an "
-                      "orthogonal matrix, zeros at first, if there is to be such; it stays its owner's.")
-        .def("__init__", &init_pages, "keys"_a, "values"_a, "head_dim"_a, "int8_keys"_a = nb::none(),
-             "int8_values"_a = nb::none(), "scales"_a = nb::none(), "turn"_a = nb::none(), "sketches"_a = nb::none(),
+                      "The K and V memory of one layer, (G, pages, 16 * head_dim) each, and room for sketches (G, pages, "
+                      "head_dim + 16) of keys turned by an orthogonal matrix, zeros at first, and for int8 copies with "
+                      "their scales (G, pages, 2), if there are to be such; it stays its owner's.")
+        .def("__init__", &init_pages, "keys"_a, "values"_a, "head_dim"_a, "turn"_a = nb::none(),
+             "sketches"_a = nb::none(), "int8_keys"_a = nb::none(), "int8_values"_a = nb::none(),
+             "scales"_a = nb::none(),
              nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(),
              nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
         .def("write", &write, "q"_a, "k"_a, "v"_a, "cos"_a, "sin"_a, "positions"_a, "slots"_a, "rotated"_a,
