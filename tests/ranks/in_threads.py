@@ -17,38 +17,40 @@ PATIENCE = 60  # seconds; only a test that fails waits for it
 
 
 class Threads:
-    """`exact`: as in Ranks. `gathers` counts what this rank was told."""
+    """`exact`: as in Ranks."""
 
     def __init__(self, rank: int, brought: list[Any], barrier: threading.Barrier, exact: bool) -> None:
-        self.rank, self.count, self.exact, self.gathers = rank, len(brought), exact, 0
+        self.rank, self.count, self.exact = rank, len(brought), exact
         self._brought, self._barrier = brought, barrier
 
     def gather(self, some_NX: Tensor, width: int) -> Tensor:
-        self.gathers += 1
-        whole_NX = torch.cat(self._all(some_NX.clone()), 1)
+        whole_NX = torch.cat(self._all("gather", some_NX.clone()), 1)
         assert whole_NX.shape == (len(some_NX), width)
         return whole_NX
 
     def add(self, x_NX: Tensor) -> Tensor:
-        return torch.stack(self._all(x_NX.clone())).sum(0)
+        return torch.stack(self._all("add", x_NX.clone())).sum(0)
 
     def agree(self, value: T) -> T:
-        first: T = self._all(value)[0]
+        first: T = self._all("agree", value)[0]
         return first
 
     def compare(self, number: int, what: str) -> None:
-        if len(set(self._all(number))) > 1:
+        if len(set(self._all("compare", number))) > 1:
             raise RankError(f"{what} differs")
 
     def meet(self) -> None:
-        self._all(None)
+        self._all("meet", None)
 
-    def _all(self, mine: Any) -> list[Any]:
-        self._brought[self.rank] = mine
+    def _all(self, what: str, mine: Any) -> list[Any]:
+        """What each rank brings. Processes would wait for each other in vain where their calls differ."""
+        self._brought[self.rank] = what, mine
         self._barrier.wait(PATIENCE)
         everything = list(self._brought)
         self._barrier.wait(PATIENCE)
-        return everything
+        if {call for call, _ in everything} != {what}:
+            raise RankError("ranks do not do the same")
+        return [each for _, each in everything]
 
 
 def together(count: int, run: Callable[[Ranks], T], exact: bool = True) -> list[T]:

@@ -84,14 +84,29 @@ def test_the_bits_of_one_process(folder: Path, dtype: str, count: int, int8: boo
 
 
 @NATIVE
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_sums_that_are_added_up_would_show(folder: Path, dtype: str) -> None:
-    """Negative control: a product whose inputs are dealt out, and its parts added, gives other bits."""
-    alone_TV = read(load(folder, device="cpu", dtype=dtype).decoder, [LENGTH])
-    first_TV, second_TV = shared(folder, dtype, [LENGTH], 2, exact=False)
+def test_sums_that_are_added_up_would_show(folder: Path) -> None:
+    """Negative control: products whose inputs are dealt out, and their parts added, give other bits."""
+    alone_TV = read(load(folder, device="cpu", dtype="float32").decoder, [LENGTH])
+    first_TV, second_TV = shared(folder, "float32", [LENGTH], 2, exact=False)
     assert torch.equal(first_TV, second_TV) and not torch.equal(first_TV, alone_TV)
-    close = dict(atol=0.1, rtol=0.1) if dtype == "bfloat16" else dict(atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(first_TV, alone_TV, **close)
+    torch.testing.assert_close(first_TV, alone_TV, atol=1e-4, rtol=1e-4)
+
+
+@NATIVE
+def test_so_would_one_product_in_bfloat16() -> None:
+    """Negative control: rounded between layers, whole logits may hide it."""
+    draw = torch.Generator().manual_seed(1)
+    x_NK, weight_XK = (torch.randn(rows, 512, generator=draw).bfloat16() for rows in (8, 32))
+
+    def times(columns: slice, outputs: slice = slice(None)) -> Tensor:
+        y_NX = torch.empty(8, len(weight_XK[outputs]))
+        matrix = extension.native.Matrix(weight_XK[outputs, columns].contiguous())
+        matrix.linear(x_NK[:, columns].contiguous(), y_NX)
+        return y_NX
+
+    whole_NX, everything = times(slice(None)), slice(None)
+    assert torch.equal(torch.cat([times(everything, slice(20)), times(everything, slice(20, 32))], 1), whole_NX)
+    assert not torch.equal(times(slice(256)) + times(slice(256, 512)), whole_NX)
 
 
 @NATIVE

@@ -20,6 +20,7 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. A mistake of the user is one message on stderr and code 2."""
     options = parse(argv)
+    options.arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         _speak_utf8()
         code: int = import_module(f"triforce.cli.{options.command}").run(options)

@@ -22,14 +22,14 @@ GRACE = 5.0
 LOOK = 0.05  # seconds between two looks at them
 
 
-def launch(count: int) -> int:
-    """This command line in `count` processes; the exit code of them all."""
+def launch(count: int, arguments: Sequence[str]) -> int:
+    """A command line in `count` processes; the exit code of them all."""
     with tempfile.TemporaryDirectory(prefix="triforce-") as name, _terminable():
         folder, (lifeline, held) = Path(name), os.pipe()
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(count):
-                ranks.append(_start(rank, count, folder, lifeline))
+                ranks.append(_start(rank, count, arguments, folder, lifeline))
             return _verdict(_wait(ranks), folder)
         finally:
             for process in ranks:
@@ -40,7 +40,7 @@ def launch(count: int) -> int:
             os.close(held)
 
 
-def _start(rank: int, count: int, folder: Path, lifeline: int) -> subprocess.Popen[bytes]:
+def _start(rank: int, count: int, arguments: Sequence[str], folder: Path, lifeline: int) -> subprocess.Popen[bytes]:
     """Rank 0 has our streams; what the others say goes to a file each."""
     # As multiprocessing does, which would import the main module again: the same modules as here, whatever the folder.
     code = f"import sys; sys.path[:] = {sys.path!r}; from triforce.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -53,7 +53,7 @@ def _start(rank: int, count: int, folder: Path, lifeline: int) -> subprocess.Pop
     with (folder / f"rank-{rank}").open("wb") as said:
         if rank:
             streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
-        command = [sys.executable, "-c", code, *sys.argv[1:]]
+        command = [sys.executable, "-c", code, *arguments]
         return subprocess.Popen(command, env=environment, pass_fds=(lifeline,), **streams)
 
 

@@ -40,7 +40,7 @@ def run(options: Namespace, command: Command) -> int:
     if wanted > 1:
         from triforce.cli.launch import launch
 
-        return launch(wanted)
+        return launch(wanted, options.arguments)
     from triforce.ranks import ALONE
 
     return command(options, ALONE)
