@@ -168,6 +168,7 @@ def test_a_mistake_is_said_once(pair: Path) -> None:
         (["generate", "x y", "--tp", "0"], {}, "--tp is 0; give 1 to 64 processes"),
         (["generate", "x y", "--tp", "3"], {"WORLD_SIZE": "2"}, "but 2 processes were started; leave out --tp"),
         (["generate", "x y", "--device", "cuda:1"], {"WORLD_SIZE": "2"}, "use --device cuda"),
+        (["generate", "x y", "--tp-reduce"], {}, "such as --tp 2"),
         (["serve"], {"WORLD_SIZE": "2"}, "serve runs in one process"),
         (["chat"], {"WORLD_SIZE": "2"}, "chat runs in one process"),
         (["batch", "x"], {"WORLD_SIZE": "2"}, "batch runs in one process"),

@@ -33,6 +33,8 @@ def run(options: Namespace, command: Command) -> int:
     if not 1 <= wanted <= MOST:
         raise RequestError(f"--tp is {wanted}; give 1 to {MOST} processes")
     started = _started(os.environ)
+    if options.tp_reduce and max(wanted, started) == 1:
+        raise RequestError("--tp-reduce says how processes share sums; give their number with --tp, such as --tp 2")
     if started > 1:
         if options.tp not in (None, started):
             raise RequestError(f"--tp is {options.tp}, but {started} processes were started; leave out --tp")
