@@ -16,7 +16,8 @@ import transformers
 from triforce.kernels import extension
 
 HERE = Path(__file__).parent
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(HERE.parents[1] / "src"), "GLOO_SOCKET_IFNAME": "lo"}
+PATH = os.pathsep.join([str(HERE.parents[1] / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+ENVIRONMENT = os.environ | {"PYTHONPATH": PATH, "GLOO_SOCKET_IFNAME": "lo"}
 pytestmark = pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
 
 

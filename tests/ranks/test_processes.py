@@ -23,7 +23,8 @@ from triforce.request import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 ONE = Path(__file__).with_name("one_rank.py")
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src"), "GLOO_SOCKET_IFNAME": "lo"}
+PATH = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+ENVIRONMENT = os.environ | {"PYTHONPATH": PATH, "GLOO_SOCKET_IFNAME": "lo"}
 PROMPT = "the cat sat on the mat, the hat and the cat. " * 6
 LONG = 6000  # tokens: nobody waits for the last of them
 
