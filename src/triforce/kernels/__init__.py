@@ -62,9 +62,8 @@ def memory(
     """
     if unit == PAGE and _suits_native(config, dtype, torch.device(device)):
         from triforce.kernels.native_memory import NativeMemory
-        from triforce.kernels.sharded_memory import ShardedMemory
 
-        return (ShardedMemory if config.ranks > 1 else NativeMemory)(config, pages, dtype, int8)
+        return NativeMemory(config, pages, dtype, int8)
     if int8:
         raise _no_int8()
     return PlainMemory(config, pages, dtype, device)
