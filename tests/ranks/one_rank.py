@@ -28,7 +28,8 @@ def main(rank: int, count: int, folder: str, end: str) -> None:
             assert torch.equal(ranks.gather(some, width), whole), (dtype, width)
             parts = [torch.full_like(whole, r + 1) for r in range(count)]
             assert torch.equal(ranks.add(parts[rank]), sum(parts[1:], parts[0]))
-    assert ranks.agree(("from", rank)) == ("from", 0)
+    for length in (1, 900, 1100, 70_000):
+        assert ranks.agree(("from", rank, "x" * length)) == ("from", 0, "x" * length)
     ranks.compare(7, "the sevens")
     print("all right", flush=True)
     last = rank == count - 1
