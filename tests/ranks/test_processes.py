@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from tests.tiny_checkpoint import tiny_pair
-from triforce.cli import main
+from triforce.cli import LOST, main
+from triforce.cli.launch import verdict
 from triforce.llm import LLM
 from triforce.request import SamplingParams
 
@@ -161,6 +162,30 @@ def test_a_mistake_is_said_once(pair: Path) -> None:
         said, errors = process.communicate(timeout=240)
     assert process.returncode == 2 and not said
     assert errors.count("2 KV heads cannot be shared evenly by 3 processes; use --tp 1 or 2") == 1
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "told"),
+    [
+        ([0, 0], 0, ""),
+        ([0, None], 0, ""),
+        ([2, 2], 2, ""),  # the same mistake, and rank 0 has told it
+        ([141, LOST], 141, ""),  # whoever read the text has closed the pipe
+        ([LOST, LOST], 2, ""),  # they do not agree, and rank 0 has told it
+        ([LOST, -9], 2, "rank 1 of 2 was killed by SIGKILL; so the others were ended, too\nwhat 1 said"),
+        ([-11, LOST], 2, "rank 0 of 2 was killed by SIGSEGV"),
+        ([None, 2], 2, "rank 1 of 2 ended with code 2; so the others were ended, too\nwhat 1 said"),
+        ([LOST, None], 2, "rank 1 of 2 no longer answers"),
+    ],
+)
+def test_the_end_of_all(
+    codes: list[int | None], code: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(2):
+        (tmp_path / f"rank-{rank}").write_text(f"what {rank} said\n" if rank else "")
+    assert verdict(codes, tmp_path) == code
+    said = capsys.readouterr().err
+    assert told in said if told else not said
 
 
 @pytest.mark.parametrize(

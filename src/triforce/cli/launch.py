@@ -30,7 +30,7 @@ def launch(count: int, arguments: Sequence[str]) -> int:
         try:
             for rank in range(count):
                 ranks.append(_start(rank, count, arguments, folder, lifeline))
-            return _verdict(_wait(ranks), folder)
+            return verdict(_wait(ranks), folder)
         finally:
             for process in ranks:
                 process.kill()
@@ -67,24 +67,22 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
     return [process.returncode for process in ranks]
 
 
-def _verdict(codes: Sequence[int | None], folder: Path) -> int:
+def verdict(codes: Sequence[int | None], folder: Path) -> int:
     """The exit code of the whole; says which rank was lost, if it has not said so itself."""
     if codes[0] is not None and codes[0] >= 0 and codes[0] != LOST:
         return codes[0]
-    guilty = [rank for rank, code in enumerate(codes) if code not in (0, LOST)]
-    for rank in guilty[:1]:
-        code = codes[rank]
-        if code is None:
-            end = "no longer answers, and was ended"
-        elif code < 0:
-            end = f"was killed by {signal.Signals(-code).name}"
-        else:
-            end = f"ended with code {code}"
+    ended = [rank for rank, code in enumerate(codes) if code not in (None, 0, LOST)]
+    for rank in (ended or [rank for rank, code in enumerate(codes) if code is None])[:1]:
         said = (folder / f"rank-{rank}").read_text(errors="replace").strip()
-        print(f"triforce: error: rank {rank} of {len(codes)} {end}; so the others were ended, too", file=sys.stderr)
-        if said:
-            print(said, file=sys.stderr)
+        told = f"rank {rank} of {len(codes)} {_end(codes[rank])}; so the others were ended, too"
+        print(f"triforce: error: {told}", *([said] if said else []), sep="\n", file=sys.stderr)
     return MISTAKE
+
+
+def _end(code: int | None) -> str:
+    if code is None:
+        return "no longer answers"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
 @contextmanager
