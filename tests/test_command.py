@@ -32,6 +32,7 @@ JSON_KEYS = [
     "mode",
     "coupling",
     "exactness",
+    "ranks",
     "seed",
     "prompt_tokens",
     "completion_tokens",

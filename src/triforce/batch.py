@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from time import perf_counter
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ class Batch:
         self._sample()
         capacities = [job.capacity(models.target.config.context, setting.reach) for job in jobs]
         self.top = ladder(Rows(models, setting, capacities, memory, store, begun))
-        self.pilot = Pilot(self.top, len(jobs), costs) if costs else None
+        self.pilot = Pilot(self.top, len(jobs), costs, models.target.ranks) if costs else None
         self.tiers = self.pilot.tiers if self.pilot else tiers(self.top)
         self._record()
         ids_BS = np.zeros((len(jobs), max(capacities) + 1), dtype=np.int64)
@@ -101,6 +102,8 @@ class Batch:
         self.prefix = self.prefix.append(draft)
         names = [tier.name for tier in self.tiers]
         tokens, counts = draft.tokens_BK.tolist(), draft.counts_B.tolist()
+        made = [row[:count] for row, count, alive in zip(tokens, counts, live, strict=True) if alive]
+        self.target.ranks.compare(crc32(repr(made).encode()), "the tokens")
         origins = [[names[level] for level in row] for row in draft.origins_BK.tolist()]
         taken = [
             job.accept(tokens[b][: counts[b]], origins[b][: counts[b]], job.limit(context)) if live[b] else 0
@@ -144,9 +147,11 @@ class Batch:
         """Whether the texts are those of plain decoding bit for bit, and not in distribution only.
 
         Plain decoding's own are; others under `seeded`, if a token's logits do not depend on the pass it was fed in.
+        Where several ranks share the model, what is meant is plain decoding in one process.
         """
         exact = self.target.model.width_independent and self.top.cache.pool.memory.width_independent
-        return len(self.tiers) == 1 or (self.coupling is Seeded and exact)
+        plain = len(self.tiers) == 1
+        return (plain and self.target.ranks.count == 1) or (exact and (plain or self.coupling is Seeded))
 
     @property
     def done(self) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from triforce.errors import RequestError
 from triforce.rope import Rope
 
 
@@ -28,14 +29,26 @@ class ModelConfig:
     context: int
     """Positions the model may see, in tokens."""
     rope: Rope
+    ranks: int = 1
+    """Processes that share it: `heads` and `kv_heads` are one's, everything else is the whole model's."""
 
     @property
     def weights_read(self) -> int:
         """Weights that a pass multiplies with: the blocks', and the head's."""
-        C, Q, P = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        C, D = self.hidden_size, self.head_dim * self.ranks
+        Q, P = self.heads * D, self.kv_heads * D
         return self.layers * (2 * C * (Q + P) + 3 * C * self.intermediate_size) + self.vocab_size * C
 
     @property
     def kv_size(self) -> int:
         """Numbers in the keys and values of a token."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.ranks
+
+    def shared(self, ranks: int) -> ModelConfig:
+        """What one of so many processes has of it. Raises RequestError unless KV heads can be dealt out evenly."""
+        if self.kv_heads % ranks:
+            fit = [str(n) for n in range(1, self.kv_heads + 1) if self.kv_heads % n == 0]
+            raise RequestError(
+                f"{self.kv_heads} KV heads cannot be shared evenly by {ranks} processes; use --tp {' or '.join(fit)}"
+            )
+        return replace(self, heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, ranks=ranks)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from triforce import kernels
 from triforce.config import ModelConfig
+from triforce.ranks import ALONE, Ranks
 from triforce.weights import Weights
 
 
@@ -27,13 +28,13 @@ class Decoder:
     """A model without its cache: weights of one dtype on one device, never trained.
 
     `int8`: they are rounded to that, which is only for tiers whose tokens are verified. Raises RequestError where the
-    kernels cannot do it.
+    kernels cannot do it. `ranks` share the model: config and weights are then this one's.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, int8: bool = False) -> None:
-        self.config = config
+    def __init__(self, config: ModelConfig, weights: Weights, int8: bool = False, ranks: Ranks = ALONE) -> None:
+        self.config, self.ranks = config, ranks
         self.device, self.dtype = weights.embedding_VC.device, weights.embedding_VC.dtype
-        self.model = kernels.model(config, weights, int8)
+        self.model = kernels.model(config, weights, int8, ranks)
 
     # Not inference_mode: what a caller keeps from a pass may later be changed in place outside of it.
     @torch.no_grad()

@@ -17,3 +17,7 @@ class RequestError(TriforceError):
 
 class CacheError(TriforceError):
     """A saved KV cache that cannot be read, written or used with this model."""
+
+
+class RankError(TriforceError):
+    """Processes that share a model have lost one of them, or do not agree."""

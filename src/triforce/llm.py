@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from zlib import crc32
 
 from triforce import kernels
 from triforce.batch import COUPLINGS
@@ -15,6 +16,7 @@ from triforce.cache.pool import pages_for
 from triforce.checkpoint import Checkpoint, load
 from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.completion import Completion, Piece
+from triforce.config import ModelConfig
 from triforce.engine import Engine
 from triforce.errors import ModelError, RequestError
 from triforce.grammar import Grammar
@@ -26,6 +28,7 @@ from triforce.pairs import SHIPPED, draft_for
 from triforce.planner import Costs, Focus
 from triforce.profile import home, profile
 from triforce.prompts import Prompt, known, one_or_many, token_ids
+from triforce.ranks import ALONE, Ranks
 from triforce.request import RequestOutput, SamplingParams
 from triforce.sampling import Constraint
 from triforce.texts import Request, Texts
@@ -52,8 +55,9 @@ class LLM:
     tier, or a share of the context ("3%"). chunk: tokens that are selected together. refresh: verifications between
     selections; 0 is once, "auto" after a refusal. full_layers: layers that the retrieval tier sees in full, such as
     "0,1" or "none"; "auto" finds those that need it, and has them search. lower_tiers: "int8" has the tiers below the
-    full one read weights, and committed KV of the target, as int8 copies; "same" does not. Raises ModelError or
-    RequestError.
+    full one read weights, and committed KV of the target, as int8 copies; "same" does not. ranks: the processes that
+    share the target (see `processes`); each makes the same calls, and has the same answers. Raises ModelError,
+    RequestError or RankError.
     """
 
     def __init__(
@@ -74,14 +78,16 @@ class LLM:
         refresh: str | int = 1,
         full_layers: str = "auto",
         lower_tiers: str = "same",
+        ranks: Ranks = ALONE,
     ) -> None:
+        self.ranks = ranks
         retrieval = Setting.parse(budget, chunk, refresh, full_layers)
         self.speculation = Speculation(gamma_1, gamma_2, selection, retrieval, lower_tiers=lower_tiers)
         self.coupling = known("coupling", coupling, COUPLINGS)
         known("mode", mode or "ar", MODES)
         model = SHIPPED[0] if model is None else model
         read = partial(load, device=device, dtype=dtype, int8=self.speculation.int8)
-        self.target = read(model, context=context)
+        self.target = read(model, context=context, ranks=ranks)
         _require_layers(retrieval.full_layers, self.target.config.layers)
         draft = draft_for(model) if draft == "auto" else draft
         self.draft = read(draft) if draft is not None else None
@@ -90,10 +96,16 @@ class LLM:
         self.models = Models(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower)
         self.tokenizer = self.target.tokenizer
         self._grammars = Grammars(self.tokenizer) if self.tokenizer else None
-        self.costs = Costs(home(*(each.fingerprint for each in (self.target, self.draft) if each), lower_tiers))
+        prints = [each.fingerprint for each in (self.target, self.draft) if each]
+        names = *prints, lower_tiers, *([f"{ranks.count} ranks"] if ranks.count > 1 else [])
+        self.costs = Costs(home(*names) if ranks.rank == 0 else None)
         self.focus = Focus(coupling == "seeded") if retrieval.full_layers is None else None
         self.mode = mode or ("triforce" if self.draft else "retrieval")
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))
+        ranks.meet()
+        config = [getattr(self.target.config, f.name) for f in fields(ModelConfig) if f.name != "rope"]
+        about = config, self.target.decoder.dtype, prints[1:], self.speculation, self.coupling, self.mode
+        self._compare("models, settings or kernels", about)
 
     def generate(
         self,
@@ -156,8 +168,11 @@ class LLM:
     def open(self, rows: int = MOST_ROWS, kv_tokens: int | None = None) -> Texts:
         """An engine for requests that come and go: `rows` texts at a time, whose KV has room for so many tokens.
 
-        None is the model's context. It keeps that memory as long as it lives, and is for one thread at a time.
+        None is the model's context. It keeps that memory as long as it lives, and is for one thread at a time. Raises
+        RequestError where several ranks share the model: they would have to be told of each request.
         """
+        if self.ranks.count > 1:
+            raise RequestError("requests that come and go are for one process; leave out --tp and torchrun")
         slack = rows * pages_for(self.speculation.reach + PAGE)
         pages = pages_for(kv_tokens or self.target.config.context) + slack
         return self._open(Store(self.models, self.speculation, rows, pages))
@@ -170,7 +185,7 @@ class LLM:
         ids, mode = self.encode(prompt), known("mode", mode or self.mode, MODES)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids")
-        seed = secrets.randbits(32) if params.seed is None else params.seed
+        seed = self.ranks.agree(secrets.randbits(32)) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         constraints = [self.follow(params.grammar) if params.grammar else None for _ in range(params.n)]
         jobs = [
@@ -185,8 +200,11 @@ class LLM:
         self, requests: Sequence[Request], files: Files, on_prefill: OnPrefill | None, memory: Full | None = None
     ) -> Iterator[tuple[Request, Piece | RequestOutput]]:
         """All of them on an engine of their own, whose KV has room for as many texts as are made at a time."""
+        if self.ranks.count > 1 and (files.save or files.load):
+            raise RequestError("a saved KV cache is of one process; leave out --tp and torchrun, or the file")
         if files.save is not None:
             saved.require_writable(Path(files.save))
+        self._compare("requests", [(r.prompt, r.mode, r.jobs[0].params, r.jobs[0].seed) for r in requests])
         context, reach = self.target.config.context, self.speculation.reach
         sizes = sorted(pages_for(job.capacity(context, reach)) for request in requests for job in request.jobs)
         rows, pages, given = min(len(sizes), MOST_ROWS), sum(sizes[-MOST_ROWS:]), memory.pool if memory else None
@@ -196,6 +214,7 @@ class LLM:
         try:
             texts.submit(requests, memory, earlier, on_prefill, on_read)
             while texts.busy:
+                self.ranks.agree(None)  # rank 0 may have waited for whoever reads its text
                 for request, event in texts.step():
                     if isinstance(event, Exception):
                         raise event
@@ -216,9 +235,15 @@ class LLM:
 
     def _known_costs(self) -> Costs:
         """What passes take, looked at for a moment where nothing is known yet."""
-        if not self.costs.knows("full", "retrieval"):
+        if self.ranks.agree(not self.costs.knows("full", "retrieval")):
             profile(self.models, self.speculation, self.costs)
         return self.costs
+
+    def _compare(self, what: str, facts: object) -> None:
+        """Ranks that are not asked the same would wait for each other in vain."""
+        if self.ranks.count > 1:
+            level = kernels.extension.native.level() if kernels.extension.native else "torch"
+            self.ranks.compare(crc32(repr((level, facts)).encode()), what)
 
 
 def _require_layers(asked: frozenset[int] | None, layers: int) -> None:

@@ -58,7 +58,7 @@ def profile(models: Models, setting: Speculation, costs: Costs) -> None:
             view.searched_layers = frozenset(range(layers))  # so that it sees more and fewer keys
             pilot.wire(plan, batch.prefix, np.array([True]))
             for step in range(STEPS):
-                if perf_counter() - began > SECONDS:
+                if models.target.ranks.agree(perf_counter() - began > SECONDS):
                     return
                 lengths, started = batch.prefix.lengths_B.tolist(), perf_counter()
                 taken = sum(batch.step())

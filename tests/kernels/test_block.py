@@ -21,6 +21,7 @@ from triforce.weights import Layer
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
+from triforce.kernels.native_part import NativePartOfBlock
 
 EPS = 1e-5
 FAMILIES = {
@@ -189,3 +190,36 @@ def test_what_a_block_refuses(small: Small, dtype: torch.dtype) -> None:
             native.Block(*wrong, head_dim=small.plain.config.head_dim, eps=EPS)
     with pytest.raises(ValueError, match="multiple of 16"):
         native.Block(*weights, head_dim=24, eps=EPS)
+
+
+def part(layer: Layer, D: int, heads: slice, some: slice, mlp: slice) -> NativePartOfBlock:
+    """Some query heads, and some outputs of the other matrices; K and V are whole."""
+    queries = slice(heads.start * D, heads.stop * D)
+    cut = replace(
+        layer, q_proj_QC=layer.q_proj_QC[queries], gate_proj_IC=layer.gate_proj_IC[mlp],
+        up_proj_IC=layer.up_proj_IC[mlp], o_proj_CQ=layer.o_proj_CQ[some], down_proj_CI=layer.down_proj_CI[some],
+        q_bias_Q=None if layer.q_bias_Q is None else layer.q_bias_Q[queries],
+    )  # fmt: skip
+    config: Any = SimpleNamespace(
+        norm_eps=EPS, head_dim=D, heads=heads.stop - heads.start, kv_heads=len(layer.k_proj_PC) // D
+    )
+    return NativePartOfBlock(config, cut, int8=False)
+
+
+def test_parts_have_the_bits_of_the_whole(small: Small) -> None:
+    """However the outputs are dealt out, not in blocks of 16 either."""
+    layer, D = small.layer, small.plain.config.head_dim
+    (Q, C), M = layer.q_proj_QC.shape, len(layer.gate_proj_IC)
+    heads = cut(Q // D, 1) if Q > D else (slice(0, 1),)
+    parts = [part(layer, D, heads[i % len(heads)], cut(C, 7)[i], cut(M, 19)[i]) for i in range(2)]
+    q, k, v = (x.unflatten(1, (-1, D)) for x in small.qkv())
+    some = [each.qkv(small.x_NC) for each in parts[: len(heads)]]
+    assert torch.equal(torch.cat([queries for queries, *_ in some], 1), q)
+    assert all(torch.equal(keys, k) and torch.equal(values, v) for _, keys, values in some)
+    x_NC = small.x_NC + torch.cat([each.out(small.mixed_NQ) for each in parts], 1)
+    gated_NM = torch.cat([each.gate(x_NC) for each in parts], 1)
+    assert torch.equal(x_NC + torch.cat([each.down(gated_NM) for each in parts], 1), small.finish())
+
+
+def cut(size: int, at: int) -> tuple[slice, slice]:
+    return slice(0, at), slice(at, size)

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from tests.kernels.paged import PAGE, native
 from triforce.config import ModelConfig
-from triforce.kernels import Lists, Model, Outcome, Pass, layer_by_layer
+from triforce.kernels import Lists, Pass
 from triforce.rope import Rope
 from triforce.weights import Layer, Weights
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
+from triforce.kernels.native_layers import by_layers
 from triforce.kernels.native_memory import NativeMemory
 from triforce.kernels.native_model import NativeModel
-from triforce.kernels.plain_memory import slots
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("dtype")
@@ -53,33 +53,6 @@ def parts(dtype: torch.dtype, tied: bool = True, int8: bool = False) -> tuple[Na
     for index in range(L):
         memory.put(index, everywhere_N, *(torch.randn(G, len(everywhere_N), D, generator=draw) for _ in range(2)))
     return model, memory
-
-
-def step_by_step(memory: NativeMemory, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
-    """What `NativeMemory.forward` does, one kernel after the other."""
-    lists_L, (B, T) = this.lists(), ids_BT.shape
-    first, tables = lists_L[0], memory.config.rope.tables(4096)
-    positions_N = (torch.tensor(this.positions)[:, None] + torch.arange(T)).flatten()
-    to_sinks_N = positions_N.clamp_max(first.sinks + first.window - 1) if first.window else None
-    queries, masses = [], []
-
-    def attend(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
-        q_NQ, k_NP, v_NP = (x.flatten(2).flatten(0, 1) for x in (q_BTHD, k_BTGD, v_BTGD))
-        turned_BTHD, q_sinks_BTHD = (torch.empty(B, T, H, D, dtype=memory.dtype) for _ in range(2))
-        sinks = (to_sinks_N, q_sinks_BTHD.flatten(0, 1)) if first.window else ()
-        pages = memory._layers[layer]
-        pages.write(q_NQ, k_NP, v_NP, *tables, positions_N, slots(first, T), turned_BTHD.flatten(0, 1), *sinks)
-        lists, mixed_BTHD = lists_L[layer], torch.empty_like(turned_BTHD)
-        mass_BGU = torch.empty(B, G, lists.units.shape[-1])
-        pages.attend(
-            turned_BTHD, lists.starts, lists.counts, lists.units, mixed_BTHD, mass_BGU,
-            q_sinks_BTHD if first.window else None, lists.sinks, lists.window, lists.coarse if memory.int8 else [],
-        )  # fmt: skip
-        queries.append(turned_BTHD)
-        masses.append(mass_BGU)
-        return mixed_BTHD
-
-    return Outcome(layer_by_layer(model, ids_BT, at_BJ, attend), torch.stack(queries), torch.stack(masses))
 
 
 def some_pages(*shape: int) -> Tensor:
@@ -116,7 +89,7 @@ def test_as_the_kernels_one_by_one(
     this: Pass, at: list[list[int]] | None, tied: bool, int8: bool, dtype: torch.dtype
 ) -> None:
     results = []
-    for way in (NativeMemory.forward, step_by_step):
+    for way in (NativeMemory.forward, by_layers):
         model, memory = parts(dtype, tied, int8)
         B = len(this.positions)
         at_BJ = None if at is None else torch.tensor(at[:B])

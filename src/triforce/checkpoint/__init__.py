@@ -17,6 +17,7 @@ from triforce.checkpoint.weights import read_weights
 from triforce.config import ModelConfig
 from triforce.decoder import Decoder
 from triforce.errors import ModelError
+from triforce.ranks import ALONE, Ranks
 from triforce.weights import Weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -30,6 +31,7 @@ class Checkpoint:
 
     path: Path
     config: ModelConfig
+    """With this rank's heads, if several share the model."""
     decoder: Decoder
     lower: Decoder
     """The same one, or one with weights rounded to int8, for tiers whose tokens are verified."""
@@ -45,12 +47,14 @@ def load(
     dtype: str | torch.dtype = "auto",
     context: int | None = None,
     int8: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Checkpoint:
     """Read a Hugging Face folder or hub name. No code of the repository is run.
 
     `device` "auto" is cuda where present; `dtype` "auto" is bfloat16, or float32 on a CPU for whose model there are no
-    native kernels; `context` is in tokens (None: what the config says); `int8` is for `Checkpoint.lower`. Raises
-    ModelError, or RequestError for int8, saying what is wrong and what to do.
+    native kernels; `context` is in tokens (None: what the config says); `int8` is for `Checkpoint.lower`; `ranks`
+    share the model, and this one reads its part. Raises ModelError, or RequestError for int8 or for heads that cannot
+    be shared, saying what is wrong and what to do.
     """
     place = resolve_device(device)
     folder = model_folder(name_or_path)
@@ -58,10 +62,10 @@ def load(
     tokenizer = Tokenizer.load(folder, rows=hf.vocab_size) if has_tokenizer(folder) else None
     vocab_size = tokenizer.vocab_size if tokenizer else hf.vocab_size
     config = model_config(hf, vocab_size=vocab_size, context=context, device=place)
-    precision = resolve_dtype(dtype, place, config)
-    weights = read_weights(folder, config, rows=hf.vocab_size, device=place, dtype=precision)
-    decoder = Decoder(config, weights)
-    lower = Decoder(config, weights, int8=True) if int8 else decoder
+    precision, own = resolve_dtype(dtype, place, config), config.shared(ranks.count)
+    weights = read_weights(folder, config, rows=hf.vocab_size, device=place, dtype=precision, ranks=ranks)
+    config, decoder = own, Decoder(own, weights, ranks=ranks)
+    lower = Decoder(config, weights, int8=True, ranks=ranks) if int8 else decoder
     return Checkpoint(folder, config, decoder, lower, tokenizer, fingerprint(config, weights))
 
 
@@ -69,7 +73,7 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
     """Digest of shapes, rotation, dtype, and of each weight a sample and the sum of its bits."""
     digest = hashlib.sha256()
     # The context bounds what a model may see, and changes what it computes only through the rotation.
-    names = [f.name for f in fields(ModelConfig) if f.name not in ("rope", "context")]
+    names = [f.name for f in fields(ModelConfig) if f.name not in ("rope", "context", "ranks")]
     rope, dtype = config.rope, weights.embedding_VC.dtype
     digest.update(repr(([getattr(config, name) for name in names], rope.scale, str(dtype))).encode())
     for tensor in (rope.inv_freq_F, *weights.tensors()):

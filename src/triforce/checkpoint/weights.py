@@ -15,52 +15,73 @@ from torch import Tensor
 from triforce.checkpoint.archives import Archive, open_archives
 from triforce.config import ModelConfig
 from triforce.errors import ModelError
+from triforce.ranks import ALONE, Ranks, span
 from triforce.weights import Layer, Weights
 
 Shape = tuple[int, ...]
+Cut = tuple[slice, ...]
+Source = tuple[str, Shape, Cut]
+"""The name of a tensor in the files, its shape there, and which part of it is wanted."""
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 SOURCES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def read_weights(folder: Path, config: ModelConfig, *, rows: int, device: torch.device, dtype: torch.dtype) -> Weights:
+def read_weights(
+    folder: Path,
+    config: ModelConfig,
+    *,
+    rows: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    ranks: Ranks = ALONE,
+) -> Weights:
     """The weights of a folder whose embedding and head have `rows` rows; those past `config.vocab_size` are left out.
 
-    Raises ModelError naming the file or the tensor that is corrupt, missing, unknown, of another shape, or not finite.
+    `config` is the whole model's. One of several `ranks` reads its part only (see `kernels.sharded_model`). Raises
+    ModelError naming the file or the tensor that is corrupt, missing, unknown, of another shape, or not finite.
     """
     reader = _Reader(open_archives(folder), device, dtype)
-    blocks = [_block(config, f"model.layers.{i}.") for i in range(config.layers)]
-    reader.require_names(folder, {EMBEDDING, NORM} | {name for block in blocks for name, _ in block.values()}, HEAD)
-    table, V = (rows, config.hidden_size), config.vocab_size
-    embedding_VC = reader.take(EMBEDDING, table, V)
+    blocks = [_block(config, f"model.layers.{i}.", ranks) for i in range(config.layers)]
+    reader.require_names(folder, {EMBEDDING, NORM} | {name for block in blocks for name, *_ in block.values()}, HEAD)
+    table = (rows, config.hidden_size), (span(config.vocab_size, ranks),)
+    embedding_VC = reader.take(EMBEDDING, *table)
     layers = tuple(Layer(**{field: reader.take(*source) for field, source in block.items()}) for block in blocks)
-    head_VC = reader.take(HEAD, table, V) if reader.has(HEAD) else embedding_VC
+    head_VC = reader.take(HEAD, *table) if reader.has(HEAD) else embedding_VC
     if config.tied:
         _require_tied(head_VC, embedding_VC)
         head_VC = embedding_VC
-    return Weights(embedding_VC, layers, reader.take(NORM, (config.hidden_size,)), head_VC)
+    return Weights(embedding_VC, layers, reader.take(NORM, (config.hidden_size,), ()), head_VC)
 
 
-def _block(config: ModelConfig, prefix: str) -> dict[str, tuple[str, Shape]]:
-    """Each field of Layer that this family has: its name in the files, and its shape."""
+def _block(config: ModelConfig, prefix: str, ranks: Ranks) -> dict[str, Source]:
+    """Where each field of Layer that this family has comes from."""
     C, inner, D = config.hidden_size, config.intermediate_size, config.head_dim
     Q, P = config.heads * D, config.kv_heads * D
-    fields: dict[str, tuple[str, Shape]] = {
-        "input_norm_C": ("input_layernorm.weight", (C,)),
-        "q_proj_QC": ("self_attn.q_proj.weight", (Q, C)),
-        "k_proj_PC": ("self_attn.k_proj.weight", (P, C)),
-        "v_proj_PC": ("self_attn.v_proj.weight", (P, C)),
-        "o_proj_CQ": ("self_attn.o_proj.weight", (C, Q)),
-        "post_norm_C": ("post_attention_layernorm.weight", (C,)),
-        "gate_proj_IC": ("mlp.gate_proj.weight", (inner, C)),
-        "up_proj_IC": ("mlp.up_proj.weight", (inner, C)),
-        "down_proj_CI": ("mlp.down_proj.weight", (C, inner)),
+
+    def outputs(size: int) -> Cut:
+        return (span(size, ranks),)
+
+    def last(inputs: int) -> Cut:
+        """Of what adds to the residual stream."""
+        return outputs(C) if ranks.exact else (slice(None), span(inputs, ranks))
+
+    fields: dict[str, Source] = {
+        "input_norm_C": ("input_layernorm.weight", (C,), ()),
+        "q_proj_QC": ("self_attn.q_proj.weight", (Q, C), outputs(Q)),
+        "k_proj_PC": ("self_attn.k_proj.weight", (P, C), outputs(P)),
+        "v_proj_PC": ("self_attn.v_proj.weight", (P, C), outputs(P)),
+        "o_proj_CQ": ("self_attn.o_proj.weight", (C, Q), last(Q)),
+        "post_norm_C": ("post_attention_layernorm.weight", (C,), ()),
+        "gate_proj_IC": ("mlp.gate_proj.weight", (inner, C), outputs(inner)),
+        "up_proj_IC": ("mlp.up_proj.weight", (inner, C), outputs(inner)),
+        "down_proj_CI": ("mlp.down_proj.weight", (C, inner), last(inner)),
     }
     if config.qkv_bias:
         sizes = {"q": ("Q", Q), "k": ("P", P), "v": ("P", P)}
-        fields |= {f"{x}_bias_{s}": (f"self_attn.{x}_proj.bias", (size,)) for x, (s, size) in sizes.items()}
+        fields |= {f"{x}_bias_{s}": (f"self_attn.{x}_proj.bias", (n,), outputs(n)) for x, (s, n) in sizes.items()}
     if config.qk_norm:
-        fields |= {f"{x}_norm_D": (f"self_attn.{x}_norm.weight", (D,)) for x in "qk"}
-    return {field: (prefix + name, shape) for field, (name, shape) in fields.items()}
+        fields |= {f"{x}_norm_D": (f"self_attn.{x}_norm.weight", (D,), ()) for x in "qk"}
+    return {field: (prefix + name, shape, cut) for field, (name, shape, cut) in fields.items()}
 
 
 def _require_tied(head_VC: Tensor, embedding_VC: Tensor) -> None:
@@ -92,8 +113,8 @@ class _Reader:
                 "config.json and the weights must belong together"
             )
 
-    def take(self, name: str, shape: Shape, rows: int | None = None) -> Tensor:
-        """The first `rows` rows (None: all) of the tensor, which has `shape` in its file."""
+    def take(self, name: str, shape: Shape, cut: Cut) -> Tensor:
+        """That part of the tensor, which has `shape` in its file."""
         archive = self.archives[name]
         tensor = archive.view(name)
         if tuple(tensor.shape) != shape:
@@ -101,7 +122,7 @@ class _Reader:
         if tensor.dtype not in SOURCES:
             raise ModelError(f"tensor {name} is {tensor.dtype}, which is not supported; use unquantized weights")
         fits = tensor.dtype == self.dtype and self.device.type == "cpu"
-        tensor = tensor[:rows] if fits else archive.glance(name)[:rows].to(self.device, self.dtype)
+        tensor = tensor[cut] if fits else archive.glance(name)[cut].to(self.device, self.dtype)
         # The extremes tell NaN and Inf in one read, without a temporary and without the overflow that a sum may have.
         if not all(extreme.isfinite() for extreme in torch.aminmax(tensor)):
             raise ModelError(f"tensor {name} holds NaN or Inf in {self.dtype}; download it again or change --dtype")

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from triforce.cli.parser import parse
-from triforce.errors import TriforceError
+from triforce.errors import RankError, TriforceError
 
 MISTAKE = 2
+LOST = 3  # a rank that only says that another one is: `launch` looks for that one
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 
@@ -19,6 +20,7 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. A mistake of the user is one message on stderr and code 2."""
     options = parse(argv)
+    options.arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         _speak_utf8()
         code: int = import_module(f"triforce.cli.{options.command}").run(options)
@@ -26,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except TriforceError as error:
         print(f"triforce: error: {error}", file=sys.stderr)
-        return MISTAKE
+        return LOST if isinstance(error, RankError) else MISTAKE
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED

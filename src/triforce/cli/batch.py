@@ -8,6 +8,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from triforce.cli import together
 from triforce.cli.common import load, require_writable
 from triforce.cli.serving import extra, model_name
 from triforce.errors import RequestError
@@ -15,6 +16,7 @@ from triforce.errors import RequestError
 
 def run(options: Namespace) -> int:
     """Answer what is not answered yet. What cannot be read or written is said before the model is loaded."""
+    together.refuse("batch")
     with extra():
         from triforce.server import batch
         from triforce.server.app import create_app

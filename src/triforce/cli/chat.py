@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from triforce.cli import together
 from triforce.cli.common import (
     Painter,
     Prefill,
@@ -30,6 +31,7 @@ Message = dict[str, str]
 
 def run(options: Namespace) -> int:
     """One session: what the turns have in common stays in its KV cache."""
+    together.refuse("chat")
     params = sampling_params(options)
     if params.n != 1:
         raise RequestError("chat gives one answer at a time; leave out --n")

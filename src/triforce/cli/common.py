@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from triforce.checkpoint.tokenizer import Tokenizer
     from triforce.completion import Piece
     from triforce.llm import LLM
+    from triforce.ranks import Ranks
 
 PLACEMENT = ("device", "dtype", "context")
 SPECULATION = (
@@ -28,12 +29,15 @@ PLANS = 4  # those of mode auto that are listed, the most used ones
 COLORS = {"lookup": 35, "draft": 32, "streaming": 33, "retrieval": 36, "full": 31}  # by tier; ANSI foregrounds
 
 
-def load(options: Namespace) -> LLM:
-    """The engine that the arguments describe."""
+def load(options: Namespace, ranks: Ranks | None = None) -> LLM:
+    """The engine that the arguments describe; `ranks` share it."""
     from triforce.llm import LLM
 
     draft = None if options.draft == NO_DRAFT else options.draft
-    return LLM(options.model, draft=draft, **{name: getattr(options, name) for name in PLACEMENT + SPECULATION})
+    settings: dict[str, Any] = {name: getattr(options, name) for name in PLACEMENT + SPECULATION}
+    if ranks:
+        settings["ranks"] = ranks
+    return LLM(options.model, draft=draft, **settings)
 
 
 def sampling_params(options: Namespace) -> SamplingParams:

@@ -8,21 +8,36 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from triforce.cli import together
 from triforce.cli.common import Painter, Prefill, legend, load, read_text, report, sampling_params, show
 from triforce.errors import RequestError
 from triforce.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
 
+if TYPE_CHECKING:
+    from triforce.llm import LLM
+    from triforce.ranks import Ranks
+
 
 def run(options: Namespace) -> int:
-    """What is wrong with the prompt or the parameters is found before a model is loaded."""
-    params = sampling_params(options)
-    options.model, prompt = model_and_prompt(options)
-    if options.json:
-        print(json.dumps(as_json(_whole(options, prompt, params), params), ensure_ascii=False, allow_nan=False))
+    """In one process, or in several that share the model."""
+    return together.run(options, generate)
+
+
+def generate(options: Namespace, ranks: Ranks) -> int:
+    """What is wrong with the prompt or the parameters is found before a model is loaded. Rank 0 reads and prints."""
+    asked: Any = None if ranks.rank else (sampling_params(options), *model_and_prompt(options))
+    params, options.model, prompt = ranks.agree(asked)
+    llm = load(options, ranks if ranks.count > 1 else None)
+    if ranks.rank:
+        llm.generate(prompt, params)
         return 0
-    output = _stream(options, prompt, params) if params.n == 1 else _list(options, prompt, params)
+    if options.json:
+        whole = as_json(_whole(llm, options, prompt, params), params, ranks.count)
+        print(json.dumps(whole, ensure_ascii=False, allow_nan=False))
+        return 0
+    output = _stream(llm, options, prompt, params) if params.n == 1 else _list(llm, options, prompt, params)
     if options.color:
         print(legend(output.outputs[0].tiers), file=sys.stderr)
     print(report(output), file=sys.stderr)
@@ -58,29 +73,31 @@ def _reads_as_prompt(argument: str) -> bool:
     return not argument or (len(argument.split()) > 1 and not Path(argument).is_dir())
 
 
-def _whole(options: Namespace, prompt: str, params: SamplingParams) -> RequestOutput:
+def _whole(llm: LLM, options: Namespace, prompt: str, params: SamplingParams) -> RequestOutput:
     files = {"save_cache": options.save_cache, "load_cache": options.load_cache}
-    return load(options).generate(prompt, params, **files, on_prefill=Prefill())[0]
+    return llm.generate(prompt, params, **files, on_prefill=Prefill())[0]
 
 
-def _stream(options: Namespace, prompt: str, params: SamplingParams) -> RequestOutput:
-    llm = load(options)
+def _stream(llm: LLM, options: Namespace, prompt: str, params: SamplingParams) -> RequestOutput:
     ids = llm.encode(prompt)
     files = {"save_cache": options.save_cache, "load_cache": options.load_cache}
     pieces = llm.stream(ids, params, **files, on_prefill=Prefill())
     return show(pieces, Painter(llm.tokenizer, ids) if options.color else None)
 
 
-def _list(options: Namespace, prompt: str, params: SamplingParams) -> RequestOutput:
+def _list(llm: LLM, options: Namespace, prompt: str, params: SamplingParams) -> RequestOutput:
     """Several continuations are printed one after the other, uncoloured: as streams they would mix."""
-    output = _whole(options, prompt, params)
+    output = _whole(llm, options, prompt, params)
     for completion in output.outputs:
         print(f"[{completion.index + 1} of {params.n}]\n{completion.text}")
     return output
 
 
-def as_json(output: RequestOutput, params: SamplingParams) -> dict[str, Any]:
-    """The object that --json prints; its text, ids, seed and tiers are those of the first continuation."""
+def as_json(output: RequestOutput, params: SamplingParams, ranks: int = 1) -> dict[str, Any]:
+    """The object that --json prints; its text, ids, seed and tiers are those of the first continuation.
+
+    `ranks`: how many processes made it.
+    """
     first = output.outputs[0]
     whole = {
         "text": first.text,
@@ -89,6 +106,7 @@ def as_json(output: RequestOutput, params: SamplingParams) -> dict[str, Any]:
         "mode": output.mode,
         "coupling": output.coupling,
         "exactness": output.exactness,
+        "ranks": ranks,
         "seed": first.seed,
         "prompt_tokens": output.prompt_tokens,
         "completion_tokens": output.completion_tokens,

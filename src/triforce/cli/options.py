@@ -88,6 +88,12 @@ def engine(parser: argparse.ArgumentParser) -> None:
     placement(group)
 
 
+def ranks(parser: argparse._ActionsContainer) -> None:
+    add = parser.add_argument
+    add("--tp", type=int, metavar="N", help="processes that share the target's heads and weights (default: 1)")
+    add("--tp-reduce", action="store_true", help="they add up parts of sums: less to send, but no longer the same bits")
+
+
 def sampling(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
 

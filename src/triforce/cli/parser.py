@@ -18,6 +18,7 @@ from triforce.cli.options import (
     lower_tiers,
     model,
     placement,
+    ranks,
     sampling,
     several,
 )
@@ -64,6 +65,7 @@ def _generate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a UTF-8 file (-: stdin)")
     engine(parser)
+    ranks(parser.add_argument_group("several processes"))
     sampling(parser)
     saved = parser.add_argument_group("saved prompts")
     saved.add_argument("--save-cache", metavar="FILE", help="write the KV cache of the prompt to FILE")

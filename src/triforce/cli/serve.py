@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from triforce.cli import together
 from triforce.cli.common import load
 from triforce.cli.serving import extra, model_name
 from triforce.errors import RequestError
@@ -11,6 +12,7 @@ from triforce.errors import RequestError
 
 def run(options: Namespace) -> int:
     """Serve until SIGTERM or SIGINT. What cannot work is said before the model is loaded."""
+    together.refuse("serve")
     with extra():
         from triforce.server import listener, logs, security
         from triforce.server.app import create_app

@@ -15,6 +15,8 @@ from triforce.kernels.contract import PAGE, Block, Lists, Memory, Model, Outcome
 from triforce.kernels.layers import layer_by_layer
 from triforce.kernels.plain_memory import PlainMemory
 from triforce.kernels.plain_model import PlainModel
+from triforce.kernels.sharded_model import ShardedModel
+from triforce.ranks import ALONE, Ranks
 from triforce.weights import Weights
 
 __all__ = [
@@ -23,19 +25,27 @@ __all__ = [
 ]  # fmt: skip
 
 
-def model(config: ModelConfig, weights: Weights, int8: bool = False) -> Model:
-    """The weights, ready for the fastest kernels that take them. Raises RequestError where none take them as int8."""
-    if _suits_native(config, weights.embedding_VC.dtype, weights.embedding_VC.device):
+def model(config: ModelConfig, weights: Weights, int8: bool = False, ranks: Ranks = ALONE) -> Model:
+    """The weights, ready for the fastest kernels that take them. Raises RequestError where none take them as int8.
+
+    Those of one of several `ranks`, which share the model, are its own part of them (see `sharded_model`).
+    """
+    dtype = weights.embedding_VC.dtype
+    if _suits_native(config, dtype, weights.embedding_VC.device):
         from triforce.kernels.native_model import NativeModel
+        from triforce.kernels.native_part import NativePart
 
         # For the whole process: what is left for torch is small, and its threads spin on the cores that ours need.
         torch.set_num_threads(1)
+        if ranks.count > 1:
+            return ShardedModel(config, NativePart(config, weights, int8), ranks, dtype)
         return NativeModel(config, weights, int8)
     if int8:
         raise _no_int8()
     if weights.embedding_VC.device.type == "cpu" and extension.missing:
         _say_that_they_are_missing()
-    return PlainModel(config, weights)
+    plain = PlainModel(config, weights)
+    return ShardedModel(config, plain, ranks, dtype) if ranks.count > 1 else plain
 
 
 def memory(

@@ -60,6 +60,41 @@ class Block:
     def finish(self, x: Tensor, mixed: Tensor) -> None:
         """x (N, C) float32 gains what attention, `mixed` (N, H * D) dtype, and the MLP have to say."""
 
+class Projections:
+    """What a layer does before its attention, for some of its heads."""
+
+    def __init__(
+        self,
+        input_norm: Tensor,
+        q_proj: Tensor,
+        k_proj: Tensor,
+        v_proj: Tensor,
+        q_bias: Tensor | None,
+        k_bias: Tensor | None,
+        v_bias: Tensor | None,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        *,
+        head_dim: int,
+        eps: float,
+        int8: bool = False,
+    ) -> None: ...
+    def qkv(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """As a block's."""
+
+class Gate:
+    """The first half of an MLP, or some of its outputs."""
+
+    def __init__(
+        self, post_norm: Tensor, gate_proj: Tensor, up_proj: Tensor, *, eps: float, int8: bool = False
+    ) -> None: ...
+    @property
+    def stride(self) -> int:
+        """Outputs, up to a multiple of 16."""
+
+    def run(self, x: Tensor, gated: Tensor) -> None:
+        """gated (rows, stride) dtype becomes silu(gate) * up of the normed x (rows, hidden) float32."""
+
 class Head:
     def __init__(self, norm: Tensor, matrix: Matrix, *, eps: float) -> None: ...
     def logits(self, x: Tensor, out: Tensor) -> None:

@@ -120,11 +120,43 @@ class Memory(Protocol):
 class Block(Protocol):
     """One layer of a decoder, but for its attention."""
 
-    def qkv(self, x_NC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
         """Queries (N, H, D), keys and values (N, G, D), not yet rotated."""
 
     def finish(self, x_NC: Tensor, mixed_NQ: Tensor) -> None:
         """Add what attention and MLP have to say to the residual stream, in place."""
+
+
+class PartOfBlock(Protocol):
+    """Some heads of a layer, and some outputs of its other matrices; or some inputs, of those that say so.
+
+    What `out` and `down` read is the whole row where they have some outputs, this rank's part of it where they have
+    some inputs; and then what they give is a part of each sum.
+    """
+
+    def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
+        """As a block's, of these heads."""
+
+    def out(self, mixed_NQ: Tensor) -> Tensor: ...
+
+    def gate(self, x_NC: Tensor) -> Tensor:
+        """What the MLP's last matrix reads, normed x and SwiGLU included: (N, some of I)."""
+
+    def down(self, gated_NI: Tensor) -> Tensor: ...
+
+
+class Part(Protocol):
+    """One rank's part of a model: ids are counted from its first token, and its logits are of its tokens only."""
+
+    @property
+    def blocks(self) -> Sequence[PartOfBlock]: ...
+
+    @property
+    def width_independent(self) -> bool: ...
+
+    def embed(self, ids_N: Tensor) -> Tensor: ...
+
+    def head(self, x_NC: Tensor) -> Tensor: ...
 
 
 class Model(Protocol):

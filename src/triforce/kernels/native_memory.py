@@ -19,6 +19,7 @@ from torch import Tensor
 from triforce.config import ModelConfig
 from triforce.kernels import _native
 from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass, Search
+from triforce.kernels.native_layers import by_layers
 from triforce.kernels.native_model import NativeModel
 from triforce.kernels.plain_memory import allocate
 
@@ -47,7 +48,8 @@ class NativeMemory:
         ]  # fmt: skip
 
     def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
-        assert isinstance(model, NativeModel), "native memory wants a native model"
+        if not isinstance(model, NativeModel):  # ranks that share a model talk between its layers
+            return by_layers(self, model, ids_BT, at_BJ, this)
         (B, T), config = ids_BT.shape, self.config
         logits_BJV = torch.empty(B, T if at_BJ is None else at_BJ.shape[1], config.vocab_size)
         queries_LBTHD = mass_LBGU = None

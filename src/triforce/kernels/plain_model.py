@@ -32,7 +32,7 @@ class PlainBlock:
     def __init__(self, config: ModelConfig, layer: Layer) -> None:
         self.config, self.layer = config, layer
 
-    def qkv(self, x_NC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
         layer = self.layer
         x_NC = norm(x_NC, layer.input_norm_C, self.config.norm_eps)
         return (
@@ -42,11 +42,19 @@ class PlainBlock:
         )
 
     def finish(self, x_NC: Tensor, mixed_NQ: Tensor) -> None:
-        layer = self.layer
-        x_NC += F.linear(mixed_NQ, layer.o_proj_CQ)
-        y_NC = norm(x_NC, layer.post_norm_C, self.config.norm_eps)
-        gate_NI = F.silu(F.linear(y_NC, layer.gate_proj_IC), inplace=True)  # SwiGLU (Shazeer 2020)
-        x_NC += F.linear(gate_NI.mul_(F.linear(y_NC, layer.up_proj_IC)), layer.down_proj_CI)
+        x_NC += self.out(mixed_NQ)
+        x_NC += self.down(self.gate(x_NC))
+
+    def out(self, mixed_NQ: Tensor) -> Tensor:
+        return F.linear(mixed_NQ, self.layer.o_proj_CQ)
+
+    def gate(self, x_NC: Tensor) -> Tensor:
+        y_NC = norm(x_NC, self.layer.post_norm_C, self.config.norm_eps)
+        gate_NI = F.silu(F.linear(y_NC, self.layer.gate_proj_IC), inplace=True)  # SwiGLU (Shazeer 2020)
+        return gate_NI.mul_(F.linear(y_NC, self.layer.up_proj_IC))
+
+    def down(self, gated_NI: Tensor) -> Tensor:
+        return F.linear(gated_NI, self.layer.down_proj_CI)
 
     def _heads(self, x_NC: Tensor, weight: Tensor, bias: Tensor | None, norm_D: Tensor | None) -> Tensor:
         x_NHD = F.linear(x_NC, weight, bias).view(len(x_NC), -1, self.config.head_dim)

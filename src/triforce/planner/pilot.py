@@ -13,6 +13,7 @@ from itertools import pairwise
 from triforce.cache import Full
 from triforce.planner.costs import Costs
 from triforce.planner.plan import Plan, plans
+from triforce.ranks import ALONE, Ranks
 from triforce.shapes import Bools
 from triforce.speculation import Lookup, Prefix, Proposer, Tier
 
@@ -28,10 +29,13 @@ FADE = 0.98  # of what was kept and refused, per proposal
 
 
 class Pilot:
-    """`top` is a ladder of all the tiers there are: full, retrieval and perhaps a draft."""
+    """`top` is a ladder of all the tiers there are: full, retrieval and perhaps a draft.
 
-    def __init__(self, top: Tier[Full], rows: int, costs: Costs) -> None:
-        self.costs = costs
+    Of several `ranks` all follow rank 0: their clocks differ.
+    """
+
+    def __init__(self, top: Tier[Full], rows: int, costs: Costs, ranks: Ranks = ALONE) -> None:
+        self.costs, self._ranks = costs, ranks
         below: list[Proposer] = [Lookup(rows)]
         tier: Proposer | None = top
         while tier:
@@ -54,7 +58,7 @@ class Pilot:
         lengths = prefix.lengths_B[live_B].tolist()
         if self._steps % EVERY == 0:
             self._course = self._best(lengths)
-        wanted = Plan() if self._steps % PROBE == 0 or self._grounded > 0 else self._course
+        wanted = self._ranks.agree(Plan() if self._steps % PROBE == 0 or self._grounded > 0 else self._course)
         if wanted != self.plan:
             self.wire(wanted, prefix, live_B)
         self._steps += 1

@@ -41,7 +41,7 @@ void init_block(Block* self, nb::handle input_norm, nb::handle q, nb::handle k, 
                 nb::handle post_norm, nb::handle gate, nb::handle up, nb::handle down, nb::handle q_bias,
                 nb::handle k_bias, nb::handle v_bias, nb::handle q_norm, nb::handle k_norm, int64_t head_dim,
                 float eps, bool int8) {
-    Block::Parts parts{
+    Parts parts{
         tensor("input_norm", input_norm),  tensor("q_proj", q),
         tensor("k_proj", k),               tensor("v_proj", v),
         tensor("o_proj", o),               tensor("post_norm", post_norm),
@@ -52,7 +52,20 @@ void init_block(Block* self, nb::handle input_norm, nb::handle q, nb::handle k, 
     new (self) Block(parts, head_dim, eps, int8);
 }
 
-void qkv(const Block& block, nb::handle x_object, nb::handle q_object, nb::handle k_object, nb::handle v_object) {
+void init_projections(Projections* self, nb::handle norm, nb::handle q, nb::handle k, nb::handle v, nb::handle q_bias,
+                      nb::handle k_bias, nb::handle v_bias, nb::handle q_norm, nb::handle k_norm, int64_t head_dim,
+                      float eps, bool int8) {
+    Parts parts{};
+    parts.input_norm = tensor("input_norm", norm);
+    parts.q = tensor("q_proj", q), parts.k = tensor("k_proj", k), parts.v = tensor("v_proj", v);
+    parts.q_bias = optional_tensor("q_bias", q_bias), parts.k_bias = optional_tensor("k_bias", k_bias);
+    parts.v_bias = optional_tensor("v_bias", v_bias);
+    parts.q_norm = optional_tensor("q_norm", q_norm), parts.k_norm = optional_tensor("k_norm", k_norm);
+    new (self) Projections(parts, head_dim, eps, int8);
+}
+
+template <class Of>
+void qkv(const Of& block, nb::handle x_object, nb::handle q_object, nb::handle k_object, nb::handle v_object) {
     const Tensor x = tensor("x", x_object);
     const float* from = x.as<float>({-1, block.hidden()});
     float* q = tensor("q", q_object).as<float>({x[0], block.q_size()});
@@ -60,6 +73,14 @@ void qkv(const Block& block, nb::handle x_object, nb::handle q_object, nb::handl
     float* v = tensor("v", v_object).as<float>({x[0], block.kv_size()});
     const nb::gil_scoped_release released;
     block.qkv(from, x[0], q, k, v);
+}
+
+void gate(const Gate& gate, nb::handle x_object, nb::handle gated_object) {
+    const Tensor x = tensor("x", x_object), gated = tensor("gated", gated_object);
+    const float* from = x.as<float>({-1, gate.hidden()});
+    gated.expect(gate.type(), {x[0], gate.stride()});
+    const nb::gil_scoped_release released;
+    gate.run(from, x[0], gated.data);
 }
 
 void finish(const Block& block, nb::handle x_object, nb::handle mixed_object) {
@@ -96,8 +117,22 @@ void bind_linear(nb::module_& m) {
              "gate_proj"_a, "up_proj"_a, "down_proj"_a, "q_bias"_a.none(), "k_bias"_a.none(), "v_bias"_a.none(),
              "q_norm"_a.none(), "k_norm"_a.none(), nb::kw_only(), "head_dim"_a, "eps"_a, "int8"_a = false)
         .def_prop_ro("bytes", &Block::bytes)
-        .def("qkv", &qkv, "x"_a, "q"_a, "k"_a, "v"_a)
+        .def("qkv", &qkv<Block>, "x"_a, "q"_a, "k"_a, "v"_a)
         .def("finish", &finish, "x"_a, "mixed"_a);
+    nb::class_<Projections>(m, "Projections", "What a layer does before its attention, for some of its heads.")
+        .def("__init__", &init_projections, "input_norm"_a, "q_proj"_a, "k_proj"_a, "v_proj"_a, "q_bias"_a.none(),
+             "k_bias"_a.none(), "v_bias"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(), nb::kw_only(), "head_dim"_a,
+             "eps"_a, "int8"_a = false)
+        .def("qkv", &qkv<Projections>, "x"_a, "q"_a, "k"_a, "v"_a);
+    nb::class_<Gate>(m, "Gate", "The first half of an MLP, or some of its outputs.")
+        .def("__init__",
+             [](Gate* self, nb::handle norm, nb::handle gate, nb::handle up, float eps, bool int8) {
+                 new (self) Gate(tensor("post_norm", norm), tensor("gate_proj", gate), tensor("up_proj", up), eps,
+                                 int8);
+             },
+             "post_norm"_a, "gate_proj"_a, "up_proj"_a, nb::kw_only(), "eps"_a, "int8"_a = false)
+        .def_prop_ro("stride", &Gate::stride, "Outputs, up to a multiple of 16.")
+        .def("run", &gate, "x"_a, "gated"_a, "gated (rows, stride) becomes silu(gate) * up of the normed x.");
     nb::class_<Head>(m, "Head", "The final norm and the output matrix.")
         .def("__init__",
              [](Head* self, nb::handle norm, std::shared_ptr<Matrix> matrix, float eps) {

@@ -50,21 +50,16 @@ void Norm::operator()(const float* x, int64_t rows, Type type, void* y) const {
     });
 }
 
-Block::Block(const Parts& p, int64_t head_dim, float eps, bool int8)
-    : q_(p.q, int8), k_(p.k, int8), v_(p.v, int8), o_(p.o, int8), gate_up_(p.gate, p.up, int8), down_(p.down, int8),
-      head_dim_(head_dim) {
-    const int64_t hidden = q_.inputs(), mlp = gate_up_.outputs();
+Projections::Projections(const Parts& p, int64_t head_dim, float eps, bool int8)
+    : q_(p.q, int8), k_(p.k, int8), v_(p.v, int8), head_dim_(head_dim) {
+    const int64_t hidden = q_.inputs();
     if (head_dim < block_size || head_dim % block_size)
         throw std::invalid_argument("head_dim must be a multiple of 16");
     if (q_.outputs() % head_dim) throw std::invalid_argument("q_proj does not have whole heads");
     if (k_.outputs() % head_dim) throw std::invalid_argument("k_proj does not have whole heads");
     p.k.expect(type(), {-1, hidden});
     p.v.expect(type(), {k_.outputs(), hidden});
-    p.o.expect(type(), {hidden, q_.outputs()});
-    p.gate.expect(type(), {mlp, hidden});
-    p.down.expect(type(), {hidden, mlp});
-    input_norm_ = norm(p.input_norm, hidden, type(), eps);
-    post_norm_ = norm(p.post_norm, hidden, type(), eps);
+    norm_ = norm(p.input_norm, hidden, type(), eps);
     q_bias_ = floats(p.q_bias, q_.outputs(), type());
     k_bias_ = floats(p.k_bias, k_.outputs(), type());
     v_bias_ = floats(p.v_bias, v_.outputs(), type());
@@ -72,17 +67,11 @@ Block::Block(const Parts& p, int64_t head_dim, float eps, bool int8)
     k_norm_ = norm(p.k_norm, head_dim, type(), eps);
 }
 
-size_t Block::bytes() const {
-    size_t sum = 0;
-    for (const Matrix* each : {&q_, &k_, &v_, &o_, &gate_up_, &down_}) sum += each->bytes();
-    return sum;
-}
-
-void Block::qkv(const float* x, int64_t rows, float* q, float* k, float* v) const {
+void Projections::qkv(const float* x, int64_t rows, float* q, float* k, float* v) const {
     Scratch scratch;
     const int64_t stride = round_up(hidden(), block_size);
     void* normed = scratch.take<char>(rows * stride * size_of(type()));
-    input_norm_(x, rows, type(), normed);
+    norm_(x, rows, type(), normed);
     const auto project = [&](const Matrix& matrix, const Floats& bias, float* y) {
         const float* added = data_or_null(bias);
         return Linear{matrix.weights(), normed, stride, rows, added, Epilogue::store, y, matrix.outputs()};
@@ -92,15 +81,30 @@ void Block::qkv(const float* x, int64_t rows, float* q, float* k, float* v) cons
     if (k_norm_) (*k_norm_)(k, rows * kv_size() / head_dim_, Type::f32, k);
 }
 
+Gate::Gate(const Tensor& weight, const Tensor& gate, const Tensor& up, float eps, bool int8)
+    : matrix_(gate, up, int8), norm_(norm(weight, matrix_.inputs(), type(), eps)) {}
+
+void Gate::run(const float* x, int64_t rows, void* gated) const {
+    Scratch scratch;
+    const int64_t from = round_up(hidden(), block_size);
+    void* normed = scratch.take<char>(rows * from * size_of(type()));
+    norm_(x, rows, type(), normed);
+    triforce::run({{matrix_.weights(), normed, from, rows, nullptr, Epilogue::swiglu, gated, stride()}});
+}
+
+Block::Block(const Parts& p, int64_t head_dim, float eps, bool int8)
+    : qkv_(p, head_dim, eps, int8), o_(p.o, int8), gate_(p.post_norm, p.gate, p.up, eps, int8), down_(p.down, int8) {
+    p.o.expect(type(), {hidden(), q_size()});
+    p.gate.expect(type(), {gate_.outputs(), hidden()});
+    p.down.expect(type(), {hidden(), gate_.outputs()});
+}
+
 void Block::finish(float* x, int64_t rows, const void* mixed) const {
     Scratch scratch;
-    const int64_t stride = round_up(hidden(), block_size), mlp_stride = round_up(gate_up_.outputs(), block_size);
-    void* normed = scratch.take<char>(rows * stride * size_of(type()));
-    void* gated = scratch.take<char>(rows * mlp_stride * size_of(type()));
+    void* gated = scratch.take<char>(rows * gate_.stride() * size_of(type()));
     run({{o_.weights(), mixed, q_size(), rows, nullptr, Epilogue::add, x, hidden()}});
-    post_norm_(x, rows, type(), normed);
-    run({{gate_up_.weights(), normed, stride, rows, nullptr, Epilogue::swiglu, gated, mlp_stride}});
-    run({{down_.weights(), gated, mlp_stride, rows, nullptr, Epilogue::add, x, hidden()}});
+    gate_.run(x, rows, gated);
+    run({{down_.weights(), gated, gate_.stride(), rows, nullptr, Epilogue::add, x, hidden()}});
 }
 
 Head::Head(const Tensor& weight, std::shared_ptr<Matrix> matrix, float eps)

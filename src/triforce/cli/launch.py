@@ -1,0 +1,95 @@
+"""Starts the ranks of a command, waits for them, and sees that none is left. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from triforce.cli import LOST, MISTAKE
+from triforce.cli.together import LIFELINE, MEETING
+
+GRACE = 5.0
+"""Seconds in which ranks may end by themselves once the first has ended."""
+
+LOOK = 0.05  # seconds between two looks at them
+
+
+def launch(count: int, arguments: Sequence[str]) -> int:
+    """A command line in `count` processes; the exit code of them all."""
+    with tempfile.TemporaryDirectory(prefix="triforce-") as name, _terminable():
+        folder, (lifeline, held) = Path(name), os.pipe()
+        ranks: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(count):
+                ranks.append(_start(rank, count, arguments, folder, lifeline))
+            return verdict(_wait(ranks), folder)
+        finally:
+            for process in ranks:
+                process.kill()
+            for process in ranks:
+                process.wait()
+            os.close(lifeline)
+            os.close(held)
+
+
+def _start(rank: int, count: int, arguments: Sequence[str], folder: Path, lifeline: int) -> subprocess.Popen[bytes]:
+    """Rank 0 has our streams; what the others say goes to a file each."""
+    # As multiprocessing does, which would import the main module again: the same modules as here, whatever the folder.
+    code = f"import sys; sys.path[:] = {sys.path!r}; from triforce.cli import main; sys.exit(main(sys.argv[1:]))"
+    environment = os.environ | {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count),
+        MEETING: f"file://{folder / 'meeting'}", LIFELINE: str(lifeline),
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+    }  # fmt: skip
+    streams: dict[str, Any] = {}
+    with (folder / f"rank-{rank}").open("wb") as said:
+        if rank:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.Popen(command, env=environment, pass_fds=(lifeline,), **streams)
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
+    """Exit codes, once all have ended or one of them has ended badly; None of those that do not follow it."""
+    while not any(ranks[0].poll() == 0 or process.poll() for process in ranks):
+        time.sleep(LOOK)
+    patient_until = time.monotonic() + GRACE
+    while any(process.poll() is None for process in ranks) and time.monotonic() < patient_until:
+        time.sleep(LOOK)
+    return [process.returncode for process in ranks]
+
+
+def verdict(codes: Sequence[int | None], folder: Path) -> int:
+    """The exit code of the whole; says which rank was lost, if it has not said so itself."""
+    if codes[0] is not None and codes[0] >= 0 and codes[0] != LOST:
+        return codes[0]
+    ended = [rank for rank, code in enumerate(codes) if code not in (None, 0, LOST)]
+    for rank in (ended or [rank for rank, code in enumerate(codes) if code is None])[:1]:
+        said = (folder / f"rank-{rank}").read_text(errors="replace").strip()
+        told = f"rank {rank} of {len(codes)} {_end(codes[rank])}; so the others were ended, too"
+        print(f"triforce: error: {told}", *([said] if said else []), sep="\n", file=sys.stderr)
+    return MISTAKE
+
+
+def _end(code: int | None) -> str:
+    if code is None:
+        return "no longer answers"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the ranks, too."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,128 @@
+"""Ranks that are processes, by torch.distributed: gloo between CPUs, NCCL between GPUs.
+
+Two groups, because there are two reasons to wait. In the middle of a pass a rank waits for others that compute the same
+as it does: who is late there is lost. Between two passes rank 0 may wait for people, and the others for it.
+
+Shape suffixes as in ranks.py.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from triforce.errors import RankError
+from triforce.ranks import spans
+
+T = TypeVar("T")
+
+PATIENCE = 30.0
+"""Seconds that a rank waits for another one in the middle of a pass. One that has died is missed at once."""
+
+FOREVER = timedelta(days=365)
+
+NOTE, LENGTH = 1024, 8
+"""Bytes of what rank 0 says, most times, and of the number in front that says how long it is."""
+
+# The older name warns where there is the newer one.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class Processes:
+    """Joins the others at `meeting`, a URL as init_process_group takes it. `exact`: see Ranks. Raises RankError."""
+
+    def __init__(
+        self, rank: int, count: int, meeting: str, cuda: bool, exact: bool = True, patience: float = PATIENCE
+    ) -> None:
+        self.rank, self.count, self.exact = rank, count, exact
+        self._patience = patience
+        soon = timedelta(seconds=patience)
+        self._try(dist.init_process_group, "gloo", init_method=meeting, rank=rank, world_size=count, timeout=FOREVER)
+        self._soon = self._try(dist.new_group, backend="gloo", timeout=soon)
+        self._gpus = self._try(dist.new_group, backend="nccl", timeout=soon) if cuda else None
+
+    def gather(self, some_NX: Tensor, width: int) -> Tensor:
+        sizes, (N, own) = spans(width, self.count), some_NX.shape
+        most = max(sizes)
+        mine_NX = F.pad(some_NX, (0, most - own)) if own < most else some_NX.contiguous()
+        all_RNX = mine_NX.new_empty(self.count, N, most)
+        # As bytes: not every backend knows every type.
+        bytes_RB, mine_B = all_RNX.view(self.count, -1).view(torch.uint8), mine_NX.view(-1).view(torch.uint8)
+        if self._gpus is None:
+            self._try(self._exchange, bytes_RB, mine_B)
+        else:
+            self._try(_all_gather, bytes_RB, mine_B, group=self._gpus)
+        if min(sizes) == most:
+            return all_RNX.transpose(0, 1).reshape(N, width)
+        return torch.cat([each_NX[:, :size] for each_NX, size in zip(all_RNX, sizes, strict=True)], 1)
+
+    def add(self, x_NX: Tensor) -> Tensor:
+        sum_NX = x_NX.float() if x_NX.dtype != torch.float32 else x_NX.clone()
+        self._try(dist.all_reduce, sum_NX, group=self._soon if self._gpus is None else self._gpus)
+        return sum_NX.to(x_NX.dtype)
+
+    def agree(self, value: T) -> T:
+        note_B = torch.zeros(NOTE, dtype=torch.uint8)
+        if self.rank:
+            return self._hear(note_B)
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        note_B[:LENGTH] = torch.tensor([len(data)]).view(torch.uint8)
+        note_B[LENGTH : LENGTH + len(data)] = data[: NOTE - LENGTH]
+        for message in (note_B, data)[: 1 + (len(data) > NOTE - LENGTH)]:
+            for work in [self._try(dist.isend, message, rank) for rank in range(1, self.count)]:
+                self._try(work.wait)
+        return value
+
+    def _hear(self, note_B: Tensor) -> Any:
+        self._try(dist.recv, note_B, 0)
+        length = int(note_B[:LENGTH].view(torch.int64))
+        data = note_B[LENGTH : LENGTH + length]
+        if len(data) < length:
+            data = torch.empty(length, dtype=torch.uint8)
+            self._try(dist.recv, data, 0)
+        return pickle.loads(data.numpy().tobytes())
+
+    def compare(self, number: int, what: str) -> None:
+        numbers_R1 = torch.empty(self.count, 1, dtype=torch.int64)
+        self._try(self._exchange, numbers_R1, torch.tensor([number]))
+        numbers_R = numbers_R1[:, 0]
+        if others := [r for r, each in enumerate(numbers_R.tolist()) if each != numbers_R[0]]:
+            names = ", ".join(map(str, others))
+            raise RankError(
+                f"{what} of rank {names} differ from those of rank 0, so nothing it says can be trusted; "
+                "all ranks need the same files, versions and kind of processor. Start again"
+            )
+
+    def _exchange(self, all_RB: Tensor, mine_B: Tensor) -> None:
+        """What gloo's own all-gather does in four times as long: it hands each call to another thread."""
+        all_RB[self.rank] = mine_B
+        others = [rank for rank in range(self.count) if rank != self.rank]
+        works = [dist.irecv(all_RB[rank], rank, group=self._soon) for rank in others]
+        works += [dist.isend(mine_B, rank, group=self._soon) for rank in others]
+        for work in works:
+            work.wait()
+
+    def meet(self) -> None:
+        self._try(dist.barrier)
+
+    def leave(self) -> None:
+        """The last thing to do; those who still wait for this rank hear that it is gone."""
+        dist.destroy_process_group()
+
+    def _try(self, call: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+        """What torch.distributed says of a rank that is lost."""
+        try:
+            return call(*arguments, **more)
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise RankError(
+                f"another rank has ended, or did not answer for {self._patience:g} seconds ({reason}). Start again; "
+                "--tp 1 does without it"
+            ) from error

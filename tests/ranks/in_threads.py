@@ -1,0 +1,76 @@
+"""Ranks without processes: each is a thread, and what they tell each other lies in a list."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from triforce.errors import RankError
+from triforce.ranks import Ranks
+
+T = TypeVar("T")
+PATIENCE = 60  # seconds; only a test that fails waits for it
+
+
+class Threads:
+    """`exact`: as in Ranks."""
+
+    def __init__(self, rank: int, brought: list[Any], barrier: threading.Barrier, exact: bool) -> None:
+        self.rank, self.count, self.exact = rank, len(brought), exact
+        self._brought, self._barrier = brought, barrier
+
+    def gather(self, some_NX: Tensor, width: int) -> Tensor:
+        whole_NX = torch.cat(self._all("gather", some_NX.clone()), 1)
+        assert whole_NX.shape == (len(some_NX), width)
+        return whole_NX
+
+    def add(self, x_NX: Tensor) -> Tensor:
+        return torch.stack(self._all("add", x_NX.clone())).sum(0)
+
+    def agree(self, value: T) -> T:
+        first: T = self._all("agree", value)[0]
+        return first
+
+    def compare(self, number: int, what: str) -> None:
+        if len(set(self._all("compare", number))) > 1:
+            raise RankError(f"{what} differs")
+
+    def meet(self) -> None:
+        self._all("meet", None)
+
+    def _all(self, what: str, mine: Any) -> list[Any]:
+        """What each rank brings. Processes would wait for each other in vain where their calls differ."""
+        self._brought[self.rank] = what, mine
+        self._barrier.wait(PATIENCE)
+        everything = list(self._brought)
+        self._barrier.wait(PATIENCE)
+        if {call for call, _ in everything} != {what}:
+            raise RankError("ranks do not do the same")
+        return [each for _, each in everything]
+
+
+def together(count: int, run: Callable[[Ranks], T], exact: bool = True) -> list[T]:
+    """What each of `count` ranks makes of it; if some fail, the error of the first that was not merely left alone."""
+    barrier, brought = threading.Barrier(count), [None] * count
+    results: list[Any] = [None] * count
+    errors: list[BaseException] = []
+
+    def one(rank: int) -> None:
+        try:
+            results[rank] = run(Threads(rank, brought, barrier, exact))
+        except BaseException as error:
+            errors.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error
+    return results

@@ -1,0 +1,40 @@
+"""Texts of the shipped pair from one process, or from ranks that share it; prints their token ids as JSON.
+
+Run as: python many_texts.py PROMPTS TOKENS RANK COUNT MEETING. One process is rank 0 of 1.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import resources
+from itertools import product
+
+from triforce.llm import LLM
+from triforce.processes import Processes
+from triforce.ranks import ALONE, Ranks
+from triforce.request import SamplingParams
+
+LENGTH = 600  # tokens of a prompt, more than twice the budget
+
+
+def main(prompts: int, tokens: int, rank: int, count: int, meeting: str) -> None:
+    ranks: Ranks = Processes(rank, count, meeting, cuda=False) if count > 1 else ALONE
+    llm = LLM(budget=256, ranks=ranks)
+    assert llm.tokenizer
+    book = (resources.files("triforce") / "data" / "dracula.txt").read_text(encoding="utf-8")
+    ids = llm.tokenizer.encode(book[: prompts * LENGTH * 8])
+    cuts = [ids[start : start + LENGTH] for start in range(0, prompts * LENGTH, LENGTH)]
+    texts = {}
+    for mode, temperature in product(("ar", "triforce", "retrieval"), (0, 0.8)):
+        params = SamplingParams(temperature=temperature, seed=3, max_tokens=tokens, ignore_eos=True)
+        outputs = llm.generate(cuts, params, mode=mode)
+        assert all(output.exactness == "bitwise" for output in outputs)
+        texts[f"{mode} {temperature}"] = [output.outputs[0].token_ids for output in outputs]
+    print(json.dumps(texts))
+    if isinstance(ranks, Processes):
+        ranks.leave()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:5]), sys.argv[5])

@@ -1,0 +1,48 @@
+"""One of several processes that try what `Processes` promises; prints what went right, and what it says of the end.
+
+Run as: python one_rank.py RANK COUNT FOLDER END, where END is what the last rank does: `die`, `hang` or `differ`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from triforce.errors import RankError
+from triforce.processes import Processes
+from triforce.ranks import span
+
+
+def main(rank: int, count: int, folder: str, end: str) -> None:
+    patience = 2 if end == "hang" else 60
+    ranks = Processes(rank, count, f"file://{Path(folder) / 'meeting'}", cuda=False, patience=patience)
+    ranks.meet()
+    for dtype in (torch.bfloat16, torch.float32):
+        for width in (count, 7, 48):
+            whole = torch.randn(5, width, generator=torch.Generator().manual_seed(width)).to(dtype)
+            some = whole[:, span(width, ranks)]
+            assert torch.equal(ranks.gather(some, width), whole), (dtype, width)
+            parts = [torch.full_like(whole, r + 1) for r in range(count)]
+            assert torch.equal(ranks.add(parts[rank]), sum(parts[1:], parts[0]))
+    for length in (1, 900, 1100, 70_000):
+        assert ranks.agree(("from", rank, "x" * length)) == ("from", 0, "x" * length)
+    ranks.compare(7, "the sevens")
+    print("all right", flush=True)
+    last = rank == count - 1
+    if last and end == "die":
+        os._exit(9)
+    if last and end == "hang":
+        time.sleep(600)
+    try:
+        ranks.compare(7 + last if end == "differ" else 7, "the sevens")
+    except RankError as error:
+        print(error, flush=True)
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
