@@ -55,7 +55,7 @@ class Batch:
         self._sample()
         capacities = [job.capacity(models.target.config.context, setting.reach) for job in jobs]
         self.top = ladder(Rows(models, setting, capacities, memory, store, begun))
-        self.pilot = Pilot(self.top, len(jobs), costs) if costs else None
+        self.pilot = Pilot(self.top, len(jobs), costs, _heat(jobs)) if costs else None
         self.tiers = self.pilot.tiers if self.pilot else tiers(self.top)
         self._record()
         ids_BS = np.zeros((len(jobs), max(capacities) + 1), dtype=np.int64)
@@ -206,6 +206,11 @@ class Batch:
         for b, (job, count) in enumerate(zip(self.jobs, taken, strict=True)):
             if count and job.params.logprobs is not None:
                 job.logprobs += logprobs_of(self._logits[0][b, :count], job.tokens[-count:], job.params.logprobs)
+
+
+def _heat(jobs: Sequence[Job]) -> float:
+    """The temperature of texts that are decoded together, in the mean."""
+    return sum(job.params.temperature for job in jobs) / len(jobs)
 
 
 def _keep(logits: deque[Tensor]) -> Record:

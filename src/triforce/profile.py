@@ -23,7 +23,7 @@ from triforce.speculation import Tier
 
 CONTEXTS = (1024, 4096, 16_384)
 STEPS = 4  # proposals of each plan; the first pays for what is done once
-SECONDS = 5.0  # after which no further plan is tried
+SECONDS = 2.5  # after which no further plan is tried
 BLOCK = 4096
 """Tokens of random KV, repeated over the context."""
 
