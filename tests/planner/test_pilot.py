@@ -82,8 +82,8 @@ def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> Costs:
     costs = Costs()
     for _ in range(20):
         for tier, seconds in (("full", full), ("retrieval", retrieval), ("draft", draft), ("lookup", 5e-3)):
-            costs.observe(tier, 1, 100, seconds)
-            costs.observe(tier, 9, 100, seconds)
+            costs.observe(tier, 1, 1, 100, seconds)
+            costs.observe(tier, 9, 1, 100, seconds)
     return costs
 
 
@@ -147,8 +147,8 @@ def test_what_is_done_between_passes_is_shared_among_them() -> None:
         it._parts["full"].counters.passed(np.array([True]), 1e-3)
         it._parts["draft"].counters.passed(np.array([True]), 2e-4)
         it.learn([100], 1, 1.6e-3)
-    assert it.costs.seconds("full", 1, 100) == pytest.approx(1.2e-3)
-    assert it.costs.seconds("draft", 1, 0) == pytest.approx(4e-4)
+    assert it.costs.seconds("full", 1, 1, 100) == pytest.approx(1.2e-3)
+    assert it.costs.seconds("draft", 1, 1, 0) == pytest.approx(4e-4)
 
 
 def test_shares_kept_are_learnt_and_forgotten() -> None:

@@ -1,8 +1,8 @@
 """What a pass costs: learnt from the passes themselves, sampling included, and kept from run to run.
 
-A pass of a tier over n tokens of all rows, which see k keys between them, takes about a + b n + c k + d n k seconds: a
-and c k are read whatever the width, the others are arithmetic. Fitted by least squares of the relative error, where the
-past fades.
+A pass over `width` tokens of each row, n of all rows, which see k keys between them, takes about a + b n + c k +
+d width k seconds: a and c k are read whatever the width, the others are arithmetic. Fitted by least squares of the
+relative error, where the past fades.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from triforce.planner.shares import Shares
 
 FADE = 0.995  # of the past, per pass
 TOGETHER = 64  # passes that are looked at at a time, at most
-RIDGE = 1e-9  # of what was varied, added to it: what was not then shares what it cost
+RIDGE = np.array([1e-9, 1e-6, 1e-6, 1e-6])  # of each sum, added to it: what was never varied then costs nothing more
 OUTLIER = 2.0  # times what is expected: more than that counts as that, as the machine did something else
 TRUSTED = 8  # passes
 LEAST = 1e-6  # seconds
@@ -30,23 +30,23 @@ class Costs:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self._fits, self.shares = _read(path) if path and path.exists() else ({}, Shares())
+        self._fits, self.shares = _read(path) if path else _nothing()
 
-    def observe(self, tier: str, tokens: int, keys: int, seconds: float) -> None:
-        """One pass."""
+    def observe(self, tier: str, width: int, rows: int, keys: float, seconds: float) -> None:
+        """One pass over `width` tokens of each row; `keys` are those of all rows."""
         if tier not in self._fits:
             self._fits[tier] = _Fit()
-        self._fits[tier].add(tokens, keys, seconds)
+        self._fits[tier].add(width, rows, keys, seconds)
 
-    def seconds(self, tier: str, tokens: float, keys: float) -> float:
+    def seconds(self, tier: str, width: float, rows: int, keys: float) -> float:
         """What a pass is expected to take; next to nothing where there was none yet, so that it will be tried."""
         fit = self._fits.get(tier)
-        return max(fit.seconds(tokens, keys), LEAST) if fit else LEAST
+        return max(fit.seconds(width, rows, keys), LEAST) if fit else LEAST
 
     def line(self, tier: str, rows: int, keys: int) -> tuple[float, float]:
-        """The same as a function of each row's tokens: what a pass takes whatever they are, and what each adds."""
-        base = self.seconds(tier, 0, keys)
-        return base, self.seconds(tier, rows, keys) - base
+        """The same as a function of the width: what a pass takes whatever it is, and what each token more adds."""
+        base = self.seconds(tier, 0, rows, keys)
+        return base, self.seconds(tier, 1, rows, keys) - base
 
     def knows(self, *tiers: str) -> bool:
         """Whether there were enough passes of all of these tiers to go by."""
@@ -67,7 +67,7 @@ class Costs:
                 fresh.unlink()
 
 
-def _read(path: Path) -> tuple[dict[str, _Fit], Shares]:
+def _read(path: Path) -> Memory:
     """What was saved; nothing if it cannot be read: it is only a memory, and will be made again."""
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
@@ -78,7 +78,11 @@ def _read(path: Path) -> tuple[dict[str, _Fit], Shares]:
         sums = {str(key): _numbers(pair, 2).tolist() for key, pair in saved["shares"].items()}
         return fits, Shares(sums)
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, np.linalg.LinAlgError):
-        return {}, Shares()
+        return _nothing()
+
+
+def _nothing() -> Memory:
+    return {}, Shares()
 
 
 def _numbers(saved: Any, *shape: int) -> np.ndarray:
@@ -90,22 +94,22 @@ def _numbers(saved: Any, *shape: int) -> np.ndarray:
 
 
 class _Fit:
-    """Non-negative least squares on (1, n, k, n k): more work never takes less time."""
+    """Non-negative least squares on (1, n, k, width k): more work never takes less time."""
 
     def __init__(self, moments: np.ndarray | None = None, values: np.ndarray | None = None, passes: int = 0) -> None:
         self.moments = np.zeros((4, 4)) if moments is None else moments
         self.values = np.zeros(4) if values is None else values
         self._passes = passes
-        self._fresh: list[tuple[float, float, float]] = []
+        self._fresh: list[tuple[float, float, float, float]] = []
         self._solution = _solved(self.moments, self.values)
 
     @property
     def passes(self) -> int:
         return self._passes + len(self._fresh)
 
-    def add(self, tokens: int, keys: int, seconds: float) -> None:
+    def add(self, width: int, rows: int, keys: float, seconds: float) -> None:
         """One pass; they are looked at many at a time, as one costs little more than that."""
-        self._fresh.append((tokens, keys, seconds))
+        self._fresh.append((width, rows, keys, seconds))
         if len(self._fresh) >= TOGETHER:
             self.fold()
 
@@ -113,8 +117,8 @@ class _Fit:
         """See the latest passes."""
         if not self._fresh:
             return
-        tokens_N, keys_N, seconds_N = np.array(self._fresh).T
-        rows_NF = np.stack(_features(tokens_N, keys_N), 1)
+        *work, seconds_N = np.array(self._fresh).T
+        rows_NF = np.stack(_features(*work), 1)
         if self._passes > TRUSTED:
             seconds_N = np.minimum(seconds_N, OUTLIER * (rows_NF @ self._solution))
         rows_NF = rows_NF / np.maximum(seconds_N, LEAST)[:, None]
@@ -130,9 +134,11 @@ class _Fit:
         self.fold()
         return self.moments.tolist(), self.values.tolist(), self.passes
 
-    def seconds(self, tokens: float, keys: float) -> float:
+    def seconds(self, width: float, rows: int, keys: float) -> float:
         self.fold()
-        return sum(x * feature for x, feature in zip(self._solution.tolist(), _features(tokens, keys), strict=True))
+        return float(
+            sum(x * each for x, each in zip(self._solution.tolist(), _features(width, rows, keys), strict=True))
+        )
 
 
 def _solved(moments: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -141,7 +147,7 @@ def _solved(moments: np.ndarray, values: np.ndarray) -> np.ndarray:
     used = [i for i in range(len(values)) if scale[i] > 0]
     while used:
         small = moments[np.ix_(used, used)] / np.outer(scale[used], scale[used])
-        x = np.linalg.solve(small + RIDGE * np.eye(len(used)), values[used] / scale[used]) / scale[used]
+        x = np.linalg.solve(small + np.diag(RIDGE[used]), values[used] / scale[used]) / scale[used]
         if (x >= 0).all():
             break
         del used[int((x * scale[used]).argmin())]
@@ -151,5 +157,8 @@ def _solved(moments: np.ndarray, values: np.ndarray) -> np.ndarray:
     return solution
 
 
-def _features(tokens: Any, keys: Any) -> tuple[Any, Any, Any, Any]:
-    return tokens * 0 + 1.0, tokens, keys / 1000, tokens * keys / 1000
+Memory = tuple[dict[str, _Fit], Shares]
+
+
+def _features(width: Any, rows: Any, keys: Any) -> tuple[Any, Any, Any, Any]:
+    return rows / rows, width * rows, keys / 1000, width * keys / 1000

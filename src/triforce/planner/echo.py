@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from triforce.planner.plan import Amount
-from triforce.shapes import Bools
 from triforce.speculation import Lookup, Prefix
 from triforce.speculation.lookup import ALONE, BEFORE_A_DRAFT
 
@@ -30,11 +29,10 @@ class Echo:
         self._made = {True: np.zeros(MOST + 1), False: np.zeros(MOST + 1)}
         self._kept = {True: np.zeros(MOST + 1), False: np.zeros(MOST + 1)}
 
-    def listen(self, prefix: Prefix, live_B: Bools) -> None:
-        """Try what has been written since the last time."""
-        for b in live_B.nonzero()[0].tolist():
-            for match, run in self._lookup.hindsight(prefix, b, MOST):
-                self._add(match, run)
+    def listen(self, prefix: Prefix, b: int) -> None:
+        """Try what has been written in row b since the last time."""
+        for match, run in self._lookup.hindsight(prefix, b, MOST):
+            self._add(match, run)
 
     def of(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
         """As `plan.World.echo` says."""

@@ -116,4 +116,4 @@ class _Trial:
         each, guesses = config.kv_size / config.layers, DRAFTED if self.tier.below else 1.0
         lower = PASS + config.weights_read + each * ((config.layers - whole) * budget + whole * self.length)
         full = PASS + config.weights_read + config.kv_size * self.length
-        return max(expected(share, gamma) / (gamma / guesses * lower + full) for gamma in WIDE)
+        return max(float(expected(share, gamma)) / (gamma / guesses * lower + full) for gamma in WIDE)

@@ -29,9 +29,8 @@ SAFE = 1.06  # times the worth of plain decoding: less is not worth the risk
 SELDOM = 4  # proposals of plain decoding, of whose passes the last is learnt from: they are many, and alike
 PROBE = 64  # proposals between two of plain decoding, so that its cost stays known
 WATCHED = 8, 16  # proposals that the measured speed is an average of: at least, and at most
-GROUNDED = 32, 1024  # proposals of plain decoding after speculation lost: at first, and at most
-TRUST = 0.5  # of what a proposal says of how far a plan's worth is off
-LEAST, MOST = 0.6, 1.2  # that it may be off
+GROUNDED = 4, 1024  # proposals of plain decoding after speculation lost: at first, and at most
+BOUNDS = 0.5, 1.5  # of the factors by which what was foretold proves to be off
 
 PLAIN = Plan()
 
@@ -71,8 +70,7 @@ class Pilot:
         self._course = self.plan
         self._plain = 0.0
         self._since, self._pause = 0.0, 0.0
-        self._off: dict[tuple[str, ...], float] = {PLAIN.tiers: 1.0}
-        self._usual = 1.0
+        self._off = {True: 1.0, False: 1.0}  # what speculation, and plain decoding, were worth, of what was foretold
         self._counted = {name: (0, 0) for name in self._parts}
         self._speed: deque[tuple[float, float]] = deque(maxlen=WATCHED[1])
 
@@ -91,31 +89,33 @@ class Pilot:
         self._grounded -= 1
 
     def learn(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
-        """After a proposal from texts of these lengths, which gave so many tokens in all.
-
-        What was done between its passes is shared among them: they would not have been without.
-        """
+        """After a proposal from texts of these lengths, which gave so many tokens in all."""
         self._since += seconds
-        if self.plan is PLAIN and self._steps % SELDOM:
-            return
-        passes = {name: self._parts[name].counters.fresh() for name in self.plan.tiers}
         if self.plan is PLAIN:
-            passes["full"] = passes["full"][-1:]
-        count, took = 0, 0.0
-        for some in passes.values():
-            count += len(some)
-            took += sum(each for _, each in some)
-        between = max(0.0, seconds - took) / max(1, count)
-        for name, some in passes.items():
-            keys = self._keys(name, lengths)
-            for tokens, each in some:
-                self.costs.observe(name, tokens, keys, each + between)
-        if self.plan is PLAIN:
+            if self._steps % SELDOM == 0:
+                self.time(lengths, seconds)
+                self._measure_plain(lengths, seconds)
             return
+        self.time(lengths, seconds)
         self._watch.fade()
         for name in self.plan.tiers[:-1]:
             self._judge(name, lengths)
-        self._compare(len(lengths), taken, seconds)
+        self._compare(lengths, taken, seconds)
+
+    def time(self, lengths: Sequence[int], seconds: float) -> None:
+        """Learn what the passes of a proposal took.
+
+        What was done between them is shared among them: it would not have been without.
+        """
+        passes = {name: self._parts[name].counters.fresh() for name in self.plan.tiers}
+        if self.plan is PLAIN:
+            passes["full"] = passes["full"][-1:]
+        count = sum(len(some) for some in passes.values())
+        between = max(0.0, seconds - sum(took for some in passes.values() for *_, took in some)) / max(1, count)
+        for name, some in passes.items():
+            keys = self._keys(name, lengths) / len(lengths)
+            for width, rows, took in some:
+                self.costs.observe(name, width, rows, keys * rows, took + between)
 
     def forget(self) -> None:
         """The latest passes are not to be learnt from."""
@@ -124,10 +124,10 @@ class Pilot:
 
     def _think(self, prefix: Prefix, live_B: Bools) -> None:
         """Choose a course. A thought is not worth more than a hundredth of the time."""
+        rows = live_B.nonzero()[0].tolist()
+        self._echo.listen(prefix, rows[self._steps % len(rows)])
         began = self._clock()
-        lengths = prefix.lengths_B[live_B].tolist()
-        self._echo.listen(prefix, live_B)
-        self._course = self._best(lengths)
+        self._course = self._best(prefix.lengths_B[live_B].tolist())
         self._pause, self._since, self._thought = WORTH * (self._clock() - began), 0.0, self._steps
 
     def _best(self, lengths: list[int]) -> Plan:
@@ -135,14 +135,15 @@ class Pilot:
         world = _World(self, lengths)
         best, highest, present = PLAIN, 0.0, 0.0
         for tiers, gammas in families("draft" in self._parts, self._sees_less(lengths)):
-            worth_N = np.atleast_1d(rate(tiers, gammas, world)) * self._off.get(tiers, self._usual)
+            off = self._off[tiers != PLAIN.tiers]
+            worth_N = np.atleast_1d(rate(tiers, gammas, world)) * off
             if tiers == PLAIN.tiers:
                 self._plain = float(worth_N[0])
             at = int(worth_N.argmax())
             if worth_N[at] > highest:
                 best, highest = Plan(tiers, tuple(int(each[at]) for each in gammas)), float(worth_N[at])
             if tiers == self._course.tiers:
-                present = self._course.rate(world) * self._off.get(tiers, self._usual)
+                present = self._course.rate(world) * off
         if highest < SAFE * self._plain:
             best, highest = PLAIN, self._plain
         if best != PLAIN and present > SAFE * self._plain and highest < BETTER * present:
@@ -175,20 +176,29 @@ class Pilot:
         if name != "lookup":
             self._watch.add(name, max(lengths), now[0] - kept, now[1] - refused)
 
-    def _compare(self, rows: int, taken: int, seconds: float) -> None:
-        """What was foretold, with what came; plain decoding for a while, each time longer, if that is faster."""
-        tiers = self.plan.tiers
-        self._speed.append((taken / rows, seconds))
+    def _compare(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
+        """What came, with what was foretold; plain decoding for a while, each time longer, if that is faster."""
+        self._speed.append((taken / len(lengths), seconds))
         if len(self._speed) < WATCHED[0]:
             return
         tokens, took = (sum(each) for each in zip(*self._speed, strict=True))
         if self.foretold:
-            off = self._off.get(tiers, self._usual) * (tokens / took / self.foretold) ** (TRUST / len(self._speed))
-            self._off[tiers] = self._usual = min(MOST, max(LEAST, off))
+            self._correct(True, tokens / took / self.foretold)
         if tokens < took * self._plain:
             self._grounded, self._rest = self._rest, min(2 * self._rest, GROUNDED[1])
         else:
             self._rest = GROUNDED[0]
+
+    def _measure_plain(self, lengths: Sequence[int], seconds: float) -> None:
+        """What plain decoding is worth, where it was just tried, is not left to what was foretold."""
+        foretold = PLAIN.rate(_World(self, list(lengths)))
+        self._correct(False, 1 / seconds / foretold / self._off[False])
+        self._plain = foretold * self._off[False]
+
+    def _correct(self, speculation: bool, ratio: float) -> None:
+        """What came was so many times what was foretold; one proposal says little."""
+        now = self._off[speculation] * ratio ** (1 / WATCHED[0])
+        self._off[speculation] = min(BOUNDS[1], max(BOUNDS[0], now))
 
     def _keys(self, tier: str, lengths: Sequence[int]) -> int:
         """Keys that a pass of a tier sees, of all rows; the draft's are always as many."""

@@ -63,11 +63,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """Guesses of one round, the seconds they take, and the tokens that verifying them gives."""
+    """Guesses of one round, the seconds they take, and the tokens that verifying them gives.
+
+    width: guesses of the row that has most of them, as a pass is as wide as that.
+    """
 
     tokens: Amount
     seconds: Amount
     gives: Amount
+    width: Amount
 
 
 def rate(tiers: tuple[str, ...], gammas: tuple[Amount, ...], world: World) -> Amount:
@@ -92,18 +96,21 @@ def expected(acceptance: float, guesses: Amount) -> Amount:
 
 def _alone(world: World, tier: str, gamma: Amount) -> _Offer:
     """A tier that guesses token by token."""
-    return _Offer(gamma, gamma * world.cost(tier, 1), expected(world.share(tier), gamma))
+    return _Offer(gamma, gamma * world.cost(tier, 1), expected(world.share(tier), gamma), gamma)
 
 
 def _lookup(world: World, gamma: Amount, below: str | None) -> _Offer:
     """Guesses from the text, and those of the draft where there are none."""
     made, kept, found = world.echo(gamma, below is None)
-    own = _Offer(made, world.cost("lookup", 1), 1 + kept)
+    somewhere = 1 - (1 - found) ** world.rows
+    width, seconds = made / found * somewhere if found else 0.0 * made, world.cost("lookup", 1)
     if below is None:
-        return own
+        return _Offer(made, seconds, 1 + kept, width)
     rest, missing = _alone(world, below, gamma), 1 - found
+    lacking = 1 - found**world.rows  # in some row
     gives = found + kept + missing * rest.gives
-    return _Offer(made + missing * rest.tokens, own.seconds + missing * rest.seconds, gives)
+    tokens, width = made + missing * rest.tokens, np.maximum(width, lacking * rest.width)
+    return _Offer(tokens, seconds + lacking * rest.seconds, gives, width)
 
 
 def _verified(world: World, below: _Offer, tier: str, gamma: Amount) -> _Offer:
@@ -114,8 +121,8 @@ def _verified(world: World, below: _Offer, tier: str, gamma: Amount) -> _Offer:
         spread = 0.75 * (below.gives - 1) * (below.tokens + 1 - below.gives)
         deviation = np.sqrt(rounds * np.maximum(spread, 0.0)) / below.gives
         rounds = rounds + LAST_OF[min(world.rows, len(LAST_OF) - 1)] * deviation
-    seconds = rounds * (below.seconds + world.cost(tier, below.tokens + 1))
-    return _Offer(tokens, seconds, expected(world.share(tier), tokens))
+    seconds = rounds * (below.seconds + world.cost(tier, below.width + 1))
+    return _Offer(tokens, seconds, expected(world.share(tier), tokens), tokens)
 
 
 @cache
