@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from pathlib import Path
 from time import perf_counter
@@ -37,13 +38,21 @@ def home(*models: str) -> Path | None:
     """
     level = kernels.extension.native.level() if kernels.extension.native else "torch"
     threads = kernels.extension.native.threads() if kernels.extension.native else torch.get_num_threads()
-    about = [*models, platform.node(), platform.machine(), level, str(threads)]
+    about = [*models, _version(), platform.node(), platform.machine(), level, str(threads)]
     key = hashlib.sha256("\n".join(about).encode()).hexdigest()[:16]
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:
         return None
     return cache / "triforce" / f"costs-{key}.json"
+
+
+def _version() -> str:
+    """What is installed: other kernels may be faster, and what is kept may look different."""
+    try:
+        return version("triforce")
+    except PackageNotFoundError:  # run from a folder
+        return ""
 
 
 def profile(models: Models, setting: Speculation, costs: Costs) -> None:

@@ -62,13 +62,14 @@ class Pilot:
         self._parts = {part.name: part for part in self.tiers}
         self.top, self.plan, top.below = top, PLAIN, None
         self.foretold = 0.0
-        """Tokens per second of each row that are expected of the plan; 0 where nobody has thought yet."""
+        self.plain = 0.0
+        """Tokens per second of each row that are expected of the course, and of plain decoding; 0: not known yet."""
+        self.name = str(PLAIN)
         self._echo, self._watch = Echo(lookup), Watch(costs.shares, heat)
         self._grain = top.cache.grain
         self._steps = self._grounded = self._thought = 0
         self._rest = GROUNDED[0]
         self._course = self.plan
-        self._plain = 0.0
         self._since, self._pause = 0.0, 0.0
         self._off = {True: 1.0, False: 1.0}  # what speculation, and plain decoding, were worth, of what was foretold
         self._counted = {name: (0, 0) for name in self._parts}
@@ -138,15 +139,15 @@ class Pilot:
             off = self._off[tiers != PLAIN.tiers]
             worth_N = np.atleast_1d(rate(tiers, gammas, world)) * off
             if tiers == PLAIN.tiers:
-                self._plain = float(worth_N[0])
+                self.plain = float(worth_N[0])
             at = int(worth_N.argmax())
             if worth_N[at] > highest:
                 best, highest = Plan(tiers, tuple(int(each[at]) for each in gammas)), float(worth_N[at])
             if tiers == self._course.tiers:
                 present = self._course.rate(world) * off
-        if highest < SAFE * self._plain:
-            best, highest = PLAIN, self._plain
-        if best != PLAIN and present > SAFE * self._plain and highest < BETTER * present:
+        if highest < SAFE * self.plain:
+            best, highest = PLAIN, self.plain
+        if best != PLAIN and present > SAFE * self.plain and highest < BETTER * present:
             best, highest = self._course, present
         self.foretold = highest
         return PLAIN if best == PLAIN else best
@@ -166,7 +167,7 @@ class Pilot:
             below = part
         if plan.tiers != self.plan.tiers:
             self._speed.clear()
-        self.plan = PLAIN if plan == PLAIN else plan
+        self.plan, self.name = PLAIN if plan == PLAIN else plan, str(plan)
         self.forget()
 
     def _judge(self, name: str, lengths: Sequence[int]) -> None:
@@ -184,7 +185,7 @@ class Pilot:
         tokens, took = (sum(each) for each in zip(*self._speed, strict=True))
         if self.foretold:
             self._correct(True, tokens / took / self.foretold)
-        if tokens < took * self._plain:
+        if tokens < took * self.plain:
             self._grounded, self._rest = self._rest, min(2 * self._rest, GROUNDED[1])
         else:
             self._rest = GROUNDED[0]
@@ -193,7 +194,7 @@ class Pilot:
         """What plain decoding is worth, where it was just tried, is not left to what was foretold."""
         foretold = PLAIN.rate(_World(self, list(lengths)))
         self._correct(False, 1 / seconds / foretold / self._off[False])
-        self._plain = foretold * self._off[False]
+        self.plain = foretold * self._off[False]
 
     def _correct(self, speculation: bool, ratio: float) -> None:
         """What came was so many times what was foretold; one proposal says little."""

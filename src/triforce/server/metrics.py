@@ -8,7 +8,8 @@ from time import perf_counter
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from triforce.completion import Piece
-from triforce.request import RequestOutput, TierStats
+from triforce.request import RequestOutput
+from triforce.stats import TierStats
 from triforce.server.engine import Answer, Engine, Event
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
