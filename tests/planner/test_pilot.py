@@ -28,8 +28,13 @@ LIVE = np.array([True])
 
 
 def piloted(coupling: str = "seeded", models: Models = MODELS, rows: int = ROWS) -> Batch:
+    return read(Costs(), coupling, models, rows)
+
+
+def read(costs: Costs | None, coupling: str = "seeded", models: Models = MODELS, rows: int = 1) -> Batch:
+    """All tiers, their prompts read; without costs nobody steers them yet."""
     jobs = [Job(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
-    batch = Batch(models, MODES["auto"], SETTING, coupling, jobs, costs=Costs())
+    batch = Batch(models, MODES["auto"], SETTING, coupling, jobs, costs=costs)
     deque(batch.prefill(), maxlen=0)
     return batch
 
@@ -93,7 +98,7 @@ def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> Costs:
 
 
 def steered(costs: Costs, steps: int = 4, clock: Callable[[], float] = lambda: 0.0) -> tuple[Pilot, Batch]:
-    batch = piloted(rows=1)
+    batch = read(None)
     it = Pilot(batch.top, 1, costs, clock=clock)
     batch.pilot, batch.tiers = it, it.tiers
     for _ in range(steps):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from triforce.ladder import FARTHEST
 from triforce.planner.plan import Amount, Plan, expected, families, plans, rate
 
 
@@ -95,6 +96,12 @@ def test_the_best_plan_where_it_is_plain(
     costs: dict[str, float], shares: dict[str, float], tiers: tuple[str, ...]
 ) -> None:
     assert best(costs, shares).tiers == tiers
+
+
+def test_no_plan_reaches_farther_than_there_is_room() -> None:
+    for plan in plans(True, True):
+        low, *high = (gamma for gamma in plan.gammas[-2:] or (1,))
+        assert low <= (FARTHEST[0] if high else FARTHEST[1]) and max(high, default=0) <= FARTHEST[1]
 
 
 def test_no_plan_names_what_is_not_there() -> None:

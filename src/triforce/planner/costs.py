@@ -20,7 +20,7 @@ from triforce.planner.shares import Shares
 FADE = 0.995  # of the past, per pass
 TOGETHER = 64  # passes that are looked at at a time, at most
 RIDGE = np.array([1e-9, 1e-6, 1e-6, 1e-6])  # of each sum, added to it: what was never varied then costs nothing more
-OUTLIER = 2.0  # times what is expected: more than that counts as that, as the machine did something else
+OUTLIER = 3.0  # times what is expected: more than that counts as that, as the machine did something else
 TRUSTED = 8  # passes
 LEAST = 1e-6  # seconds
 
