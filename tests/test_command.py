@@ -19,7 +19,8 @@ from triforce.cli import main
 from triforce.cli.common import Painter, Prefill, report
 from triforce.cli.info import size
 from triforce.errors import ModelError
-from triforce.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TierStats, TokenLogprobs
+from triforce.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
+from triforce.stats import TierStats
 
 ROOT = Path(__file__).parents[1]
 

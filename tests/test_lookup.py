@@ -174,7 +174,7 @@ def test_a_draft_that_was_left_out_for_long_catches_up(monkeypatch: pytest.Monke
         batch = hybrid(2)
         draft, it, *_ = batch.tiers
         assert isinstance(it, Lookup) and isinstance(draft, Tier)
-        it.least = 50  # nothing is found
+        it._least = 50  # nothing is found
         longer = written_on(batch, draft.cache.slack + 100)
         if far == 10**9:  # a negative control: its cache cannot take so much at once
             with pytest.raises(CacheError):

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.cache import Full
+from triforce.cache import Full, Retrieval
 from triforce.cache.saved import SavedCache
 from triforce.job import Job, logprobs_of
 from triforce.ladder import Ladder, Models, Rows, Speculation, Store, tiers
 from triforce.planner import Costs, Focus, Pilot
-from triforce.request import TierStats
 from triforce.sampler import sampling
 from triforce.sampling import Noise
 from triforce.shapes import ints
 from triforce.speculation import Block, Prefix, Record, Rejection, Seeded, Tier
+from triforce.stats import TierStats
 
 COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {"seeded": Seeded, "rejection": Rejection, "block": Block}
 
@@ -56,7 +56,7 @@ class Batch:
         self._sample()
         capacities = [job.capacity(models.target.config.context, setting.reach) for job in jobs]
         self.top = ladder(Rows(models, setting, capacities, memory, store, begun))
-        self.pilot = Pilot(self.top, len(jobs), costs, models.target.ranks) if costs else None
+        self.pilot = Pilot(self.top, len(jobs), costs, _heat(jobs), ranks=models.target.ranks) if costs else None
         self.tiers = self.pilot.tiers if self.pilot else tiers(self.top)
         self._record()
         ids_BS = np.zeros((len(jobs), max(capacities) + 1), dtype=np.int64)
@@ -113,9 +113,8 @@ class Batch:
         ended = perf_counter()
         seconds = ended - started
         self.decode_seconds += seconds
-        plan = str(self.pilot.plan) if self.pilot else None
-        for job in (job for job, alive in zip(self.jobs, live, strict=True) if alive):
-            job.proposed(seconds, plan)
+        for job, count in ((job, n) for job, n, alive in zip(self.jobs, taken, live, strict=True) if alive):
+            job.proposed(seconds, count, self.pilot)
         if self.pilot:
             self.pilot.learn(lengths, sum(taken), ended - steered)
         return taken
@@ -165,7 +164,9 @@ class Batch:
             kept = np.trim_zeros(c.kept_BN[b], "b").tolist() if int(c.proposed_B[b]) else []
             counts = int(c.proposed_B[b]), int(c.accepted_B[b]), int(c.passes_B[b])
             seconds = float(c.seconds_B[b]), float(c.prefill_seconds_B[b])
-            stats.append(TierStats(tier.name, *counts, *seconds, kept))
+            lower = isinstance(tier, Tier) and isinstance(tier.cache, Retrieval)
+            sees = tier.cache.keys(int(self.prefix.lengths_B[b])) if lower else None
+            stats.append(TierStats(tier.name, *counts, *seconds, kept, sees))
         stats[-1].proposed = stats[-1].accepted = len(self.jobs[b].tokens)  # what the full tier proposes is the text
         return stats
 
@@ -211,6 +212,11 @@ class Batch:
         for b, (job, count) in enumerate(zip(self.jobs, taken, strict=True)):
             if count and job.params.logprobs is not None:
                 job.logprobs += logprobs_of(self._logits[0][b, :count], job.tokens[-count:], job.params.logprobs)
+
+
+def _heat(jobs: Sequence[Job]) -> float:
+    """The temperature of texts that are decoded together, in the mean."""
+    return sum(job.params.temperature for job in jobs) / len(jobs)
 
 
 def _keep(logits: deque[Tensor]) -> Record:

@@ -66,5 +66,5 @@ class Completion:
             job.origins,
             job.seed,
             job.tiers,
-            job.plans,
+            job.timeline,
         )

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from triforce.request import Logprob, SamplingParams, TierStats, TokenLogprobs
+from triforce.request import Logprob, SamplingParams, TokenLogprobs
 from triforce.sampling import Constraint
 from triforce.speculation import Watch
+from triforce.stats import Stretch, TierStats
+
+
+class Pilot(Protocol):
+    """What is asked of one here: the plan, and what it and plain decoding promise (tokens per second)."""
+
+    name: str
+    foretold: float
+    plain: float
 
 
 @dataclass(slots=True, eq=False)
@@ -32,8 +41,8 @@ class Job:
     finish: Literal["stop", "length"] | None = None
     tiers: list[TierStats] = field(default_factory=list)
     """What each tier did for it, once it has left its batch."""
-    plans: dict[str, int] = field(default_factory=dict)
-    """What a pilot chose, if there is one, and for how many proposals."""
+    timeline: list[Stretch] = field(default_factory=list)
+    """What a pilot chose, if there is one."""
     bitwise: bool = False
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -65,11 +74,15 @@ class Job:
             del made[len(made) - surplus :]
         self.finish = "stop"
 
-    def proposed(self, seconds: float, plan: str | None) -> None:
-        """A proposal that it took part in has been made."""
+    def proposed(self, seconds: float, tokens: int, pilot: Pilot | None) -> None:
+        """A proposal that it took part in has been made, and gave it so many tokens."""
         self.decode_seconds += seconds
-        if plan is not None:
-            self.plans[plan] = self.plans.get(plan, 0) + 1
+        if pilot is None:
+            return
+        if not self.timeline or self.timeline[-1].plan != pilot.name:
+            self.timeline.append(Stretch(pilot.name, foretold=pilot.foretold, plain=pilot.plain))
+        last = self.timeline[-1]
+        last.proposals, last.tokens, last.seconds = last.proposals + 1, last.tokens + tokens, last.seconds + seconds
 
     def watch(self) -> Watch:
         """Notes the log-probabilities of the prompt as it is read, from its start on."""

@@ -30,6 +30,9 @@ class Models:
 
 LOWER_TIERS = ("same", "int8")
 
+FARTHEST = 8, 16
+"""The largest gamma_1 and gamma_2 that mode `auto` goes to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
@@ -64,7 +67,7 @@ class Speculation:
     @property
     def reach(self) -> int:
         """Positions that the tiers may use beyond the last token asked for."""
-        return 2 * (self.gamma_1 + self.gamma_2 + 2)
+        return 2 * (max(self.gamma_1, FARTHEST[0]) + max(self.gamma_2, FARTHEST[1]) + 2)
 
 
 @dataclass(frozen=True)

@@ -50,14 +50,15 @@ class LLM:
 
     model: a Hugging Face folder or hub name; None is the shipped pair. draft: the same; "auto" is the one that is
     known to fit, None is none. context: positions in tokens (None: what the model was made for). mode: one of `MODES`;
-    None is `triforce` with a draft, else `retrieval`. coupling: `seeded`, `rejection` or `block`. gamma_1, gamma_2:
-    tokens that the lowest tier proposes at a time, and that the middle one gathers. budget: KV tokens of the retrieval
-    tier, or a share of the context ("3%"). chunk: tokens that are selected together. refresh: verifications between
-    selections; 0 is once, "auto" after a refusal. full_layers: layers that the retrieval tier sees in full, such as
-    "0,1" or "none"; "auto" finds those that need it, and has them search. lower_tiers: "int8" has the tiers below the
-    full one read weights, and committed KV of the target, as int8 copies; "same" does not. ranks: the processes that
-    share the target (see `processes`); each makes the same calls, and has the same answers. Raises ModelError,
-    RequestError or RankError.
+    `auto` chooses among the tiers there are as it goes. coupling: `seeded`, `rejection` or `block`. Under the first the
+    text of a seed is that of plain decoding; under the others it depends on the mode, and in `auto` on the clock, too,
+    and only its law does not. gamma_1, gamma_2: tokens that the lowest tier proposes at a time, and that the middle one
+    gathers, which `auto` chooses itself. budget: KV tokens of the retrieval tier, or a share of the context ("3%").
+    chunk: tokens that are selected together. refresh: verifications between selections; 0 is once, "auto" after a
+    refusal. full_layers: layers that the retrieval tier sees in full, such as "0,1" or "none"; "auto" finds those that
+    need it, and has them search. lower_tiers: "int8" has the tiers below the full one read weights, and committed KV of
+    the target, as int8 copies; "same" does not. ranks: the processes that share the target (see `processes`); each
+    makes the same calls, and has the same answers. Raises ModelError, RequestError or RankError.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class LLM:
         device: str = "auto",
         dtype: str = "auto",
         context: int | None = None,
-        mode: str | None = None,
+        mode: str = "auto",
         coupling: str = "seeded",
         gamma_1: int = 2,
         gamma_2: int = 6,
@@ -84,7 +85,7 @@ class LLM:
         retrieval = Setting.parse(budget, chunk, refresh, full_layers)
         self.speculation = Speculation(gamma_1, gamma_2, selection, retrieval, lower_tiers=lower_tiers)
         self.coupling = known("coupling", coupling, COUPLINGS)
-        known("mode", mode or "ar", MODES)
+        self.mode = known("mode", mode, MODES)
         model = SHIPPED[0] if model is None else model
         read = partial(load, device=device, dtype=dtype, int8=self.speculation.int8)
         self.target = read(model, context=context, ranks=ranks)
@@ -100,7 +101,6 @@ class LLM:
         names = *prints, lower_tiers, *([f"{ranks.count} ranks"] if ranks.count > 1 else [])
         self.costs = Costs(home(*names) if ranks.rank == 0 else None)
         self.focus = Focus(coupling == "seeded") if retrieval.full_layers is None else None
-        self.mode = mode or ("triforce" if self.draft else "retrieval")
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))
         ranks.meet()
         config = [getattr(self.target.config, f.name) for f in fields(ModelConfig) if f.name != "rope"]

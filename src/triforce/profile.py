@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from pathlib import Path
 from time import perf_counter
@@ -21,9 +22,11 @@ from triforce.planner import Costs, Pilot, Plan
 from triforce.request import SamplingParams
 from triforce.speculation import Tier
 
-CONTEXTS = (1024, 4096, 16_384)
+CONTEXTS = (1024, 1), (1024, 4), (4096, 1), (16_384, 1)
+"""Tokens, and rows."""
+
 STEPS = 4  # proposals of each plan; the first pays for what is done once
-SECONDS = 5.0  # after which no further plan is tried
+SECONDS = 2.5  # after which no further plan is tried
 BLOCK = 4096
 """Tokens of random KV, repeated over the context."""
 
@@ -35,7 +38,7 @@ def home(*models: str) -> Path | None:
     """
     level = kernels.extension.native.level() if kernels.extension.native else "torch"
     threads = kernels.extension.native.threads() if kernels.extension.native else torch.get_num_threads()
-    about = [*models, platform.node(), platform.machine(), level, str(threads)]
+    about = [*models, _version(), platform.node(), platform.machine(), level, str(threads)]
     key = hashlib.sha256("\n".join(about).encode()).hexdigest()[:16]
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -44,37 +47,45 @@ def home(*models: str) -> Path | None:
     return cache / "triforce" / f"costs-{key}.json"
 
 
+def _version() -> str:
+    """What is installed: other kernels may be faster, and what is kept may look different."""
+    try:
+        return version("triforce")
+    except PackageNotFoundError:  # run from a folder
+        return ""
+
+
 def profile(models: Models, setting: Speculation, costs: Costs) -> None:
     """Let `costs` see passes of all tiers, as far as a few seconds allow."""
     began = perf_counter()
-    for context in CONTEXTS:
+    for context, rows in CONTEXTS:
         if context + 512 > models.target.config.context:
             return
-        batch = read(models, "auto", setting, context, 256)
-        pilot = Pilot(batch.top, 1, costs)
+        batch = read(models, "auto", setting, context, 256, rows)
+        pilot = Pilot(batch.top, rows, costs)
         batch.tiers = pilot.tiers  # which have one more, and other levels
         view = next(part.cache for part in pilot.tiers if isinstance(part, Tier) and part.name == "retrieval")
         for plan, layers in product(_plans(pilot), (0, 1)):
             view.searched_layers = frozenset(range(layers))  # so that it sees more and fewer keys
-            pilot.wire(plan, batch.prefix, np.array([True]))
+            pilot.wire(plan, batch.prefix, np.ones(rows, dtype=bool))
             for step in range(STEPS):
                 if models.target.ranks.agree(perf_counter() - began > SECONDS):
                     return
                 lengths, started = batch.prefix.lengths_B.tolist(), perf_counter()
-                taken = sum(batch.step())
+                batch.step()
                 if step:
-                    pilot.learn(lengths, taken, perf_counter() - started)
+                    pilot.time(lengths, perf_counter() - started)
                 else:
                     pilot.forget()
 
 
-def read(models: Models, mode: str, setting: Speculation, context: int, tokens: int) -> Batch:
-    """A batch whose prompt of random tokens has been read, as far as its caches can tell: its KV is noise."""
+def read(models: Models, mode: str, setting: Speculation, context: int, tokens: int, rows: int = 1) -> Batch:
+    """A batch whose prompts of random tokens have been read, as far as its caches can tell: its KV is noise."""
     params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=tokens, ignore_eos=True)
     vocabulary = min(1000, models.target.config.vocab_size)
     prompt = torch.randint(vocabulary, (context,), generator=torch.Generator().manual_seed(2)).tolist()
-    batch = Batch(models, MODES[mode], setting, "seeded", [Job(prompt, params, seed=1)])
-    fill(batch.top.cache.pool, context - PAGE)
+    batch = Batch(models, MODES[mode], setting, "seeded", [Job(prompt, params, seed=1) for _ in range(rows)])
+    fill(batch.top.cache.pool, context - PAGE)  # the other rows' is copied from there
     for _ in batch.prefill():
         pass
     return batch

@@ -1,13 +1,15 @@
 """What is asked of the engine and what it answers: plain nouns, without torch."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Literal, NamedTuple
 
 from triforce.errors import RequestError
+from triforce.explain import Explanation, explain
 from triforce.grammar import Grammar
+from triforce.stats import Stretch, TierStats, plans, total
 
 LARGEST = 1e9  # of a bias or penalty: bounded, so that float64 scores stay finite whatever is added up
 MOST_LOGPROBS = 20
@@ -74,24 +76,6 @@ class TokenLogprobs(NamedTuple):
     top: tuple[Logprob, ...] = ()
 
 
-@dataclass(slots=True)
-class TierStats:
-    """What one tier did in a generation, prefill apart."""
-
-    name: str
-    proposed: int = 0  # tokens handed to the tier above
-    accepted: int = 0  # of these, tokens that it kept
-    passes: int = 0
-    seconds: float = 0.0  # of decoding
-    prefill_seconds: float = 0.0
-    histogram: list[int] = field(default_factory=list)  # [i]: verifications by the tier above that kept i tokens
-
-    @property
-    def acceptance(self) -> float | None:
-        """Share of the proposed tokens that were kept; None where nothing was proposed."""
-        return self.accepted / self.proposed if self.proposed else None
-
-
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One of the `n` continuations."""
@@ -104,7 +88,12 @@ class CompletionOutput:
     origins: list[str]  # name of the tier that proposed each new token
     seed: int
     tiers: list[TierStats]  # from the lowest to the full one
-    plans: dict[str, int] = field(default_factory=dict)  # what mode auto chose, for how many proposals of the full tier
+    timeline: list[Stretch] = field(default_factory=list)  # what mode auto chose, one after the other
+
+    @property
+    def plans(self) -> dict[str, int]:
+        """What mode auto chose, and for how many proposals of the full tier."""
+        return plans(self.timeline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,24 +122,23 @@ class RequestOutput:
     @property
     def tiers(self) -> list[TierStats]:
         """What each tier did for all outputs together, from the lowest to the full one."""
-        return total(self.outputs)
+        return total(output.tiers for output in self.outputs)
 
     @property
     def tokens_per_second(self) -> float:
         """New tokens, of all outputs together, per second of decoding; 0 if no time was measured."""
         return self.completion_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
-
-def total(outputs: Iterable[CompletionOutput]) -> list[TierStats]:
-    """Statistics of several continuations, tier by tier. Seconds are not added up: of one batch each has them all."""
-    sums: dict[str, TierStats] = {}
-    for tier in (tier for output in outputs for tier in output.tiers):
-        into = sums.setdefault(tier.name, TierStats(tier.name))
-        into.proposed += tier.proposed
-        into.accepted += tier.accepted
-        into.passes += tier.passes
-        into.seconds = max(into.seconds, tier.seconds)
-    return list(sums.values())
+    def explain(self) -> Explanation:
+        """What each tier cost and gave, what was chosen when, and what might be better."""
+        return explain(
+            self.mode,
+            self.prompt_tokens,
+            [output.timeline for output in self.outputs],
+            self.tiers,
+            [len(output.token_ids) for output in self.outputs],
+            (self.prefill_seconds, self.decode_seconds),
+        )
 
 
 _REALS: dict[str, tuple[str, Callable[[float], bool]]] = {

@@ -127,7 +127,7 @@ def test_an_interrupted_prefill(pair: Path) -> None:
 @pytest.mark.parametrize("at", range(2, 30, 3))
 def test_an_interruption_in_the_middle_of_a_pass(pair: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """Ctrl-C lands anywhere, between a pass and the rewind after it too."""
-    model = llm(pair)
+    model = llm(pair, mode="triforce")
     session, conversation, answer = Session(model), ids(80), []
     sampling, calls = type(model.models.target), 0
     plain = sampling.__call__

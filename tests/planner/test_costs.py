@@ -20,39 +20,39 @@ def learnt(path: Path | None = None) -> Costs:
     dice, costs = random.Random(1), Costs(path)
     for _ in range(400):
         tokens, keys = dice.choice((1, 2, 5, 9)), dice.choice((1000, 8000, 30_000))
-        costs.observe("full", tokens, keys, true(tokens, keys) * dice.uniform(0.9, 1.1))
+        costs.observe("full", tokens, 1, keys, true(tokens, keys) * dice.uniform(0.9, 1.1))
     return costs
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 17])
 @pytest.mark.parametrize("keys", [1000, 20_000, 60_000])
 def test_costs_are_foretold(tokens: int, keys: int) -> None:
-    assert learnt().seconds("full", tokens, keys) == pytest.approx(true(tokens, keys), rel=0.15)
+    assert learnt().seconds("full", tokens, 1, keys) == pytest.approx(true(tokens, keys), rel=0.15)
 
 
 def test_a_machine_that_becomes_slower_is_believed_in_time() -> None:
     costs = learnt()
-    costs.observe("full", 1, 8000, 1.0)  # a hiccup
-    assert costs.seconds("full", 1, 8000) < 1.5 * true(1, 8000)
+    costs.observe("full", 1, 1, 8000, 1.0)  # a hiccup
+    assert costs.seconds("full", 1, 1, 8000) < 1.5 * true(1, 8000)
     for _ in range(600):
-        costs.observe("full", 1, 8000, 4 * true(1, 8000))
-    assert costs.seconds("full", 1, 8000) == pytest.approx(4 * true(1, 8000), rel=0.3)
+        costs.observe("full", 1, 1, 8000, 4 * true(1, 8000))
+    assert costs.seconds("full", 1, 1, 8000) == pytest.approx(4 * true(1, 8000), rel=0.3)
 
 
 def test_what_was_never_varied_costs_nothing_more() -> None:
     costs = Costs()
     for _ in range(20):
-        costs.observe("draft", 1, 0, 1e-4)
-    assert costs.seconds("draft", 1, 0) == pytest.approx(1e-4)
-    assert 1e-4 <= costs.seconds("draft", 4, 0) <= 4.1e-4
-    assert costs.knows("draft") and not costs.knows("draft", "full") and costs.seconds("full", 1, 1) < 1e-5
+        costs.observe("draft", 1, 1, 0, 1e-4)
+    assert costs.seconds("draft", 1, 1, 0) == pytest.approx(1e-4)
+    assert 1e-4 <= costs.seconds("draft", 4, 1, 0) <= 4.1e-4
+    assert costs.knows("draft") and not costs.knows("draft", "full") and costs.seconds("full", 1, 1, 1) < 1e-5
 
 
 def test_costs_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "new" / "costs.json"
     costs = learnt(path)
     costs.save()
-    assert Costs(path).seconds("full", 3, 9000) == pytest.approx(costs.seconds("full", 3, 9000), rel=1e-3)
+    assert Costs(path).seconds("full", 3, 1, 9000) == pytest.approx(costs.seconds("full", 3, 1, 9000), rel=1e-3)
     assert [file.name for file in path.parent.iterdir()] == ["costs.json"]
 
 
@@ -61,8 +61,8 @@ def test_a_file_that_is_none_is_begun_again(text: str, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)
     costs = Costs(path)
-    costs.observe("full", 1, 1, 1.0)
-    assert costs.seconds("full", 1, 1) == pytest.approx(1.0)
+    costs.observe("full", 1, 1, 1, 1.0)
+    assert costs.seconds("full", 1, 1, 1) == pytest.approx(1.0)
 
 
 def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -23,11 +24,17 @@ from triforce.speculation import Prefix
 PARAMS = SamplingParams(0.8, max_tokens=60)
 ROWS = 2 * len(PROMPTS)
 DEEP = Plan(("draft", "retrieval", "full"), (2, 6))
+LIVE = np.array([True])
 
 
 def piloted(coupling: str = "seeded", models: Models = MODELS, rows: int = ROWS) -> Batch:
+    return read(Costs(), coupling, models, rows)
+
+
+def read(costs: Costs | None, coupling: str = "seeded", models: Models = MODELS, rows: int = 1) -> Batch:
+    """All tiers, their prompts read; without costs nobody steers them yet."""
     jobs = [Job(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
-    batch = Batch(models, MODES["auto"], SETTING, coupling, jobs, costs=Costs())
+    batch = Batch(models, MODES["auto"], SETTING, coupling, jobs, costs=costs)
     deque(batch.prefill(), maxlen=0)
     return batch
 
@@ -38,12 +45,12 @@ def whims(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     dice, drawn = random.Random(3), list[Plan]()
 
     def whim(self: Pilot, lengths: list[int]) -> Plan:
-        drawn.append(dice.choice(list(plans(self._has("draft"), True))))
+        drawn.append(dice.choice(list(plans("draft" in self._parts, True))))
         return drawn[-1]
 
     monkeypatch.setattr(Pilot, "_best", whim)
     monkeypatch.setattr(pilot, "EVERY", 1)
-    monkeypatch.setattr(pilot, "PROBE", 10**9)
+    monkeypatch.setattr(pilot, "WORTH", 0.0)
     return drawn
 
 
@@ -54,7 +61,7 @@ def plain() -> Tensor:
 def test_the_text_is_that_of_plain_decoding_whatever_is_decided(whims: list[Plan]) -> None:
     monkey = piloted()
     assert torch.equal(finished(monkey), plain())
-    assert {plan.tiers for plan in whims} >= {("draft", "full"), ("lookup", "retrieval", "full"), DEEP.tiers}
+    assert len({plan.tiers for plan in whims}) > 4
 
 
 def test_and_without_a_draft_model(whims: list[Plan]) -> None:
@@ -62,8 +69,9 @@ def test_and_without_a_draft_model(whims: list[Plan]) -> None:
     assert not any("draft" in plan.tiers for plan in whims)
 
 
-def test_under_rejection_the_law_stays(whims: list[Plan]) -> None:
-    texts_BT = finished(piloted("rejection", rows=200))
+@pytest.mark.parametrize("coupling", ["rejection", "block"])
+def test_under_rejection_the_law_stays(coupling: str, whims: list[Plan]) -> None:
+    texts_BT = finished(piloted(coupling, rows=200))
     laws_BTV = laws(texts_BT, PARAMS)
     likings_BTV = laws_BTV / (laws(texts_BT, PARAMS, MODELS.draft) + 1e-9)  # where a fault would show most
     p_value, least = window_surprise(ranks(texts_BT, laws_BTV, likings_BTV), 12, 2, 4)
@@ -76,24 +84,25 @@ def test_and_as_it_decides_itself() -> None:
     assert torch.equal(finished(batch), plain())
     assert [tier.name for tier in batch.tiers] == ["lookup", "draft", "retrieval", "full"]
     assert {origin for job in batch.jobs for origin in job.origins} <= {tier.name for tier in batch.tiers}
+    for job in batch.jobs:
+        assert sum(stretch.tokens for stretch in job.timeline) == len(job.tokens)
 
 
 def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> Costs:
     costs = Costs()
     for _ in range(20):
         for tier, seconds in (("full", full), ("retrieval", retrieval), ("draft", draft), ("lookup", 5e-3)):
-            costs.observe(tier, 1, 100, seconds)
-            costs.observe(tier, 9, 100, seconds)
+            costs.observe(tier, 1, 1, 100, seconds)
+            costs.observe(tier, 9, 1, 100, seconds)
     return costs
 
 
-def steered(costs: Costs, steps: int = 4) -> tuple[Pilot, Batch]:
-    batch = piloted(rows=1)
-    it = batch.pilot
-    assert it
-    it.costs = costs
+def steered(costs: Costs, steps: int = 4, clock: Callable[[], float] = lambda: 0.0) -> tuple[Pilot, Batch]:
+    batch = read(None)
+    it = Pilot(batch.top, 1, costs, clock=clock)
+    batch.pilot, batch.tiers = it, it.tiers
     for _ in range(steps):
-        it.steer(batch.prefix, np.array([True]))
+        it.steer(batch.prefix, LIVE)
     return it, batch
 
 
@@ -110,8 +119,16 @@ def test_little_gain_is_no_reason_to_change(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(pilot, "BETTER", 100.0)
     it.costs = known(full=20e-3, draft=2e-4)
     for _ in range(2 * pilot.EVERY):
-        it.steer(batch.prefix, np.array([True]))
+        it.steer(batch.prefix, LIVE)
     assert it.plan == before
+
+
+def test_plain_decoding_is_not_left_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pilot, "SAFE", 100.0)
+    it, batch = steered(known(full=20e-3), steps=1)
+    for _ in range(pilot.EVERY + 2):
+        it.steer(batch.prefix, LIVE)
+        assert it.plan == Plan()
 
 
 def test_a_plan_that_proves_slower_than_plain_decoding_is_left_for_longer_and_longer(
@@ -119,59 +136,87 @@ def test_a_plan_that_proves_slower_than_plain_decoding_is_left_for_longer_and_lo
 ) -> None:
     monkeypatch.setattr(pilot, "PROBE", 10**9)
     it, batch = steered(known(full=20e-3))
-    live_B, rests = np.array([True]), []
-    for _ in range(2):
+    course, rests = it.plan, []
+    monkeypatch.setattr(Pilot, "_best", lambda self, lengths: course)  # stubborn: only the guard is left
+    for _ in range(3):
         while it.plan != Plan():
             it.learn([100], 1, 1.0)  # a second for a token
-            it.steer(batch.prefix, live_B)
+            it.steer(batch.prefix, LIVE)
         rests.append(0)
         while it.plan == Plan():
             it.learn([100], 1, 0.02)
-            it.steer(batch.prefix, live_B)
+            it.steer(batch.prefix, LIVE)
             rests[-1] += 1
-    assert rests[0] >= pilot.GROUNDED[0] and rests[1] >= 2 * pilot.GROUNDED[0]
+    assert rests[0] >= pilot.GROUNDED[0] and rests[1] >= 2 * rests[0] - 1 and rests[2] >= 2 * rests[1] - 2
 
 
-def test_plain_decoding_is_not_left_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pilot, "SAFE", 100.0)
-    it, batch = steered(known(full=20e-3), steps=1)
-    for _ in range(pilot.EVERY + 2):
-        it.steer(batch.prefix, np.array([True]))
-        assert it.plan == Plan()
+def test_plain_decoding_is_tried_now_and_then() -> None:
+    it, batch = steered(known(full=20e-3), steps=0)
+    seen = []
+    for _ in range(3 * pilot.PROBE):
+        it.steer(batch.prefix, LIVE)
+        seen.append(it.plan == Plan())
+    assert 2 <= sum(seen) <= 6
+
+
+def test_a_thought_is_not_worth_more_than_a_hundredth_of_the_time() -> None:
+    ticks = iter(range(10**6))
+    it, batch = steered(known(full=20e-3), steps=1, clock=lambda: 1e-3 * next(ticks))  # a thought takes a millisecond
+    thoughts = 0
+    for _ in range(200):
+        before = it._thought
+        it.learn([100], 1, 2e-3)
+        it.steer(batch.prefix, LIVE)
+        thoughts += it._thought != before
+    assert 3 <= thoughts <= 4
 
 
 def test_what_is_done_between_passes_is_shared_among_them() -> None:
-    it, _ = steered(Costs(), steps=1)
-    it.forget()
+    it, batch = steered(Costs(), steps=1)
+    it.wire(Plan(("draft", "full"), (1,)), batch.prefix, LIVE)
     for _ in range(20):
-        it._parts["full"].counters.passed(np.array([True]), 1e-3)
-        it._parts["draft"].counters.passed(np.array([True]), 2e-4)
+        it._parts["full"].counters.passed(LIVE, 1e-3)
+        it._parts["draft"].counters.passed(LIVE, 2e-4)
         it.learn([100], 1, 1.6e-3)
-    assert it.costs.seconds("full", 1, 100) == pytest.approx(1.2e-3)
-    assert it.costs.seconds("draft", 1, 0) == pytest.approx(4e-4)
+    assert it.costs.seconds("full", 1, 1, 100) == pytest.approx(1.2e-3, rel=1e-3)
+    assert it.costs.seconds("draft", 1, 1, 0) == pytest.approx(4e-4, rel=1e-3)
 
 
-def test_shares_kept_are_learnt_and_forgotten() -> None:
-    it, _ = steered(known(full=20e-3))
-    below, tier = it.plan.tiers[:2]
-    counters = it._parts[below].counters
+def test_shares_kept_are_learnt_and_remembered_by_the_next_batch() -> None:
+    costs = known(full=20e-3)
+    it, _ = steered(costs)
+    counters = it._parts["draft"].counters
     for _ in range(50):
-        counters.judged(np.array([4]), np.array([0]), np.array([True]))
+        counters.judged(np.array([4]), np.array([0]), LIVE)
         it.learn([100], 1, 1e-3)
-    assert it.acceptance(below, tier) < 0.1
-    it.plan = Plan()
-    for _ in range(500):
-        it.learn([100], 1, 1e-3)
-    assert it.acceptance(below, tier) > 0.5 * pilot.EXPECTED[below]
+    assert it._watch.share("draft", 100) < 0.1
+    assert steered(costs)[0]._watch.share("draft", 100) < 0.2
+    fresh, _ = steered(known(full=20e-3))
+    assert fresh._watch.share("draft", 100) > 0.6
 
 
 def test_a_draft_that_was_left_out_sees_what_was_written_meanwhile() -> None:
     batch = piloted(rows=2)
     it, live_B = batch.pilot, np.array([True, True])
     assert it
-    it.wire(Plan(), batch.prefix, live_B)
-    longer = Prefix(batch.prefix.ids_BS, batch.prefix.lengths_B + 40)
     draft = it._parts["draft"]
-    assert (draft.cache.lengths_B < batch.prefix.lengths_B).all()  # type: ignore[attr-defined]
-    it.wire(DEEP, longer, live_B)
-    assert (draft.cache.lengths_B == longer.lengths_B - 1).all()  # type: ignore[attr-defined]
+    for written in (10, 100):
+        longer = Prefix(batch.prefix.ids_BS, batch.prefix.lengths_B + written)
+        it.wire(Plan(), batch.prefix, live_B)
+        before = draft.cache.lengths_B.copy()  # type: ignore[attr-defined]
+        it.wire(DEEP, longer, live_B)
+        seen = longer.lengths_B - 1 if written > 64 else before  # a few tokens it sees in its next pass
+        assert (draft.cache.lengths_B == seen).all()  # type: ignore[attr-defined]
+
+
+def test_where_attention_went_is_looked_at_only_for_who_needs_it() -> None:
+    it, batch = steered(known(full=20e-3), steps=1)
+    assert it.top.cache.grain > 0 and it.plan.tiers == DEEP.tiers
+    it._course = Plan()
+    it.steer(batch.prefix, LIVE)
+    assert it.plan == Plan() and it.top.cache.grain == 0
+    it._course = DEEP
+    it.steer(batch.prefix, LIVE)
+    assert it.plan == Plan() and it.top.cache.grain > 0  # first the exact tier looks
+    it.steer(batch.prefix, LIVE)
+    assert it.plan == DEEP

@@ -3,10 +3,32 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
-from triforce.planner.plan import Plan, expected, plans
+from triforce.ladder import FARTHEST
+from triforce.planner.plan import Amount, Plan, expected, families, plans, rate
+
+
+@dataclass
+class World:
+    """Fixed costs and shares; what lookup would tell is a share, too, and it always has a guess."""
+
+    costs: dict[str, float]
+    shares: dict[str, float]
+    rows: int = 1
+    found: float = 1.0
+
+    def cost(self, tier: str, tokens: Amount) -> Amount:
+        return self.costs[tier] + 0.0 * tokens
+
+    def share(self, tier: str) -> float:
+        return self.shares.get(tier, 1.0)
+
+    def echo(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
+        return self.found * gamma, self.found * (expected(self.shares["lookup"], gamma) - 1), self.found
 
 
 def played(plan: Plan, costs: dict[str, float], shares: dict[str, float], proposals: int = 4000) -> float:
@@ -44,7 +66,7 @@ def played(plan: Plan, costs: dict[str, float], shares: dict[str, float], propos
 @pytest.mark.parametrize("shares", [{"draft": 0.6, "retrieval": 0.9}, {"draft": 0.2, "retrieval": 0.98}])
 def test_the_closed_form_foretells_the_game(plan: Plan, shares: dict[str, float]) -> None:
     costs = {"draft": 0.2, "retrieval": 1.0, "full": 8.0}
-    foretold = plan.rate(lambda tier, tokens: costs[tier], lambda below, tier: shares[below])
+    foretold = plan.rate(World(costs, shares))
     assert foretold == pytest.approx(played(plan, costs, shares), rel=0.06)
 
 
@@ -54,7 +76,7 @@ def test_what_verifying_gives(acceptance: float, guesses: int, tokens: float) ->
 
 
 def best(costs: dict[str, float], shares: dict[str, float]) -> Plan:
-    return max(plans(True, True), key=lambda plan: plan.rate(lambda t, n: costs[t], lambda b, t: shares[b]))
+    return max(plans(True, True), key=lambda plan: plan.rate(World(costs, shares)))
 
 
 COSTS = {"lookup": 0.05, "draft": 0.2, "retrieval": 1.0, "full": 8.0}
@@ -76,6 +98,34 @@ def test_the_best_plan_where_it_is_plain(
     assert best(costs, shares).tiers == tiers
 
 
+def test_no_plan_reaches_farther_than_there_is_room() -> None:
+    for plan in plans(True, True):
+        low, *high = (gamma for gamma in plan.gammas[-2:] or (1,))
+        assert low <= (FARTHEST[0] if high else FARTHEST[1]) and max(high, default=0) <= FARTHEST[1]
+
+
 def test_no_plan_names_what_is_not_there() -> None:
     assert {tier for plan in plans(False, False) for tier in plan.tiers} == {"lookup", "full"}
     assert all(len(plan.gammas) == len(plan.tiers) - 1 for plan in plans(True, True))
+
+
+def test_arrays_of_plans_are_worth_what_each_is() -> None:
+    world = World(COSTS, {"lookup": 0.5, "draft": 0.6, "retrieval": 0.95}, rows=4, found=0.3)
+    one_by_one = [plan.rate(world) for plan in plans(True, True)]
+    together = [np.atleast_1d(rate(tiers, gammas, world)) for tiers, gammas in families(True, True)]
+    np.testing.assert_allclose(np.concatenate(together), one_by_one)
+
+
+def test_a_draft_with_lookup_on_it_is_worth_something_between_the_two() -> None:
+    shares = {"lookup": 0.9, "draft": 0.5, "retrieval": 0.95}
+    mixed = [Plan(("draft", "lookup", "full"), (4, 4)).rate(World(COSTS, shares, found=x)) for x in (0.0, 0.5, 1.0)]
+    draft = Plan(("draft", "full"), (4,)).rate(World(COSTS, shares))
+    lookup = Plan(("lookup", "full"), (4,)).rate(World(COSTS, shares))
+    assert mixed == sorted(mixed) and mixed[0] == pytest.approx(draft, rel=0.02) and mixed[2] == pytest.approx(lookup)
+
+
+def test_many_rows_wait_for_the_last_one() -> None:
+    shares = {"draft": 0.6, "retrieval": 0.95}
+    deep, flat = Plan(("draft", "retrieval", "full"), (2, 6)), Plan(("draft", "full"), (4,))
+    one, eight = World(COSTS, shares), World(COSTS, shares, rows=8)
+    assert deep.rate(eight) < 0.9 * deep.rate(one) and flat.rate(eight) == flat.rate(one)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from triforce.cli.options import DEFAULTS, NO_DRAFT
 from triforce.errors import RequestError
 from triforce.grammar import Grammar
-from triforce.request import RequestOutput, SamplingParams, TierStats
+from triforce.request import RequestOutput, SamplingParams
+from triforce.stats import TierStats
 
 if TYPE_CHECKING:
     from triforce.checkpoint.tokenizer import Tokenizer
@@ -155,6 +156,8 @@ def report(output: RequestOutput) -> str:
             f"{tier.name:<10} {tier.proposed:>9,} {tier.accepted:>9,} {share:>6} {tier.passes:>7,} {tier.seconds:>8.2f}"
         )
     lines.append(f"full passes per new token: {passes_per_token(output):.2f}")
+    if output.mode == "auto" and output.coupling != "seeded":
+        lines.append(f"in mode auto the text of a seed depends on the clock under {output.coupling}: its law does not")
     plans = sorted(output.outputs[0].plans.items(), key=lambda plan: -plan[1])[:PLANS]
     lines += [f"plan       {proposals:>9,} proposals of {plan}" for plan, proposals in plans]
     return "\n".join(lines)

@@ -54,7 +54,8 @@ def full_layers(parser: argparse._ActionsContainer) -> None:
 
 
 def coupling(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--coupling", choices=COUPLINGS, default="seeded", help=described("how guesses are verified"))
+    text = "how guesses are verified; under all but seeded a seed's text depends on the mode, and in auto on the clock"
+    parser.add_argument("--coupling", choices=COUPLINGS, default="seeded", help=described(text))
 
 
 def placement(parser: argparse._ActionsContainer, *, context: bool = True) -> None:
@@ -70,7 +71,7 @@ def engine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     add = group.add_argument
     draft(group)
-    add("--mode", choices=MODES, help="which tiers; auto: it chooses (default: triforce with a draft, else retrieval)")
+    add("--mode", choices=MODES, default="auto", help=described("which tiers; auto: it chooses as it goes"))
     add("--gamma-1", type=int, default=2, metavar="N", help=described("tokens the draft guesses at a time"))
     add("--gamma-2", type=int, default=6, metavar="N", help=described("tokens the retrieval tier guesses at a time"))
     add(
@@ -118,7 +119,7 @@ def sampling(parser: argparse.ArgumentParser) -> None:
         "--logit-bias", type=_bias, action="append", default=[], metavar="ID=BIAS", help="may be repeated"
     )
     group.add_argument("--json-schema", metavar="FILE", help="the text is JSON that the schema in FILE describes")
-    add("seed", int, "the same seed, the same text (default: drawn and reported)")
+    add("seed", int, "the same seed, the same text, but see --coupling (default: drawn and reported)")
     add("n", int, "continuations of the prompt")
     add("max_tokens", int, "new tokens at most")
     group.add_argument(

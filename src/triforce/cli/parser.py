@@ -75,6 +75,17 @@ def _generate(parser: argparse.ArgumentParser) -> None:
     color(output)
 
 
+def _explain(parser: argparse.ArgumentParser) -> None:
+    model(parser)
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="as of generate")
+    parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a UTF-8 file (-: stdin)")
+    engine(parser)
+    sampling(parser)
+    saved = parser.add_argument_group("saved prompts")
+    saved.add_argument("--load-cache", metavar="FILE", help="reuse what the KV cache in FILE has of the prompt")
+    parser.add_argument_group("output").add_argument("--json", action="store_true", help="print one JSON object")
+
+
 def _chat(parser: argparse.ArgumentParser) -> None:
     model(parser)
     parser.add_argument("--file", metavar="DOC", help="a UTF-8 document to talk about")
@@ -184,9 +195,8 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     add("--contexts", type=several(int), default=[4096, 16_384], metavar="N,...", help="prompt tokens")
     add("--temperatures", type=several(float), default=[0.0, 0.6], metavar="X,...", help="0 is greedy")
     add("--top-p", type=float, default=0.9, metavar="X", help=described("of the sampled texts"))
-    add(
-        "--modes", type=several(str), default=["ar", "triforce", "retrieval"], metavar="MODE,...", help=", ".join(MODES)
-    )
+    modes = ["ar", "auto", "triforce", "retrieval"]
+    add("--modes", type=several(str), default=modes, metavar="MODE,...", help=", ".join(MODES))
     add("--tokens", type=int, default=256, metavar="N", help=described("new tokens of each text"))
     add("--repeats", type=int, default=3, metavar="N", help=described("times that each is measured"))
     add("--gamma-1", type=int, default=2, metavar="N", help=described("tokens the draft guesses at a time"))
@@ -212,6 +222,11 @@ def _bench(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS = (
     ("generate", "continue a text", _generate),
+    (
+        "explain",
+        "continue a text, and say what each tier cost and gave, what was chosen, and what may be better",
+        _explain,
+    ),
     ("chat", "talk, about a document if you like; the KV cache is kept between turns", _chat),
     ("serve", "answer OpenAI's HTTP interface", _serve),
     ("batch", "answer a file of requests, as the server would", _batch),

@@ -1,8 +1,8 @@
 """What a pass costs: learnt from the passes themselves, sampling included, and kept from run to run.
 
-A pass of a tier over n tokens of all rows, which see k keys between them, takes about a + b n + c k + d n k seconds: a
-and c k are read whatever the width, the others are arithmetic. Fitted by least squares of the relative error, where the
-past fades.
+A pass over `width` tokens of each row, n of all rows, which see k keys between them, takes about a + b n + c k +
+d width k seconds: a and c k are read whatever the width, the others are arithmetic. Fitted by least squares of the
+relative error, where the past fades.
 """
 
 from __future__ import annotations
@@ -11,39 +11,42 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from triforce.planner.shares import Shares
+
 FADE = 0.995  # of the past, per pass
-SWEEPS = 100
-OUTLIER = 2.0  # times what is expected: more than that counts as that, as the machine did something else
+TOGETHER = 64  # passes that are looked at at a time, at most
+RIDGE = np.array([1e-9, 1e-6, 1e-6, 1e-6])  # of each sum, added to it: what was never varied then costs nothing more
+OUTLIER = 3.0  # times what is expected: more than that counts as that, as the machine did something else
 TRUSTED = 8  # passes
 LEAST = 1e-6  # seconds
 
 
 class Costs:
-    """Seconds of passes. `path`: where they are kept, if anywhere."""
+    """Seconds of passes, and `shares` of guesses kept. `path`: where they are kept, if anywhere."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self._fits = _read(path) if path and path.exists() else {}
+        self._fits, self.shares = _read(path) if path else _nothing()
 
-    def observe(self, tier: str, tokens: int, keys: int, seconds: float) -> None:
-        """One pass."""
-        fit = self._fits.setdefault(tier, _Fit())
-        if fit.passes > TRUSTED:
-            seconds = min(seconds, OUTLIER * fit.seconds(tokens, keys))
-        fit.add(tokens, keys, seconds)
+    def observe(self, tier: str, width: int, rows: int, keys: float, seconds: float) -> None:
+        """One pass over `width` tokens of each row; `keys` are those of all rows."""
+        if tier not in self._fits:
+            self._fits[tier] = _Fit()
+        self._fits[tier].add(width, rows, keys, seconds)
 
-    def seconds(self, tier: str, tokens: float, keys: float) -> float:
+    def seconds(self, tier: str, width: float, rows: int, keys: float) -> float:
         """What a pass is expected to take; next to nothing where there was none yet, so that it will be tried."""
         fit = self._fits.get(tier)
-        return max(fit.seconds(tokens, keys), LEAST) if fit else LEAST
+        return max(fit.seconds(width, rows, keys), LEAST) if fit else LEAST
 
     def line(self, tier: str, rows: int, keys: int) -> tuple[float, float]:
-        """The same as a function of each row's tokens: what a pass takes whatever they are, and what each adds."""
-        base = self.seconds(tier, 0, keys)
-        return base, self.seconds(tier, rows, keys) - base
+        """The same as a function of the width: what a pass takes whatever it is, and what each token more adds."""
+        base = self.seconds(tier, 0, rows, keys)
+        return base, self.seconds(tier, 1, rows, keys) - base
 
     def knows(self, *tiers: str) -> bool:
         """Whether there were enough passes of all of these tiers to go by."""
@@ -53,7 +56,7 @@ class Costs:
         """Keep them for the next process; a folder that cannot be written to is no harm."""
         if self.path is None:
             return
-        saved = {tier: (fit.moments.tolist(), fit.values.tolist(), fit.passes) for tier, fit in self._fits.items()}
+        saved = {"passes": {tier: fit.saved() for tier, fit in self._fits.items()}, "shares": self.shares.sums}
         fresh = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,49 +67,98 @@ class Costs:
                 fresh.unlink()
 
 
-def _read(path: Path) -> dict[str, _Fit]:
+def _read(path: Path) -> Memory:
     """What was saved; nothing if it cannot be read: it is only a memory, and will be made again."""
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            str(tier): _Fit(np.array(moments, float).reshape(4, 4), np.array(values, float).reshape(4), int(passes))
-            for tier, (moments, values, passes) in saved.items()
+        fits = {
+            str(tier): _Fit(_numbers(moments, 4, 4), _numbers(values, 4), int(passes))
+            for tier, (moments, values, passes) in saved["passes"].items()
         }
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+        sums = {str(key): _numbers(pair, 2).tolist() for key, pair in saved["shares"].items()}
+        return fits, Shares(sums)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, np.linalg.LinAlgError):
+        return _nothing()
+
+
+def _nothing() -> Memory:
+    return {}, Shares()
+
+
+def _numbers(saved: Any, *shape: int) -> np.ndarray:
+    """Of this shape, and none below zero or beyond all bounds. Raises ValueError."""
+    array = np.array(saved, float).reshape(shape)
+    if not (np.isfinite(array).all() and (array >= 0).all()):
+        raise ValueError("not a sum of what was seen")
+    return array
 
 
 class _Fit:
-    """Non-negative least squares on (1, n, k, n k): more work never takes less time."""
+    """Non-negative least squares on (1, n, k, width k): more work never takes less time."""
 
     def __init__(self, moments: np.ndarray | None = None, values: np.ndarray | None = None, passes: int = 0) -> None:
         self.moments = np.zeros((4, 4)) if moments is None else moments
         self.values = np.zeros(4) if values is None else values
-        self.passes = passes
-        self._solution = [0.0] * 4
-        self._stale = True
+        self._passes = passes
+        self._fresh: list[tuple[float, float, float, float]] = []
+        self._solution = _solved(self.moments, self.values)
 
-    def add(self, tokens: int, keys: int, seconds: float) -> None:
-        row = np.array(_features(tokens, keys)) / seconds
-        self.moments = FADE * self.moments + np.outer(row, row)
-        self.values = FADE * self.values + row
-        self.passes += 1
-        self._stale = True
+    @property
+    def passes(self) -> int:
+        return self._passes + len(self._fresh)
 
-    def seconds(self, tokens: float, keys: float) -> float:
-        if self._stale:
-            self._solve()
-        return sum(x * feature for x, feature in zip(self._solution, _features(tokens, keys), strict=True))
+    def add(self, width: int, rows: int, keys: float, seconds: float) -> None:
+        """One pass; they are looked at many at a time, as one costs little more than that."""
+        self._fresh.append((width, rows, keys, seconds))
+        if len(self._fresh) >= TOGETHER:
+            self.fold()
 
-    def _solve(self) -> None:
-        """Coordinate descent from where the last one ended."""
-        moments, values, x = self.moments.tolist(), self.values.tolist(), self._solution
-        for _ in range(SWEEPS):
-            for i, row in enumerate(moments):
-                rest = values[i] - sum(m * other for j, (m, other) in enumerate(zip(row, x, strict=True)) if j != i)
-                x[i] = max(0.0, rest / row[i]) if row[i] else 0.0
-        self._stale = False
+    def fold(self) -> None:
+        """See the latest passes."""
+        if not self._fresh:
+            return
+        *work, seconds_N = np.array(self._fresh).T
+        rows_NF = np.stack(_features(*work), 1)
+        if self._passes > TRUSTED:
+            seconds_N = np.minimum(seconds_N, OUTLIER * (rows_NF @ self._solution))
+        rows_NF = rows_NF / np.maximum(seconds_N, LEAST)[:, None]
+        weights_N = FADE ** np.arange(len(rows_NF) - 1, -1, -1)
+        past = FADE ** len(rows_NF)
+        self.moments = past * self.moments + (rows_NF * weights_N[:, None]).T @ rows_NF
+        self.values = past * self.values + weights_N @ rows_NF
+        self._passes += len(self._fresh)
+        self._fresh.clear()
+        self._solution = _solved(self.moments, self.values)
+
+    def saved(self) -> tuple[list[list[float]], list[float], int]:
+        self.fold()
+        return self.moments.tolist(), self.values.tolist(), self.passes
+
+    def seconds(self, width: float, rows: int, keys: float) -> float:
+        self.fold()
+        return float(
+            sum(x * each for x, each in zip(self._solution.tolist(), _features(width, rows, keys), strict=True))
+        )
 
 
-def _features(tokens: float, keys: float) -> tuple[float, float, float, float]:
-    return 1.0, tokens, keys / 1000, tokens * keys / 1000
+def _solved(moments: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """What is negative is left out, the worst first, until nothing is."""
+    scale = np.sqrt(np.diag(moments))
+    used = [i for i in range(len(values)) if scale[i] > 0]
+    while used:
+        small = moments[np.ix_(used, used)] / np.outer(scale[used], scale[used])
+        x = np.linalg.solve(small + np.diag(RIDGE[used]), values[used] / scale[used]) / scale[used]
+        if (x >= 0).all():
+            break
+        del used[int((x * scale[used]).argmin())]
+    solution = np.zeros(len(values))
+    if used:
+        solution[used] = x
+    return solution
+
+
+Memory = tuple[dict[str, _Fit], Shares]
+
+
+def _features(width: Any, rows: Any, keys: Any) -> tuple[Any, Any, Any, Any]:
+    return rows / rows, width * rows, keys / 1000, width * keys / 1000

@@ -114,4 +114,4 @@ class _Trial:
         share = share / (2 - share) if seeded else share
         lower = PASS + config.weights_read + config.kv_size * self.tier.cache.keys(self.length, searched)
         full = PASS + config.weights_read + config.kv_size * self.length
-        return max(expected(share, gamma) / (gamma / guesses * lower + full) for gamma in WIDE)
+        return max(float(expected(share, gamma)) / (gamma / guesses * lower + full) for gamma in WIDE)

@@ -1,42 +1,60 @@
 """Steers a batch: before each proposal of the exact tier it may choose another plan, from what has been seen so far.
 
-What it knows: seconds of passes (`Costs`), and of each guesser's tokens which share was kept by whom. Under `seeded` no
-decision can change a text; under `rejection` none depends on a token that is still to be drawn, so the law stands.
+What it knows: seconds of passes (`Costs`), which share of each tier's guesses was kept (`Watch`), and what the text
+itself would have told (`Echo`). Under `seeded` no decision can change a text; under `rejection` none depends on a token
+that is still to be drawn, so the law stands.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import numpy as np
 
 from triforce.cache import Full
 from triforce.planner.costs import Costs
-from triforce.planner.plan import Plan, plans
+from triforce.planner.echo import Echo
+from triforce.planner.plan import Amount, Plan, families, rate
+from triforce.planner.shares import Watch
 from triforce.ranks import ALONE, Ranks
 from triforce.shapes import Bools
 from triforce.speculation import Lookup, Prefix, Proposer, Tier
+from triforce.speculation.lookup import FAR
 
-EVERY = 8  # proposals between two thoughts
-BETTER = 1.05  # times the present plan's worth: less is not worth a change
-SAFE = 1.1  # times the worth of plain decoding: less is not worth the risk
+EVERY = 4  # proposals between two thoughts, at least
+WORTH = 100.0  # times the time that a thought takes is spent until the next one
+BETTER = 1.04  # times the present plan's worth: less is not worth a change
+SAFE = 1.06  # times the worth of plain decoding: less is not worth the risk
+SELDOM = 4  # proposals of plain decoding, of whose passes the last is learnt from: they are many, and alike
 PROBE = 64  # proposals between two of plain decoding, so that its cost stays known
 WATCHED = 8, 16  # proposals that the measured speed is an average of: at least, and at most
-GROUNDED = 32, 1024  # proposals of plain decoding after speculation lost: at first, and at most
-EXPECTED = {"lookup": 0.5, "draft": 0.6, "retrieval": 0.93}  # shares kept, before anything was seen
-BELIEF = 4.0  # guesses' worth of it
-FADE = 0.98  # of what was kept and refused, per proposal
+GROUNDED = 4, 1024  # proposals of plain decoding after speculation lost: at first, and at most
+BOUNDS = 0.5, 1.5  # of the factors by which what was foretold proves to be off
+
+PLAIN = Plan()
 
 
 class Pilot:
     """`top` is a ladder of all the tiers there are: full, retrieval and perhaps a draft.
 
-    Of several `ranks` all follow rank 0: their clocks differ.
+    heat: the temperature of the texts. clock: what thoughts are timed with. Of several `ranks` all follow rank 0, as
+    their clocks differ.
     """
 
-    def __init__(self, top: Tier[Full], rows: int, costs: Costs, ranks: Ranks = ALONE) -> None:
-        self.costs, self._ranks = costs, ranks
-        below: list[Proposer] = [Lookup(rows)]
+    def __init__(
+        self,
+        top: Tier[Full],
+        rows: int,
+        costs: Costs,
+        heat: float = 1.0,
+        clock: Callable[[], float] = perf_counter,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.costs, self._clock, self._ranks = costs, clock, ranks
+        lookup = Lookup(rows)
+        below: list[Proposer] = [lookup]
         tier: Proposer | None = top
         while tier:
             below.insert(1, tier)
@@ -45,99 +63,147 @@ class Pilot:
         for level, part in enumerate(self.tiers):
             part.level = level  # tells them apart in the noise, and in the origins of tokens
         self._parts = {part.name: part for part in self.tiers}
-        self.plan, top.below = Plan(), None
-        self._steps = self._grounded = 0
+        self.top, self.plan, top.below = top, PLAIN, None
+        self.foretold = 0.0
+        self.plain = 0.0
+        """Tokens per second of each row that are expected of the course, and of plain decoding; 0: not known yet."""
+        self.name = str(PLAIN)
+        self._echo, self._watch = Echo(lookup), Watch(costs.shares, heat)
+        self._grain = top.cache.grain
+        self._steps = self._grounded = self._thought = 0
         self._rest = GROUNDED[0]
         self._course = self.plan
-        self._kept: dict[tuple[str, str], list[float]] = {}
+        self._since, self._pause = 0.0, 0.0
+        self._off = {True: 1.0, False: 1.0}  # what speculation, and plain decoding, were worth, of what was foretold
         self._counted = {name: (0, 0) for name in self._parts}
-        self._speed: deque[tuple[int, float]] = deque(maxlen=WATCHED[1])
+        self._speed: deque[tuple[float, float]] = deque(maxlen=WATCHED[1])
 
     def steer(self, prefix: Prefix, live_B: Bools) -> None:
         """Wire the ladder for the next proposal."""
-        lengths = prefix.lengths_B[live_B].tolist()
-        if self._steps % EVERY == 0:
-            self._course = self._best(lengths)
-        wanted = self._ranks.agree(Plan() if self._steps % PROBE == 0 or self._grounded > 0 else self._course)
-        if wanted != self.plan:
+        if self._steps == 0 or (self._steps - self._thought >= EVERY and self._since >= self._pause):
+            self._think(prefix, live_B)
+        probing = self._steps % PROBE == PROBE - 1 and self._course != PLAIN
+        wanted = PLAIN if probing or self._grounded > 0 else self._course
+        wanted, self._course = self._ranks.agree((wanted, self._course))
+        looks = "retrieval" in wanted.tiers
+        ready = not looks or self.top.cache.grain == self._grain
+        self.top.cache.grain = self._grain if looks or "retrieval" in self._course.tiers else 0
+        if wanted != self.plan and ready:  # else the exact tier first looks where attention goes
             self.wire(wanted, prefix, live_B)
         self._steps += 1
         self._grounded -= 1
 
     def learn(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
-        """After a proposal from texts of these lengths, which gave so many tokens in all.
+        """After a proposal from texts of these lengths, which gave so many tokens in all."""
+        self._since += seconds
+        if self.plan is PLAIN:
+            if self._steps % SELDOM == 0:
+                self.time(lengths, seconds)
+                self._measure_plain(lengths, seconds)
+            return
+        self.time(lengths, seconds)
+        self._watch.fade()
+        for name in self.plan.tiers[:-1]:
+            self._judge(name, lengths)
+        self._compare(lengths, taken, seconds)
 
-        What was done between its passes is shared among them: they would not have been without.
+    def time(self, lengths: Sequence[int], seconds: float) -> None:
+        """Learn what the passes of a proposal took.
+
+        What was done between them is shared among them: it would not have been without.
         """
-        passes = [(name, *one) for name, part in self._parts.items() for one in part.counters.fresh()]
-        between = max(0.0, seconds - sum(took for *_, took in passes)) / max(1, len(passes))
-        for name, tokens, took in passes:
-            self.costs.observe(name, tokens, self._keys(name, lengths), took + between)
-        for sums in self._kept.values():
-            sums[:] = FADE * sums[0], FADE * sums[1]
-        for below, tier in pairwise(self.plan.tiers):
-            self._judge(below, tier)
-        if self.plan != Plan():
-            self._watch(lengths, taken, seconds)
+        passes = {name: self._parts[name].counters.fresh() for name in self.plan.tiers}
+        if self.plan is PLAIN:
+            passes["full"] = passes["full"][-1:]
+        count = sum(len(some) for some in passes.values())
+        between = max(0.0, seconds - sum(took for some in passes.values() for *_, took in some)) / max(1, count)
+        for name, some in passes.items():
+            keys = self._keys(name, lengths) / len(lengths)
+            for width, rows, took in some:
+                self.costs.observe(name, width, rows, keys * rows, took + between)
 
     def forget(self) -> None:
         """The latest passes are not to be learnt from."""
         for part in self.tiers:
             part.counters.fresh()
 
-    def acceptance(self, below: str, tier: str) -> float:
-        """The share of guesses kept, of those looked at."""
-        kept, refused = self._kept.get((below, tier), (0.0, 0.0))
-        return (kept + BELIEF * EXPECTED[below]) / (kept + refused + BELIEF)
+    def _think(self, prefix: Prefix, live_B: Bools) -> None:
+        """Choose a course. A thought is not worth more than a hundredth of the time."""
+        rows = live_B.nonzero()[0].tolist()
+        self._echo.listen(prefix, rows[self._steps % len(rows)])
+        began = self._clock()
+        self._course = self._best(prefix.lengths_B[live_B].tolist())
+        self._pause, self._since, self._thought = WORTH * (self._clock() - began), 0.0, self._steps
 
     def _best(self, lengths: list[int]) -> Plan:
         """The plan that is worth most, or the one that is followed if that is about as good."""
-        lines = {name: self.costs.line(name, len(lengths), self._keys(name, lengths)) for name in self._parts}
-
-        def cost(tier: str, tokens: float) -> float:
-            base, each = lines[tier]
-            return base + each * tokens
-
-        worth = {plan: plan.rate(cost, self.acceptance) for plan in plans(self._has("draft"), self._sees_less(lengths))}
-        best = max(worth, key=worth.__getitem__)
-        if worth[best] < SAFE * worth[Plan()]:
-            return Plan()
-        return best if worth[best] > BETTER * worth.get(self._course, 0.0) else self._course
+        world = _World(self, lengths)
+        best, highest, present = PLAIN, 0.0, 0.0
+        for tiers, gammas in families("draft" in self._parts, self._sees_less(lengths)):
+            off = self._off[tiers != PLAIN.tiers]
+            worth_N = np.atleast_1d(rate(tiers, gammas, world)) * off
+            if tiers == PLAIN.tiers:
+                self.plain = float(worth_N[0])
+            at = int(worth_N.argmax())
+            if worth_N[at] > highest:
+                best, highest = Plan(tiers, tuple(int(each[at]) for each in gammas)), float(worth_N[at])
+            if tiers == self._course.tiers:
+                present = self._course.rate(world) * off
+        if highest < SAFE * self.plain:
+            best, highest = PLAIN, self.plain
+        if best != PLAIN and present > SAFE * self.plain and highest < BETTER * present:
+            best, highest = self._course, present
+        self.foretold = highest
+        return PLAIN if best == PLAIN else best
 
     def wire(self, plan: Plan, prefix: Prefix, live_B: Bools) -> None:
         """Let the ladder follow a plan."""
-        for name, gamma in zip(plan.tiers, (*plan.gammas, 1), strict=True):
-            self._parts[name].gamma = gamma
         below: Proposer | None = None
-        for name in plan.tiers:
+        for name, gamma in zip(plan.tiers, (*plan.gammas, 1), strict=True):
             part = self._parts[name]
+            part.gamma = gamma
             if isinstance(part, Tier):
                 part.below = below
                 if name not in self.plan.tiers:
-                    part.catch_up(prefix, live_B)
+                    part.catch_up(prefix, live_B & (prefix.lengths_B - part.cache.lengths_B > FAR))
+            elif isinstance(part, Lookup):
+                part.below = below if isinstance(below, Tier) else None
             below = part
-        self.plan = plan
-        self._speed.clear()
+        if plan.tiers != self.plan.tiers:
+            self._speed.clear()
+        self.plan, self.name = PLAIN if plan == PLAIN else plan, str(plan)
+        self.forget()
 
-    def _judge(self, below: str, tier: str) -> None:
-        """What happened to the guesses of one tier since the last time."""
-        counters, (kept, refused) = self._parts[below].counters, self._counted[below]
-        now = counters.kept, counters.refused
-        sums = self._kept.setdefault((below, tier), [0.0, 0.0])
-        sums[:] = sums[0] + now[0] - kept, sums[1] + now[1] - refused
-        self._counted[below] = now
+    def _judge(self, name: str, lengths: Sequence[int]) -> None:
+        """What happened to the guesses of a tier since the last time."""
+        counters, (kept, refused) = self._parts[name].counters, self._counted[name]
+        self._counted[name] = now = counters.kept, counters.refused
+        if name != "lookup":
+            self._watch.add(name, max(lengths), now[0] - kept, now[1] - refused)
 
-    def _watch(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
-        """Plain decoding for a while, each time longer, if measured speed says that it is faster."""
-        self._speed.append((taken, seconds))
+    def _compare(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
+        """What came, with what was foretold; plain decoding for a while, each time longer, if that is faster."""
+        self._speed.append((taken / len(lengths), seconds))
         if len(self._speed) < WATCHED[0]:
             return
-        tokens, took = map(sum, zip(*self._speed, strict=True))
-        plain = self.costs.seconds("full", len(lengths), self._keys("full", lengths)) / len(lengths)
-        if took > tokens * plain:
+        tokens, took = (sum(each) for each in zip(*self._speed, strict=True))
+        if self.foretold:
+            self._correct(True, tokens / took / self.foretold)
+        if tokens < took * self.plain:
             self._grounded, self._rest = self._rest, min(2 * self._rest, GROUNDED[1])
         else:
             self._rest = GROUNDED[0]
+
+    def _measure_plain(self, lengths: Sequence[int], seconds: float) -> None:
+        """What plain decoding is worth, where it was just tried, is not left to what was foretold."""
+        foretold = PLAIN.rate(_World(self, list(lengths)))
+        self._correct(False, 1 / seconds / foretold / self._off[False])
+        self.plain = foretold * self._off[False]
+
+    def _correct(self, speculation: bool, ratio: float) -> None:
+        """What came was so many times what was foretold; one proposal says little."""
+        now = self._off[speculation] * ratio ** (1 / WATCHED[0])
+        self._off[speculation] = min(BOUNDS[1], max(BOUNDS[0], now))
 
     def _keys(self, tier: str, lengths: Sequence[int]) -> int:
         """Keys that a pass of a tier sees, of all rows; the draft's are always as many."""
@@ -148,11 +214,24 @@ class Pilot:
         return 0
 
     def _sees_less(self, lengths: Sequence[int]) -> bool:
-        return any(length > self._budget(length) for length in lengths)
+        budget = self._parts["retrieval"].cache.setting.budget  # type: ignore[attr-defined]
+        return any(length > budget.of(length) for length in lengths)
 
-    def _budget(self, length: int) -> int:
-        tokens: int = self._parts["retrieval"].cache.setting.budget.of(length)  # type: ignore[attr-defined]
-        return tokens
 
-    def _has(self, name: str) -> bool:
-        return name in self._parts
+class _World:
+    """What a pilot knows, for rows of these lengths (see `plan.World`)."""
+
+    def __init__(self, pilot: Pilot, lengths: list[int]) -> None:
+        self.rows, self._pilot, self._length = len(lengths), pilot, max(lengths)
+        costs = pilot.costs
+        self._lines = {name: costs.line(name, self.rows, pilot._keys(name, lengths)) for name in pilot._parts}
+
+    def cost(self, tier: str, tokens: Amount) -> Amount:
+        base, each = self._lines[tier]
+        return base + each * tokens
+
+    def share(self, tier: str) -> float:
+        return self._pilot._watch.share(tier, self._length) if tier != "full" else 1.0
+
+    def echo(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
+        return self._pilot._echo.of(gamma, alone)

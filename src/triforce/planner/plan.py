@@ -2,28 +2,52 @@
 
 With a share `a` of guesses kept, one by one and independently, verifying g guesses gives (1 - a^(g + 1)) / (1 - a)
 tokens (Leviathan et al. 2023, equation 1); a tier goes round until it holds `gamma` of them, and is a guesser itself
-(Sun et al. 2024, section 4.2).
+(Sun et al. 2024, section 4.2). Amounts are numbers, or arrays over many plans of the same tiers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cache
+from typing import Any, Protocol
 
-Cost = Callable[[str, float], float]
-"""Seconds of a pass of a tier over so many tokens."""
+import numpy as np
 
-Acceptance = Callable[[str, str], float]
-"""Of the guesses of a tier that another one looked at, the share that it kept."""
+Amount = Any
+"""A number, or an array of them."""
 
 WIDE = (1, 2, 3, 4, 6, 8, 10, 12, 16)
-NARROW = (1, 2, 3, 4)
+NARROW = (1, 2, 3, 4, 6, 8)
+
+LAST_OF = (0.0, 0.0, 0.56, 0.85, 1.03, 1.16, 1.27, 1.35, 1.42)
+"""By how many deviations the largest of so many normal variables is above their mean."""
+
+
+class World(Protocol):
+    """What is known of the tiers, for the rows that there are."""
+
+    rows: int
+
+    def cost(self, tier: str, tokens: Amount) -> Amount:
+        """Seconds of a pass of a tier over so many tokens of each row."""
+
+    def share(self, tier: str) -> float:
+        """Of the guesses of a tier that another one looked at, the share that it kept."""
+
+    def echo(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
+        """Of lookup with so many guesses at most: those made, those kept, and how often there were some.
+
+        `alone`: where there is no other guesser, so that shorter matches count.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Tiers from the lowest to the full one, and how many tokens each of the lower ones gathers before it is judged."""
+    """Tiers from the lowest to the full one, and how many tokens each of the lower ones gathers before it is judged.
+
+    A draft with lookup on it guesses where the text does not repeat itself.
+    """
 
     tiers: tuple[str, ...] = ("full",)
     gammas: tuple[int, ...] = ()
@@ -32,30 +56,97 @@ class Plan:
         guessers = [f"{tier} {gamma}" for tier, gamma in zip(self.tiers[:-1], self.gammas, strict=True)]
         return " > ".join([*guessers, self.tiers[-1]])
 
-    def rate(self, cost: Cost, acceptance: Acceptance) -> float:
-        """Tokens per second that are to be expected."""
-        gammas = (*self.gammas, 1)
-        tokens, seconds = float(gammas[0]), gammas[0] * cost(self.tiers[0], 1)
-        for (below, tier), gamma in zip(pairwise(self.tiers), gammas[1:], strict=True):
-            each = expected(acceptance(below, tier), tokens)
-            rounds = max(1.0, (gamma + (each - 1) / 2) / each)
-            tokens, seconds = rounds * each, rounds * (seconds + cost(tier, tokens + 1))
-        return tokens / seconds
+    def rate(self, world: World) -> float:
+        """Tokens per second of each row that are to be expected."""
+        return float(rate(self.tiers, self.gammas, world))
 
 
-def expected(acceptance: float, guesses: float) -> float:
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """Guesses of one round, the seconds they take, and the tokens that verifying them gives.
+
+    width: guesses of the row that has most of them, as a pass is as wide as that.
+    """
+
+    tokens: Amount
+    seconds: Amount
+    gives: Amount
+    width: Amount
+
+
+def rate(tiers: tuple[str, ...], gammas: tuple[Amount, ...], world: World) -> Amount:
+    """Tokens per second of each row, of plans of these tiers."""
+    steps = list(zip(tiers, (*gammas, 1), strict=True))
+    if "lookup" in tiers:
+        at = tiers.index("lookup")
+        offer, steps = _lookup(world, steps[at][1], "draft" if at else None), steps[at + 1 :]
+    else:
+        offer, steps = _alone(world, *steps[0]), steps[1:]
+    for tier, gamma in steps:
+        offer = _verified(world, offer, tier, gamma)
+    return offer.tokens / offer.seconds
+
+
+def expected(acceptance: float, guesses: Amount) -> Amount:
     """Tokens that verifying so many guesses gives, the one drawn behind them included."""
     if acceptance >= 1:
         return guesses + 1
-    return float((1 - acceptance ** (guesses + 1)) / (1 - acceptance))
+    return (1 - acceptance ** (guesses + 1)) / (1 - acceptance)
+
+
+def _alone(world: World, tier: str, gamma: Amount) -> _Offer:
+    """A tier that guesses token by token."""
+    return _Offer(gamma, gamma * world.cost(tier, 1), expected(world.share(tier), gamma), gamma)
+
+
+def _lookup(world: World, gamma: Amount, below: str | None) -> _Offer:
+    """Guesses from the text, and those of the draft where there are none."""
+    made, kept, found = world.echo(gamma, below is None)
+    somewhere = 1 - (1 - found) ** world.rows
+    width, seconds = made / found * somewhere if found else 0.0 * made, world.cost("lookup", 1)
+    if below is None:
+        return _Offer(made, seconds, 1 + kept, width)
+    rest, missing = _alone(world, below, gamma), 1 - found
+    lacking = 1 - found**world.rows  # in some row
+    gives = found + kept + missing * rest.gives
+    tokens, width = made + missing * rest.tokens, np.maximum(width, lacking * rest.width)
+    return _Offer(tokens, seconds + lacking * rest.seconds, gives, width)
+
+
+def _verified(world: World, below: _Offer, tier: str, gamma: Amount) -> _Offer:
+    """Rounds of guesses until there are `gamma` tokens; of many rows all wait for the last one."""
+    rounds = np.maximum(1.0, (gamma + (below.gives - 1) / 2) / below.gives)
+    tokens = rounds * below.gives
+    if world.rows > 1 and tier != "full":
+        spread = 0.75 * (below.gives - 1) * (below.tokens + 1 - below.gives)
+        deviation = np.sqrt(rounds * np.maximum(spread, 0.0)) / below.gives
+        rounds = rounds + LAST_OF[min(world.rows, len(LAST_OF) - 1)] * deviation
+    seconds = rounds * (below.seconds + world.cost(tier, below.width + 1))
+    return _Offer(tokens, seconds, expected(world.share(tier), tokens), tokens)
+
+
+@cache
+def families(draft: bool, retrieval: bool) -> tuple[tuple[tuple[str, ...], tuple[np.ndarray, ...]], ...]:
+    """All plans that are worth a thought, by their tiers: gammas of the lower ones, an array for each.
+
+    With a draft model or not, with a middle tier where that would see less than all.
+    """
+    wide, narrow = np.array(WIDE), np.array(NARROW)
+    low, high = (each.ravel() for each in np.meshgrid(narrow, wide))
+    found: list[tuple[tuple[str, ...], tuple[np.ndarray, ...]]] = [(("full",), ())]
+    if draft:
+        found += [(("draft", "full"), (narrow,)), (("draft", "lookup", "full"), (narrow, narrow))]
+    found.append((("lookup", "full"), (wide,)))
+    if retrieval:
+        found += [(("retrieval", "full"), (wide,)), (("lookup", "retrieval", "full"), (low, high))]
+    if draft and retrieval:
+        found.append((("draft", "retrieval", "full"), (low, high)))
+        found.append((("draft", "lookup", "retrieval", "full"), (low, low, high)))
+    return tuple(found)
 
 
 def plans(draft: bool, retrieval: bool) -> Iterator[Plan]:
-    """All that is worth a thought: with a draft model or not, with a middle tier where that would see less than all."""
-    yield Plan()
-    for lowest in ("draft", "lookup") if draft else ("lookup",):
-        yield from (Plan((lowest, "full"), (gamma,)) for gamma in WIDE[:6])
-        if retrieval:
-            yield from (Plan((lowest, "retrieval", "full"), (low, high)) for low in NARROW for high in WIDE)
-    if retrieval:
-        yield from (Plan(("retrieval", "full"), (gamma,)) for gamma in WIDE)
+    """The same, one by one."""
+    for tiers, gammas in families(draft, retrieval):
+        for one in zip(*(each.tolist() for each in gammas), strict=True) if gammas else [()]:
+            yield Plan(tiers, one)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.request import Logprob, RequestOutput, TokenLogprobs, total
+from triforce.request import Logprob, RequestOutput, TokenLogprobs
+from triforce.stats import total
 
 LEAST = -9999.0
 """JSON has no infinity: the logarithm of a probability of zero."""
@@ -60,7 +61,7 @@ def usage(
 
 
 def _tiers(outputs: Sequence[RequestOutput]) -> list[dict[str, Any]]:
-    stats = total(completion for output in outputs for completion in output.outputs)
+    stats = total(completion.tiers for output in outputs for completion in output.outputs)
     return [{key: getattr(tier, key) for key in ("name", "proposed", "accepted", "passes")} for tier in stats]
 
 

@@ -25,16 +25,16 @@ class Counters:
         self.kept_BN = np.zeros((rows, 1), dtype=np.int64)
         self.seconds_B, self.prefill_seconds_B = np.zeros(rows), np.zeros(rows)
         self.kept = self.refused = 0
-        self._passes: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)
+        self._passes: deque[tuple[int, int, float]] = deque(maxlen=REMEMBERED)
 
     def passed(self, live_B: Bools, seconds: float, width: int = 1) -> None:
         """The tier made one pass of so many columns for its live rows."""
         self.passes_B += live_B
         self.seconds_B += seconds * live_B
-        self._passes.append((width * int(live_B.sum()), seconds))
+        self._passes.append((width, int(live_B.sum()), seconds))
 
-    def fresh(self) -> list[tuple[int, float]]:
-        """The passes since this was last asked, the latest of them: tokens of all rows, and seconds."""
+    def fresh(self) -> list[tuple[int, int, float]]:
+        """The passes since this was last asked, the latest of them: tokens of a row, rows, and seconds."""
         passes = list(self._passes)
         self._passes.clear()
         return passes

@@ -28,6 +28,7 @@ these places, 0.55 in the fourth, 0.42 in the fifth. Without a draft a guess cos
 
 BELIEF = 4.0  # tokens kept, and refused, before anything was seen
 FAR = 64  # tokens that a pass of a draft may be behind; further behind it catches up row by row
+STRIDE, TRIED = 8, 128  # tokens between two places that are tried in hindsight; of the prompt's end that is tried
 
 
 class Lookup:
@@ -42,10 +43,21 @@ class Lookup:
 
     def __init__(self, rows: int, gamma: int = 2, below: Tier[Any] | None = None, least: int = 0) -> None:
         self.gamma, self.below = gamma, below
-        self.least = least or (BEFORE_A_DRAFT if below else ALONE)
+        self._least = least
         self.level: int = below.level + 1 if below else 0
         self.counters = Counters(rows)
         self._grams = [Grams(self.least) for _ in range(rows)]
+        self._tried = [0] * rows
+
+    @property
+    def least(self) -> int:
+        """Tokens of the shortest match that counts."""
+        return self._least or (BEFORE_A_DRAFT if self.below else ALONE)
+
+    @staticmethod
+    def reach(match: int) -> int:
+        """Guesses behind a match of so many tokens."""
+        return max(1, match // 2)
 
     def propose(self, prefix: Prefix, sampling: Sampling, live_B: Bools) -> Draft:
         started = perf_counter()
@@ -79,16 +91,35 @@ class Lookup:
         """Read row b up to `length` tokens: 128K in a quarter of a second. A row left out is read when it is needed."""
         started = perf_counter()
         self._grams[b].read(prefix.ids_BS[b, :length])
+        self._tried[b] = max(1, length - TRIED)
         self.counters.prefill_seconds_B[b] += perf_counter() - started
         yield length
 
     def select(self, rows: Sequence[int]) -> None:
-        self._grams = [self._grams[b] for b in rows]
+        self._grams, self._tried = ([each[b] for b in rows] for each in (self._grams, self._tried))
         self.counters.select(rows)
 
     def join(self, other: Self) -> None:
         self._grams += other._grams
+        self._tried += other._tried
         self.counters.join(other.counters)
+
+    def hindsight(self, prefix: Prefix, b: int, most: int) -> Iterator[tuple[int, int]]:
+        """At places of row b that were not tried yet: how long the match was, and how many tokens it told rightly.
+
+        A place is tried once `most` tokens stand behind it. What is read goes back to such a place, and no further.
+        """
+        text_S, grams, place = prefix.ids_BS[b, : prefix.lengths_B[b]], self._grams[b], self._tried[b]
+        if place + most <= len(text_S):
+            grams.forget(place)
+        while place + most <= len(text_S):
+            grams.read(text_S[:place])
+            match, after = grams.match(text_S[:place])
+            follows = text_S[place : place + most]
+            told = np.resize(text_S[after:place], most) == follows if match else np.zeros(most, dtype=bool)
+            yield match, most if told.all() else int(told.argmin())
+            place += STRIDE
+        self._tried[b] = place
 
     def _guess(self, prefix: Prefix, b: int, least: float) -> Ints:
         text_S = prefix.ids_BS[b, : prefix.lengths_B[b]]
@@ -96,7 +127,7 @@ class Lookup:
             return text_S[:0]
         self._grams[b].read(text_S)
         length, after = self._grams[b].match(text_S)
-        return np.resize(text_S[after:], min(self.gamma, max(1, length // 2)) if length >= least else 0)
+        return np.resize(text_S[after:], min(self.gamma, self.reach(length)) if length >= least else 0)
 
     def _needed_B(self) -> np.ndarray:
         """Tokens that a match must have, per row."""

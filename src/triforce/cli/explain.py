@@ -1,0 +1,81 @@
+"""`triforce explain`: why a generation was as fast as it was."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from textwrap import fill
+
+from triforce.cli.common import Prefill, load, sampling_params
+from triforce.cli.generate import model_and_prompt
+from triforce.evaluate.report import Table, percent
+from triforce.explain import Explanation
+
+LINES = 24  # of a timeline that are printed: its beginning and its end
+
+
+def run(options: Namespace) -> int:
+    """Generates as `generate` does, and prints what is known of it instead of the text."""
+    params = sampling_params(options)
+    options.model, prompt = model_and_prompt(options)
+    (output,) = load(options).generate(prompt, params, load_cache=options.load_cache, on_prefill=Prefill())
+    explanation = output.explain()
+    if options.json:
+        print(json.dumps(explanation.as_json(), ensure_ascii=False, allow_nan=False))
+        return 0
+    for table in tables(explanation):
+        print(f"{table.plain()}\n")
+    print(*(fill(line, 100, subsequent_indent="  ") for line in _advice(explanation)), sep="\n")
+    return 0
+
+
+def tables(explanation: Explanation) -> Iterator[Table]:
+    """What each tier did, and what was chosen when."""
+    parts = [
+        (
+            part.name,
+            f"{part.passes:,}",
+            f"{part.milliseconds:.2f}",
+            percent(part.time),
+            f"{part.proposed:,}",
+            percent(part.acceptance),
+            "all" if part.sees is None else f"{part.sees:,}",
+        )
+        for part in explanation.tiers
+    ]
+    yield Table("Tiers", _speed(explanation), ("tier", "passes", "ms each", "time", "proposed", "kept", "sees"), parts)
+    if explanation.timeline:
+        yield Table("Plans", "Tokens/s are of the first text.", _PLANS, list(_timeline(explanation)))
+
+
+_PLANS = ("plan", "from token", "proposals", "tokens", "tokens/s", "foretold", "plain")
+
+
+def _timeline(explanation: Explanation) -> Iterator[tuple[str, ...]]:
+    """Plans from the lowest tier up, each with how far it guesses; the middle of a long list is left out."""
+    first, left_out = 0, len(explanation.timeline) - LINES
+    for i, stretch in enumerate(explanation.timeline):
+        if left_out > 0 and i == LINES // 2:
+            yield (f"({left_out} more)", *[""] * (len(_PLANS) - 1))
+        if left_out <= 0 or not LINES // 2 <= i < LINES // 2 + left_out:
+            rates = (stretch.tokens / stretch.seconds if stretch.seconds else 0.0, stretch.foretold, stretch.plain)
+            counts = (first, stretch.proposals, stretch.tokens)
+            yield (stretch.plan, *(f"{n:,}" for n in counts), *(f"{x:.0f}" if x else "" for x in rates))
+        first += stretch.tokens
+
+
+def _speed(explanation: Explanation) -> str:
+    said = [
+        f"Prompt {explanation.prompt_tokens:,} tokens, new {explanation.new_tokens:,}, mode {explanation.mode}: "
+        f"{explanation.tokens_per_second:.1f} tokens/s"
+    ]
+    if explanation.foretold:
+        said.append(f"foretold were {explanation.foretold:.1f}")
+    if explanation.plain and explanation.mode != "ar":
+        said.append(f"plain decoding would give about {explanation.plain:.1f}")
+    return "; ".join(said) + "."
+
+
+def _advice(explanation: Explanation) -> list[str]:
+    return [f"- {line}." for line in explanation.advice] or ["- nothing that was measured says what would be faster."]

@@ -1,0 +1,49 @@
+"""How well guesses from the text itself would have fared, tried on the text as it came.
+
+It needs no pass: what followed a place is known by now, and so is what lookup would have guessed there. So lookup is
+judged whether it is in use or not.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from triforce.planner.plan import Amount
+from triforce.speculation import Lookup, Prefix
+from triforce.speculation.lookup import ALONE, BEFORE_A_DRAFT
+
+MOST = 16  # guesses
+FADE = 0.94  # of what was seen before, per place
+BELIEF = 2.0  # places without a guess, before anything was seen
+_UP_TO = np.minimum(np.arange(MOST + 1), np.arange(MOST + 1)[:, None]).astype(float)
+"""[n, gamma]: the lesser."""
+
+
+class Echo:
+    """Sums over places, the latest ones most: of matches that count alone, and of those that count before a draft."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+        self._places = BELIEF
+        self._found = {True: 0.0, False: 0.0}
+        self._made = {True: np.zeros(MOST + 1), False: np.zeros(MOST + 1)}
+        self._kept = {True: np.zeros(MOST + 1), False: np.zeros(MOST + 1)}
+
+    def listen(self, prefix: Prefix, b: int) -> None:
+        """Try what has been written in row b since the last time."""
+        for match, run in self._lookup.hindsight(prefix, b, MOST):
+            self._add(match, run)
+
+    def of(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
+        """As `plan.World.echo` says."""
+        gamma = np.minimum(gamma, MOST)
+        made, kept = self._made[alone][gamma] / self._places, self._kept[alone][gamma] / self._places
+        return made, kept, self._found[alone] / self._places
+
+    def _add(self, match: int, run: int) -> None:
+        self._places = FADE * self._places + 1
+        for alone, least in ((True, ALONE), (False, BEFORE_A_DRAFT)):
+            guesses = min(MOST, Lookup.reach(match)) if match >= least else 0
+            self._found[alone] = FADE * self._found[alone] + (guesses > 0)
+            self._made[alone] = FADE * self._made[alone] + _UP_TO[guesses]
+            self._kept[alone] = FADE * self._kept[alone] + _UP_TO[min(run, guesses)]

@@ -1,0 +1,61 @@
+"""What happened in a generation: plain nouns, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class TierStats:
+    """What one tier did in a generation, prefill apart."""
+
+    name: str
+    proposed: int = 0  # tokens handed to the tier above
+    accepted: int = 0  # of these, tokens that it kept
+    passes: int = 0
+    seconds: float = 0.0  # of decoding
+    prefill_seconds: float = 0.0
+    histogram: list[int] = field(default_factory=list)  # [i]: verifications by the tier above that kept i tokens
+    sees: int | None = None  # tokens of the text that the tier is shown, in the mean of its layers; None: all there are
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the proposed tokens that were kept; None where nothing was proposed."""
+        return self.accepted / self.proposed if self.proposed else None
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Proposals of the full tier, one after the other, for which mode auto kept to a plan; of one text."""
+
+    plan: str
+    proposals: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    foretold: float = 0.0  # tokens per second that the plan promised when it was chosen; 0: nothing was known
+    plain: float = 0.0  # the same of plain decoding
+
+
+def plans(timeline: Iterable[Stretch]) -> dict[str, int]:
+    """Plans, and for how many proposals each was followed."""
+    found: dict[str, int] = {}
+    for stretch in timeline:
+        found[stretch.plan] = found.get(stretch.plan, 0) + stretch.proposals
+    return found
+
+
+def total(outputs: Iterable[Sequence[TierStats]]) -> list[TierStats]:
+    """Statistics of several continuations, tier by tier. Seconds are not added up: of one batch each has them all."""
+    sums: dict[str, TierStats] = {}
+    for tier in (tier for tiers in outputs for tier in tiers):
+        into = sums.setdefault(tier.name, TierStats(tier.name))
+        into.proposed += tier.proposed
+        into.accepted += tier.accepted
+        into.passes += tier.passes
+        into.seconds = max(into.seconds, tier.seconds)
+        into.sees = tier.sees
+        longest = max(len(into.histogram), len(tier.histogram))
+        both = ([*each, *[0] * (longest - len(each))] for each in (into.histogram, tier.histogram))
+        into.histogram = [x + y for x, y in zip(*both, strict=True)]
+    return list(sums.values())

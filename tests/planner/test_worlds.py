@@ -1,0 +1,104 @@
+"""The pilot in worlds whose best plan is known: it finds it, and gives up speculation where that loses."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.planner.test_pilot import read
+from tests.planner.world import World, fixed, flown
+from triforce.planner import Costs, Pilot, Plan, pilot
+from triforce.planner.plan import plans
+
+MS = 1e-3
+LONG = {
+    "lookup": (0.02 * MS, 0.0),
+    "draft": (0.3 * MS, 0.0),
+    "retrieval": (1.6 * MS, 0.1 * MS),
+    "full": (8 * MS, 0.2 * MS),
+}
+SHORT = LONG | {"retrieval": (1.0 * MS, 0.1 * MS), "full": (1.1 * MS, 0.1 * MS)}
+HOPELESS = LONG | {"draft": (8 * MS, 0.0), "retrieval": (7.5 * MS, 0.2 * MS)}
+LOSES = {
+    "cheap full passes": World(SHORT | {"draft": (0.9 * MS, 0.0)}, {"draft": 0.5, "retrieval": 0.9}),
+    "guesses that are never kept": World(LONG, {"draft": 0.02, "retrieval": 0.05}),
+    "guesses that cost too much": World(HOPELESS, {"draft": 0.6, "retrieval": 0.9}),
+}
+PAYS = {
+    "a hierarchy": World(LONG, {"draft": 0.6, "retrieval": 0.95}),
+    "a draft alone": World(LONG | {"retrieval": (7 * MS, 0.2 * MS)}, {"draft": 0.8, "retrieval": 0.9}),
+    "retrieval alone": World(LONG, {"draft": 0.05, "retrieval": 0.97}),
+}
+
+
+def informed(world: World) -> Costs:
+    """As a profile would have it."""
+    costs = Costs()
+    for tier in world.costs:
+        for width in (1, 3, 7) * 4:
+            costs.observe(tier, width, 1, 150, world.cost(tier, width))
+    return costs
+
+
+def speed(world: World, costs: Costs, proposals: int = 600, first: int = 0) -> float:
+    """Of so many proposals, after the first ones."""
+    batch = read(None)
+    it = Pilot(batch.top, 1, costs, clock=lambda: 0.0)
+    if first:
+        flown(it, batch.prefix, world, first)
+    return flown(it, batch.prefix, world, proposals)
+
+
+def best(world: World) -> float:
+    return fixed(max(plans(True, True), key=lambda plan: plan.rate(world)), world)
+
+
+@pytest.mark.parametrize("world", LOSES.values(), ids=LOSES)
+def test_where_speculation_loses_plain_decoding_it_is(world: World) -> None:
+    assert speed(world, informed(world)) > 0.97 * fixed(Plan(), world)
+
+
+@pytest.mark.parametrize("world", LOSES.values(), ids=LOSES)
+def test_and_who_knows_nothing_finds_out(world: World) -> None:
+    assert speed(world, Costs(), first=20) > 0.97 * fixed(Plan(), world)
+
+
+@pytest.mark.parametrize("world", PAYS.values(), ids=PAYS)
+def test_where_it_pays_the_best_plan_is_found(world: World) -> None:
+    assert speed(world, informed(world)) > 0.95 * best(world) > 1.3 * fixed(Plan(), world)
+
+
+@pytest.mark.parametrize("world", LOSES.values(), ids=LOSES)
+def test_a_pilot_that_never_falls_back_would_be_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bold(self: Pilot, lengths: list[int]) -> Plan:
+        seen = pilot._World(self, lengths)
+        flying = (plan for plan in plans(True, True) if not {"draft", "retrieval"}.isdisjoint(plan.tiers))
+        return max(flying, key=lambda plan: plan.rate(seen))
+
+    monkeypatch.setattr(Pilot, "_best", bold)
+    monkeypatch.setattr(pilot, "GROUNDED", (0, 0))
+    assert speed(world, informed(world)) < 0.97 * fixed(Plan(), world)
+
+
+def test_costs_that_are_wrong_are_found_out() -> None:
+    """What was kept from another day says that guesses are cheap; measured speed says otherwise."""
+    world, other = LOSES["guesses that cost too much"], PAYS["a hierarchy"]
+    assert speed(world, informed(other), first=60) > 0.97 * fixed(Plan(), world)
+
+
+def test_a_text_that_changes_is_followed() -> None:
+    """The draft serves for a while, and then no more."""
+    world = World(LONG, {"draft": 0.8, "retrieval": 0.95})
+    batch = read(None)
+    it = Pilot(batch.top, 1, informed(world), clock=lambda: 0.0)
+    flown(it, batch.prefix, world, 200)
+    assert "draft" in it.plan.tiers
+    world.shares["draft"] = 0.0
+    flown(it, batch.prefix, world, 200)
+    assert it.plan.tiers == ("retrieval", "full")
+
+
+def test_what_other_texts_taught_serves_from_the_first_proposal_on() -> None:
+    world = PAYS["retrieval alone"]
+    costs = informed(world)
+    first = speed(world, costs, 40)
+    assert speed(world, costs, 40) > max(first, 0.95 * best(world))

@@ -1,0 +1,91 @@
+"""A world whose best plan is known: tiers cost what they are said to, and their guesses are kept by dice."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from triforce.planner import Pilot, Plan
+from triforce.planner.plan import Amount
+
+LIVE = np.array([True])
+
+
+@dataclass
+class World:
+    """Seconds of a pass (whatever it feeds, and for each token), and the share of each tier's guesses that is kept."""
+
+    costs: dict[str, tuple[float, float]]
+    shares: dict[str, float]
+    rows: int = 1
+    dice: random.Random = field(default_factory=lambda: random.Random(5))
+
+    def cost(self, tier: str, tokens: Amount) -> Amount:
+        base, each = self.costs[tier]
+        return base + each * tokens
+
+    def share(self, tier: str) -> float:
+        return self.shares.get(tier, 1.0)
+
+    def echo(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
+        return 0.0 * gamma, 0.0 * gamma, 0.0  # nothing repeats itself
+
+    def play(self, plan: Plan, parts: dict[str, Any] | None = None) -> tuple[int, float]:
+        """One proposal: the tokens it gives and the seconds it takes; the counters of the parts hear of it."""
+        spent = 0.0
+
+        def passed(tier: str, tokens: int) -> None:
+            nonlocal spent
+            spent += self.cost(tier, tokens)
+            if parts:
+                parts[tier].counters.passed(LIVE, self.cost(tier, tokens), tokens)
+
+        def propose(level: int) -> int:
+            tier, below = plan.tiers[level], plan.tiers[level - 1] if level else ""
+            if tier == "lookup":
+                passed(tier, 1)
+                return propose(level - 1) if level else 0
+            held = 0
+            while held < (*plan.gammas, 1)[level]:
+                guesses = propose(level - 1) if level else 0
+                guesser = "draft" if below == "lookup" and level > 1 else below
+                kept = 0
+                while kept < guesses and self.dice.random() < self.share(guesser):
+                    kept += 1
+                passed(tier, guesses + 1)
+                if parts and guesses:
+                    parts[guesser].counters.judged(np.array([guesses]), np.array([kept]), LIVE)
+                held += kept + 1
+            return held
+
+        return propose(len(plan.tiers) - 1), spent
+
+
+class Silence:
+    """An echo of a world in which nothing repeats itself."""
+
+    def __init__(self, world: World) -> None:
+        self.of = world.echo
+
+    def listen(self, prefix: object, b: int) -> None: ...
+
+
+def flown(it: Pilot, prefix: Any, world: World, proposals: int) -> float:
+    """Tokens per second of a pilot in a world."""
+    it._echo = Silence(world)  # type: ignore[assignment]
+    tokens = seconds = 0.0
+    for _ in range(proposals):
+        it.steer(prefix, LIVE)
+        new, took = world.play(it.plan, it._parts)
+        it.learn([int(prefix.lengths_B[0])], new, took)
+        tokens, seconds = tokens + new, seconds + took
+    return tokens / seconds
+
+
+def fixed(plan: Plan, world: World, proposals: int = 4000) -> float:
+    """Tokens per second of one plan in a world."""
+    tokens, seconds = (sum(each) for each in zip(*(world.play(plan) for _ in range(proposals)), strict=True))
+    return tokens / seconds
