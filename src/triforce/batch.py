@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.cache import Full
+from triforce.cache import Full, Retrieval
+from triforce.cache.look import in_sight
 from triforce.cache.saved import SavedCache
 from triforce.job import Job, logprobs_of
 from triforce.ladder import Ladder, Models, Rows, Speculation, Store, tiers
 from triforce.planner import Costs, Focus, Pilot
-from triforce.request import TierStats
+from triforce.request import Look, TierStats
 from triforce.sampler import sampling
 from triforce.sampling import Noise
 from triforce.shapes import ints
@@ -107,6 +108,7 @@ class Batch:
             for b, job in enumerate(self.jobs)
         ]
         self._note_logprobs(taken)
+        self._look()
         ended = perf_counter()
         seconds = ended - started
         self.decode_seconds += seconds
@@ -201,6 +203,14 @@ class Batch:
                 tier.cache.fork(source, b)
         self.jobs[b].prompt_logprobs = self.jobs[source].prompt_logprobs
         yield len(self.jobs[b].prompt) - 1
+
+    def _look(self) -> None:
+        """Tell those who asked where their texts stand."""
+        views = [tier.cache for tier in self.tiers if isinstance(tier, Tier) and isinstance(tier.cache, Retrieval)]
+        for b, job in enumerate(self.jobs):
+            if job.params.look:
+                committed = int(self.top.cache.lengths_B[b])
+                job.look = Look(committed, in_sight(views[-1], b) if views else [], self.stats(b))
 
     def _note_logprobs(self, taken: list[int]) -> None:
         for b, (job, count) in enumerate(zip(self.jobs, taken, strict=True)):

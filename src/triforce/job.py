@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from triforce.request import Logprob, SamplingParams, TierStats, TokenLogprobs
+from triforce.request import Logprob, Look, SamplingParams, TierStats, TokenLogprobs
 from triforce.sampling import Constraint
 from triforce.speculation import Watch
 
@@ -34,6 +34,8 @@ class Job:
     """What each tier did for it, once it has left its batch."""
     plans: dict[str, int] = field(default_factory=dict)
     """What a pilot chose, if there is one, and for how many proposals."""
+    look: Look | None = None
+    """Where it stands, if that was asked for."""
     bitwise: bool = False
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0

@@ -145,7 +145,7 @@ class Retrieval:
         sinks = min(ceil(PAGE / chunk), recent)
         picks = max(0, min(budget // chunk - sinks - (ceil(committed / chunk) - recent), recent - sinks))
         parts = chunk // self.unit
-        units_CU = self._row_units(b)[: recent * parts].view(recent, parts)
+        units_CU = self.row_units(b)[: recent * parts].view(recent, parts)
         chosen_LGC = self.policies[b].pick(self.full, row, chunk, range(sinks, recent), picks)
         sinks_LGC = torch.arange(sinks, device=chosen_LGC.device).expand(*chosen_LGC.shape[:2], -1)
         units_LGU = units_CU[torch.cat([sinks_LGC, chosen_LGC], 2)].flatten(2)
@@ -161,7 +161,7 @@ class Retrieval:
         left = max(self.setting.budget.of(committed) - choice.tokens, PAGE)
         return max(choice.recent, -(-(committed - left) // self.unit) * self.unit)
 
-    def _row_units(self, b: int) -> Tensor:
+    def row_units(self, b: int) -> Tensor:
         """All pages of a row, as units (U)."""
         row, pool = self.full.rows[b], self.full.pool
         return pool.units(range(row, row + 1), self.unit)[0, : len(pool.tables[row]) * (PAGE // self.unit)]
@@ -175,7 +175,7 @@ class Retrieval:
         for b, (start, count) in enumerate(zip(starts, counts, strict=True)):
             choice = self.choices[b]
             units = range(self.recent[b] // unit, -(-(start + count) // unit))
-            self._index.show(b, choice.units if choice else None, self._row_units(b), units)
+            self._index.show(b, choice.units if choice else None, self.row_units(b), units)
         dropped = [recent - c.tokens if c else 0 for recent, c in zip(self.recent, self.choices, strict=True)]
         firsts, coarse = ([n - drop for n, drop in zip(each, dropped, strict=True)] for each in (starts, committed))
         views: list[tuple[int, Lists]] = []
