@@ -102,7 +102,7 @@ def check_empty(texts: Texts) -> None:
 
 
 class Schedules(RuleBasedStateMachine):
-    """Any sequence of requests, steps and cancellations."""
+    """Any sequence of requests, steps, cancellations, and of rows put aside."""
 
     model: ClassVar[LLM]
 
@@ -141,6 +141,13 @@ class Schedules(RuleBasedStateMachine):
         one = list(self.running)[which % len(self.running)]
         self.texts.cancel(one)
         del self.running[one]
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 5))
+    def stand_aside(self, which: int) -> None:
+        one = list(self.running)[which % len(self.running)]
+        for group in one.groups:
+            self.texts.engine.put_aside(group)
 
     def step(self) -> None:
         for one, event in self.texts.step():
@@ -181,7 +188,10 @@ class Schedules(RuleBasedStateMachine):
 
 
 def play(model: LLM, mode: str) -> None:
-    """One schedule: two rows outlive one that came before them, and see another one come, to pages that are shared."""
+    """One schedule: two rows outlive one that came before them, and see another one come, to pages that are shared.
+
+    Then they are put aside for a while, and come back behind it, to other pages.
+    """
     texts = model.open(ROWS, 900)
     early, twins, last = (request(model, length, mode, n=n) for length, n in ((150, 1), (91, 2), (260, 1)))
     texts.submit([early])
@@ -192,7 +202,23 @@ def play(model: LLM, mode: str) -> None:
     while early not in outputs:
         outputs.update((one, event) for one, event in texts.step() if isinstance(event, RequestOutput))
     texts.submit([last])
+    for one in (twins, last):
+        while one.groups[0] not in texts.engine._groups:
+            list(texts.step())
+    list(texts.step())
+    (group,) = twins.groups
+    before = texts.engine._batches[mode].top.cache.pool.tables[:2]
+    texts.engine.put_aside(group)
+    assert group in texts.engine._waiting and len(group.aside or ()) == 2
+    other = request(model, 40, mode, temperature=0.0)  # takes pages that the twins had
+    texts.submit([other])
+    texts.engine._waiting.rotate(1)
+    assert texts.engine._admit()
+    while group not in texts.engine._groups:
+        list(texts.step())
+    assert before != texts.engine._batches[mode].top.cache.pool.tables[-2:]
     outputs |= finish(texts)
+    del outputs[other]
     for one, output in outputs.items():
         check_same(output.outputs, alone(model, len(one.prompt), mode=mode))
     check_empty(texts)
@@ -208,6 +234,13 @@ FAULTS = [
     Edit(Pool, "select", ("self.lengths_B[list(rows)]", "self.lengths_B[: len(rows)]")),
     Edit(Pool, "disown", (" if not self._owners[page]", "")),
     Edit(Counters, "select", ("[list(rows)]", "[: len(rows)]")),
+    Edit(Batch, "bring_back", ("= row.draws", "= 0")),
+    Edit(Batch, "bring_back", ("+ job.tokens", "+ job.prompt[: len(job.tokens)]")),
+    Edit(Full, "bring_back", ("= seen.sight", "= self.sights[0]")),
+    Edit(Retrieval, "aside", ("if choice:", "if False:")),
+    Edit(Retrieval, "bring_back", ("chosen.refused", "False")),
+    Edit(Streaming, "bring_back", ("self.highest[b] = ring", "self.highest[b] = ring[0], 0, 0")),
+    Edit(Counters, "bring_back", ("= count", "= 0")),
 ]
 
 
@@ -287,6 +320,57 @@ def test_first_come_first_served(folder: Path) -> None:
         begun += [one for one in requests if one.started is not None and one not in begun]
         assert requests[1] not in begun or requests[0].done
     assert begun == requests
+    check_empty(texts)
+
+
+def test_who_had_a_turn_makes_room_and_goes_on_later(folder: Path) -> None:
+    """Two that fill the store come to their ends by turns; a third one waits less than for both."""
+    model = llm(folder)
+    texts = model.open(ROWS, 300, turn=3)
+    long = [request(model, 150, "ar", max_tokens=60), request(model, 91, "triforce", max_tokens=100)]
+    short = request(model, 40, "ar", max_tokens=2)
+    for one in [*long, short]:
+        texts.submit([one])
+    asides, done, started = 0, list[Request](), {one: one.started for one in long}
+    while texts.busy:
+        for one, event in texts.step():
+            assert not isinstance(event, Exception), event
+            if isinstance(event, RequestOutput):
+                done.append(one)
+                wanted = alone(model, len(one.prompt), mode=one.mode, tokens=one.jobs[0].params.max_tokens)
+                check_same(event.outputs, wanted)
+        aside = [group for group in texts.engine._waiting if group.aside]
+        asides += len(aside)
+        pages = sum(texts.engine._pages(group) for group in aside)
+        assert pages <= texts.engine.store.pages, "what lies aside is bounded"
+        started = {one: started[one] or one.started for one in long}
+    assert asides and done[0] is short and {one: one.started for one in long} == started
+    check_empty(texts)
+
+
+def test_nobody_is_put_aside_where_nobody_waits(folder: Path) -> None:
+    texts = llm(folder).open(ROWS, KV_TOKENS, turn=1)
+    texts.submit([request(llm(folder), 40, "ar", max_tokens=30)])
+    while texts.busy:
+        list(texts.step())
+        assert not texts.engine._waiting
+    check_empty(texts)
+
+
+def test_what_was_put_aside_can_be_cancelled(folder: Path) -> None:
+    model = llm(folder)
+    texts = model.open(ROWS, KV_TOKENS)
+    one = request(model, 91, "triforce", n=2)
+    texts.submit([one])
+    for _ in range(4):
+        list(texts.step())
+    (group,) = one.groups
+    texts.engine.put_aside(group)
+    assert group.aside and texts.engine.kv_tokens == 0
+    texts.engine.put_aside(group)  # nothing is there to be put aside
+    assert list(texts.engine._waiting) == [group]
+    texts.cancel(one)
+    assert group.aside is None
     check_empty(texts)
 
 

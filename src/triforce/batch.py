@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +27,13 @@ from triforce.shapes import ints
 from triforce.speculation import Block, Prefix, Record, Rejection, Seeded, Tier
 
 COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {"seeded": Seeded, "rejection": Rejection, "block": Block}
+
+
+class Aside(NamedTuple):
+    """A row that was put aside: its count of draws in each stream of noise, and what it held of each tier."""
+
+    draws: Tensor
+    tiers: list[tuple[Any, ...]]
 
 
 class Batch:
@@ -140,6 +148,21 @@ class Batch:
         self.prefix = self.prefix.select(rows)
         self._sample(self.noise.draws[:, list(rows)])
         self._record()
+
+    def aside(self, job: Job) -> Aside:
+        """What the row of a job holds, before it leaves for others to have its room."""
+        b = self.jobs.index(job)
+        return Aside(self.noise.draws[:, b].clone(), [tier.aside(b) for tier in self.tiers])
+
+    def bring_back(self, rows: Sequence[Aside]) -> None:
+        """Let the rows of a fresh batch go on where they were put aside, in the place of `prefill`."""
+        for b, (job, row) in enumerate(zip(self.jobs, rows, strict=True)):
+            length = len(job.prompt) + len(job.tokens)
+            self.prefix.ids_BS[b, :length] = job.prompt + job.tokens
+            self.prefix.lengths_B[b] = length
+            self.noise.draws[:, b] = row.draws
+            for tier, held in zip(self.tiers, row.tiers, strict=True):
+                tier.bring_back(b, held)
 
     @property
     def bitwise(self) -> bool:

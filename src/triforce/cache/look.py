@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from triforce.cache.aside import places
 from triforce.cache.retrieval import Retrieval
 
 PARTS = 256
@@ -21,10 +22,8 @@ def in_sight(view: Retrieval, b: int) -> list[int]:
     layers = [layer for layer in range(config.layers) if layer not in view.full_layers]
     if choice is None or not layers:
         return [100] * len(starts)
-    row_U = view.row_units(b).cpu().numpy()
-    place = np.zeros(int(row_U.max()) + 1, dtype=np.int64)
-    place[row_U] = np.arange(len(row_U))
-    counts_U = np.bincount(place[choice.units[layers].cpu().numpy().ravel()], minlength=units)[:units]
+    seen = places(choice.units[layers], view.row_units(b)).flatten().cpu().numpy()
+    counts_U = np.bincount(seen, minlength=units)[:units]
     lists = len(layers) * config.kv_heads
     counts_U[view.recent[b] // view.unit :] = lists
     sizes = np.diff([*starts, units])

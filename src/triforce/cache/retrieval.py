@@ -8,14 +8,16 @@ Shape suffixes: B rows, T tokens fed in one pass, J scored columns, L layers, G 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import ceil, gcd
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.cache.aside import places
 from triforce.cache.budget import Setting
 from triforce.cache.full import Full
 from triforce.cache.index import Index
@@ -32,6 +34,17 @@ class Choice:
     tokens: int
     recent: int
     passes: int
+
+
+class Chosen(NamedTuple):
+    """A row of a retrieval view."""
+
+    policy: Policy
+    choice: Choice | None
+    ahead: int
+    committed: int
+    refused: bool
+    full_layers: frozenset[int]
 
 
 class Retrieval:
@@ -118,6 +131,21 @@ class Retrieval:
         self._committed_B = np.concatenate((self._committed_B, other._committed_B))
         self._refused_B = np.concatenate((self._refused_B, other._refused_B))
         self._index = self._blank()
+
+    def aside(self, b: int) -> Chosen:
+        """What a row has chosen, for `bring_back`. Its choice is kept by places, as its pages will be others."""
+        choice = self.choices[b]
+        if choice:
+            choice = replace(choice, units=places(choice.units, self.row_units(b)))
+        counts = int(self.ahead_B[b]), int(self._committed_B[b]), bool(self._refused_B[b])
+        return Chosen(self.policies[b], choice, *counts, self.full_layers)
+
+    def bring_back(self, b: int, chosen: Chosen) -> None:
+        """Let a fresh row go on as the one that was put aside."""
+        self.policies[b], choice = chosen.policy, chosen.choice
+        self.choices[b] = choice and replace(choice, units=self.row_units(b)[choice.units])
+        self.ahead_B[b], self._committed_B[b], self._refused_B[b] = chosen.ahead, chosen.committed, chosen.refused
+        self.full_layers |= chosen.full_layers
 
     def _blank(self) -> Index:
         """Lists of no rows' yet; the next pass writes them all."""

@@ -82,6 +82,13 @@ class Lookup:
         self.counters.prefill_seconds_B[b] += perf_counter() - started
         yield length
 
+    def aside(self, b: int) -> tuple[Any, ...]:
+        return self._grams[b], self.counters.aside(b)
+
+    def bring_back(self, b: int, held: tuple[Any, ...]) -> None:
+        self._grams[b] = held[0]
+        self.counters.bring_back(b, held[1])
+
     def select(self, rows: Sequence[int]) -> None:
         self._grams = [self._grams[b] for b in rows]
         self.counters.select(rows)
