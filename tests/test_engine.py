@@ -33,7 +33,7 @@ from triforce.texts import Request, Texts
 
 torch.set_num_threads(1)
 LENGTHS = [1, 40, 91, 150, 151, 260]
-ROWS, KV_TOKENS, TOKENS = 4, 700, 20
+ROWS, KV_TOKENS, TOKENS, LATE = 4, 700, 20, 40
 CHUNK, READ = 64, 48
 
 
@@ -188,10 +188,7 @@ class Schedules(RuleBasedStateMachine):
 
 
 def play(model: LLM, mode: str) -> None:
-    """One schedule: two rows outlive one that came before them, and see another one come, to pages that are shared.
-
-    Then they are put aside for a while, and come back behind it, to other pages.
-    """
+    """One schedule: two rows outlive one that came before them, and see another one come, to pages that are shared."""
     texts = model.open(ROWS, 900)
     early, twins, last = (request(model, length, mode, n=n) for length, n in ((150, 1), (91, 2), (260, 1)))
     texts.submit([early])
@@ -202,25 +199,36 @@ def play(model: LLM, mode: str) -> None:
     while early not in outputs:
         outputs.update((one, event) for one, event in texts.step() if isinstance(event, RequestOutput))
     texts.submit([last])
-    for one in (twins, last):
-        while one.groups[0] not in texts.engine._groups:
-            list(texts.step())
-    list(texts.step())
-    (group,) = twins.groups
-    before = texts.engine._batches[mode].top.cache.pool.tables[:2]
-    texts.engine.put_aside(group)
-    assert group in texts.engine._waiting and len(group.aside or ()) == 2
-    other = request(model, 40, mode, temperature=0.0)  # takes pages that the twins had
-    texts.submit([other])
-    texts.engine._waiting.rotate(1)
-    assert texts.engine._admit()
-    while group not in texts.engine._groups:
-        list(texts.step())
-    assert before != texts.engine._batches[mode].top.cache.pool.tables[-2:]
     outputs |= finish(texts)
-    del outputs[other]
     for one, output in outputs.items():
         check_same(output.outputs, alone(model, len(one.prompt), mode=mode))
+    check_empty(texts)
+
+
+def play_aside(model: LLM, mode: str) -> None:
+    """Another one: two rows are put aside in the middle of their texts, and come back to pages that are others."""
+    texts = model.open(ROWS, 900)
+    twins, other = request(model, 150, mode, n=2, max_tokens=LATE), request(model, 260, mode, seed=11)
+    texts.submit([twins])
+    (group,) = twins.groups
+    while len(group.jobs[0].tokens) < 9:
+        list(texts.step())
+        assert group.error is None
+    tables = texts.engine._batches[mode].top.cache.pool.tables
+    texts.engine.put_aside(group)
+    texts.submit([other])
+    texts.engine._waiting.rotate(1)
+    outputs: dict[Request, RequestOutput] = {}
+    moved = False
+    while texts.busy:
+        for one, event in texts.step():
+            assert not isinstance(event, Exception), event
+            if isinstance(event, RequestOutput):
+                outputs[one] = event
+        moved |= group in texts.engine._groups and tables[0] not in texts.engine._batches[mode].top.cache.pool.tables
+    assert moved
+    check_same(outputs[twins].outputs, alone(model, 150, mode=mode, tokens=LATE))
+    check_same(outputs[other].outputs, alone(model, 260, mode=mode))
     check_empty(texts)
 
 
@@ -251,13 +259,14 @@ def test_faults_are_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch, fault
     noticed = []
     for coupling in ("seeded", "rejection"):
         model = llm(folder, coupling=coupling)
-        for length in (91, 150, 260):
-            alone(model, length, mode="triforce")
+        for length, tokens in ((91, TOKENS), (150, TOKENS), (260, TOKENS), (150, LATE)):
+            alone(model, length, mode="triforce", tokens=tokens)
         with monkeypatch.context() as patch:
             if fault:
                 patch.setattr(fault.owner, fault.name, fault.function())
             try:
                 play(model, "triforce")
+                play_aside(model, "triforce")
             except Exception as error:
                 noticed.append(error)
     assert bool(noticed) == bool(fault), noticed

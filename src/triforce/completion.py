@@ -56,7 +56,9 @@ class Completion:
                 break
         read = len(characters)
         if self.job.finish and self._stream:
-            shown += self._text.add(self._stream.flush()) + self._text.flush()
+            rest = self._stream.flush()
+            characters[-1] += len(rest)
+            shown += self._text.add(rest) + self._text.flush()
         logprobs = self.job.logprobs[-read:] if self.job.params.logprobs is not None else None
         job = self.job
         return Piece(shown, fresh[:read], origins[:read], job.choice, job.finish, logprobs, characters, job.look)
