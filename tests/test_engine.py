@@ -25,6 +25,7 @@ from triforce.cache import PAGE, Full, Pool, Retrieval, Streaming, full
 from triforce.cache.prefixes import LEFT
 from triforce.completion import Piece
 from triforce.errors import CacheError
+from triforce.group import Group
 from triforce.kernels import extension
 from triforce.llm import LLM
 from triforce.request import CompletionOutput, RequestOutput
@@ -340,7 +341,8 @@ def test_who_had_a_turn_makes_room_and_goes_on_later(folder: Path) -> None:
     short = request(model, 40, "ar", max_tokens=2)
     for one in [*long, short]:
         texts.submit([one])
-    asides, done, started = 0, list[Request](), {one: one.started for one in long}
+    asides, before = 0, list[Group]()
+    done, started = list[Request](), {one: one.started for one in long}
     while texts.busy:
         for one, event in texts.step():
             assert not isinstance(event, Exception), event
@@ -349,11 +351,10 @@ def test_who_had_a_turn_makes_room_and_goes_on_later(folder: Path) -> None:
                 wanted = alone(model, len(one.prompt), mode=one.mode, tokens=one.jobs[0].params.max_tokens)
                 check_same(event.outputs, wanted)
         aside = [group for group in texts.engine._waiting if group.aside]
-        asides += len(aside)
-        pages = sum(texts.engine._pages(group) for group in aside)
-        assert pages <= texts.engine.store.pages, "what lies aside is bounded"
+        asides, before = asides + len([group for group in aside if group not in before]), aside
+        assert sum(texts.engine._pages(group) for group in aside) <= 2 * texts.engine.store.pages
         started = {one: started[one] or one.started for one in long}
-    assert asides and done[0] is short and {one: one.started for one in long} == started
+    assert asides > 3 and done[0] is short and {one: one.started for one in long} == started
     check_empty(texts)
 
 

@@ -141,10 +141,11 @@ class Engine:
         return rows + len(group.left) <= self.store.rows and self._prefixes.make_room(self._pages(group) - begun)
 
     def _make_way(self) -> None:
-        """Put aside one that has had its turn, if others wait for room and what lies aside would fit the store."""
-        if self._turn is None or not self._waiting or self._reading:
+        """Put aside one that has had its turn, if others wait for room and what lies aside then would fit the store."""
+        if self._turn is None or self._admit() or not self._waiting:
             return
-        aside = sum(self._pages(group) for group in self._waiting if group.aside)
+        _, *others = self._waiting
+        aside = sum(self._pages(group) for group in others if group.aside)
         for group in self._groups:
             if group.steps >= self._turn and not group.memory and aside + self._pages(group) <= self.store.pages:
                 return self.put_aside(group)
