@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
-from itertools import takewhile
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -182,9 +181,10 @@ def test_sigterm_lets_requests_finish_or_says_why_not(pair: Path, grace: str, to
     text = "".join(event["choices"][0]["text"] for event in events if "choices" in event)
     llm = LLM(pair / "target", pair / "draft", budget=64)
     params = SamplingParams(seed=5, max_tokens=tokens, ignore_eos=True)
-    whole = "".join(
-        piece.text for piece in takewhile(lambda _: text, llm.stream(PROMPT, params)) if isinstance(piece, Piece)
-    )
+    whole = ""
+    with closing(llm.stream(PROMPT, params)) as pieces:
+        while len(whole) < len(text) and isinstance(piece := next(pieces), Piece):
+            whole += piece.text
     assert text and whole.startswith(text)  # no token that was made is lost, and no other one told
 
 
