@@ -247,7 +247,7 @@ FAULTS = [
     Edit(Batch, "bring_back", ("+ job.tokens", "+ job.prompt[: len(job.tokens)]")),
     Edit(Full, "bring_back", ("= seen.sight", "= self.sights[0]")),
     Edit(Retrieval, "aside", ("if choice:", "if False:")),
-    Edit(Retrieval, "bring_back", ("chosen.refused", "False")),
+    Edit(Retrieval, "bring_back", ("self.row_units(b)[choice.units]", "choice.units.int()")),
     Edit(Streaming, "bring_back", ("self.highest[b] = ring", "self.highest[b] = ring[0], 0, 0")),
     Edit(Counters, "bring_back", ("= count", "= 0")),
 ]

@@ -116,13 +116,13 @@ class Batch:
             for b, job in enumerate(self.jobs)
         ]
         self._note_logprobs(taken)
-        self._look()
         ended = perf_counter()
         seconds = ended - started
         self.decode_seconds += seconds
         plan = str(self.pilot.plan) if self.pilot else None
         for job in (job for job, alive in zip(self.jobs, live, strict=True) if alive):
             job.proposed(seconds, plan)
+        self._look()
         if self.pilot:
             self.pilot.learn(lengths, sum(taken), ended - steered)
         return taken
@@ -233,7 +233,7 @@ class Batch:
         for b, job in enumerate(self.jobs):
             if job.params.look:
                 committed = int(self.top.cache.lengths_B[b])
-                job.look = Look(committed, in_sight(views[-1], b) if views else [], self.stats(b))
+                job.look = Look(committed, job.decode_seconds, in_sight(views[-1], b) if views else [], self.stats(b))
 
     def _note_logprobs(self, taken: list[int]) -> None:
         for b, (job, count) in enumerate(zip(self.jobs, taken, strict=True)):

@@ -99,6 +99,7 @@ class Look:
     """Where the decoding of one text stands."""
 
     tokens: int  # committed, prompt and all
+    seconds: float  # of decoding
     seen: list[int]  # as `cache.look.in_sight` has it; empty where no tier selects
     tiers: list[TierStats]  # so far, from the lowest to the full one
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -63,4 +64,5 @@ def test_where_no_tier_selects_there_is_nothing_to_see(folder: Path) -> None:
     assert [each.seen for each in looks] == [[]] * 24
     assert [each.tokens for each in looks] == [400 + n for n in range(24)]
     assert [each.tiers[0].passes for each in looks] == list(range(1, 25))
+    assert all(a.seconds < b.seconds <= output.decode_seconds for a, b in pairwise(looks))
     assert looks[-1].tiers[0].accepted == output.completion_tokens

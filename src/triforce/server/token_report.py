@@ -66,7 +66,7 @@ def looked(piece: Piece) -> dict[str, Any]:
     look = piece.look
     if look is None:
         return {}
-    where = {"tokens": look.tokens, "seen": look.seen, "tiers": _tiers(look.tiers)}
+    where = {"tokens": look.tokens, "seconds": round(look.seconds, 4), "seen": look.seen, "tiers": _tiers(look.tiers)}
     return {"token_characters": piece.characters, "look": where}
 
 
