@@ -8,13 +8,15 @@ import socket
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
+from unittest import SkipTest
 
 import httpx
 import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
 from process import KEY, served, wait_until_idle
 from tiny_checkpoint import tiny_pair
 
@@ -33,8 +35,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         wait_until_idle(url)
         assert process.poll() is None
         assert process.stderr
-        events = Counter(json.loads(line)["event"] for line in process.stderr.read().splitlines() if line[:1] == "{")
-        assert events.keys() == {"listening", "request"}, events
+        log = [json.loads(line) for line in process.stderr.read().splitlines() if line[:1] == "{"]
+        assert len(log) > 1 and not [line for line in log if line["level"] not in ("info", "warning")]
 
 
 def schemathesis_requests(url: str, each: int) -> int:
@@ -44,14 +46,15 @@ def schemathesis_requests(url: str, each: int) -> int:
     sent = 0
     for found in described.get_all_operations():
         for mode in schemathesis.GenerationMode:
-            try:
-                cases = found.ok().as_strategy(generation_mode=mode)
-                cases.validate()
-            except Exception:  # nothing to be wrong about
-                continue
+            cases = found.ok().as_strategy(generation_mode=mode)
 
             @settings(
-                max_examples=each, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+                max_examples=each,
+                deadline=None,
+                derandomize=True,
+                database=None,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
             )
             @given(case=cases)
             def ask(case: Any) -> None:
@@ -59,7 +62,8 @@ def schemathesis_requests(url: str, each: int) -> int:
                 sent += 1
                 assert case.call(base_url=url, headers=HEADERS, timeout=60).status_code < 500
 
-            ask()
+            with suppress(Unsatisfiable, SkipTest):  # where there is nothing to be wrong about
+                ask()
     return sent
 
 
@@ -138,7 +142,7 @@ def slow_clients(url: str, count: int) -> int:
 
 
 def test_what_fits_its_own_description_and_what_does_not(url: str) -> None:
-    assert schemathesis_requests(url, 8) > 100
+    assert schemathesis_requests(url, 12) > 100
     wait_until_idle(url)
 
 
