@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workste
 KERNELS := CMakeLists.txt $(wildcard src/triforce/kernels/cpp/*.?pp src/triforce/kernels/cpp/*/*.?pp)
 INPUTS := pyproject.toml constraints.txt scripts/install.sh $(KERNELS)
 
-.PHONY: help install install-dev native sanitize demo test test-all check bench format clean
+.PHONY: help install install-dev native sanitize demo test test-all soak check bench format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -45,6 +45,9 @@ test: install-dev ## the tests, under eight minutes on two cores
 
 test-all: install-dev ## with the long versions of the laws, under 80 minutes
 	@$(PYTEST) -m "slow or not slow" $(ARGS)
+
+soak: install-dev ## half an hour of all kinds of requests: the server's memory stays what it is
+	@OMP_NUM_THREADS=1 $(BIN)/python scripts/soak.py $(ARGS)
 
 check: install-dev ## all that must hold before a change is handed in
 	@$(BIN)/ruff check

@@ -25,6 +25,7 @@ from triforce.cache import PAGE, Full, Pool, Retrieval, Streaming, full
 from triforce.cache.prefixes import LEFT
 from triforce.completion import Piece
 from triforce.errors import CacheError
+from triforce.group import Group
 from triforce.kernels import extension
 from triforce.llm import LLM
 from triforce.request import CompletionOutput, RequestOutput
@@ -33,7 +34,7 @@ from triforce.texts import Request, Texts
 
 torch.set_num_threads(1)
 LENGTHS = [1, 40, 91, 150, 151, 260]
-ROWS, KV_TOKENS, TOKENS = 4, 700, 20
+ROWS, KV_TOKENS, TOKENS, LATE = 4, 700, 20, 40
 CHUNK, READ = 64, 48
 
 
@@ -102,7 +103,7 @@ def check_empty(texts: Texts) -> None:
 
 
 class Schedules(RuleBasedStateMachine):
-    """Any sequence of requests, steps and cancellations."""
+    """Any sequence of requests, steps, cancellations, and of rows put aside."""
 
     model: ClassVar[LLM]
 
@@ -141,6 +142,13 @@ class Schedules(RuleBasedStateMachine):
         one = list(self.running)[which % len(self.running)]
         self.texts.cancel(one)
         del self.running[one]
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 5))
+    def stand_aside(self, which: int) -> None:
+        one = list(self.running)[which % len(self.running)]
+        for group in one.groups:
+            self.texts.engine.put_aside(group)
 
     def step(self) -> None:
         for one, event in self.texts.step():
@@ -198,6 +206,33 @@ def play(model: LLM, mode: str) -> None:
     check_empty(texts)
 
 
+def play_aside(model: LLM, mode: str) -> None:
+    """Another one: two rows are put aside in the middle of their texts, and come back to pages that are others."""
+    texts = model.open(ROWS, 900)
+    twins, other = request(model, 150, mode, n=2, max_tokens=LATE), request(model, 260, mode, seed=11)
+    texts.submit([twins])
+    (group,) = twins.groups
+    while len(group.jobs[0].tokens) < 9:
+        list(texts.step())
+        assert group.error is None
+    tables = texts.engine._batches[mode].top.cache.pool.tables
+    texts.engine.put_aside(group)
+    texts.submit([other])
+    texts.engine._waiting.rotate(1)
+    outputs: dict[Request, RequestOutput] = {}
+    moved = False
+    while texts.busy:
+        for one, event in texts.step():
+            assert not isinstance(event, Exception), event
+            if isinstance(event, RequestOutput):
+                outputs[one] = event
+        moved |= group in texts.engine._groups and tables[0] not in texts.engine._batches[mode].top.cache.pool.tables
+    assert moved
+    check_same(outputs[twins].outputs, alone(model, 150, mode=mode, tokens=LATE))
+    check_same(outputs[other].outputs, alone(model, 260, mode=mode))
+    check_empty(texts)
+
+
 FAULTS = [
     Edit(Batch, "_sample", ("if draws is not None:", "if False:")),
     Edit(Streaming, "select", ("[each[b] for b in rows]", "each[: len(rows)]")),
@@ -208,6 +243,13 @@ FAULTS = [
     Edit(Pool, "select", ("self.lengths_B[list(rows)]", "self.lengths_B[: len(rows)]")),
     Edit(Pool, "disown", (" if not self._owners[page]", "")),
     Edit(Counters, "select", ("[list(rows)]", "[: len(rows)]")),
+    Edit(Batch, "bring_back", ("= row.draws", "= 0")),
+    Edit(Batch, "bring_back", ("+ job.tokens", "+ job.prompt[: len(job.tokens)]")),
+    Edit(Full, "bring_back", ("= seen.sight", "= self.sights[0]")),
+    Edit(Retrieval, "aside", ("if choice:", "if False:")),
+    Edit(Retrieval, "bring_back", ("self.row_units(b)[choice.units]", "choice.units.int()")),
+    Edit(Streaming, "bring_back", ("self.highest[b] = ring", "self.highest[b] = ring[0], 0, 0")),
+    Edit(Counters, "bring_back", ("= count", "= 0")),
 ]
 
 
@@ -218,13 +260,14 @@ def test_faults_are_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch, fault
     noticed = []
     for coupling in ("seeded", "rejection"):
         model = llm(folder, coupling=coupling)
-        for length in (91, 150, 260):
-            alone(model, length, mode="triforce")
+        for length, tokens in ((91, TOKENS), (150, TOKENS), (260, TOKENS), (150, LATE)):
+            alone(model, length, mode="triforce", tokens=tokens)
         with monkeypatch.context() as patch:
             if fault:
                 patch.setattr(fault.owner, fault.name, fault.function())
             try:
                 play(model, "triforce")
+                play_aside(model, "triforce")
             except Exception as error:
                 noticed.append(error)
     assert bool(noticed) == bool(fault), noticed
@@ -287,6 +330,57 @@ def test_first_come_first_served(folder: Path) -> None:
         begun += [one for one in requests if one.started is not None and one not in begun]
         assert requests[1] not in begun or requests[0].done
     assert begun == requests
+    check_empty(texts)
+
+
+def test_who_had_a_turn_makes_room_and_goes_on_later(folder: Path) -> None:
+    """Two that fill the store come to their ends by turns; a third one waits less than for both."""
+    model = llm(folder)
+    texts = model.open(ROWS, 300, turn=3)
+    long = [request(model, 150, "ar", max_tokens=60), request(model, 91, "triforce", max_tokens=100)]
+    short = request(model, 40, "ar", max_tokens=2)
+    for one in [*long, short]:
+        texts.submit([one])
+    asides, before = 0, list[Group]()
+    done, started = list[Request](), {one: one.started for one in long}
+    while texts.busy:
+        for one, event in texts.step():
+            assert not isinstance(event, Exception), event
+            if isinstance(event, RequestOutput):
+                done.append(one)
+                wanted = alone(model, len(one.prompt), mode=one.mode, tokens=one.jobs[0].params.max_tokens)
+                check_same(event.outputs, wanted)
+        aside = [group for group in texts.engine._waiting if group.aside]
+        asides, before = asides + len([group for group in aside if group not in before]), aside
+        assert sum(texts.engine._pages(group) for group in aside) <= 2 * texts.engine.store.pages
+        started = {one: started[one] or one.started for one in long}
+    assert asides > 3 and done[0] is short and {one: one.started for one in long} == started
+    check_empty(texts)
+
+
+def test_nobody_is_put_aside_where_nobody_waits(folder: Path) -> None:
+    texts = llm(folder).open(ROWS, KV_TOKENS, turn=1)
+    texts.submit([request(llm(folder), 40, "ar", max_tokens=30)])
+    while texts.busy:
+        list(texts.step())
+        assert not texts.engine._waiting
+    check_empty(texts)
+
+
+def test_what_was_put_aside_can_be_cancelled(folder: Path) -> None:
+    model = llm(folder)
+    texts = model.open(ROWS, KV_TOKENS)
+    one = request(model, 91, "triforce", n=2)
+    texts.submit([one])
+    for _ in range(4):
+        list(texts.step())
+    (group,) = one.groups
+    texts.engine.put_aside(group)
+    assert group.aside and texts.engine.kv_tokens == 0
+    texts.engine.put_aside(group)  # nothing is there to be put aside
+    assert list(texts.engine._waiting) == [group]
+    texts.cancel(one)
+    assert group.aside is None
     check_empty(texts)
 
 

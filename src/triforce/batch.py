@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from time import perf_counter
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -15,10 +16,12 @@ import torch
 from torch import Tensor
 
 from triforce.cache import Full, Retrieval
+from triforce.cache.look import in_sight
 from triforce.cache.saved import SavedCache
 from triforce.job import Job, logprobs_of
 from triforce.ladder import Ladder, Models, Rows, Speculation, Store, tiers
 from triforce.planner import Costs, Focus, Pilot
+from triforce.request import Look
 from triforce.sampler import sampling
 from triforce.sampling import Noise
 from triforce.shapes import ints
@@ -26,6 +29,13 @@ from triforce.speculation import Block, Prefix, Record, Rejection, Seeded, Tier
 from triforce.stats import TierStats
 
 COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {"seeded": Seeded, "rejection": Rejection, "block": Block}
+
+
+class Aside(NamedTuple):
+    """A row that was put aside: its count of draws in each stream of noise, and what it held of each tier."""
+
+    draws: Tensor
+    tiers: list[tuple[Any, ...]]
 
 
 class Batch:
@@ -115,6 +125,7 @@ class Batch:
         self.decode_seconds += seconds
         for job, count in ((job, n) for job, n, alive in zip(self.jobs, taken, live, strict=True) if alive):
             job.proposed(seconds, count, self.pilot)
+        self._look()
         if self.pilot:
             self.pilot.learn(lengths, sum(taken), ended - steered)
         return taken
@@ -141,6 +152,21 @@ class Batch:
         self._sample(self.noise.draws[:, list(rows)])
         self._record()
 
+    def aside(self, job: Job) -> Aside:
+        """What the row of a job holds, before it leaves for others to have its room."""
+        b = self.jobs.index(job)
+        return Aside(self.noise.draws[:, b].clone(), [tier.aside(b) for tier in self.tiers])
+
+    def bring_back(self, rows: Sequence[Aside]) -> None:
+        """Let the rows of a fresh batch go on where they were put aside, in the place of `prefill`."""
+        for b, (job, row) in enumerate(zip(self.jobs, rows, strict=True)):
+            length = len(job.prompt) + len(job.tokens)
+            self.prefix.ids_BS[b, :length] = job.prompt + job.tokens
+            self.prefix.lengths_B[b] = length
+            self.noise.draws[:, b] = row.draws
+            for tier, held in zip(self.tiers, row.tiers, strict=True):
+                tier.bring_back(b, held)
+
     @property
     def bitwise(self) -> bool:
         """Whether the texts are those of plain decoding bit for bit, and not in distribution only.
@@ -164,8 +190,9 @@ class Batch:
             kept = np.trim_zeros(c.kept_BN[b], "b").tolist() if int(c.proposed_B[b]) else []
             counts = int(c.proposed_B[b]), int(c.accepted_B[b]), int(c.passes_B[b])
             seconds = float(c.seconds_B[b]), float(c.prefill_seconds_B[b])
-            lower = isinstance(tier, Tier) and isinstance(tier.cache, Retrieval)
-            sees = tier.cache.keys(int(self.prefix.lengths_B[b])) if lower else None
+            sees = None
+            if isinstance(tier, Tier) and isinstance(tier.cache, Retrieval):
+                sees = tier.cache.keys(int(self.prefix.lengths_B[b]))
             stats.append(TierStats(tier.name, *counts, *seconds, kept, sees))
         stats[-1].proposed = stats[-1].accepted = len(self.jobs[b].tokens)  # what the full tier proposes is the text
         return stats
@@ -207,6 +234,14 @@ class Batch:
                 tier.cache.fork(source, b)
         self.jobs[b].prompt_logprobs = self.jobs[source].prompt_logprobs
         yield len(self.jobs[b].prompt) - 1
+
+    def _look(self) -> None:
+        """Tell those who asked where their texts stand."""
+        views = [tier.cache for tier in self.tiers if isinstance(tier, Tier) and isinstance(tier.cache, Retrieval)]
+        for b, job in enumerate(self.jobs):
+            if job.params.look:
+                committed = int(self.top.cache.lengths_B[b])
+                job.look = Look(committed, job.decode_seconds, in_sight(views[-1], b) if views else [], self.stats(b))
 
     def _note_logprobs(self, taken: list[int]) -> None:
         for b, (job, count) in enumerate(zip(self.jobs, taken, strict=True)):

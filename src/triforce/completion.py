@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
 from triforce.job import Job
-from triforce.request import CompletionOutput, TokenLogprobs
+from triforce.request import CompletionOutput, Look, TokenLogprobs
 from triforce.stop import StoppedText
 
 
@@ -24,6 +24,10 @@ class Piece:
     finish_reason: Literal["stop", "length"] | None = None
     logprobs: list[TokenLogprobs] | None = None
     """One per token, if they were asked for."""
+    characters: list[int] = field(default_factory=list)
+    """How many each token adds to the text, of which stop strings may hold some back."""
+    look: Look | None = None
+    """Where the decoding stands, if that was asked for."""
 
 
 class Completion:
@@ -42,17 +46,22 @@ class Completion:
         if self.job.constraint and (failure := self.job.constraint.failure):
             raise RequestError(f"the grammar became too complex at token {len(self.job.tokens)}: {failure}")
         fresh, origins = self.job.tokens[-count:], self.job.origins[-count:]  # a stop string cuts the job's own
-        shown, read = "", 0
+        shown, characters = "", list[int]()
         for token in fresh:
-            shown += self._text.add(self._stream.step(token) if self._stream else "")
-            read += 1
+            text = self._stream.step(token) if self._stream else ""
+            shown += self._text.add(text)
+            characters.append(len(text))
             if self._text.stopped:
-                self.job.cut(count - read)
+                self.job.cut(count - len(characters))
                 break
+        read = len(characters)
         if self.job.finish and self._stream:
-            shown += self._text.add(self._stream.flush()) + self._text.flush()
+            rest = self._stream.flush()
+            characters[-1] += len(rest)
+            shown += self._text.add(rest) + self._text.flush()
         logprobs = self.job.logprobs[-read:] if self.job.params.logprobs is not None else None
-        return Piece(shown, fresh[:read], origins[:read], self.job.choice, self.job.finish, logprobs)
+        job = self.job
+        return Piece(shown, fresh[:read], origins[:read], job.choice, job.finish, logprobs, characters, job.look)
 
     def output(self) -> CompletionOutput:
         """The whole completion, once its job is done."""

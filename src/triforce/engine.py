@@ -1,7 +1,8 @@
 """Many texts at a time: they wait, are read, are decoded together, and leave. Knows tokens, not text.
 
 Rows of a mode are one batch, and all batches have their KV in one store. Groups are admitted in the order in which they
-came, once the store has the pages for all that they may become: so none is ever sent back, and none is overtaken.
+came, once the store has the pages for all that they may become, and none is overtaken. Where turns are limited, one
+that has had its turn is put aside for those who wait, and waits again behind them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ READ = 512
 
 
 class Engine:
-    """`store` bounds rows and pages. `costs` is asked for what mode `auto` goes by; `focus` is as in `Batch`."""
+    """`store` bounds rows and pages. `costs` is asked for what mode `auto` goes by; `focus` is as in `Batch`.
+
+    `turn`: steps after which a group makes room for those who wait; None: it never does.
+    """
 
     def __init__(
         self,
@@ -34,8 +38,9 @@ class Engine:
         store: Store,
         costs: Callable[[], Costs],
         focus: Focus | None = None,
+        turn: int | None = None,
     ) -> None:
-        self.store, self._focus = store, focus
+        self.store, self._focus, self._turn = store, focus, turn
         self._models, self._setting, self._coupling, self._costs = models, setting, coupling, costs
         self._waiting: deque[Group] = deque()
         self._reading: tuple[Group, Batch, Iterator[tuple[int, int]]] | None = None
@@ -47,7 +52,7 @@ class Engine:
     def submit(self, groups: Sequence[Group]) -> None:
         """Let groups wait for their turns. Raises CacheError, and takes none, if one's would never come."""
         for group in groups:
-            texts, pages = len(group.jobs), self._pages(group)
+            texts, pages = len(group.left), self._pages(group)
             if texts > self.store.rows or pages > self.store.pages:
                 raise CacheError(
                     f"{texts} texts need {pages} pages of KV, and there are {self.store.pages}, for {self.store.rows} "
@@ -59,11 +64,23 @@ class Engine:
         """Nobody wants it any more: what it holds is given back. Harmless when it is done."""
         if group in self._waiting:
             self._waiting.remove(group)
+            group.aside = None
         elif self._reading and self._reading[0] is group:
             self._stop_reading()
         elif group in self._groups:
             self._groups.remove(group)
             self._drop(group.mode, group.jobs)
+
+    def put_aside(self, group: Group) -> None:
+        """Copy what it holds to host memory, and let it wait again behind all others. Only one that is decoded can be.
+
+        Its text will be the same. A group that goes on with a memory of its owner's keeps it.
+        """
+        if group in self._groups and not group.memory:
+            group.aside = [self._batches[group.mode].aside(job) for job in group.left]
+            self._groups.remove(group)
+            self._drop(group.mode, group.jobs)
+            self._waiting.append(group)
 
     def close(self) -> None:
         """Cancel all there are, and forget what was read."""
@@ -90,6 +107,7 @@ class Engine:
         left = READ
         while left > 0 and self._admit():
             left -= self._read()
+        self._make_way()
         for mode, batch in list(self._batches.items()):
             try:
                 taken = batch.step()
@@ -100,7 +118,9 @@ class Engine:
             done = [job for job in batch.jobs if job.finish]
             self._note(batch, done)
             self._drop(mode, done)
-        self._groups = [group for group in self._groups if not all(job.finish for job in group.jobs)]
+        self._groups = [group for group in self._groups if group.left]
+        for group in self._groups:
+            group.steps += 1
 
     def _admit(self) -> bool:
         """Whether there is something to read; the next in the queue, if it fits."""
@@ -118,23 +138,32 @@ class Engine:
 
     def _fits(self, group: Group, begun: int) -> bool:
         rows = sum(len(batch.jobs) for batch in self._batches.values())
-        return rows + len(group.jobs) <= self.store.rows and self._prefixes.make_room(self._pages(group) - begun)
+        return rows + len(group.left) <= self.store.rows and self._prefixes.make_room(self._pages(group) - begun)
+
+    def _make_way(self) -> None:
+        """Put aside one that has had its turn, if others wait for room and what lies aside then would fit the store."""
+        if self._turn is None or self._admit() or not self._waiting:
+            return
+        _, *others = self._waiting
+        aside = sum(self._pages(group) for group in others if group.aside)
+        for group in self._groups:
+            if group.steps >= self._turn and not group.memory and aside + self._pages(group) <= self.store.pages:
+                return self.put_aside(group)
 
     def _begin(self, group: Group, begun: list[int]) -> None:
-        group.started = perf_counter()
+        group.started, group.steps = group.started or perf_counter(), 0
         ladder, how = MODES[group.mode], (self._setting, self._coupling)
         try:
             costs = self._costs() if group.mode == "auto" else None
-            batch = Batch(self._models, ladder, *how, group.jobs, group.memory, costs, self._focus, self.store, begun)
+            batch = Batch(self._models, ladder, *how, group.left, group.memory, costs, self._focus, self.store, begun)
+            self._reading = group, batch, group.read(batch)
         except Exception as error:
             group.error = error
-        else:
-            self._reading = group, batch, group.read(batch)
 
     def _pages(self, group: Group) -> int:
         """Pages that it takes from the store: enough to come to its end."""
         context, reach = self._models.target.config.context, self._setting.reach
-        return 0 if group.memory else sum(pages_for(job.capacity(context, reach)) for job in group.jobs)
+        return 0 if group.memory else sum(pages_for(job.capacity(context, reach)) for job in group.left)
 
     def _read(self) -> int:
         """One pass over the prompts of the group whose turn it is; returns how many tokens are read now."""
@@ -151,7 +180,7 @@ class Engine:
             return 0
         if progress:
             return int(batch.top.cache.lengths_B.sum()) - before
-        self._reading = None
+        self._reading, group.aside = None, None
         self._note(batch, group.jobs[:1])
         self._groups.append(group)
         if group.mode in self._batches:

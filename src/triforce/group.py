@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from triforce.batch import Batch
+from triforce.batch import Aside, Batch
 from triforce.cache import Full
 from triforce.cache.prefixes import Prefixes
 from triforce.cache.saved import SavedCache
@@ -31,18 +31,30 @@ class Group:
     on_read: Callable[[Full], None] | None = None
     started: float | None = None
     """When it was admitted, by `perf_counter`."""
+    steps: int = 0
+    """Steps since its turn came."""
+    aside: list[Aside] | None = None
+    """What the rows of its jobs that are not done hold, while others have their room."""
     error: Exception | None = None
     """What ended it before its time."""
+
+    @property
+    def left(self) -> list[Job]:
+        """Jobs that are not done."""
+        return [job for job in self.jobs if job.finish is None]
 
     def shared(self, prefixes: Prefixes) -> list[int]:
         """Pages that it can begin with."""
         first = self.jobs[0]
-        if self.memory or self.earlier or first.params.prompt_logprobs is not None:  # these need every position scored
+        scored = first.params.prompt_logprobs is not None  # every position is needed
+        if self.aside or self.memory or self.earlier or scored:
             return []
         return prefixes.find(first.scope, first.prompt)
 
     def read(self, batch: Batch) -> Iterator[tuple[int, int]]:
-        """All that comes before the first token, as `Batch.prefill` yields it."""
+        """All that comes before the next token, as `Batch.prefill` yields it."""
+        if self.aside:
+            return batch.bring_back(self.aside)
         if self.earlier:
             batch.restore(self.earlier)
         yield from batch.prefill()

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from triforce.request import Logprob, SamplingParams, TokenLogprobs
+from triforce.request import Logprob, Look, SamplingParams, TokenLogprobs
 from triforce.sampling import Constraint
 from triforce.speculation import Watch
 from triforce.stats import Stretch, TierStats
@@ -43,6 +43,8 @@ class Job:
     """What each tier did for it, once it has left its batch."""
     timeline: list[Stretch] = field(default_factory=list)
     """What a pilot chose, if there is one."""
+    look: Look | None = None
+    """Where it stands, if that was asked for."""
     bitwise: bool = False
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0

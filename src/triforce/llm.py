@@ -37,6 +37,10 @@ MOST_ROWS = 8
 """Rows decoded together; others wait until one of these is done."""
 
 
+TURN = 256
+"""Steps of a text, some hundred tokens or a thousand, after which it makes room for those who wait."""
+
+
 @dataclass(frozen=True, slots=True)
 class Files:
     """Where to keep the KV cache of a prompt, and where to find an earlier one (see `cache.saved`)."""
@@ -165,17 +169,18 @@ class LLM:
             raise RequestError("a grammar needs a tokenizer, and this model has none")
         return self._grammars.follow(grammar)
 
-    def open(self, rows: int = MOST_ROWS, kv_tokens: int | None = None) -> Texts:
+    def open(self, rows: int = MOST_ROWS, kv_tokens: int | None = None, turn: int | None = TURN) -> Texts:
         """An engine for requests that come and go: `rows` texts at a time, whose KV has room for so many tokens.
 
-        None is the model's context. It keeps that memory as long as it lives, and is for one thread at a time. Raises
+        None is the model's context. It keeps that memory as long as it lives, and is for one thread at a time. `turn`:
+        steps after which a request makes room for those who wait, if there is none; None: it never does. Raises
         RequestError where several ranks share the model: they would have to be told of each request.
         """
         if self.ranks.count > 1:
             raise RequestError("requests that come and go are for one process; leave out --tp and torchrun")
         slack = rows * pages_for(self.speculation.reach + PAGE)
         pages = pages_for(kv_tokens or self.target.config.context) + slack
-        return self._open(Store(self.models, self.speculation, rows, pages))
+        return self._open(Store(self.models, self.speculation, rows, pages), turn)
 
     def request(self, prompt: Prompt, params: SamplingParams, mode: str | None = None, scope: str = "") -> Request:
         """What `Texts.submit` takes. `scope`: whose it is; others cannot find out by timing what was read before.
@@ -193,8 +198,9 @@ class LLM:
         ]
         return Request(ids, [Completion(job, self.tokenizer) for job in jobs], mode, self.coupling)
 
-    def _open(self, store: Store) -> Texts:
-        return Texts(Engine(self.models, self.speculation, self.coupling, store, self._known_costs, self.focus))
+    def _open(self, store: Store, turn: int | None = None) -> Texts:
+        how = self.models, self.speculation, self.coupling, store, self._known_costs, self.focus
+        return Texts(Engine(*how, turn))
 
     def _run(
         self, requests: Sequence[Request], files: Files, on_prefill: OnPrefill | None, memory: Full | None = None

@@ -41,6 +41,7 @@ class SamplingParams:
     logprobs: int | None = None  # alternatives listed at each new token; 0: the token itself only
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None  # what the text must look like; the law is restricted to it before the warpers
+    look: bool = False  # report where decoding stands with each piece of a stream
 
     def __post_init__(self) -> None:
         """Check and normalise: numbers to int and float, `stop` and `stop_token_ids` to tuples, top_k -1 to 0."""
@@ -49,8 +50,9 @@ class SamplingParams:
         for name, (allowed, fits, optional) in _INTEGERS.items():
             if not (optional and getattr(self, name) is None):
                 object.__setattr__(self, name, _integer(name, getattr(self, name), allowed, fits))
-        if not isinstance(self.ignore_eos, bool):
-            raise _refusal("ignore_eos", "True or False", self.ignore_eos)
+        for name in ("ignore_eos", "look"):
+            if not isinstance(getattr(self, name), bool):
+                raise _refusal(name, "True or False", getattr(self, name))
         if not (self.grammar is None or isinstance(self.grammar, Grammar)):
             raise _refusal("grammar", "a Grammar, such as Grammar.json(schema), or None", self.grammar)
         if self.grammar and self.ignore_eos:
@@ -74,6 +76,16 @@ class TokenLogprobs(NamedTuple):
 
     chosen: Logprob
     top: tuple[Logprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Where the decoding of one text stands."""
+
+    tokens: int  # committed, prompt and all
+    seconds: float  # of decoding
+    seen: list[int]  # as `cache.look.in_sight` has it; empty where no tier selects
+    tiers: list[TierStats]  # so far, from the lowest to the full one
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +18,16 @@ import httpx
 import openai
 import pytest
 from asking import SAMPLED
+from process import KEY, ROOT, served, wait_until_idle
 
+from triforce.completion import Piece
 from triforce.llm import LLM
 from triforce.request import SamplingParams
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-KEY = "a-key-of-many-letters"
 PROMPT = "the cat sat on the mat"
 EXTENSIONS = {"ignore_eos": True}
 SETTINGS: dict[str, Any] = {"model": "target", "temperature": 0.8, "seed": 5, "max_tokens": 24}
-
-
-@contextmanager
-def served(pair: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server process, and its address."""
-    models = (str(pair / "target"), "--draft", str(pair / "draft"), "--budget", "64")
-    command = [sys.executable, "-m", "triforce", "serve", *models, "--port", "0", *arguments]
-    environment = os.environ | {"TRIFORCE_API_KEYS": KEY, "PYTHONPATH": str(ROOT / "src")}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout
-    line = process.stdout.readline()
-    try:
-        assert line.startswith("triforce serves target at http://"), process.stderr and process.stderr.read()
-        yield process, line.split()[-1]
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -107,17 +88,6 @@ def test_errors_are_those_openai_knows(url: str) -> None:
             api.completions.create(model="gpt", prompt="x")
     with client(url).with_options(api_key="wrong") as api, pytest.raises(openai.AuthenticationError):
         api.models.list()
-
-
-def wait_until_idle(url: str) -> None:
-    headers = {"authorization": f"Bearer {KEY}"}
-    for _ in range(200):
-        lines = httpx.get(f"{url}/metrics", headers=headers).text.splitlines()
-        busy = [line for line in lines if line.startswith(("vllm:num_requests_", "triforce:kv_tokens{"))]
-        if busy and all(line.endswith(" 0.0") for line in busy):
-            return
-        time.sleep(0.05)
-    raise AssertionError(busy)
 
 
 def test_a_client_that_goes_away_is_forgotten(url: str) -> None:
@@ -194,12 +164,12 @@ def test_examples_run(url: str, example: str) -> None:
     ("grace", "tokens", "ends"), [("200", 100, '"finish_reason": "length"'), ("0.2", 2000, '"code": "stopping"')]
 )
 def test_sigterm_lets_requests_finish_or_says_why_not(pair: Path, grace: str, tokens: int, ends: str) -> None:
-    body = {"prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    body = {"prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "stream": True, "seed": 5}
     headers = {"authorization": f"Bearer {KEY}"}
     with served(pair, "--grace", grace) as (process, url):
         with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as response:
             lines = response.iter_lines()
-            next(lines)
+            first = next(lines)
             process.send_signal(signal.SIGTERM)
             rest = list(lines)
         assert any(ends in line for line in rest[-6:]), rest[-6:]
@@ -207,6 +177,15 @@ def test_sigterm_lets_requests_finish_or_says_why_not(pair: Path, grace: str, to
         assert process.stderr
         log = [json.loads(line) for line in process.stderr.read().splitlines() if line.startswith("{")]
         assert [line["event"] for line in log] == ["listening", "stopping", "request"]
+    events = [json.loads(line.removeprefix("data: ")) for line in [first, *rest] if line.startswith("data: {")]
+    text = "".join(event["choices"][0]["text"] for event in events if "choices" in event)
+    llm = LLM(pair / "target", pair / "draft", budget=64)
+    params = SamplingParams(seed=5, max_tokens=tokens, ignore_eos=True)
+    whole = ""
+    with closing(llm.stream(PROMPT, params)) as pieces:
+        while len(whole) < len(text) and isinstance(piece := next(pieces), Piece):
+            whole += piece.text
+    assert text and whole.startswith(text)  # no token that was made is lost, and no other one told
 
 
 def test_a_port_in_use_is_said_before_the_model_is_loaded(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:

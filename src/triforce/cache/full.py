@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from triforce.cache.aside import Seen, put_row_back, take_row
 from triforce.cache.pool import Pool
 from triforce.cache.sight import Sight
 from triforce.kernels import PAGE, Lists, Model, Pass
@@ -87,6 +88,15 @@ class Full:
         self.pool.join(other.pool)
         self.sights += other.sights
         self.rows = range(len(self.sights))
+
+    def aside(self, b: int) -> Seen:
+        """What a row holds, for `bring_back`."""
+        return take_row(self.pool, self.rows[b], self.sights[self.rows[b]])
+
+    def bring_back(self, b: int, seen: Seen) -> None:
+        """Let a fresh row, whose pages are reserved, go on as the one that was put aside."""
+        put_row_back(self.pool, self.rows[b], seen)
+        self.sights[self.rows[b]] = seen.sight
 
     def fork(self, source: int, row: int) -> None:
         """Let a fresh row, whose pages are reserved, see what another row has seen."""

@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import ceil, gcd
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.cache.aside import places
 from triforce.cache.budget import Setting
 from triforce.cache.full import Full
 from triforce.cache.index import Index
@@ -37,6 +39,17 @@ class Choice:
     tokens: int
     recent: int
     passes: int
+
+
+class Chosen(NamedTuple):
+    """A row of a retrieval view."""
+
+    policy: Policy
+    choice: Choice | None
+    ahead: int
+    committed: int
+    refused: bool
+    searched_layers: frozenset[int]
 
 
 class Retrieval:
@@ -130,6 +143,21 @@ class Retrieval:
         self._refused_B = np.concatenate((self._refused_B, other._refused_B))
         self._index = self._blank()
 
+    def aside(self, b: int) -> Chosen:
+        """What a row has chosen, for `bring_back`. Its choice is kept by places, as its pages will be others."""
+        choice = self.choices[b]
+        if choice:
+            choice = replace(choice, units=places(choice.units, self.row_units(b)))
+        counts = int(self.ahead_B[b]), int(self._committed_B[b]), bool(self._refused_B[b])
+        return Chosen(self.policies[b], choice, *counts, self.searched_layers)
+
+    def bring_back(self, b: int, chosen: Chosen) -> None:
+        """Let a fresh row go on as the one that was put aside."""
+        self.policies[b], choice = chosen.policy, chosen.choice
+        self.choices[b] = choice and replace(choice, units=self.row_units(b)[choice.units])
+        self.ahead_B[b], self._committed_B[b], self._refused_B[b] = chosen.ahead, chosen.committed, chosen.refused
+        self.searched_layers |= chosen.searched_layers
+
     def _blank(self) -> Index:
         """Lists of no rows' yet; the next pass writes them all."""
         config = self.full.pool.config
@@ -156,7 +184,7 @@ class Retrieval:
         sinks = min(ceil(PAGE / chunk), recent)
         picks = max(0, min(budget // chunk - sinks - (ceil(committed / chunk) - recent), recent - sinks))
         parts = chunk // self.unit
-        units_CU = self._row_units(b)[: recent * parts].view(recent, parts)
+        units_CU = self.row_units(b)[: recent * parts].view(recent, parts)
         chosen_LGC = self.policies[b].pick(self.full, row, chunk, range(sinks, recent), picks)
         sinks_LGC = torch.arange(sinks, device=chosen_LGC.device).expand(*chosen_LGC.shape[:2], -1)
         units_LGU = units_CU[torch.cat([sinks_LGC, chosen_LGC], 2)].flatten(2)
@@ -172,7 +200,7 @@ class Retrieval:
         left = max(self.setting.budget.of(committed) - choice.tokens, PAGE)
         return max(choice.recent, -(-(committed - left) // self.unit) * self.unit)
 
-    def _row_units(self, b: int) -> Tensor:
+    def row_units(self, b: int) -> Tensor:
         """All pages of a row, as units (U)."""
         row, pool = self.full.rows[b], self.full.pool
         return pool.units(range(row, row + 1), self.unit)[0, : len(pool.tables[row]) * (PAGE // self.unit)]
@@ -186,7 +214,7 @@ class Retrieval:
         for b, (start, count) in enumerate(zip(starts, counts, strict=True)):
             choice = self.choices[b]
             units = range(self.recent[b] // unit, -(-(start + count) // unit))
-            self._index.show(b, choice.units if choice else None, self._row_units(b), units)
+            self._index.show(b, choice.units if choice else None, self.row_units(b), units)
         dropped = [recent - c.tokens if c else 0 for recent, c in zip(self.recent, self.choices, strict=True)]
         firsts, coarse = ([n - drop for n, drop in zip(each, dropped, strict=True)] for each in (starts, committed))
         searched = replace(everything, search=self._search())

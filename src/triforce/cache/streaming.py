@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 
 from triforce import kernels
+from triforce.cache.aside import put_back, taken
 from triforce.config import ModelConfig
 from triforce.errors import CacheError
 from triforce.kernels import PAGE, Lists, Model, Pass
 from triforce.shapes import Ints
+
+Ring = tuple[list[tuple[Tensor, Tensor]], int, int]
+"""K and V of a row's sinks and ring for each layer; its length, and how far it has been written."""
 
 
 class Streaming:
@@ -133,12 +137,22 @@ class Streaming:
 
     def fork(self, source: int, row: int) -> None:
         """Let a row see what another row has seen."""
-        size = self.pages * PAGE
-        first, to = ((self.rings[b] * self.pages + 1) * PAGE for b in (source, row))
-        slots_N = torch.arange(size, device=self.device) + to
-        for layer in range(self.config.layers):
-            self.memory.put(layer, slots_N, *self.memory.run(layer, first, size))
-        self.lengths_B[row], self.highest[row] = self.lengths_B[source], self.highest[source]
+        self.bring_back(row, (self._ring(source), int(self.lengths_B[source]), self.highest[source]))
+
+    def aside(self, b: int) -> Ring:
+        """What a row holds, for `bring_back`."""
+        return taken(self._ring(b)), int(self.lengths_B[b]), self.highest[b]
+
+    def bring_back(self, b: int, ring: Ring) -> None:
+        """Let a fresh row go on as the one that was put aside."""
+        layers, self.lengths_B[b], self.highest[b] = ring
+        put_back(self.memory, torch.arange(self.pages * PAGE, device=self.device) + self._first_slot(b), layers)
+
+    def _first_slot(self, b: int) -> int:
+        return (self.rings[b] * self.pages + 1) * PAGE
+
+    def _ring(self, b: int) -> list[tuple[Tensor, Tensor]]:
+        return [self.memory.run(n, self._first_slot(b), self.pages * PAGE) for n in range(self.config.layers)]
 
     def _units(self, dropped: list[int]) -> Tensor:
         """Each row's sinks, and then its ring from the oldest unit in sight on, int32 (B, U)."""

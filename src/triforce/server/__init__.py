@@ -23,6 +23,7 @@ Its modules import one way, and tests/server/test_order.py reads it from this li
 - `chat`: /v1/chat/completions
 - `responses`: /v1/responses
 - `models`: /v1/models, /tokenize, /detokenize, /health, /metrics
+- `page`: a playground at /
 - `app`: all of it as one ASGI application
 - `batch`: on a file of requests
 - `listener`: on a socket, until it is told to stop

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triforce import __version__
 from triforce.errors import ModelError
 from triforce.llm import LLM
-from triforce.server import chat, completions, failures, logs, models, responses
+from triforce.server import chat, completions, failures, logs, models, page, responses
 from triforce.server.engine import Engine
 from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
@@ -59,7 +59,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = Service(name, Reader(llm, llm.tokenizer, limits), engine, Metrics(engine, name), limits)
-    for module in (completions, chat, responses, models):
+    for module in (completions, chat, responses, models, page):
         app.include_router(module.router)
     failures.install(app)
     # The last one added is asked first.

@@ -17,7 +17,7 @@ from triforce.server.prompts import served
 from triforce.server.schemas import ChatBody
 from triforce.server.service import Service
 from triforce.server.streaming import DONE, frame
-from triforce.server.token_report import chat_logprobs, usage
+from triforce.server.token_report import chat_logprobs, looked, usage
 from triforce.server.toolbox import Toolbox
 
 router = APIRouter()
@@ -54,7 +54,7 @@ class ChatReply:
         said = self._growing[piece.index]
         text, calls = said.add(piece.text, last=piece.finish_reason is not None)
         choice = {"index": piece.index, "delta": {"content": text}, "finish_reason": None}
-        yield self._chunk(choice | self._report(piece.logprobs, piece.origins))
+        yield self._chunk(choice | self._report(piece.logprobs, piece.origins) | looked(piece))
         for call in calls:
             yield self._chunk({"index": piece.index, "delta": {"tool_calls": [call]}, "finish_reason": None})
         if piece.finish_reason:

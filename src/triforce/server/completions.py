@@ -19,7 +19,7 @@ from triforce.server.prompts import served
 from triforce.server.schemas import CompletionBody
 from triforce.server.service import Service
 from triforce.server.streaming import DONE, frame
-from triforce.server.token_report import TextLogprobs, usage
+from triforce.server.token_report import TextLogprobs, looked, usage
 
 router = APIRouter()
 
@@ -58,12 +58,12 @@ class CompletionReply:
 
     def piece(self, prompt: int, piece: Piece) -> Iterable[bytes]:
         if self._scored_only:
-            piece = replace(piece, text="", token_ids=[], origins=[], logprobs=piece.logprobs and [])
+            piece = replace(piece, text="", token_ids=[], origins=[], logprobs=piece.logprobs and [], look=None)
         choice = self._choice(prompt, piece.index, piece.text, piece.finish_reason)
         choice |= self._report(
             choice["index"], self._asks[prompt].prompt, piece.token_ids, piece.logprobs, piece.origins
         )
-        yield self._chunk(choice)
+        yield self._chunk(choice | looked(piece))
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
         if self._with_usage:

@@ -24,7 +24,7 @@ from triforce.server.toolbox import Toolbox, toolbox
 
 _PASSED_ON = (
     *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
-    *("n", "stop", "presence_penalty", "frequency_penalty"),
+    *("n", "stop", "presence_penalty", "frequency_penalty", "look"),
 )
 
 
@@ -151,6 +151,8 @@ class Reader:
             raise wrong("stop", f"a stop string may have {limits.stop_characters} characters; shorten it")
         if body.stream_options and not body.stream:
             raise wrong("stream_options", "stream_options needs stream: true")
+        if body.look and not body.stream:
+            raise wrong("look", "look needs stream: true")
 
 
 def served(model: str | None, name: str) -> None:

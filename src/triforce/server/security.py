@@ -18,8 +18,8 @@ from triforce.server.failures import Refusal
 from triforce.server.limits import Limits
 
 KEYS_VARIABLE = "TRIFORCE_API_KEYS"
-OPEN = "/health"
-"""The one address that needs no key."""
+OPEN = ("/health", "/")
+"""Addresses that need no key: one says whether there is a server, the other is a page that says no more than that."""
 _SHORTEST_KEY = 16
 
 
@@ -71,13 +71,13 @@ class KnownHosts:
 
 
 class Keys:
-    """One of the keys as a bearer token, on every address but /health. No keys: everybody may ask."""
+    """One of the keys as a bearer token, on every address but those that are open. No keys: everybody may ask."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self.app, self._digests = app, [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != OPEN and self._digests:
+        if scope["type"] == "http" and scope["path"] not in OPEN and self._digests:
             given = self._given(scope)
             if given is None:
                 text = "a key is needed: send it as 'Authorization: Bearer KEY'"

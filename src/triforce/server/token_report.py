@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.completion import Piece
 from triforce.request import Logprob, RequestOutput, TokenLogprobs
-from triforce.stats import total
+from triforce.stats import TierStats, total
 
 LEAST = -9999.0
 """JSON has no infinity: the logarithm of a probability of zero."""
@@ -57,11 +58,20 @@ def usage(
     """Tokens read and made; what each tier did, if wanted."""
     read, made = sum(o.prompt_tokens for o in outputs), sum(o.completion_tokens for o in outputs)
     counts: dict[str, Any] = {f"{names[0]}_tokens": read, f"{names[1]}_tokens": made, "total_tokens": read + made}
-    return counts | ({"tiers": _tiers(outputs)} if tiers else {})
-
-
-def _tiers(outputs: Sequence[RequestOutput]) -> list[dict[str, Any]]:
     stats = total(completion.tiers for output in outputs for completion in output.outputs)
+    return counts | ({"tiers": _tiers(stats)} if tiers else {})
+
+
+def looked(piece: Piece) -> dict[str, Any]:
+    """Where the decoding of a text stands, if that was asked for."""
+    look = piece.look
+    if look is None:
+        return {}
+    where = {"tokens": look.tokens, "seconds": round(look.seconds, 4), "seen": look.seen, "tiers": _tiers(look.tiers)}
+    return {"token_characters": piece.characters, "look": where}
+
+
+def _tiers(stats: Sequence[TierStats]) -> list[dict[str, Any]]:
     return [{key: getattr(tier, key) for key in ("name", "proposed", "accepted", "passes")} for tier in stats]
 
 

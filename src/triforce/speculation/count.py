@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -62,6 +63,17 @@ class Counters:
         other._widen(self.kept_BN.shape[1])
         for name in _OF_ROWS:
             setattr(self, name, np.concatenate((getattr(self, name), getattr(other, name))))
+
+    def aside(self, b: int) -> dict[str, Any]:
+        """The counts of a row, for `bring_back`."""
+        return {name: getattr(self, name)[b].copy() for name in _OF_ROWS}
+
+    def bring_back(self, b: int, counts: dict[str, Any]) -> None:
+        """Let a fresh row go on with these."""
+        self._widen(len(counts["kept_BN"]))
+        for name, count in counts.items():
+            row = getattr(self, name)[b : b + 1].reshape(-1)
+            row[: np.size(count)] = count
 
     def _widen(self, columns: int) -> None:
         if (more := columns - self.kept_BN.shape[1]) > 0:

@@ -95,8 +95,16 @@ class Lookup:
         self.counters.prefill_seconds_B[b] += perf_counter() - started
         yield length
 
+    def aside(self, b: int) -> tuple[Any, ...]:
+        return self._grams[b], self._tried[b], self.counters.aside(b)
+
+    def bring_back(self, b: int, held: tuple[Any, ...]) -> None:
+        self._grams[b], self._tried[b], counts = held
+        self.counters.bring_back(b, counts)
+
     def select(self, rows: Sequence[int]) -> None:
-        self._grams, self._tried = ([each[b] for b in rows] for each in (self._grams, self._tried))
+        self._grams = [self._grams[b] for b in rows]
+        self._tried = [self._tried[b] for b in rows]
         self.counters.select(rows)
 
     def join(self, other: Self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -53,6 +53,12 @@ class Cache(Protocol):
     def fork(self, source: int, row: int) -> None:
         """Let a fresh row see what another row has seen."""
 
+    def aside(self, b: int) -> Any:
+        """What a row holds, for `bring_back` of another view of the same memory."""
+
+    def bring_back(self, b: int, held: Any) -> None:
+        """Let a fresh row go on as the one that was put aside."""
+
     def select(self, rows: Sequence[int]) -> None:
         """Row i is from now on what row `rows[i]` was; the others, and what they hold, are given back."""
 
@@ -91,6 +97,10 @@ class Proposer(Protocol):
     def rewind(self, prefix: Prefix) -> None: ...
 
     def prefill(self, prefix: Prefix, b: int, length: int) -> Iterator[int]: ...
+
+    def aside(self, b: int) -> tuple[Any, ...]: ...
+
+    def bring_back(self, b: int, held: tuple[Any, ...]) -> None: ...
 
     def select(self, rows: Sequence[int]) -> None: ...
 
@@ -186,6 +196,15 @@ class Tier(Generic[C]):
         """The rows of another tier, alike but for its rows, follow these. The tier below is told apart."""
         self.cache.join(other.cache)
         self.counters.join(other.counters)
+
+    def aside(self, b: int) -> tuple[Any, ...]:
+        """What a row holds, for `bring_back`. The tier below is told apart."""
+        return self.cache.aside(b), self.counters.aside(b)
+
+    def bring_back(self, b: int, held: tuple[Any, ...]) -> None:
+        """Let a fresh row go on as the one that was put aside. The tier below is told apart."""
+        self.cache.bring_back(b, held[0])
+        self.counters.bring_back(b, held[1])
 
     def prefill(self, prefix: Prefix, b: int, length: int, watch: Watch | None = None) -> Iterator[int]:
         """Catch row b up to `length` tokens seen, yielding how many it has seen after each pass."""

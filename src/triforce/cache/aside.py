@@ -1,0 +1,55 @@
+"""Rows whose pages others need for a while: what they hold is copied to host memory, and later into other pages.
+
+Shape suffixes: N tokens, L layers, G KV heads, U units (see `kernels.Lists`), D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triforce.cache.pool import Pool
+from triforce.cache.sight import Sight
+from triforce.kernels import Memory
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A row of an exact view: K and V of its committed tokens for each layer, and what it saw last."""
+
+    length: int
+    layers: list[tuple[Tensor, Tensor]]
+    sight: Sight
+
+
+def taken(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Copies on the host of K and V, each (G, N, D), of each layer."""
+    return [(keys_GND.to("cpu", copy=True), values_GND.to("cpu", copy=True)) for keys_GND, values_GND in pairs]
+
+
+def put_back(memory: Memory, slots_N: Tensor, layers: list[tuple[Tensor, Tensor]]) -> None:
+    """Into slots of this memory, bit for bit."""
+    for layer, (keys_GND, values_GND) in enumerate(layers):
+        memory.put(layer, slots_N, keys_GND.to(slots_N.device), values_GND.to(slots_N.device))
+
+
+def take_row(pool: Pool, row: int, sight: Sight) -> Seen:
+    """What a row of a pool holds."""
+    length = int(pool.lengths_B[row])
+    return Seen(length, taken(pool.span(layer, row, 0, length) for layer in range(pool.config.layers)), sight)
+
+
+def put_row_back(pool: Pool, row: int, seen: Seen) -> None:
+    """Into a fresh row, whose pages are reserved."""
+    put_back(pool.memory, pool.slots(row, 0, seen.length), seen.layers)
+    pool.lengths_B[row] = seen.length
+
+
+def places(units: Tensor, row_U: Tensor) -> Tensor:
+    """Which units of a row these are, counted from its start."""
+    place = torch.zeros(int(row_U.max()) + 1, dtype=torch.long, device=row_U.device)
+    place[row_U.long()] = torch.arange(len(row_U), device=row_U.device)
+    return place[units.long()]
