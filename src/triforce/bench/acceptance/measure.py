@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from benchmarks.acceptance.walk import Walk
 from torch import Tensor
 
-from benchmarks.acceptance.walk import Walk
 from triforce.cache import Budget, Full, Retrieval, Setting
 from triforce.cache.select import POLICIES, MeanKey, Observed, Policy, Recent
 from triforce.evaluate.agreement import overlap, same_pick

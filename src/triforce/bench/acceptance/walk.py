@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.acceptance.workloads import Span, Workload
 from torch import Tensor
 
-from benchmarks.acceptance.workloads import Span, Workload
 from triforce.cache import PAGE, Retrieval, Setting
 from triforce.cache.full import TAIL
 from triforce.decoder import Decoder

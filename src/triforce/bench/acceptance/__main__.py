@@ -19,14 +19,14 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from tqdm import tqdm
-
 from benchmarks.acceptance import pictures
 from benchmarks.acceptance.locality import locality
 from benchmarks.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting
 from benchmarks.acceptance.report import Report, markdown
 from benchmarks.acceptance.walk import Walk
 from benchmarks.acceptance.workloads import Size, Workload, copy, needle, plain
+from tqdm import tqdm
+
 from triforce import LLM, SamplingParams
 from triforce.cache import PAGE
 from triforce.checkpoint.tokenizer import Tokenizer

@@ -6,10 +6,10 @@ from math import ceil
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
 from benchmarks.acceptance.measure import Case, Row, about
 from benchmarks.acceptance.walk import Walk
+from torch import Tensor
+
 from triforce.cache import PAGE, Full, Retrieval
 from triforce.cache.select import Policy
 
