@@ -13,6 +13,15 @@ from triforce.errors import RequestError
 Row = dict[str, Any]
 
 
+def dumps(report: dict[str, Any]) -> str:
+    """JSON with a line for each row."""
+    lines = []
+    for name, value in report.items():
+        rows = ",\n  ".join(map(json.dumps, value)) if isinstance(value, list) else ""
+        lines.append(f" {json.dumps(name)}: " + (f"[\n  {rows}\n ]" if rows else json.dumps(value)))
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 class Journal:
     """`about` is what the rows have in common; `asked` are those parts of it that must be as before to go on.
 
@@ -48,5 +57,5 @@ class Journal:
         self.rows += rows
         if self.path:
             partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
-            partial.write_text(json.dumps(self.about | {"rows": self.rows}, indent=1) + "\n", encoding="utf-8")
+            partial.write_text(dumps(self.about | {"rows": self.rows}), encoding="utf-8")
             os.replace(partial, self.path)

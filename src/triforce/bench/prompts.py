@@ -79,8 +79,13 @@ def _needle(sources: Sources, length: int, rows: int) -> tuple[list[int], list[l
 
 def _copy(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
     """A passage of the first half comes again: as when a text is edited, most of what follows has been there."""
-    starts = [length // 8 + row * (length // 4 // rows) for row in range(rows)]
+    starts = [copied_from(length, rows, row) for row in range(rows)]
     return sources.prose, [sources.prose[start : start + CUE] for start in starts]
+
+
+def copied_from(length: int, rows: int, row: int) -> int:
+    """Where in the text the passage of a row of workload `copy` comes from."""
+    return length // 8 + row * (length // 4 // rows)
 
 
 def _summary(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:

@@ -6,7 +6,7 @@ Prefill is reported beside decoding, never in it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import exp, log
 from statistics import median
@@ -39,18 +39,22 @@ class Plan:
     seconds: float = 90 * 60.0
 
 
-def rows(llm: LLM, sources: Sources, cells: Sequence[Cell], plan: Plan, kept: Prompts, keep: bool) -> Iterator[list[Row]]:
+def rows(
+    llm: LLM, sources: Sources, cells: Sequence[Cell], plan: Plan, kept: Prompts, keep: bool
+) -> Iterator[list[Row]]:
     """The rows of each cell, one for each mode; each document is read once for all its cells, and then dropped.
 
     With `keep` the saved prompts stay. Raises TriforceError.
     """
-    ends, left = perf_counter() + plan.seconds, len(cells)
+    ends, left, warm = perf_counter() + plan.seconds, len(cells), False
     of_document = sorted(cells, key=lambda cell: (cell.context, cell.workload, cell.batch, cell.temperature))
     for (context, workload), some in groupby(of_document, key=lambda cell: (cell.context, cell.workload)):
         group = list(some)
         length = min(context, llm.target.config.context - plan.tokens)
         texts = prompts(sources, workload, length, max(cell.batch for cell in group))
         earlier, prefill = kept.of(f"{workload}-{context}", texts[0])
+        if not warm:  # what is done once in a process is no part of any cell
+            warm = bool(_in_turns(llm, texts[:1], group[0], replace(plan, tokens=8, repeats=1), earlier, 0.0))
         for cell in group:
             seconds = (ends - perf_counter()) / left
             yield _measure(llm, texts[: cell.batch], cell, plan, earlier, prefill, perf_counter() + seconds)
@@ -78,7 +82,11 @@ def _in_turns(
         if turn >= LEAST and perf_counter() > ends:
             break
         params = SamplingParams(
-            temperature=cell.temperature, top_p=plan.top_p, seed=1 + 1000 * turn, max_tokens=plan.tokens, ignore_eos=True
+            temperature=cell.temperature,
+            top_p=plan.top_p,
+            seed=1 + 1000 * turn,
+            max_tokens=plan.tokens,
+            ignore_eos=True,
         )
         for mode in list(runs)[:: 1 if turn % 2 == 0 else -1]:
             runs[mode].append(together(llm, texts, params, mode, earlier))
@@ -99,7 +107,9 @@ def _row(
         "temperature": cell.temperature,
         "workload": cell.workload,
         "coupling": llm.coupling,  # under `rejection` texts differ from plain decoding's, their law does not
-        **timing([run.decode_seconds for run in mine], [run.decode_seconds for run in plain], mine[0].completion_tokens),
+        **timing(
+            [run.decode_seconds for run in mine], [run.decode_seconds for run in plain], mine[0].completion_tokens
+        ),
         "prefill_tokens_per_second": prefill,
         **_acceptance(mine),
         "repeated_8_grams": sum(map(repeated, made[0])) / len(made[0]),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from triforce import kernels
 from triforce.cache.saved import Maker, SavedCache
@@ -22,7 +24,9 @@ def together(
 
     All rows are read before the first token is drawn, and row n draws by the seed of `params` and n.
     """
-    requests = [llm.request(prompt, replace(params, seed=(params.seed or 0) + n), mode) for n, prompt in enumerate(prompts)]
+    requests = [
+        llm.request(prompt, replace(params, seed=(params.seed or 0) + n), mode) for n, prompt in enumerate(prompts)
+    ]
     whole = Request(prompts[0], [request.completions[0] for request in requests], mode, llm.coupling)
     texts = llm.open(len(prompts), sum(len(prompt) + params.max_tokens for prompt in prompts))
     try:
@@ -36,6 +40,14 @@ def together(
     finally:
         texts.close()
     raise AssertionError("a request ends with its output")
+
+
+def varied(llm: LLM, coupling: str | None = None, **speculation: Any) -> LLM:
+    """The same models under another coupling, or another way to speculate (fields of `Speculation`)."""
+    other = copy(llm)
+    other.coupling = coupling or llm.coupling
+    other.speculation = replace(llm.speculation, **speculation)
+    return other
 
 
 class Prompts:

@@ -1,4 +1,4 @@
-"""What the rows of all cells say of mode `auto`: where it lost to plain decoding, and how near it is to the best mode."""
+"""What all rows say of mode `auto`: where it lost to plain decoding, and how near it comes to the best mode."""
 
 from __future__ import annotations
 

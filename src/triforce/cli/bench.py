@@ -1,4 +1,4 @@
-"""`triforce bench`: speed, acceptance, what eviction costs, the certificate, and other engines. A file for each part."""
+"""`triforce bench`: speed, acceptance, what eviction costs, the certificate, other engines. A file for each part."""
 
 from __future__ import annotations
 

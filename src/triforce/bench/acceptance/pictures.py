@@ -1,12 +1,11 @@
-"""The report's figures as small SVG files. Needs matplotlib (`make install-dev`)."""
+"""The report's figures as small SVG files. Needs matplotlib."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from benchmarks.acceptance.measure import SELECTIONS
-from benchmarks.acceptance.report import SWEPT, Report, mean, swept
+from triforce.bench.acceptance.report import SWEPT, Report, mean, selections, swept
 
 
 def draw(report: Report, folder: Path) -> None:
@@ -27,7 +26,7 @@ def _sweep(report: Report, what: str) -> Any:
 
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.2), sharey=True, layout="constrained")
     for panel, coupling in zip(panels, ("rejection", "seeded"), strict=True):
-        for selection in SELECTIONS:
+        for selection in selections(report):
             points = {value: mean(rows, coupling) for value, rows in swept(report, selection, what).items()}
             style = "--" if selection == "oracle" else "-"
             panel.plot([str(value) for value in points], list(points.values()), style, marker=".", label=selection)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
@@ -59,8 +58,11 @@ def about() -> dict[str, Any]:
 
 
 def write(file: str | None, report: dict[str, Any]) -> None:
+    """All figures, if they are wanted in a file."""
     if file:
-        Path(file).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        from triforce.bench.journal import dumps
+
+        Path(file).write_text(dumps(report), encoding="utf-8")
 
 
 def show(tables: Iterable[Table]) -> None:

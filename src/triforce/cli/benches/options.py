@@ -117,7 +117,13 @@ def _lossless(parser: argparse.ArgumentParser) -> None:
     add("--contexts", type=several(int), default=[512, 4096, 16_384], metavar="N,...", help="prompt tokens")
     add("--temperatures", type=several(float), default=[0.0, 0.6, 1.0, 1.2], metavar="X,...", help="0 is greedy")
     add("--batches", type=several(int), default=[1, 4], metavar="N,...", help="texts made together")
-    add("--workloads", type=several(str), default=["books", "code", "copy"], metavar="NAME,...", help="as in bench speed")
+    add(
+        "--workloads",
+        type=several(str),
+        default=["books", "code", "copy"],
+        metavar="NAME,...",
+        help="as in bench speed",
+    )
     add("--modes", type=several(str), default=[m for m in MODES if m != "ar"], metavar="MODE,...", help="to compare")
     add("--couplings", type=several(str), default=list(COUPLINGS), metavar="NAME,...", help=", ".join(COUPLINGS))
     add("--tokens", type=int, default=128, metavar="N", help=described("new tokens of each text"))

@@ -21,7 +21,12 @@ Row = dict[str, Any]
 ASKED = ("model", "tokens", "top_p", "repeats", "modes", "coupling", "lower_tiers", "budget", "gammas")
 """What has to be the same for a file of rows to go on."""
 
-USUAL = {"contexts": [4096, 16_384], "batches": [1], "temperatures": [0.0, 0.6], "workloads": ["books"]}
+USUAL: dict[str, list[Any]] = {
+    "contexts": [4096, 16_384],
+    "batches": [1],
+    "temperatures": [0.0, 0.6],
+    "workloads": ["books"],
+}
 """Of the axes that are not given, where another one is."""
 
 HEAD = (
