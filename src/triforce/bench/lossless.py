@@ -107,8 +107,8 @@ def tables(found: Sequence[Row]) -> list[Table]:
         name = f"{kind[0]}, {kind[1]}" if kind[1] else f"{kind[0]}, in a batch"
         lines.append([name, kind[2], heat, *(f"{count:,}" for count in counts)])
     note = (
-        "Texts compared token by token with those of plain decoding with the same seeds, and a row of a batch with that "
-        "row alone. Under rejection and block at temperature 0 only: above, it is the law that is the same, not the text."
+        "Texts compared token by token with those of plain decoding with the same seeds, and a row of a batch with "
+        "that row alone. Under rejection and block at temperature 0 only: above, the law is the same, not the text."
     )
     header = ["mode", "compared with", "temperatures", "texts", "tokens", "differing"]
     return [Table("The certificate", note, header, lines)]

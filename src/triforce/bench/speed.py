@@ -57,15 +57,16 @@ def rows(
             warm = bool(_in_turns(llm, texts[:1], group[0], replace(plan, tokens=8, repeats=1), earlier, 0.0))
         for cell in group:
             seconds = (ends - perf_counter()) / left
-            yield _measure(llm, texts[: cell.batch], cell, plan, earlier, prefill, perf_counter() + seconds)
+            yield cell_rows(llm, texts[: cell.batch], cell, plan, earlier, prefill, perf_counter() + seconds)
             left -= 1
         if not keep:
             kept.drop(f"{workload}-{context}")
 
 
-def _measure(
+def cell_rows(
     llm: LLM, texts: list[list[int]], cell: Cell, plan: Plan, earlier: SavedCache, prefill: float, ends: float
 ) -> list[Row]:
+    """The rows of one cell, whose prompts are `texts`; from `ends` on, by `perf_counter`, there is no further turn."""
     runs = _in_turns(llm, texts, cell, plan, earlier, ends)
     return [_row(llm, cell, texts, runs, mode, prefill) for mode in plan.modes]
 

@@ -110,8 +110,8 @@ def workload_table(report: Report) -> Table:
     note = f"""`recent` is what the mode `streaming` sees: sinks and the latest tokens (StreamingLLM). `h2o` keeps what
 drew the most attention so far, and in the other half of its budget the latest tokens. `oracle` picks by the attention
 of the very pass that verifies, which no decoder can know (Top-K). `mean_key, once` selects after the prompt only, as
-the paper's code does. `copy` repeats a passage of the first quarter of the context; `needle` asks for numbers given in its
-first half, and only the digits count. Budget {fixed.budget}, chunks of {fixed.chunk}."""
+the paper's code does. `copy` repeats a passage of the first quarter of the context; `needle` asks for numbers given in
+its first half, and only the digits count. Budget {fixed.budget}, chunks of {fixed.chunk}."""
     return Table("Where relevance matters", note, ["selection", *by_name], lines)
 
 

@@ -34,6 +34,16 @@ def load(options: Namespace) -> LLM:
     return LLM(options.model, draft, **{name: getattr(options, name) for name in names})
 
 
+def modes(llm: LLM, asked: Sequence[str] | None, usual: Iterable[str]) -> list[str]:
+    """Those asked for, or the usual ones as far as these models can run them. Raises RequestError."""
+    from triforce.ladder import MODES, runnable
+    from triforce.prompts import known
+
+    if asked:
+        return [known("mode", mode, MODES) for mode in asked]
+    return [mode for mode in usual if mode in runnable(llm.models)]
+
+
 def sources(llm: LLM, paths: Sequence[str] | None) -> Sources:
     """The texts in files and folders; without any, the book that comes with triforce, and its own source."""
     from triforce.bench.prompts import Sources

@@ -8,21 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from triforce.cli.benches.common import about, load, show, sources, write
+from triforce.cli.benches.common import about, load, modes, show, sources, write
 from triforce.cli.common import Prefill
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
     from triforce.bench.lossless import Plan
+    from triforce.llm import LLM
 
 
 def run(options: Namespace) -> int:
     """Prints what was compared, and last of all a line of JSON."""
     from triforce.bench.lossless import certificate, rows, tables
 
-    plan, found = _plan(options), list[dict[str, Any]]()
+    _require_sense(options)
+    found: list[dict[str, Any]] = []
     for lower in options.lower_tiers:
         llm = load(Namespace(**vars(options) | {"lower_tiers": lower}))
+        plan = _plan(llm, options)
         texts = sources(llm, options.texts)
         for row in tqdm(rows(llm, texts, plan, Prefill), desc=f"lossless, {lower}", disable=None, leave=False):
             found.append(row | {"lower_tiers": lower})
@@ -36,18 +39,25 @@ def run(options: Namespace) -> int:
     return 0 if made["lossless"] else 1
 
 
-def _plan(options: Namespace) -> Plan:
+def _plan(llm: LLM, options: Namespace) -> Plan:
+    from triforce.bench.lossless import PLAIN, Plan
+    from triforce.ladder import MODES
+
+    names = modes(llm, options.modes, [mode for mode in MODES if mode != PLAIN])
+    axes = ("contexts", "temperatures", "batches", "workloads", "couplings", "tokens")
+    return Plan(modes=names, **{name: getattr(options, name) for name in axes})
+
+
+def _require_sense(options: Namespace) -> None:
+    """Raises RequestError for what cannot be compared, before a model is loaded."""
     from triforce.batch import COUPLINGS
     from triforce.bench.grid import WORKLOADS
-    from triforce.bench.lossless import Plan
-    from triforce.ladder import LOWER_TIERS, MODES
+    from triforce.ladder import LOWER_TIERS
     from triforce.prompts import known
 
-    lists = {"modes": ("mode", MODES), "couplings": ("coupling", COUPLINGS), "workloads": ("workload", WORKLOADS)}
+    lists = {"couplings": ("coupling", COUPLINGS), "workloads": ("workload", WORKLOADS)}
     for name, (kind, allowed) in (lists | {"lower_tiers": ("lower_tiers", LOWER_TIERS)}).items():
         for value in getattr(options, name):
             known(kind, value, allowed)
     if min(options.tokens, *options.batches) < 1 or min(options.contexts) < 2:
         raise RequestError("--tokens and --batches must be at least 1, --contexts at least 2")
-    axes = ("contexts", "temperatures", "batches", "workloads", "modes", "couplings", "tokens")
-    return Plan(**{name: getattr(options, name) for name in axes})

@@ -41,8 +41,8 @@ def _speed(parser: argparse.ArgumentParser) -> None:
     add("--temperatures", type=several(float), metavar="X,...", help="0 is greedy")
     add("--workloads", type=several(str), metavar="NAME,...", help="books, code, needle, copy, summary, many-shot")
     add("--top-p", type=float, default=0.9, metavar="X", help=described("of the sampled texts"))
-    usual = ["ar", "retrieval", "triforce", "hybrid", "auto"]
-    add("--modes", type=several(str), default=usual, metavar="MODE,...", help=", ".join(MODES))
+    text = f"of {', '.join(MODES)} (default: ar, retrieval, triforce, hybrid and auto, as far as there is a draft)"
+    add("--modes", type=several(str), metavar="MODE,...", help=text)
     add("--tokens", type=int, default=128, metavar="N", help=described("new tokens of each text"))
     add("--repeats", type=int, default=7, metavar="N", help=described("turns at most; at least 3 if there is no end"))
     add("--minutes", type=float, default=90, metavar="X", help=described("for all cells; each gets its share"))
@@ -124,7 +124,7 @@ def _lossless(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,...",
         help="as in bench speed",
     )
-    add("--modes", type=several(str), default=[m for m in MODES if m != "ar"], metavar="MODE,...", help="to compare")
+    add("--modes", type=several(str), metavar="MODE,...", help="to compare (default: all that these models can run)")
     add("--couplings", type=several(str), default=list(COUPLINGS), metavar="NAME,...", help=", ".join(COUPLINGS))
     add("--tokens", type=int, default=128, metavar="N", help=described("new tokens of each text"))
     add("--lower-tiers", type=several(str), default=["same"], metavar="NAME,...", help="same, int8")

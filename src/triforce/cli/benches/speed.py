@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triforce.cli.benches.common import about, load, sources, write
+from triforce.cli.benches.common import about, load, modes, sources, write
 from triforce.cli.common import Prefill
 from triforce.errors import RequestError
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 ASKED = ("model", "tokens", "top_p", "repeats", "modes", "coupling", "lower_tiers", "budget", "gammas")
 """What has to be the same for a file of rows to go on."""
+
+MODES = ("ar", "retrieval", "triforce", "hybrid", "auto")
+"""Usually: plain decoding, the fixed settings that may be best, and the one that chooses."""
 
 USUAL: dict[str, list[Any]] = {
     "contexts": [4096, 16_384],
@@ -40,29 +43,28 @@ def run(options: Namespace) -> int:
     _require_sense(options)
     if options.synthetic:
         return _synthetic(options)
-    cells, modes = _cells(options), _modes(options)
-    llm = load(options)
+    cells, llm = _cells(options), load(options)
     if beyond := [cell for cell in cells if cell.context > llm.target.config.context]:
         cells = [cell for cell in cells if cell not in beyond]
         print(f"{len(beyond)} cells are left out: the model has {llm.target.config.context:,} positions")
     if not cells:
         raise RequestError("no cell is left to measure; give smaller --contexts")
-    return _report(_measure(llm, cells, modes, options))
+    return _report(_measure(llm, cells, modes(llm, options.modes, MODES), options))
 
 
-def _measure(llm: LLM, cells: list[Cell], modes: list[str], options: Namespace) -> list[Row]:
+def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) -> list[Row]:
     from triforce.bench import speed
     from triforce.bench.journal import Journal
     from triforce.bench.together import Prompts
 
     settings = {name: getattr(options, name) for name in ASKED if hasattr(options, name)}
-    settings |= {"model": llm.target.path.name, "modes": modes, "gammas": [options.gamma_1, options.gamma_2]}
+    settings |= {"model": llm.target.path.name, "modes": names, "gammas": [options.gamma_1, options.gamma_2]}
     journal = Journal(options.json, about() | settings, ASKED)
     left = [cell for cell in cells if str(cell) not in journal.cells]
     print(HEAD)
     for row in journal.rows:
         print(line(row))
-    plan = speed.Plan(modes, options.top_p, options.tokens, options.repeats, options.minutes * 60)
+    plan = speed.Plan(names, options.top_p, options.tokens, options.repeats, options.minutes * 60)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.caches or temporary)
         _require_folder(folder)
@@ -102,13 +104,6 @@ def _cells(options: Namespace) -> list[Cell]:
     for workload in given.get("workloads", []):
         known("workload", workload, WORKLOADS)
     return grid(**(USUAL | given)) if given else covering(grid())
-
-
-def _modes(options: Namespace) -> list[str]:
-    from triforce.ladder import MODES
-    from triforce.prompts import known
-
-    return [known("mode", mode, MODES) for mode in options.modes]
 
 
 def _require_sense(options: Namespace) -> None:
