@@ -100,16 +100,14 @@ def locality_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
     return ["", "at first", f"after {last} tokens", "paper, at first", "paper, after 256"], lines
 
 
-SHARE = (
-    "The budget is the same share of the context, chunks are of 16 tokens, prompts of a novel, not PG-19's first 20."
-)
+SHARE = "The budget is the same share of the context, chunks are of 16 tokens, prompts of a novel, not of PG-19."
 MODEL = "A model of 6 layers and 7 M parameters instead of Llama2-7B-128K."
 
 EXPERIMENTS = {
     "table1": Experiment(
         "Table 1: acceptance by selection, first two layers in full",
-        f"{MODEL} {SHARE} Acceptance is sum min(p, q) of each position at T = 0.6, top-p 0.9; the paper does not define "
-        "its own. H2O goes by exact attention here, which flatters it; Top-K picks chunks, not tokens.",
+        f"{MODEL} {SHARE} Acceptance is sum min(p, q) of each position at T = 0.6, top-p 0.9; the paper does not "
+        "define its own. H2O goes by exact attention here, which flatters it; Top-K picks chunks, not tokens.",
         table1,
         table1_lines,
     ),

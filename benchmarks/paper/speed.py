@@ -149,21 +149,21 @@ def figure5_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 MODEL = (
-    "On a CPU, with the shipped pair (7 M and 1.4 M parameters) instead of Llama2-7B-128K and its 68M draft on an A100, "
+    "On a CPU, with the shipped pair (7 M and 1.4 M parameters) instead of Llama2-7B-128K and a 68M draft on an A100, "
     "after 32,000 tokens of a novel instead of 122K of PG-19; budget and gammas are the defaults here (2048; 2 and 6)."
 )
 EXPERIMENTS = {
     "table2": Experiment(
         "Table 2: speedup by temperature, and what the hierarchy is worth",
-        f"{MODEL} `naive` is the draft model verified by the target. Coupling `seeded` unless --coupling says otherwise.",
+        f"{MODEL} `naive` is the draft model verified by the target. Coupling `seeded`, unless --coupling was given.",
         table2,
         table2_lines,
     ),
     "table4": Experiment("Table 4: batching", f"{MODEL} Budgets are the paper's.", table4, table4_lines),
     "table5": Experiment(
         "Table 5: other ways to guess",
-        f"{MODEL} REST needs a datastore and layer skipping a search for layers to skip; neither is built here, so they "
-        "are absent. Guesses from the text itself are the nearest relative of REST's.",
+        f"{MODEL} REST needs a datastore and layer skipping a search for layers to skip; neither is built here, so "
+        "they are absent. Guesses from the text itself are the nearest relative of REST's.",
         table5,
         table5_lines,
     ),
@@ -184,8 +184,8 @@ EXPERIMENTS = {
 }
 
 ABSENT = {
-    "table3": "Table 3: offloading to host memory (7.78x on two RTX 4090): there is no GPU here, so nothing to offload.",
-    "table6": "Table 6: 256K and 512K tokens with offloading on an L40 (11.81x, 12.10x): the shipped pair ends at 128K.",
+    "table3": "Table 3: offloading to host memory (7.78x on two RTX 4090): without a GPU there is nothing to offload.",
+    "table6": "Table 6: 256K and 512K tokens, offloaded, on an L40 (11.81x, 12.10x): the shipped pair ends at 128K.",
     "figure6c": "Figure 6c: trees of guesses: estimated in the paper, not run; not built here.",
     "REST": "Table 5's REST (1.47x): needs a datastore of texts; not built here.",
     "layer skipping": "Table 5's layer skipping (1.36x): needs a search for layers to skip; not built here.",

@@ -10,14 +10,11 @@ from triforce.bench.acceptance.report import SWEPT, Report, mean, selections, sw
 
 def draw(report: Report, folder: Path) -> None:
     """One picture for each thing that is varied, and one of locality."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": "triforce", "svg.fonttype": "none", "font.size": 9, "axes.grid": True}
+    styled()
     folder.mkdir(parents=True, exist_ok=True)
     for what in SWEPT:
-        _save(_sweep(report, what), folder / f"acceptance_{what}.svg")
-    _save(_locality(report), folder / "locality.svg")
+        save(_sweep(report, what), folder / f"acceptance_{what}.svg")
+    save(_locality(report), folder / "locality.svg")
 
 
 def _sweep(report: Report, what: str) -> Any:
@@ -53,7 +50,16 @@ def _locality(report: Report) -> Any:
     return figure
 
 
-def _save(figure: Any, path: Path) -> None:
+def styled() -> None:
+    """Pictures of the same rows are the same files."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": "triforce", "svg.fonttype": "none", "font.size": 9, "axes.grid": True}
+
+
+def save(figure: Any, path: Path) -> None:
+    """Without the time of day."""
     from matplotlib import pyplot
 
     figure.savefig(path, metadata={"Date": None})
