@@ -16,9 +16,10 @@ from typing import Any
 
 from benchmarks import pictures
 from benchmarks.paper.__main__ import EXPERIMENTS, absent
-from triforce.bench import compare, lossless, quality
+from triforce.bench import lossless, quality
 from triforce.bench.acceptance import pictures as acceptance_pictures
 from triforce.bench.acceptance.report import markdown as acceptance_page
+from triforce.bench.compare import run as compare
 from triforce.bench.tables import kernel_tables, speed_tables
 from triforce.bench.verdict import verdict
 from triforce.evaluate import Table
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     if report := reports["acceptance"]:
         (options.docs / "acceptance.md").write_text(acceptance_page(report), encoding="utf-8")
         acceptance_pictures.draw(report, options.docs / "pictures")
-    if report := reports["speed_cpu"]:
+    if report := reports["speed"]:
         pictures.draw(report["rows"], options.docs / "pictures")
     return 0
 
@@ -99,8 +100,8 @@ def _plainly(table: Table) -> str:
 
 
 SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
-    "speed_cpu": ("Speed", "triforce bench speed", _speed),
-    "compare_cpu": ("Other engines", "triforce bench compare", _tables(compare.tables)),
+    "speed": ("Speed", "triforce bench speed", _speed),
+    "compare": ("Other engines", "triforce bench compare", _tables(compare.tables)),
     "lossless": ("The certificate", "triforce bench lossless", _tables(lossless.tables)),
     "quality": ("What eviction costs", "triforce bench quality", _tables(quality.tables)),
     "kernels_cpu": ("Kernels", "triforce bench kernels", _tables(kernel_tables)),

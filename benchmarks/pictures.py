@@ -17,12 +17,16 @@ def draw(rows: list[Row], folder: Path) -> None:
     from matplotlib import pyplot
 
     styled()
-    axes = [axis for axis in ("context", "temperature", "workload", "batch") if len({row.get(axis) for row in rows}) > 1]
+    axes = [
+        axis for axis in ("context", "temperature", "workload", "batch") if len({row.get(axis) for row in rows}) > 1
+    ]
     figure, panels = pyplot.subplots(
         1, max(1, len(axes)), figsize=(3.3 * max(1, len(axes)), 3.2), sharey=True, squeeze=False, layout="constrained"
     )
     for panel, axis in zip(panels[0], axes or ["context"], strict=True):
-        values = list(dict.fromkeys(row[axis] for row in rows)) if axis == "workload" else sorted({r[axis] for r in rows})
+        values = (
+            list(dict.fromkeys(row[axis] for row in rows)) if axis == "workload" else sorted({r[axis] for r in rows})
+        )
         for mode in dict.fromkeys(row["mode"] for row in rows if row["mode"] != "ar"):
             points = {v: [r["speedup"] for r in rows if r["mode"] == mode and r[axis] == v] for v in values}
             shown = {v: fmean(found) for v, found in points.items() if found}

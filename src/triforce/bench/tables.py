@@ -21,7 +21,10 @@ def size(context: int) -> str:
 def speed_tables(rows: Sequence[Row]) -> list[Table]:
     """Speedups of each cell by mode, and what plain decoding did there; and their means by each axis."""
     modes = [mode for mode in dict.fromkeys(row["mode"] for row in rows) if mode != PLAIN]
-    return [*(_means(rows, modes, axis) for axis in ("context", "batch", "temperature", "workload")), _cells(rows, modes)]
+    return [
+        *(_means(rows, modes, axis) for axis in ("context", "batch", "temperature", "workload")),
+        _cells(rows, modes),
+    ]
 
 
 def _means(rows: Sequence[Row], modes: Sequence[str], axis: str) -> Table:
@@ -45,7 +48,9 @@ def _cells(rows: Sequence[Row], modes: Sequence[str]) -> Table:
     lines = []
     for name, found in cells.items():
         any_row = next(iter(found.values()))
-        plain = found[PLAIN]["tokens_per_second"] if PLAIN in found else any_row["tokens_per_second"] / any_row["speedup"]
+        plain = (
+            found[PLAIN]["tokens_per_second"] if PLAIN in found else any_row["tokens_per_second"] / any_row["speedup"]
+        )
         prefill = any_row["prefill_tokens_per_second"]
         each = [_speedup(found.get(mode)) for mode in modes]
         lines.append([str(name), f"{prefill:,.0f}" if prefill else "-", f"{plain:,.1f}", *each])

@@ -1,0 +1,78 @@
+"""`triforce bench compare`: other engines on the same checkpoint and prompts."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from triforce.cli.benches.common import about, load, show, sources, write
+from triforce.errors import RequestError
+
+if TYPE_CHECKING:
+    from triforce.bench.compare.run import Plan
+    from triforce.llm import LLM
+
+
+def run(options: Namespace) -> int:
+    """Prints tables at the end; an engine that is not installed is a row that says what to install."""
+    from triforce.bench.compare.run import rows, tables
+
+    engines, pythons = _engines(options.engines), _pythons(options.python)
+    if min(options.contexts) < 2 or options.tokens < 2 or options.timeout <= 0:
+        raise RequestError("--contexts and --tokens must be at least 2, and --timeout above 0")
+    llm = load(options)
+    prompts = _prompts(llm, options)
+    with TemporaryDirectory() as temporary:
+        plan = _plan(llm, options, engines, pythons, Path(options.work or temporary))
+        del llm  # its memory is for the others now
+        found = list(tqdm(rows(prompts, plan), desc="compare", disable=None, leave=False))
+    write(options.json, about() | {"threads": plan.threads, "rows": found})
+    show(tables(found))
+    return 0
+
+
+def _plan(llm: LLM, options: Namespace, engines: list[str], pythons: dict[str, str], work: Path) -> Plan:
+    from triforce.bench.compare.run import Plan
+
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"--work {work} cannot be made ({error.strerror}); name a folder") from error
+    draft = llm.draft.path if llm.draft else None
+    threads = options.threads or len(os.sched_getaffinity(0))
+    return Plan(llm.target.path, draft, engines, options.tokens, threads, options.timeout, pythons, work)
+
+
+def _prompts(llm: LLM, options: Namespace) -> dict[int, list[int]]:
+    from triforce.bench.grid import WORKLOADS
+    from triforce.bench.prompts import prompts
+    from triforce.prompts import known
+
+    known("workload", options.workload, WORKLOADS)
+    texts = sources(llm, options.texts)
+    return {context: prompts(texts, options.workload, context, 1)[0] for context in options.contexts}
+
+
+def _engines(asked: list[str] | None) -> list[str]:
+    from triforce.bench.compare.engines import ENGINES
+    from triforce.prompts import known
+
+    return [known("engine", name, ENGINES) for name in asked or ENGINES]
+
+
+def _pythons(given: list[str]) -> dict[str, str]:
+    """Interpreters by engine; `all` is for those without one, but for triforce itself."""
+    from triforce.bench.compare.engines import ENGINES, OURS
+    from triforce.prompts import known
+
+    pairs = [text.partition("=") for text in given]
+    if wrong := [name for name, _, path in pairs if not path]:
+        raise RequestError(f"--python {wrong[0]}: give ENGINE=PATH")
+    found = {known("engine", name, [*ENGINES, "all"]): path for name, _, path in pairs}
+    everyone = found.pop("all", None)
+    return {name: everyone for name in ENGINES if everyone and name != OURS} | found
