@@ -30,9 +30,9 @@ Report = dict[str, Any]
 
 HEAD = """# Benchmarks
 
-Made by `python -m benchmarks.page` from the rows in `benchmarks/results`, do not edit. Speedups are ratios of one process, of turns
-that took place one after another; their spread is the range of the middle half of the turns. Absolute figures are those of one
-shared machine and good for little else. Losses are listed like gains."""
+Made by `python -m benchmarks.page` from the rows in `benchmarks/results`, do not edit. Speedups are ratios of one
+process, of turns that took place one after another; their spread is the range of the middle half of the turns. Absolute
+figures are those of one shared machine and good for little else. Losses are listed like gains."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,8 +74,8 @@ def _speed(report: Report) -> str:
 def _judgement(found: Report) -> str:
     best = f", and {found['of_best']:.3f} of the best fixed setting's tokens/s" if found["of_best"] else ""
     return (
-        f"Mode `auto` has {found['mean']:.2f} times the tokens/s of plain decoding in the mean of {found['cells']} cells"
-        f"{best}. Cells lost (95 % upper bound below 0.97): {', '.join(found['lost']) or 'none'}."
+        f"Mode `auto` has {found['mean']:.2f} times the tokens/s of plain decoding in the mean of {found['cells']} "
+        f"cells{best}. Cells lost (95 % upper bound below 0.97): {', '.join(found['lost']) or 'none'}."
     )
 
 

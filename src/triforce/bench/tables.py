@@ -13,38 +13,44 @@ from triforce.evaluate.report import percent, tokens
 Row = dict[str, Any]
 
 
-def size(context: int) -> str:
-    """512, 2K, 32K."""
-    return tokens(context)
+AXES = ("context", "batch", "temperature", "workload")
+
+
+def label(axis: str, value: Any) -> str:
+    """A value of an axis, for people."""
+    return tokens(value) if axis == "context" else str(value)
+
+
+def means(rows: Sequence[Row], mode: str, axis: str) -> dict[Any, float]:
+    """The mean speedup of a mode by the values of an axis."""
+    found: dict[Any, list[float]] = {}
+    for row in rows:
+        if row["mode"] == mode:
+            found.setdefault(row[axis], []).append(row["speedup"])
+    order = list(found) if axis == "workload" else sorted(found)
+    return {value: fmean(found[value]) for value in order}
 
 
 def speed_tables(rows: Sequence[Row]) -> list[Table]:
-    """Speedups of each cell by mode, and what plain decoding did there; and their means by each axis."""
+    """Mean speedups along each axis, and every cell with what plain decoding did there."""
     modes = [mode for mode in dict.fromkeys(row["mode"] for row in rows) if mode != PLAIN]
-    return [
-        *(_means(rows, modes, axis) for axis in ("context", "batch", "temperature", "workload")),
-        _cells(rows, modes),
-    ]
+    return [*(_along(rows, modes, axis) for axis in AXES), _cells(rows, modes)]
 
 
-def _means(rows: Sequence[Row], modes: Sequence[str], axis: str) -> Table:
-    values = list(dict.fromkeys(row.get(axis) for row in rows))
-    values = values if axis == "workload" else sorted(value for value in values if value is not None)
+def _along(rows: Sequence[Row], modes: Sequence[str], axis: str) -> Table:
+    found = {mode: means(rows, mode, axis) for mode in modes}
     lines = []
-    for value in values:
-        here = [row for row in rows if row.get(axis) == value]
-        found = {mode: [row["speedup"] for row in here if row["mode"] == mode] for mode in modes}
-        cells = len({row.get("cell") for row in here})
-        name = size(value) if axis == "context" else str(value)
-        lines.append([name, str(cells), *(f"{fmean(some):.2f}" if some else "-" for some in found.values())])
+    for value in next(iter(found.values()), {}):
+        cells = {row["cell"] for row in rows if row[axis] == value}
+        each = [f"{mean[value]:.2f}" if value in mean else "-" for mean in found.values()]
+        lines.append([label(axis, value), str(len(cells)), *each])
     return Table(f"Speedup by {axis}", "Means over the cells.", [axis, "cells", *modes], lines)
 
 
 def _cells(rows: Sequence[Row], modes: Sequence[str]) -> Table:
-    cells: dict[Any, dict[str, Row]] = {}
+    cells: dict[str, dict[str, Row]] = {}
     for row in rows:
-        key = row.get("cell") or f"{size(row['context'])}, T = {row['temperature']:g}"
-        cells.setdefault(key, {})[row["mode"]] = row
+        cells.setdefault(row["cell"], {})[row["mode"]] = row
     lines = []
     for name, found in cells.items():
         any_row = next(iter(found.values()))

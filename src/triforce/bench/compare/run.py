@@ -141,9 +141,9 @@ def _table(context: int, found: Sequence[Row]) -> Table:
             percent(row["as_plain"]) or "-",
         ])  # fmt: skip
     note = (
-        "Greedy; seconds to the first token, then tokens/s of the others, and these over our plain decoding's. Rows with "
-        "too few busy cores (1.7 of 2) are rejected. As plain: the share of tokens before the first that differs from "
-        "our plain decoding's; other engines round otherwise, so theirs may part anywhere."
+        "Greedy; seconds to the first token, then tokens/s of the others, and these over our plain decoding's. Rows "
+        "with too few busy cores (1.7 of 2) are rejected. As plain: the share of tokens before the first that differs "
+        "from our plain decoding's; other engines round otherwise, so theirs may part anywhere."
     )
     header = ["engine", "prefill, s", "tokens/s", "of plain", "busy cores", "as plain"]
     return Table(f"Decoding after {tokens(context)} tokens", note, header, lines)

@@ -14,7 +14,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 Task = dict[str, Any]
-"""`model`, `draft`: folders; `ids`: prompt; `tokens`: new ones; `threads`; `variant`; `work`: a folder to convert in."""
+"""`model`, `draft`: folders; `ids`: the prompt; `tokens`: new ones; `threads`; `variant`; `work`: to convert in."""
 
 
 class Clock:

@@ -20,7 +20,7 @@ from triforce.bench.journal import dumps
 from triforce.errors import RequestError
 from triforce.request import SamplingParams
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PARAMS = SamplingParams(temperature=0.6, top_p=0.9)
 SIZE = Size(context=300, positions=70, width=7)
 USUAL = Case("observed", budget=64, chunk=16, full_layers=0)
