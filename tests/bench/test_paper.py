@@ -1,4 +1,4 @@
-"""The paper pack and the page: every experiment on a tiny pair, and tables that have the paper's figures beside ours."""
+"""The paper pack and the page: every experiment on a tiny pair, and tables with the paper's figures beside ours."""
 
 from __future__ import annotations
 
