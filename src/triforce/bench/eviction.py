@@ -34,13 +34,13 @@ class Forgetful:
         self.shared = shared(prompts)
         longest = max(map(len, prompts)) + tokens
         self.full = Rows(Models(decoder), Speculation(), [longest]).full()
-        self.mass_LGU = attended(decoder, self.full, ints([prompts[0][: self.shared]]))
+        self.mass_LGU = attended(decoder, self.full, ints(prompts[0][: self.shared])[None])
 
     @torch.no_grad()
     def continued(self, prompt: list[int], eviction: str, budget: int) -> list[int]:
         """The greedy continuation of one of the prompts; `budget` in tokens."""
         self.full.rewind(ints([self.shared]))
-        mass_LGU = added(self.mass_LGU, attended(self.decoder, self.full, ints([prompt[:-1]])))
+        mass_LGU = added(self.mass_LGU, attended(self.decoder, self.full, ints(prompt[:-1])[None]))
         setting, made, one = Setting(Budget(budget), full_layers=frozenset()), prompt[-1:], ints([1])
         view = Retrieval(self.full, lambda: EVICTIONS[eviction](mass_LGU), setting)
         for _ in range(self.tokens):

@@ -76,7 +76,7 @@ def _judged(sources: Sources, task: str, texts: list[list[int]], plain: list[lis
     """
     if task == "needle":
         found = [re.findall(r"^\s*(\d+)", sources.tokenizer.decode(text)) for text in texts]
-        right = [digits == [str(number)] for digits, number in zip(found, numbers(), strict=False)]
+        right = [float(digits == [str(number)]) for digits, number in zip(found, numbers(), strict=False)]
     else:
         starts = [copied_from(length, len(texts), row) + CUE for row in range(len(texts))]
         right = [alike(text, sources.prose[start:]) for text, start in zip(texts, starts, strict=True)]

@@ -70,10 +70,17 @@ def _row(engine: str, variant: str, ids: list[int], plan: Plan, path: str) -> Ro
 
 
 def _run(engine: str, variant: str, ids: list[int], plan: Plan, path: str) -> Row:
-    task = {"model": str(plan.model), "draft": str(plan.draft) if plan.draft else None, "ids": ids, "variant": variant}
+    task: Row = {
+        "model": str(plan.model),
+        "draft": str(plan.draft) if plan.draft else None,
+        "ids": ids,
+        "variant": variant,
+    }
     task |= {"tokens": plan.tokens, "threads": plan.threads, "work": str(plan.work)}
     python = plan.pythons.get(engine, sys.executable)
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(plan.threads)}
+    environment = os.environ | {"OMP_NUM_THREADS": str(plan.threads)}
+    if python != sys.executable:
+        environment["PYTHONPATH"] = path
     command = [python, "-m", f"triforce.bench.compare.with_{engine}"]
     try:
         done = subprocess.run(

@@ -42,7 +42,7 @@ def run(task: Task) -> dict[str, Any]:
 def _load(folder: str, dtype: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     model.generation_config.eos_token_id = None  # texts do not end before their time
     model.generation_config.pad_token_id = 0
     return model
