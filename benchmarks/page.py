@@ -19,7 +19,7 @@ from benchmarks.paper.__main__ import EXPERIMENTS, absent
 from triforce.bench import lossless, quality
 from triforce.bench.acceptance import pictures as acceptance_pictures
 from triforce.bench.acceptance.report import markdown as acceptance_page
-from triforce.bench.compare import run as compare
+from triforce.bench.compare import tables as compare
 from triforce.bench.tables import kernel_tables, speed_tables
 from triforce.bench.verdict import verdict
 from triforce.evaluate import Table

@@ -6,11 +6,13 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from triforce.bench.compare import run
 from triforce.bench.compare.engines import ENGINES
+from triforce.bench.compare.tables import summary
 from triforce.bench.compare.worker import Clock
 
 FEW = ["--contexts", "200", "--tokens", "8", "--threads", "1"]
@@ -64,6 +66,19 @@ def test_rows_with_idle_cores_are_rejected(busy: float, accepted: bool) -> None:
     result = {"decoded": 10, "seconds": 2.0, "prefill_seconds": 1.0, "busy_cores": busy, "version": "1", "ids": []}
     row = run._speeds(result, 100, threads=2)
     assert row["accepted"] == accepted and row["tokens_per_second"] == 5 and row["prefill_tokens_per_second"] == 100
+
+
+def test_the_summary_takes_the_best_of_each_that_counts() -> None:
+    def row(engine: str, variant: str, speed: float, prefill: float, accepted: bool = True) -> dict[str, Any]:
+        speeds = {"tokens_per_second": speed, "prefill_tokens_per_second": prefill}
+        return {"engine": engine, "variant": variant, "context": 9, "accepted": accepted, **speeds}
+
+    rows = [row("triforce", "ar", 60, 900), row("triforce", "auto", 120, 800), row("onnx", "fp32", 500, 1, False)]
+    rows += [row("openvino", "u8", 30, 1000), row("openvino", "default", 40, 500), {"engine": "vllm", "context": 9}]
+    (found,) = summary(rows)
+    assert found["best"] == {"triforce": 120, "openvino": 40}
+    assert (found["decode"], found["plain"], found["prefill"]) == (3.0, 1.5, 0.9)
+    assert summary(rows[:2])[0]["decode"] is None
 
 
 def test_the_clock_leaves_what_comes_first_to_the_prefill() -> None:

@@ -20,6 +20,9 @@ class Engine(NamedTuple):
 
 
 OURS = "triforce"
+PLAIN = (OURS, "ar")
+"""The engine and its setting that the texts of all others are compared with."""
+
 ENGINES = {
     OURS: Engine("triforce", ("ar", "retrieval", "auto"), assisted=("triforce",)),
     "transformers": Engine("transformers", ("bf16", "f32", "bf16 lookup", "f32 lookup"), assisted=("bf16 assisted",)),

@@ -13,16 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from triforce.bench.compare.engines import ENGINES, OURS
+from triforce.bench.compare.engines import ENGINES, PLAIN
 from triforce.bench.quality import alike
-from triforce.evaluate import Table
-from triforce.evaluate.report import percent, tokens
 
 Row = dict[str, Any]
 BUSY = 0.85
 """Of the cores, at least so many must have been busy, 1.7 of 2: else something else was in the way, or idle."""
-
-PLAIN = (OURS, "ar")
 
 
 @dataclass(frozen=True)
@@ -124,33 +120,3 @@ def _package() -> Iterator[str]:
     with TemporaryDirectory() as folder:
         (Path(folder) / "triforce").symlink_to(Path(__file__).parents[2], target_is_directory=True)
         yield folder
-
-
-def tables(found: Sequence[Row]) -> list[Table]:
-    """A table for each context, and what is missing."""
-    made = [_table(context, found) for context in sorted({row["context"] for row in found})]
-    absent = {(row["engine"], row["variant"]): row.get("missing") or row.get("failed") for row in found}
-    lines = [[f"{ENGINES[engine].title}, {variant}", why] for (engine, variant), why in absent.items() if why]
-    note = "An engine without an extra is left out; one that failed says why."
-    return [*made, *([Table("Not compared", note, ["engine", "why"], lines)] if lines else [])]
-
-
-def _table(context: int, found: Sequence[Row]) -> Table:
-    rows = [row for row in found if row["context"] == context and "tokens_per_second" in row]
-    plain = next((row for row in rows if (row["engine"], row["variant"]) == PLAIN), None)
-    lines = []
-    for row in rows:
-        ratio = f"{row['tokens_per_second'] / plain['tokens_per_second']:.2f}" if plain else "-"
-        name = f"{ENGINES[row['engine']].title} {row['version']}, {row['variant']}"
-        busy = f"{row['busy_cores']:.2f}" + ("" if row["accepted"] else ", rejected")
-        lines.append([
-            name, f"{row['prefill_seconds']:.1f}", f"{row['tokens_per_second']:.1f}", ratio, busy,
-            percent(row["as_plain"]) or "-",
-        ])  # fmt: skip
-    note = (
-        "Greedy; seconds to the first token, then tokens/s of the others, and these over our plain decoding's. Rows "
-        "with too few busy cores (1.7 of 2) are rejected. As plain: the share of tokens before the first that differs "
-        "from our plain decoding's; other engines round otherwise, so theirs may part anywhere."
-    )
-    header = ["engine", "prefill, s", "tokens/s", "of plain", "busy cores", "as plain"]
-    return Table(f"Decoding after {tokens(context)} tokens", note, header, lines)

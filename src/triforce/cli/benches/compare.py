@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from argparse import Namespace
 from pathlib import Path
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def run(options: Namespace) -> int:
-    """Prints tables at the end; an engine that is not installed is a row that says what to install."""
-    from triforce.bench.compare.run import rows, tables
+    """Prints tables at the end, and last of all a line of JSON; an engine that is missing is a row that says so."""
+    from triforce.bench.compare.run import rows
+    from triforce.bench.compare.tables import summary, tables
 
     engines, pythons = _engines(options.engines), _pythons(options.python)
     if min(options.contexts) < 2 or options.tokens < 2 or options.timeout <= 0:
@@ -31,8 +33,10 @@ def run(options: Namespace) -> int:
         plan = _plan(llm, options, engines, pythons, Path(options.work or temporary))
         del llm  # its memory is for the others now
         found = list(tqdm(rows(prompts, plan), desc="compare", disable=None, leave=False))
-    write(options.json, about() | {"threads": plan.threads, "rows": found})
+    made = summary(found)
+    write(options.json, about() | {"threads": plan.threads, "summary": made, "rows": found})
     show(tables(found))
+    print(json.dumps(made))
     return 0
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triforce.cli.benches.common import about, load, modes, sources, write
+from triforce.cli.benches.common import about, load, modes, show, sources, write
 from triforce.cli.common import Prefill
 from triforce.errors import RequestError
 
@@ -78,9 +78,11 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
 
 
 def _report(rows: list[Row]) -> int:
+    from triforce.bench.tables import speed_tables
     from triforce.bench.verdict import verdict
 
     found = verdict(rows)
+    show(speed_tables(rows))
     if found["lost"] is not None:
         of_best = found["of_best"]
         best = f"; {of_best:.3f} of the best fixed setting's tokens/s" if of_best is not None else ""
