@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +31,14 @@ def run(task: Task) -> dict[str, Any]:
 
 
 def _built(task: Task) -> Path:
-    from onnxruntime_genai.models.builder import create_model
+    """Made by the builder that comes with it, which is a script and wants to be run as one."""
+    import onnxruntime_genai
 
     folder = Path(task["work"]) / f"onnx-{task['variant']}"
     if not (folder / "genai_config.json").exists():
-        create_model("", task["model"], str(folder), task["variant"], "cpu", str(folder / "cache"))
+        builder = Path(onnxruntime_genai.__file__).parent / "models" / "builder.py"
+        asked = ["-i", task["model"], "-o", str(folder), "-p", task["variant"], "-e", "cpu", "-c", str(folder / "cache")]
+        subprocess.run([sys.executable, str(builder), *asked], check=True, stdout=sys.stderr)
     return folder
 
 
