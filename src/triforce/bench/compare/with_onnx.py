@@ -37,7 +37,18 @@ def _built(task: Task) -> Path:
     folder = Path(task["work"]) / f"onnx-{task['variant']}"
     if not (folder / "genai_config.json").exists():
         builder = Path(onnxruntime_genai.__file__).parent / "models" / "builder.py"
-        asked = ["-i", task["model"], "-o", str(folder), "-p", task["variant"], "-e", "cpu", "-c", str(folder / "cache")]
+        asked = [
+            "-i",
+            task["model"],
+            "-o",
+            str(folder),
+            "-p",
+            task["variant"],
+            "-e",
+            "cpu",
+            "-c",
+            str(folder / "cache"),
+        ]
         subprocess.run([sys.executable, str(builder), *asked], check=True, stdout=sys.stderr)
     return folder
 

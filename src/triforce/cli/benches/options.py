@@ -34,12 +34,7 @@ def _speed(parser: argparse.ArgumentParser) -> None:
     draft(parser)
     texts(parser)
     add = parser.add_argument
-    add("--cells", type=several(str), metavar="NAME,...", help="cells by name; paper: 48 that cover all (default)")
-    add("--full", action="store_true", help="every cell there is: 600 of them, half a day")
-    add("--contexts", type=several(int), metavar="N,...", help="prompt tokens, instead of --cells")
-    add("--batches", type=several(int), metavar="N,...", help="texts made together")
-    add("--temperatures", type=several(float), metavar="X,...", help="0 is greedy")
-    add("--workloads", type=several(str), metavar="NAME,...", help="books, code, needle, copy, summary, many-shot")
+    _cells(parser)
     add("--top-p", type=float, default=0.9, metavar="X", help=described("of the sampled texts"))
     text = f"of {', '.join(MODES)} (default: ar, retrieval, triforce, hybrid and auto, as far as there is a draft)"
     add("--modes", type=several(str), metavar="MODE,...", help=text)
@@ -60,6 +55,16 @@ def _speed(parser: argparse.ArgumentParser) -> None:
         help="instead of a model: a 30 M shape of random weights, whose guesses are kept with these probabilities",
     )
     placement(parser, context=False)
+
+
+def _cells(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--cells", type=several(str), metavar="NAME,...", help="cells by name; paper: 48 that cover all (default)")
+    add("--full", action="store_true", help="every cell there is: 600 of them, half a day")
+    add("--contexts", type=several(int), metavar="N,...", help="prompt tokens, instead of --cells")
+    add("--batches", type=several(int), metavar="N,...", help="texts made together")
+    add("--temperatures", type=several(float), metavar="X,...", help="0 is greedy")
+    add("--workloads", type=several(str), metavar="NAME,...", help="books, code, needle, copy, summary, many-shot")
 
 
 def _kernels(parser: argparse.ArgumentParser) -> None:
