@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from triforce.llm import LLM
 
 Row = dict[str, Any]
-ASKED = ("model", "tokens", "top_p", "repeats", "modes", "coupling", "lower_tiers", "budget", "gammas")
+ASKED = (
+    "model", "draft", "texts", "tokens", "top_p", "modes", "coupling", "lower_tiers", "budget", "gammas", "full_layers"
+)  # fmt: skip
 """What has to be the same for a file of rows to go on."""
 
 MODES = ("ar", "retrieval", "triforce", "hybrid", "auto")
