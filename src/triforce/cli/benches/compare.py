@@ -7,9 +7,7 @@ import os
 from argparse import Namespace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any
 
 from triforce.cli.benches.common import about, load, show, sources, write
 from triforce.errors import RequestError
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(options: Namespace) -> int:
-    """Prints tables at the end, and last of all a line of JSON; an engine that is missing is a row that says so."""
+    """Prints rows as they are measured, tables at the end, and last of all a line of JSON; an engine that is missing is a row that says so."""
     from triforce.bench.compare.run import rows
     from triforce.bench.compare.tables import summary, tables
 
@@ -32,12 +30,23 @@ def run(options: Namespace) -> int:
     with TemporaryDirectory() as temporary:
         plan = _plan(llm, options, engines, pythons, Path(options.work or temporary))
         del llm  # its memory is for the others now
-        found = list(tqdm(rows(prompts, plan), desc="compare", disable=None, leave=False))
-    made = summary(found)
-    write(options.json, about() | {"threads": plan.threads, "summary": made, "rows": found})
+        found = []
+        for row in rows(prompts, plan):
+            found.append(row)
+            print(line(row), flush=True)
+            write(options.json, about() | {"threads": plan.threads, "summary": summary(found), "rows": found})
     show(tables(found))
-    print(json.dumps(made))
+    print(json.dumps(summary(found)))
     return 0
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row for people, as soon as it is measured."""
+    name = f"{row['context']:>8,} {row['engine']:<12} {row['variant']:<18}"
+    if trouble := row.get("missing") or row.get("failed"):
+        return f"{name} {trouble}"
+    busy = f"{row['busy_cores']:.2f} cores" + ("" if row["accepted"] else ", rejected")
+    return f"{name} {row['tokens_per_second']:8.1f} tokens/s, prefill {row['prefill_seconds']:6.1f} s, {busy}"
 
 
 def _plan(llm: LLM, options: Namespace, engines: list[str], pythons: dict[str, str], work: Path) -> Plan:
