@@ -166,7 +166,7 @@ def test_kernels_are_compared_with_the_bandwidth_of_the_moment(monkeypatch: pyte
         (["speed", "--cells", "3k-b1-t0-books"], "3k-b1-t0-books"),
         (["speed", "--full", "--contexts", "512"], "exclude one another"),
         (["speed", "--batches", "0"], "at least 1"),
-        (["speed", "--contexts", "100000000"], "--texts"),
+        (["speed", "--contexts", "100000000"], "smaller --contexts"),
         (["speed", "--texts", "nowhere.txt"], "nowhere.txt"),
         (["speed", "--json", "no/such/folder/x.json"], "folder that exists"),
         (["speed", "--contexts=-5"], "at least 2 tokens"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(options: Namespace) -> int:
-    """Prints rows as they are measured, tables at the end, and last of all a line of JSON; an engine that is missing is a row that says so."""
+    """Prints rows as they are measured, tables, and last of all a line of JSON; an engine may be missing."""
     from triforce.bench.compare.run import rows
     from triforce.bench.compare.tables import summary, tables
 
