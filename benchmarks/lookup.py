@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.acceptance.walk import Reader
-from benchmarks.acceptance.workloads import Span
 from triforce import LLM, SamplingParams
+from triforce.bench.acceptance.walk import Reader
+from triforce.bench.acceptance.workloads import Span
 from triforce.evaluate.agreement import overlap
 from triforce.ladder import Rows, Speculation
 from triforce.request import RequestOutput

@@ -1,76 +1,128 @@
-"""Plain decoding against the other modes: the same prompt, the same seed, one process, in turns.
+"""Plain decoding against the other modes: the same prompts, the same seeds, one process, in turns.
 
 Prefill is reported beside decoding, never in it.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import exp, log
 from statistics import median
+from time import perf_counter
 from typing import Any
 
-from triforce.group import OnPrefill
+from triforce.bench.grid import Cell
+from triforce.bench.prompts import Sources, prompts
+from triforce.bench.together import Prompts, together
+from triforce.cache.saved import SavedCache
+from triforce.evaluate.loops import repeated
+from triforce.evaluate.statistics import ONE_SIDED, student
 from triforce.llm import LLM
 from triforce.request import RequestOutput, SamplingParams
 
 Row = dict[str, Any]
+PLAIN = "ar"
+LEAST = 3
+"""Turns at least, whatever the time: fewer say nothing about their spread."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: `tokens` new ones, `repeats` times for each mode, at each context (tokens) and temperature."""
+    """How each cell is measured: `tokens` new ones of each text; modes; turns at most; seconds for all cells."""
 
-    contexts: Sequence[int]
-    temperatures: Sequence[float]
     modes: Sequence[str]
     top_p: float = 0.9
-    tokens: int = 256
-    repeats: int = 3
+    tokens: int = 128
+    repeats: int = 7
+    seconds: float = 90 * 60.0
 
 
-def rows(llm: LLM, ids: list[int], plan: Plan, on_prefill: Callable[[], OnPrefill]) -> Iterator[Row]:
-    """One row for each mode, temperature and context; each prompt is the start of `ids`, and read once."""
-    for context in plan.contexts:
-        with tempfile.TemporaryDirectory() as folder:
-            saved, prefill = Path(folder) / "prompt.kv", 0.0
-            for temperature in plan.temperatures:
-                params = SamplingParams(
-                    temperature=temperature, top_p=plan.top_p, seed=1, max_tokens=plan.tokens, ignore_eos=True
-                )
-                if not saved.exists():
-                    short = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-                    (first,) = llm.generate(ids[:context], short, mode="ar", save_cache=saved, on_prefill=on_prefill())
-                    prefill = (context - 1) / first.prefill_seconds
-                yield from _in_turns(llm, ids[:context], params, plan, saved, prefill)
+def rows(
+    llm: LLM, sources: Sources, cells: Sequence[Cell], plan: Plan, kept: Prompts, keep: bool
+) -> Iterator[list[Row]]:
+    """The rows of each cell, one for each mode; each document is read once for all its cells, and then dropped.
+
+    With `keep` the saved prompts stay. Raises TriforceError.
+    """
+    ends, left, warm = perf_counter() + plan.seconds, len(cells), False
+    of_document = sorted(cells, key=lambda cell: (cell.context, cell.workload, cell.batch, cell.temperature))
+    for (context, workload), some in groupby(of_document, key=lambda cell: (cell.context, cell.workload)):
+        group = list(some)
+        length = min(context, llm.target.config.context - plan.tokens)
+        texts = prompts(sources, workload, length, max(cell.batch for cell in group))
+        earlier, prefill = kept.of(f"{workload}-{context}", texts[0])
+        if not warm:  # what is done once in a process is no part of any cell
+            warm = bool(_in_turns(llm, texts[:1], group[0], replace(plan, tokens=8, repeats=1), earlier, 0.0))
+        for cell in group:
+            seconds = (ends - perf_counter()) / left
+            yield cell_rows(llm, texts[: cell.batch], cell, plan, earlier, prefill, perf_counter() + seconds)
+            left -= 1
+        if not keep:
+            kept.drop(f"{workload}-{context}")
+
+
+def cell_rows(
+    llm: LLM, texts: list[list[int]], cell: Cell, plan: Plan, earlier: SavedCache, prefill: float, ends: float
+) -> list[Row]:
+    """The rows of one cell, whose prompts are `texts`; from `ends` on, by `perf_counter`, there is no further turn."""
+    runs = _in_turns(llm, texts, cell, plan, earlier, ends)
+    return [_row(llm, cell, texts, runs, mode, prefill) for mode in plan.modes]
 
 
 def _in_turns(
-    llm: LLM, prompt: list[int], params: SamplingParams, plan: Plan, saved: Path, prefill: float
-) -> Iterator[Row]:
-    """The modes take turns, so that a drift of the machine meets all of them."""
-    runs: dict[str, list[RequestOutput]] = {mode: [] for mode in dict.fromkeys(["ar", *plan.modes])}
-    for _ in range(plan.repeats):
-        for mode, outputs in runs.items():
-            outputs += llm.generate(prompt, params, mode=mode, load_cache=saved)
-    for mode in plan.modes:
-        yield {
-            "mode": mode,
-            "context": len(prompt),
-            "temperature": params.temperature,
-            "coupling": llm.coupling,  # under `rejection` texts differ from plain decoding's, their law does not
-            **timing([o.decode_seconds for o in runs[mode]], [o.decode_seconds for o in runs["ar"]], plan.tokens),
-            "prefill_tokens_per_second": prefill,
-            **_acceptance(runs[mode][0]),
-            "repeated_8_grams": repeated(runs[mode][0].outputs[0].token_ids, 8),
-            "same_text_as_ar": runs[mode][0].outputs[0].token_ids == runs["ar"][0].outputs[0].token_ids,
-        }
+    llm: LLM, texts: list[list[int]], cell: Cell, plan: Plan, earlier: SavedCache, ends: float
+) -> dict[str, list[RequestOutput]]:
+    """The modes take turns, there and back, so that a drift of the machine meets all of them.
+
+    The texts of a turn are those of its seed. When to stop depends on the clock, never on what was measured.
+    """
+    runs: dict[str, list[RequestOutput]] = {mode: [] for mode in dict.fromkeys([PLAIN, *plan.modes])}
+    for turn in range(plan.repeats):
+        if turn >= LEAST and perf_counter() > ends:
+            break
+        params = SamplingParams(
+            temperature=cell.temperature,
+            top_p=plan.top_p,
+            seed=1 + 1000 * turn,
+            max_tokens=plan.tokens,
+            ignore_eos=True,
+        )
+        for mode in list(runs)[:: 1 if turn % 2 == 0 else -1]:
+            runs[mode].append(together(llm, texts, params, mode, earlier))
+    return runs
+
+
+def _row(
+    llm: LLM, cell: Cell, texts: list[list[int]], runs: dict[str, list[RequestOutput]], mode: str, prefill: float
+) -> Row:
+    mine, plain = runs[mode], runs[PLAIN]
+    made, theirs = ([[output.token_ids for output in run.outputs] for run in some] for some in (mine, plain))
+    return {
+        "cell": str(cell),
+        "mode": mode,
+        "context": cell.context,
+        "prompt_tokens": len(texts[0]),
+        "batch": cell.batch,
+        "temperature": cell.temperature,
+        "workload": cell.workload,
+        "coupling": llm.coupling,  # under `rejection` texts differ from plain decoding's, their law does not
+        **timing(
+            [run.decode_seconds for run in mine], [run.decode_seconds for run in plain], mine[0].completion_tokens
+        ),
+        "prefill_tokens_per_second": prefill,
+        **_acceptance(mine),
+        "repeated_8_grams": sum(map(repeated, made[0])) / len(made[0]),
+        "same_text_as_ar": made == theirs,
+    }
 
 
 def timing(seconds: Sequence[float], plain: Sequence[float], tokens: int) -> Row:
-    """Medians; the speedups are taken turn by turn, and `spread` is the range of their middle half."""
+    """Medians; the speedups are taken turn by turn, and `spread` is the range of their middle half.
+
+    `upper` is the 95 % upper bound of the mean speedup (Student's, one-sided, of its logarithm).
+    """
     speedups = sorted(a / b for a, b in zip(plain, seconds, strict=True))
     quarter = len(speedups) // 4
     return {
@@ -79,15 +131,26 @@ def timing(seconds: Sequence[float], plain: Sequence[float], tokens: int) -> Row
         "tokens_per_second": tokens / median(seconds),
         "speedup": median(speedups),
         "spread": speedups[-1 - quarter] - speedups[quarter],
+        "upper": upper(speedups),
+        "turns": len(speedups),
     }
 
 
-def repeated(ids: Sequence[int], n: int) -> float:
-    """Share of n-grams that have come before: a text that loops is easy to guess, and its speed counts for little."""
-    grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
-    return (len(grams) - len(set(grams))) / max(len(grams), 1)
+def upper(ratios: Sequence[float]) -> float:
+    """Below this the geometric mean lies with 95 % confidence; of a single ratio nothing is known, and it is itself."""
+    logs, count = [log(ratio) for ratio in ratios], len(ratios)
+    mean = sum(logs) / count
+    if count == 1:
+        return ratios[0]
+    deviation = (sum((x - mean) ** 2 for x in logs) / (count - 1)) ** 0.5
+    return exp(mean + student(count - 1, ONE_SIDED) * deviation / count**0.5)
 
 
-def _acceptance(output: RequestOutput) -> Row:
-    tiers = output.outputs[0].tiers
-    return {"acceptance": {tier.name: tier.acceptance for tier in tiers[:-1]}, "full_passes": tiers[-1].passes}
+def _acceptance(runs: list[RequestOutput]) -> Row:
+    """Of all turns together: shares of the guesses that were kept, and passes of the full tier for one turn's texts."""
+    kept: dict[str, list[int]] = {}
+    for tier in (tier for run in runs for tier in run.tiers[:-1]):
+        counts = kept.setdefault(tier.name, [0, 0])
+        counts[:] = counts[0] + tier.accepted, counts[1] + tier.proposed
+    shares = {name: accepted / proposed if proposed else None for name, (accepted, proposed) in kept.items()}
+    return {"acceptance": shares, "full_passes": median(run.tiers[-1].passes for run in runs)}

@@ -59,6 +59,21 @@ def read_text(file: str) -> str:
     return decode_text(data, "stdin" if file == "-" else file)
 
 
+def read_texts(paths: Sequence[str]) -> dict[str, str]:
+    """Texts by file name, of files and of those in folders. Raises RequestError."""
+    texts = {file.name: read_text(str(file)) for path in paths for file in _files(Path(path))}
+    if not texts:
+        raise RequestError(f"there is no file in {', '.join(paths)}; give --texts some UTF-8 texts")
+    return texts
+
+
+def _files(path: Path) -> list[Path]:
+    """The files of a folder, not of those in it; or a file itself."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+
+
 def decode_text(data: bytes, source: str) -> str:
     """UTF-8 bytes as text. Raises RequestError saying where `source` is something else."""
     try:

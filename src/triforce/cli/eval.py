@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from triforce import __version__
-from triforce.cli.common import read_text, require_writable
+from triforce.cli.common import read_texts, require_writable
 from triforce.cli.demo import BOOK
 from triforce.cli.options import NO_DRAFT
 from triforce.errors import RequestError
@@ -49,28 +49,11 @@ def _subject(options: Namespace) -> Subject:
 
     if options.max_context < 128:
         raise RequestError(f"--max-context {options.max_context}: give at least 128 tokens")
-    texts = _texts(options.texts)
+    texts = read_texts(options.texts or [str(resources.files("triforce") / "data" / BOOK)])
     draft = None if options.draft == NO_DRAFT else options.draft
     llm = LLM(options.model, draft, device=options.device, dtype=options.dtype)
     numbers = plan(llm.target.config.context, options.max_context, options.quick)
     return Subject(llm, tokenize(llm, texts), numbers)
-
-
-def _texts(paths: list[str] | None) -> dict[str, str]:
-    """Texts by file name; without any, the book that comes with triforce. Raises RequestError."""
-    if not paths:
-        return {BOOK: (resources.files("triforce") / "data" / BOOK).read_text(encoding="utf-8")}
-    texts = {file.name: read_text(str(file)) for path in paths for file in _files(Path(path))}
-    if not texts:
-        raise RequestError(f"there is no file in {', '.join(paths)}; give --texts some UTF-8 texts")
-    return texts
-
-
-def _files(path: Path) -> list[Path]:
-    """The files of a folder, not of those in it; or a file itself."""
-    if not path.is_dir():
-        return [path]
-    return sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
 
 
 def _show(name: str, result: dict[str, Any]) -> None:

@@ -6,21 +6,18 @@ import argparse
 from collections.abc import Sequence
 
 from triforce import __version__
+from triforce.cli.benches.options import bench
 from triforce.cli.options import (
-    MODES,
     color,
-    coupling,
     described,
     draft,
     engine,
-    full_layers,
     json_file,
     lower_tiers,
     model,
     placement,
     ranks,
     sampling,
-    several,
 )
 
 
@@ -185,41 +182,6 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     placement(parser, context=False)
 
 
-def _bench(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="bench", required=True, metavar="WHAT")
-    speed = what.add_parser("speed", help="modes against plain decoding", allow_abbrev=False)
-    model(speed)
-    draft(speed)
-    add = speed.add_argument
-    add("--texts", nargs="+", metavar="FILE", help="UTF-8 texts, read one after another (default: the demo's book)")
-    add("--contexts", type=several(int), default=[4096, 16_384], metavar="N,...", help="prompt tokens")
-    add("--temperatures", type=several(float), default=[0.0, 0.6], metavar="X,...", help="0 is greedy")
-    add("--top-p", type=float, default=0.9, metavar="X", help=described("of the sampled texts"))
-    modes = ["ar", "auto", "triforce", "retrieval"]
-    add("--modes", type=several(str), default=modes, metavar="MODE,...", help=", ".join(MODES))
-    add("--tokens", type=int, default=256, metavar="N", help=described("new tokens of each text"))
-    add("--repeats", type=int, default=3, metavar="N", help=described("times that each is measured"))
-    add("--gamma-1", type=int, default=2, metavar="N", help=described("tokens the draft guesses at a time"))
-    add("--gamma-2", type=int, default=6, metavar="N", help=described("tokens the retrieval tier guesses at a time"))
-    add("--budget", default="2048", metavar="N|P%", help="tokens the retrieval tier sees (default: 2048)")
-    full_layers(speed)
-    lower_tiers(speed)
-    coupling(speed)
-    add(
-        "--synthetic",
-        type=several(float),
-        metavar="OUTER,INNER",
-        help="instead of a model: a 30 M shape of random weights, whose guesses are kept with these probabilities",
-    )
-    placement(speed, context=False)
-    json_file(speed)
-    kernels = what.add_parser("kernels", help="kernels against the memory's bandwidth", allow_abbrev=False)
-    add = kernels.add_argument
-    add("--contexts", type=several(int), default=[32_768, 131_072], metavar="N,...", help="tokens in the KV cache")
-    add("--shapes", type=several(str), default=["30m", "llama-3.2-1b"], metavar="NAME,...", help="30m, llama-3.2-1b")
-    json_file(kernels)
-
-
 COMMANDS = (
     ("generate", "continue a text", _generate),
     (
@@ -232,6 +194,6 @@ COMMANDS = (
     ("batch", "answer a file of requests, as the server would", _batch),
     ("info", "say what a model is, its KV bytes per token, and what fits in memory", _info),
     ("demo", "continue a book from a long prompt, plainly and with TriForce: the same text", _demo),
-    ("bench", "measure speed: modes against plain decoding, kernels against the memory", _bench),
+    ("bench", "measure speed and acceptance, certify texts, compare with other engines", bench),
     ("eval", "measure a model on texts: loss, use of far context, agreement with its draft", _eval),
 )

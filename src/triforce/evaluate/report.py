@@ -25,9 +25,12 @@ class Table:
 
     def markdown(self) -> str:
         """A heading, the table and the note."""
+        return f"### {self.title}\n\n{self.grid()}\n\n{self.note}"
+
+    def grid(self) -> str:
+        """The table itself, in Markdown."""
         lines = [self.header, ["---"] + ["---:"] * (len(self.header) - 1), *self.rows]
-        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        return f"### {self.title}\n\n{table}\n\n{self.note}"
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def percent(share: float | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 NORMAL = 1.959963984540054  # 97.5 % of a normal variable lie below
+ONE_SIDED = 1.6448536269514722  # 95 % do
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,11 @@ def interval(values_N: Tensor, block: int) -> Interval:
     return Interval(mean, mean - half, mean + half, count, neighbours.item())
 
 
-def student(freedom: int) -> float:
-    """The 97.5 % point of Student's t, by the expansion of Cornish and Fisher (Abramowitz and Stegun 26.7.5)."""
-    z, v = NORMAL, float(freedom)
+def student(freedom: int, z: float = NORMAL) -> float:
+    """The point of Student's t that is `z` of a normal variable, usually that of 97.5 %.
+
+    By the expansion of Cornish and Fisher (Abramowitz and Stegun 26.7.5).
+    """
+    v = float(freedom)
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return z + (z**3 + z) / 4 / v + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / v**2 + third / v**3

@@ -1,24 +1,20 @@
-"""The report's figures as small SVG files. Needs matplotlib (`make install-dev`)."""
+"""The report's figures as small SVG files. Needs matplotlib."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from benchmarks.acceptance.measure import SELECTIONS
-from benchmarks.acceptance.report import SWEPT, Report, mean, swept
+from triforce.bench.acceptance.report import SWEPT, Report, mean, selections, swept
 
 
 def draw(report: Report, folder: Path) -> None:
     """One picture for each thing that is varied, and one of locality."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": "triforce", "svg.fonttype": "none", "font.size": 9, "axes.grid": True}
+    styled()
     folder.mkdir(parents=True, exist_ok=True)
     for what in SWEPT:
-        _save(_sweep(report, what), folder / f"acceptance_{what}.svg")
-    _save(_locality(report), folder / "locality.svg")
+        save(_sweep(report, what), folder / f"acceptance_{what}.svg")
+    save(_locality(report), folder / "locality.svg")
 
 
 def _sweep(report: Report, what: str) -> Any:
@@ -27,7 +23,7 @@ def _sweep(report: Report, what: str) -> Any:
 
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.2), sharey=True, layout="constrained")
     for panel, coupling in zip(panels, ("rejection", "seeded"), strict=True):
-        for selection in SELECTIONS:
+        for selection in selections(report):
             points = {value: mean(rows, coupling) for value, rows in swept(report, selection, what).items()}
             style = "--" if selection == "oracle" else "-"
             panel.plot([str(value) for value in points], list(points.values()), style, marker=".", label=selection)
@@ -54,7 +50,16 @@ def _locality(report: Report) -> Any:
     return figure
 
 
-def _save(figure: Any, path: Path) -> None:
+def styled() -> None:
+    """Pictures of the same rows are the same files."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": "triforce", "svg.fonttype": "none", "font.size": 9, "axes.grid": True}
+
+
+def save(figure: Any, path: Path) -> None:
+    """Without the time of day."""
     from matplotlib import pyplot
 
     figure.savefig(path, metadata={"Date": None})

@@ -73,7 +73,7 @@ def needle(source: str, ids: list[int], size: Size, encode: Encode, decode: Call
 
     The questions are read, the numbers measured: none is in sight of the latest tokens, nor given twice.
     """
-    facts = [_fact(name, number, encode, decode) for name, number in zip(NAMES, _numbers(), strict=True)]
+    facts = [_fact(name, number, encode, decode) for name, number in zip(NAMES, numbers(), strict=True)]
     told = sum(len(cue + answer) for cue, answer in facts)
     gap, text = (size.context // 2 - told) // len(facts), list[int]()
     if gap <= 0:
@@ -93,8 +93,13 @@ def needle(source: str, ids: list[int], size: Size, encode: Encode, decode: Call
 def _fact(name: str, number: int, encode: Encode, decode: Callable[[list[int]], str]) -> tuple[list[int], list[int]]:
     """The tokens of a sentence before its number, and from it on."""
     sentence = encode(f"\nThe secret number of {name} is {number}.\n")
-    first = next(i for i, token in enumerate(sentence) if _has_digit(decode([token])))
+    first = digits_at(sentence, decode)
     return sentence[:first], sentence[first:]
+
+
+def digits_at(sentence: list[int], decode: Callable[[list[int]], str]) -> int:
+    """Where the number of a sentence begins."""
+    return next(i for i, token in enumerate(sentence) if _has_digit(decode([token])))
 
 
 def _digits(answer: list[int], decode: Callable[[list[int]], str]) -> int:
@@ -105,7 +110,8 @@ def _has_digit(text: str) -> bool:
     return any(character.isdigit() for character in text)
 
 
-def _numbers() -> list[int]:
+def numbers() -> list[int]:
+    """Of five digits each, one for each of `NAMES`."""
     return Random(0).sample(range(10_000, 100_000), len(NAMES))
 
 

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.acceptance.walk import Walk
-from triforce.cache import Budget, Full, Retrieval, Setting
+from triforce.bench.acceptance.heavy import Heavy
+from triforce.bench.acceptance.walk import Walk
+from triforce.cache import Budget, Retrieval, Setting
 from triforce.cache.select import POLICIES, MeanKey, Observed, Policy, Recent
 from triforce.evaluate.agreement import overlap, same_pick
 
@@ -21,18 +22,24 @@ Row = dict[str, Any]
 class Selection:
     """A policy, how often it selects, and whether it may look at the verification to come."""
 
-    policy: Callable[[], Policy]
+    policy: Callable[[Walk], Policy]
     refresh: int = 1
     foresight: bool = False
 
 
+def _own(policy: Callable[[], Policy]) -> Callable[[Walk], Policy]:
+    """One that needs to know nothing of the walk."""
+    return lambda walk: policy()
+
+
 SELECTIONS: dict[str, Selection] = {
-    "oracle": Selection(Observed, foresight=True),
-    **{name: Selection(policy) for name, policy in POLICIES.items()},
-    "mean_key, once": Selection(MeanKey, refresh=0),
-    "recent": Selection(Recent),
+    "oracle": Selection(_own(Observed), foresight=True),
+    **{name: Selection(_own(policy)) for name, policy in POLICIES.items()},
+    "mean_key, once": Selection(_own(MeanKey), refresh=0),
+    "h2o": Selection(lambda walk: Heavy(walk.attended_LGU)),
+    "recent": Selection(_own(Recent)),
 }
-"""Those of the product, and what to compare them with."""
+"""Those of the product, and what to compare them with: the paper's Top-K oracle, H2O, and StreamingLLM (`recent`)."""
 
 
 class Case(NamedTuple):
@@ -47,9 +54,9 @@ class Case(NamedTuple):
     def how(self) -> Selection:
         return SELECTIONS[self.selection]
 
-    def view(self, full: Full) -> Retrieval:
-        """A fresh view."""
-        return Retrieval(full, self.how.policy, self.setting(self.how.refresh))
+    def view(self, walk: Walk) -> Retrieval:
+        """A fresh view of what it walks through."""
+        return Retrieval(walk.full, lambda: self.how.policy(walk), self.setting(self.how.refresh))
 
     def setting(self, refresh: int) -> Setting:
         return Setting(Budget(self.budget), self.chunk, refresh, frozenset(range(self.full_layers)))
@@ -68,7 +75,7 @@ def cases(budgets: Iterable[int], chunks: Iterable[int], layers: Iterable[int], 
 
 def laws(walk: Walk, case: Case) -> tuple[Tensor, Tensor]:
     """Laws of all positions asked for, (N, V): under a view, and exact."""
-    _, guessed, exact = zip(*walk.under(case.view(walk.full), case.how.foresight), strict=True)
+    _, guessed, exact = zip(*walk.under(case.view(walk), case.how.foresight), strict=True)
     return torch.cat(guessed), torch.cat(exact)
 
 

@@ -2,7 +2,7 @@
 
 One prefill serves them all: to start over is to rewind. As in decoding, a lower view scores a span of positions, then
 the exact view verifies it, which replaces what the lower view wrote and shows where the attention went.
-Shape suffixes: N positions, V vocabulary.
+Shape suffixes: N positions, V vocabulary, L layers, G KV heads, U units.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.acceptance.workloads import Span, Workload
+from triforce.bench.acceptance.heavy import attended
+from triforce.bench.acceptance.workloads import Span, Workload
 from triforce.cache import PAGE, Retrieval, Setting
 from triforce.cache.full import TAIL
 from triforce.decoder import Decoder
@@ -67,6 +69,13 @@ class Walk:
         """The text's own tokens at the positions asked for."""
         spans = [self.read.ids_1S[0, span.start : span.stop] for span in self.work.spans if span.asked]
         return torch.from_numpy(np.concatenate(spans)).to(self.models.target.device)
+
+    @cached_property
+    @torch.no_grad()
+    def attended_LGU(self) -> Tensor:
+        """The attention that each unit of the prompt drew from all of its tokens: it is read elsewhere for that."""
+        rows = Rows(self.models, self._rows.setting, [self.work.prompt])
+        return attended(self.models.target, rows.full(), self.read.ids_1S[:, : self.work.prompt - 1])
 
     def under(self, view: Retrieval, foresight: bool = False) -> Iterator[tuple[Span, Tensor, Tensor]]:
         """Each span asked for, with its laws under a fresh view of `full`, and exactly.

@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.acceptance import __main__ as command
-from benchmarks.acceptance.locality import locality
-from benchmarks.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting, laws
-from benchmarks.acceptance.report import markdown, mean, usual
-from benchmarks.acceptance.walk import Walk
-from benchmarks.acceptance.workloads import CUE, NAMES, Size, Workload, copy, needle, plain
 from tests.laws.tiny import MODELS, V
+from triforce.bench.acceptance.locality import locality
+from triforce.bench.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting, laws
+from triforce.bench.acceptance.report import markdown, mean, usual
+from triforce.bench.acceptance.sweeps import Plan
+from triforce.bench.acceptance.walk import Walk
+from triforce.bench.acceptance.workloads import CUE, NAMES, Size, Workload, copy, needle, plain
+from triforce.bench.journal import dumps
 from triforce.errors import RequestError
 from triforce.request import SamplingParams
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PARAMS = SamplingParams(temperature=0.6, top_p=0.9)
 SIZE = Size(context=300, positions=70, width=7)
 USUAL = Case("observed", budget=64, chunk=16, full_layers=0)
@@ -127,18 +128,23 @@ def report() -> dict:
     """A small one, measured here."""
     works = [Workload(name, "a text", text(1, 370), plain(name, "", text(1), SIZE).spans) for name in ("prose", "copy")]
     walks = [Walk(MODELS, work, PARAMS, chunk=8) for work in works]
-    about = command.about(command.parse(["--context", "300"]), USUAL)
-    return about | {
-        "acceptance": [acceptance(w, case) for w in walks for case in cases([32, 64], [8], [1], USUAL)],
-        "draft": [row for w in walks for row in drafting(w, USUAL)],
-        "locality": locality(walks[0], USUAL),
-        "seconds": 1.0,
-    }
+    about = {"machine": "this", "command": "triforce bench acceptance", "model": "random"}
+    plan = Plan(context=300, positions=70, budget=64)
+    return (
+        about
+        | plan.about()
+        | {
+            "acceptance": [acceptance(w, case) for w in walks for case in cases([32, 64], [8], [1], USUAL)],
+            "draft": [row for w in walks for row in drafting(w, USUAL)],
+            "locality": locality(walks[0], USUAL),
+            "seconds": 1.0,
+        }
+    )
 
 
 def test_the_page_shows_what_was_measured() -> None:
     made = report()
-    assert json.loads(command.dumps(made)) == made
+    assert json.loads(dumps(made)) == made
     page = markdown(made)
     row = acceptance(walk(1), USUAL)
     assert usual(made) == USUAL
@@ -149,7 +155,7 @@ def test_the_page_shows_what_was_measured() -> None:
 
 def test_pictures_are_small(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from benchmarks.acceptance.pictures import draw
+    from triforce.bench.acceptance.pictures import draw
 
     draw(report(), tmp_path)
     assert len(list(tmp_path.iterdir())) == 4

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.acceptance.measure import Case, Row, about
-from benchmarks.acceptance.walk import Walk
+from triforce.bench.acceptance.measure import Case, Row, about
+from triforce.bench.acceptance.walk import Walk
 from triforce.cache import PAGE, Full, Retrieval
 from triforce.cache.select import Policy
 
@@ -50,7 +50,7 @@ def locality(walk: Walk, usual: Case) -> list[Row]:
 
 def _follow(walk: Walk, usual: Case, refresh: int) -> list[tuple[int, Tensor, Tensor]]:
     """At each verification: tokens since the prompt, chunks picked (L, G, C), share of the attention in sight (L)."""
-    recorder = Recorder(usual.how.policy())
+    recorder = Recorder(usual.how.policy(walk))
     view = Retrieval(walk.full, lambda: recorder, usual.setting(refresh))
     chunks, steps = ceil(len(walk.work.ids) / usual.chunk), []
     for span, *_ in walk.under(view):

@@ -1,11 +1,12 @@
-"""A report of measured rows as a page of tables: docs/acceptance.md is this and nothing else."""
+"""A report of measured rows as tables, and as a page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.acceptance.measure import SELECTIONS, Case, Row
+from triforce.bench.acceptance.measure import SELECTIONS, Case, Row
+from triforce.evaluate import Table
 
 Report = dict[str, Any]
 
@@ -40,18 +41,28 @@ def swept(report: Report, selection: str, what: str) -> dict[int, list[Row]]:
     return {value: [row for row in rows if row[what] == value] for value in sorted({row[what] for row in rows})}
 
 
+def tables(report: Report) -> list[Table]:
+    """All of them, for a terminal."""
+    return [
+        workload_table(report),
+        *(sweep_table(report, what) for what in SWEPT),
+        draft_table(report),
+        locality_table(report),
+    ]
+
+
 def markdown(report: Report) -> str:
-    """The whole page."""
-    parts = [_head(report), _workloads(report)]
-    parts += [_sweep(report, what, title) for what, title in SWEPT.items()]
-    parts += [_draft(report), _locality(report)]
+    """The whole page: docs/acceptance.md is this and nothing else."""
+    parts = [_head(report), section(workload_table(report))]
+    parts += [section(sweep_table(report, what), f"acceptance_{what}") for what in SWEPT]
+    parts += [section(draft_table(report)), section(locality_table(report), "locality")]
     return "\n\n".join(parts) + "\n"
 
 
-def table(head: list[str], lines: Iterable[list[str]]) -> str:
-    """A Markdown table whose first column is text and whose others are numbers."""
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, rule, *lines])
+def section(table: Table, picture: str = "") -> str:
+    """A heading, what the figures mean, perhaps a picture of them, and the table."""
+    drawn = f"![{table.title}](pictures/{picture}.svg)\n\n" if picture else ""
+    return f"## {table.title}\n\n{table.note}\n\n{drawn}{table.grid() if table.rows else 'Nothing was measured.'}"
 
 
 def cell(rows: Iterable[Row]) -> str:
@@ -59,6 +70,11 @@ def cell(rows: Iterable[Row]) -> str:
     rows = list(rows)
     both = [mean(rows, coupling) for coupling in ("rejection", "seeded")]
     return " / ".join("-" if x is None else f"{x:.3f}" for x in both)
+
+
+def selections(report: Report) -> list[str]:
+    """Those that were measured, in their usual order."""
+    return [name for name in SELECTIONS if any(row["selection"] == name for row in report["acceptance"])]
 
 
 def _head(report: Report) -> str:
@@ -81,57 +97,48 @@ def _sources(report: Report) -> str:
     return ", ".join(sorted({f"`{row['source']}`" for row in report["acceptance"]}))
 
 
-def _workloads(report: Report) -> str:
+def workload_table(report: Report) -> Table:
+    """By selection and workload."""
     fixed = usual(report)
     by_name = {name: rows for name in WORKLOADS if (rows := rows_of(report, name, fixed._asdict()))}
     lines = []
-    for selection in SELECTIONS:
+    for selection in selections(report):
         case = fixed._replace(selection=selection)._asdict()
         lines.append([f"`{selection}`", *(cell(rows_of(report, name, case)) for name in by_name)])
     lines.append(["target's first choice is the text", *(f"{mean(rows, 'right'):.3f}" for rows in by_name.values())])
     lines.append(["positions", *(str(sum(row["positions"] for row in rows)) for rows in by_name.values())])
-    return f"""## Where relevance matters
-
-`recent` is what the mode `streaming` sees: sinks and the latest tokens. `oracle` picks by the attention of the very
-pass that verifies, which no decoder can know. `mean_key, once` selects after the prompt only, as the paper's code does.
-`copy` repeats a passage of the first quarter of the context; `needle` asks for numbers given in its first half, and
-only the digits count. Budget {fixed.budget}, chunks of {fixed.chunk}.
-
-{table(["selection", *by_name], lines)}"""
+    note = f"""`recent` is what the mode `streaming` sees: sinks and the latest tokens (StreamingLLM). `h2o` keeps what
+drew the most attention so far, and in the other half of its budget the latest tokens. `oracle` picks by the attention
+of the very pass that verifies, which no decoder can know (Top-K). `mean_key, once` selects after the prompt only, as
+the paper's code does. `copy` repeats a passage of the first quarter of the context; `needle` asks for numbers given in
+its first half, and only the digits count. Budget {fixed.budget}, chunks of {fixed.chunk}."""
+    return Table("Where relevance matters", note, ["selection", *by_name], lines)
 
 
-def _sweep(report: Report, what: str, title: str) -> str:
-    columns = {selection: swept(report, selection, what) for selection in SELECTIONS}
+def sweep_table(report: Report, what: str) -> Table:
+    """By selection and the value of what is varied."""
+    columns = {selection: swept(report, selection, what) for selection in selections(report)}
     values = sorted({value for rows in columns.values() for value in rows})
     lines = [[f"`{name}`", *(cell(rows.get(value, [])) for value in values)] for name, rows in columns.items()]
     others = ", ".join(f"{SWEPT[name]} {getattr(usual(report), name)}" for name in SWEPT if name != what)
-    return f"""## By {title}
-
-On prose; {others}.
-
-![acceptance by {title}](pictures/acceptance_{what}.svg)
-
-{table([title, *map(str, values)], lines)}"""
+    return Table(f"By {SWEPT[what]}", f"On prose; {others}.", [SWEPT[what], *map(str, values)], lines)
 
 
-def _draft(report: Report) -> str:
-    verifiers = list(dict.fromkeys(row["verifier"] for row in report["draft"]))
-    names = [name for name in WORKLOADS if any(row["workload"] == name for row in report["draft"])]
+def draft_table(report: Report) -> Table:
+    """By verifier and workload; no rows without a draft model."""
+    found = report["draft"]
+    verifiers = list(dict.fromkeys(row["verifier"] for row in found))
+    names = [name for name in WORKLOADS if any(row["workload"] == name for row in found)]
     lines = [
-        [
-            verifier,
-            *(cell(r for r in report["draft"] if (r["verifier"], r["workload"]) == (verifier, n)) for n in names),
-        ]
-        for verifier in verifiers
+        [judge, *(cell(r for r in found if (r["verifier"], r["workload"]) == (judge, name)) for name in names)]
+        for judge in verifiers
     ]
-    return f"""## The draft model
-
-What the exact view, and the retrieval view, keep of what the draft model proposes.
-
-{table(["verifier", *names], lines) if lines else "No draft model."}"""
+    note = "What the exact view, and the retrieval view, keep of what the draft model proposes."
+    return Table("The draft model", note, ["verifier", *names], lines)
 
 
-def _locality(report: Report) -> str:
+def locality_table(report: Report) -> Table:
+    """By layer, at the first selection and at the end."""
     curves = ("overlap", "recovered", "recovered_once")
     layers = sorted({row["layer"] for row in report["locality"]})
     lines = []
@@ -142,11 +149,6 @@ def _locality(report: Report) -> str:
     last = max((row["tokens"][-1] for row in report["locality"]), default=0)
     head = ["kept", "attention", "attention, once"]
     columns = ["layer", *(f"{name}, {when}" for when in ("at first", f"after {last}") for name in head)]
-    return f"""## Locality
-
-Of the chunks that `{usual(report).selection}` selected at first, the share still selected; and the share of the
-attention mass that falls on what is in sight, when selected anew at each verification and when selected once. On prose.
-
-![locality](pictures/locality.svg)
-
-{table(columns, lines)}"""
+    note = f"""Of the chunks that `{usual(report).selection}` selected at first, the share still selected; and the share
+of the attention mass that falls on what is in sight, when selected anew at each verification and when selected once."""
+    return Table("Locality", note, columns, lines)

@@ -1,0 +1,114 @@
+"""Makes docs/benchmarks.md, docs/acceptance.md and their pictures of the rows in benchmarks/results.
+
+    python -m benchmarks.page
+
+What has not been measured is said to be missing, with the command that measures it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import pictures
+from benchmarks.paper.__main__ import EXPERIMENTS, absent
+from triforce.bench import lossless, quality
+from triforce.bench.acceptance import pictures as acceptance_pictures
+from triforce.bench.acceptance.report import markdown as acceptance_page
+from triforce.bench.compare import tables as compare
+from triforce.bench.tables import kernel_tables, speed_tables
+from triforce.bench.verdict import verdict
+from triforce.evaluate import Table
+
+ROOT = Path(__file__).parents[1]
+RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
+Report = dict[str, Any]
+
+HEAD = """# Benchmarks
+
+Made by `python -m benchmarks.page` from the rows in `benchmarks/results`, do not edit. Speedups are ratios of one
+process, of turns that took place one after another; their spread is the range of the middle half of the turns. Absolute
+figures are those of one shared machine and good for little else. Losses are listed like gains."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--docs", type=Path, default=DOCS)
+    options = parser.parse_args(arguments)
+    (options.docs / "pictures").mkdir(parents=True, exist_ok=True)
+    reports = {name: read(options.results / f"{name}.json") for name in (*SECTIONS, "acceptance")}
+    (options.docs / "benchmarks.md").write_text(page(reports), encoding="utf-8")
+    if report := reports["acceptance"]:
+        (options.docs / "acceptance.md").write_text(acceptance_page(report), encoding="utf-8")
+        acceptance_pictures.draw(report, options.docs / "pictures")
+    if report := reports["speed"]:
+        pictures.draw(report["rows"], options.docs / "pictures")
+    return 0
+
+
+def read(file: Path) -> Report | None:
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def page(reports: dict[str, Report | None]) -> str:
+    """docs/benchmarks.md."""
+    parts = [HEAD]
+    for name, (title, command, section) in SECTIONS.items():
+        report = reports.get(name)
+        missing = f"Not measured yet: `{command} --json benchmarks/results/{name}.json`."
+        parts.append(f"## {title}\n\n{section(report) if report else missing}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _speed(report: Report) -> str:
+    found, drawn = verdict(report["rows"]), "![speed](pictures/speed.svg)"
+    said = [] if found["lost"] is None else [_judgement(found)]
+    return "\n\n".join([_source(report), *said, drawn, *(_plainly(table) for table in speed_tables(report["rows"]))])
+
+
+def _judgement(found: Report) -> str:
+    best = f", and {found['of_best']:.3f} of the best fixed setting's tokens/s" if found["of_best"] else ""
+    return (
+        f"Mode `auto` has {found['mean']:.2f} times the tokens/s of plain decoding in the mean of {found['cells']} "
+        f"cells{best}. Cells lost (95 % upper bound below 0.97): {', '.join(found['lost']) or 'none'}."
+    )
+
+
+def _tables(tables: Callable[[list[Report]], Iterable[Table]]) -> Callable[[Report], str]:
+    return lambda report: "\n\n".join([_source(report), *(_plainly(table) for table in tables(report["rows"]))])
+
+
+def _paper(report: Report) -> str:
+    parts = ["The paper is Sun et al. 2024, arXiv 2404.11912."]
+    for name, experiment in EXPERIMENTS.items():
+        if found := report.get(name):
+            parts.append(f"{experiment.shown(found['rows']).markdown()}\n\n{_source(found)}")
+    return "\n\n".join([*parts, absent().markdown()])
+
+
+def _source(report: Report) -> str:
+    return f"`{report['command']}`, on {report['machine']}."
+
+
+def _plainly(table: Table) -> str:
+    return table.markdown()
+
+
+SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
+    "speed": ("Speed", "triforce bench speed", _speed),
+    "compare": ("Other engines", "triforce bench compare", _tables(compare.tables)),
+    "lossless": ("The certificate", "triforce bench lossless", _tables(lossless.tables)),
+    "quality": ("What eviction costs", "triforce bench quality", _tables(quality.tables)),
+    "kernels_cpu": ("Kernels", "triforce bench kernels", _tables(kernel_tables)),
+    "paper": ("The paper's tables and figures", "python -m benchmarks.paper", _paper),
+}
+"""By the name of a file of rows: title, the command that makes it, and what is said of it."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""What an experiment is, and what all of them measure with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from triforce import LLM
+from triforce.bench.acceptance.measure import Case, acceptance
+from triforce.bench.acceptance.sweeps import by_unit
+from triforce.bench.acceptance.walk import Walk
+from triforce.bench.acceptance.workloads import Size, Workload, needle, plain
+from triforce.bench.grid import Cell
+from triforce.bench.prompts import Sources, prompts
+from triforce.bench.speed import Plan, cell_rows
+from triforce.bench.together import Prompts, varied
+from triforce.cli.common import Prefill
+from triforce.evaluate import Table
+from triforce.request import SamplingParams
+
+Row = dict[str, Any]
+PAPER_PROMPT = 122_880
+"""Tokens of the paper's prompts: budgets here are the same share of the context, unless said otherwise."""
+
+
+@dataclass
+class Setup:
+    """Models, texts, and how much is measured: prompt tokens, new ones, turns, positions of given texts."""
+
+    llm: LLM
+    sources: Sources
+    context: int = 32_000
+    tokens: int = 256
+    repeats: int = 5
+    positions: int = 259
+    quick: bool = False
+    _kept: Prompts | None = field(default=None, repr=False)
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Prompts are read once, and kept meanwhile."""
+        with TemporaryDirectory() as folder:
+            self._kept = Prompts(self.llm, Path(folder), Prefill)
+            yield
+
+    def share(self, budget: int) -> int:
+        """A budget of the paper as the same share of the context here, in pages of 16."""
+        return max(32, round(budget * self.context / PAPER_PROMPT / 16) * 16)
+
+    def speed(self, cell: Cell, modes: Sequence[str], tokens: int | None = None, **speculation: Any) -> list[Row]:
+        """Rows of modes on one cell, turn by turn with plain decoding; fields of `Speculation` may be others."""
+        assert self._kept is not None, "within `measuring`"
+        plan = Plan(["ar", *modes], tokens=tokens or self.tokens, repeats=self.repeats, seconds=0)
+        length = min(cell.context, self.llm.target.config.context - plan.tokens)
+        texts = prompts(self.sources, cell.workload, length, cell.batch)
+        earlier, prefill = self._kept.of(f"{cell.workload}-{cell.context}-{cell.batch}", texts[0])
+        how = varied(self.llm, **speculation) if speculation else self.llm
+        ends = perf_counter() + 3600
+        return [row for row in cell_rows(how, texts, cell, plan, earlier, prefill, ends) if row["mode"] != "ar"]
+
+    def retrieval(self, **changes: Any) -> Any:
+        """A setting of the retrieval view, but for some fields."""
+        return replace(self.llm.speculation.retrieval, **changes)
+
+    def works(self, names: Sequence[str], context: int | None = None) -> list[Workload]:
+        """Given texts to walk through: `prose`, or `needle`."""
+        size = Size(context or self.context, self.positions, 7)
+        ids, name = self.sources.prose, self.sources.texts[0].name
+        made = {
+            "prose": lambda: plain("prose", name, ids, size),
+            "needle": lambda: needle(name, ids, size, self.sources.encode, self.sources.tokenizer.decode),
+        }
+        return [made[each]() for each in names]
+
+    def accepted(self, cases: list[Case], works: Sequence[str], temperature: float = 0.6) -> list[Row]:
+        """Acceptance of each case on each work."""
+        params, rows = SamplingParams(temperature=temperature, top_p=0.9), list[Row]()
+        for work in self.works(works):
+            for unit, some in by_unit(cases).items():
+                if some:
+                    walk = Walk(self.llm.models, work, params, unit)
+                    rows += [acceptance(walk, case) for case in some]
+        return rows
+
+
+class Experiment(NamedTuple):
+    """A table or figure: its title, what differs here, how to measure it, and how to show it beside the paper's."""
+
+    title: str
+    differs: str
+    measure: Callable[[Setup], list[Row]]
+    table: Callable[[list[Row]], tuple[list[str], list[list[str]]]]
+
+    def shown(self, rows: list[Row]) -> Table:
+        """A header and lines, under the title."""
+        return Table(self.title, self.differs, *self.table(rows))
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure, or a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def speedup(row: Row | None) -> str:
+    """A speedup with its spread."""
+    return "-" if row is None else f"{row['speedup']:.2f} ± {row['spread'] / 2:.2f}"
+
+
+def kept(row: Row) -> float | None:
+    """The share of the tokens proposed to the full tier that it kept."""
+    shares = [share for share in row["acceptance"].values() if share is not None]
+    return shares[-1] if shares else None

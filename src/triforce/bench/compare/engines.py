@@ -1,0 +1,33 @@
+"""Which engines there are, their settings, and what to install for them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Engine(NamedTuple):
+    """A worker, in the order of settings that it is run in; the fastest is its best. `needs`: the extra to install."""
+
+    title: str
+    variants: tuple[str, ...]
+    needs: str | None = None
+    assisted: tuple[str, ...] = ()
+    """Settings that need a draft model."""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return self.variants + self.assisted
+
+
+OURS = "triforce"
+PLAIN = (OURS, "ar")
+"""The engine and its setting that the texts of all others are compared with."""
+
+ENGINES = {
+    OURS: Engine("triforce", ("ar", "retrieval", "auto"), assisted=("triforce",)),
+    "transformers": Engine("transformers", ("bf16", "f32", "bf16 lookup", "f32 lookup"), assisted=("bf16 assisted",)),
+    "openvino": Engine("OpenVINO GenAI", ("default", "u8"), "compare-openvino"),
+    "llamacpp": Engine("llama.cpp", ("no flash attention", "flash attention"), "compare-llamacpp"),
+    "onnx": Engine("ONNX Runtime GenAI", ("fp32",), "compare-onnx"),
+    "vllm": Engine("vLLM, CPU", ("compiled", "eager"), "compare-vllm"),
+}

@@ -1,0 +1,122 @@
+"""Rows of engines on prompts: the same token ids, greedy, the same number of new tokens, prefill apart."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from triforce.bench.compare.engines import ENGINES, PLAIN
+from triforce.bench.quality import alike
+
+Row = dict[str, Any]
+BUSY = 0.85
+"""Of the cores, at least so many must have been busy, 1.7 of 2: else something else was in the way, or idle."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`pythons`: interpreters by engine; `timeout` in seconds for each run; `tries` while too few cores are busy."""
+
+    model: Path
+    draft: Path | None
+    engines: Sequence[str]
+    tokens: int
+    threads: int
+    timeout: float
+    pythons: Mapping[str, str]
+    work: Path
+    tries: int = 3
+
+
+def rows(prompts: Mapping[int, list[int]], plan: Plan) -> Iterator[Row]:
+    """A row for each engine, setting and prompt (by its context); one for an engine that is not there."""
+    with _package() as path:
+        for context, ids in prompts.items():
+            plain = None
+            for engine in plan.engines:
+                for variant in ENGINES[engine].all if plan.draft else ENGINES[engine].variants:
+                    row = _row(engine, variant, ids, plan, path)
+                    plain = row.get("ids") if (engine, variant) == PLAIN else plain
+                    made = row.pop("ids", None)
+                    as_plain = alike(made, plain) if made and plain else None
+                    yield {"engine": engine, "variant": variant, "context": context, **row, "as_plain": as_plain}
+                    if "missing" in row:
+                        break
+
+
+def _row(engine: str, variant: str, ids: list[int], plan: Plan, path: str) -> Row:
+    """The busiest of a few tries, or the first that is busy enough."""
+    tried: list[Row] = []
+    for _ in range(plan.tries):
+        found = _run(engine, variant, ids, plan, path)
+        if "busy_cores" not in found:
+            return found
+        tried.append(found)
+        if found["accepted"]:
+            break
+    return max(tried, key=lambda row: float(row["busy_cores"])) | {"tries": len(tried)}
+
+
+def _run(engine: str, variant: str, ids: list[int], plan: Plan, path: str) -> Row:
+    task: Row = {
+        "model": str(plan.model),
+        "draft": str(plan.draft) if plan.draft else None,
+        "ids": ids,
+        "variant": variant,
+    }
+    task |= {"tokens": plan.tokens, "threads": plan.threads, "work": str(plan.work)}
+    python = plan.pythons.get(engine, sys.executable)
+    environment = os.environ | {"OMP_NUM_THREADS": str(plan.threads)}
+    if python != sys.executable:
+        environment["PYTHONPATH"] = path
+    command = [python, "-m", f"triforce.bench.compare.with_{engine}"]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(task), capture_output=True, text=True, timeout=plan.timeout, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"no end after {plan.timeout:.0f} s"}
+    except OSError as error:
+        return {"failed": f"{python} cannot be run ({error.strerror})"}
+    if done.returncode:
+        return _trouble(engine, done.stderr)
+    return _speeds(json.loads(done.stdout.splitlines()[-1]), len(ids), plan.threads)
+
+
+def _speeds(result: Row, context: int, threads: int) -> Row:
+    decoded, seconds = result["decoded"], result["seconds"]
+    return {
+        "tokens": decoded,
+        "seconds": seconds,
+        "tokens_per_second": decoded / seconds if seconds else 0.0,
+        "prefill_seconds": result["prefill_seconds"],
+        "prefill_tokens_per_second": context / result["prefill_seconds"],
+        "busy_cores": result["busy_cores"],
+        "accepted": result["busy_cores"] >= BUSY * threads,
+        "version": result["version"],
+        "ids": result["ids"],
+    }
+
+
+def _trouble(engine: str, stderr: str) -> Row:
+    last = next((line for line in reversed(stderr.splitlines()) if line.strip()), "no message")
+    needs = ENGINES[engine].needs
+    if needs and ("ModuleNotFoundError" in last or "ImportError" in last):
+        return {"missing": f"pip install 'triforce[{needs}]' (here, or where --python {engine}=... points); {last}"}
+    return {"failed": last[:300]}
+
+
+@contextmanager
+def _package() -> Iterator[str]:
+    """A folder with this package and nothing else: other interpreters must not find this one's packages."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "triforce").symlink_to(Path(__file__).parents[2], target_is_directory=True)
+        yield folder

@@ -1,0 +1,96 @@
+"""The cells that speed is measured in: a context, a batch, a temperature and a workload.
+
+All of them would take half a day, so a few are picked that have every value, and every pair that is likely to matter:
+a covering design, made greedily and always the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from triforce.errors import RequestError
+
+CONTEXTS = tuple(512 << n for n in range(9))
+TEMPERATURES = (0.0, 0.6, 1.0, 1.2)
+BATCHES = (1, 4, 8)
+WORKLOADS = ("books", "code", "needle", "copy", "summary", "many-shot")
+ALONE = 1 << 17
+"""From this context on texts are read one at a time: eight would need the memory of eight."""
+
+MOST = 48
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Cell:
+    """What is measured at a time; `context` and `batch` in tokens and rows."""
+
+    context: int
+    batch: int
+    temperature: float
+    workload: str
+
+    def __str__(self) -> str:
+        size = f"{self.context // 1024}k" if self.context % 1024 == 0 else str(self.context)
+        return f"{size}-b{self.batch}-t{self.temperature:g}-{self.workload}"
+
+
+Pair = Callable[[Cell], tuple[Any, ...]]
+
+REQUIRED: tuple[Pair, ...] = (
+    lambda cell: ("context, batch", cell.context, cell.batch),
+    lambda cell: ("temperature, workload", cell.temperature, cell.workload),
+)
+WELCOME: tuple[Pair, ...] = (
+    lambda cell: ("context, temperature", cell.context, cell.temperature),
+    lambda cell: ("batch, workload", cell.batch, cell.workload),
+    lambda cell: ("batch, temperature", cell.batch, cell.temperature),
+    lambda cell: ("context, workload", cell.context, cell.workload),
+)
+
+
+def grid(
+    contexts: Iterable[int] = CONTEXTS,
+    batches: Iterable[int] = BATCHES,
+    temperatures: Iterable[float] = TEMPERATURES,
+    workloads: Iterable[str] = WORKLOADS,
+) -> list[Cell]:
+    """Every cell of these values, but for those of many texts of `ALONE` tokens."""
+    cells = (Cell(*values) for values in product(contexts, batches, temperatures, workloads))
+    return [cell for cell in cells if cell.batch == 1 or cell.context < ALONE]
+
+
+def covering(cells: list[Cell], most: int = MOST) -> list[Cell]:
+    """At most so many of the cells, with every required pair that occurs in them, and then as many others as fit.
+
+    Raises ValueError where they are too few for the required ones.
+    """
+    required, welcome = ({pair(cell) for cell in cells for pair in pairs} for pairs in (REQUIRED, WELCOME))
+    picked: list[Cell] = []
+    while (required or welcome) and len(picked) < most:
+        best = max(cells, key=lambda cell: (_new(cell, REQUIRED, required), _new(cell, WELCOME, welcome), _cheap(cell)))
+        picked.append(best)
+        required -= {pair(best) for pair in REQUIRED}
+        welcome -= {pair(best) for pair in WELCOME}
+    if required:
+        raise ValueError(f"{most} cells cannot cover {len(required)} more pairs")
+    return sorted(picked)
+
+
+def _new(cell: Cell, pairs: tuple[Pair, ...], open_pairs: set[tuple[Any, ...]]) -> int:
+    return sum(pair(cell) in open_pairs for pair in pairs)
+
+
+def _cheap(cell: Cell) -> int:
+    """Among equals the one that reads less."""
+    return -cell.context * cell.batch
+
+
+def named(names: Iterable[str]) -> list[Cell]:
+    """Cells by their names. Raises RequestError for one that there is not."""
+    known = {str(cell): cell for cell in grid()}
+    if unknown := [name for name in names if name not in known]:
+        raise RequestError(f"cell {unknown[0]!r} is not known; cells are called as {covering(grid())[0]} is")
+    return [known[name] for name in names]

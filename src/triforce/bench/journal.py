@@ -1,0 +1,61 @@
+"""A file of rows that grows cell by cell, so that a measurement that was cut off can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from triforce.errors import RequestError
+
+Row = dict[str, Any]
+
+
+def dumps(report: dict[str, Any]) -> str:
+    """JSON with a line for each row."""
+    lines = []
+    for name, value in report.items():
+        rows = ",\n  ".join(map(json.dumps, value)) if isinstance(value, list) else ""
+        lines.append(f" {json.dumps(name)}: " + (f"[\n  {rows}\n ]" if rows else json.dumps(value)))
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+class Journal:
+    """`about` is what the rows have in common; `asked` are those parts of it that must be as before to go on.
+
+    Raises RequestError where the file has rows of something else, or is none of ours.
+    """
+
+    def __init__(self, file: str | Path | None, about: dict[str, Any], asked: Sequence[str]) -> None:
+        self.path, self.about = Path(file) if file else None, about
+        self.rows: list[Row] = []
+        if self.path and self.path.exists():
+            self.rows = self._earlier(self.path, asked)
+
+    def _earlier(self, path: Path, asked: Sequence[str]) -> list[Row]:
+        try:
+            report = json.loads(path.read_text(encoding="utf-8"))
+            rows, before = report["rows"], [report.get(name) for name in asked]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RequestError(f"{path} is not a file of results ({error}); name another one") from error
+        now = json.loads(json.dumps([self.about[name] for name in asked]))
+        if changed := [name for name, a, b in zip(asked, before, now, strict=True) if a != b]:
+            raise RequestError(
+                f"{path} was measured otherwise ({', '.join(changed)}); name another file, or remove it to begin again"
+            )
+        return list(rows)
+
+    @property
+    def cells(self) -> set[str]:
+        """Those that are there already."""
+        return {row["cell"] for row in self.rows}
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Keep the rows of a cell; the file is whole at any time."""
+        self.rows += rows
+        if self.path:
+            partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
+            partial.write_text(dumps(self.about | {"rows": self.rows}), encoding="utf-8")
+            os.replace(partial, self.path)

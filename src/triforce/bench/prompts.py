@@ -1,0 +1,123 @@
+"""Prompts of each workload, made of texts: prose, and code.
+
+The rows of a batch have the same document and another end each, so that one saved prompt serves them all, and yet each
+text goes its own way, at temperature 0 too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from triforce.bench.acceptance.workloads import CUE, NAMES, digits_at, numbers
+from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.errors import RequestError
+from triforce.evaluate import Text
+
+END = 32
+"""Tokens at the end of a prompt of plain text that come from another place of it."""
+
+NEEDLES = 8
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What prompts are made of. Raises RequestError where there is none of a kind, or too little."""
+
+    tokenizer: Tokenizer
+    texts: Sequence[Text]
+
+    @cached_property
+    def prose(self) -> list[int]:
+        return self._of("prose")
+
+    @cached_property
+    def code(self) -> list[int]:
+        return self._of("code")
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special=False)
+
+    def _of(self, kind: str) -> list[int]:
+        return [i for text in self.texts if text.kind == kind for i in text.ids_N.tolist()]
+
+
+def prompts(sources: Sources, workload: str, length: int, rows: int) -> list[list[int]]:
+    """`rows` prompts of `length` tokens each, which differ in their last tokens only. Raises RequestError."""
+    body, ends = MAKERS[workload](sources, length, rows)
+    made = [_cut(workload, body, length - len(end)) + end for end in ends]
+    return made
+
+
+def _books(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
+    return _plain(sources.prose, length, rows)
+
+
+def _code(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
+    return _plain(sources.code, length, rows)
+
+
+def _plain(ids: list[int], length: int, rows: int) -> tuple[list[int], list[list[int]]]:
+    """The text as it stands, and then a few tokens of it from elsewhere; the first row's go on where it was."""
+    starts = [(length - END) // (row + 1) for row in range(rows)]
+    return ids, [ids[start : start + END] for start in starts]
+
+
+def _needle(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
+    """Numbers are told along the way, and each row asks for one of them."""
+    facts = list(zip(NAMES, numbers(), strict=True))[:NEEDLES]
+    told = [sources.encode(f"\nThe secret number of {name} is {number}.\n") for name, number in facts]
+    gap = max(1, (length - sum(map(len, told)) - END) // len(told))
+    body: list[int] = []
+    for n, sentence in enumerate(told):
+        body += sources.prose[n * gap : (n + 1) * gap] + sentence
+    ends = [told[row % NEEDLES][: digits_at(told[row % NEEDLES], sources.tokenizer.decode)] for row in range(rows)]
+    return body + sources.prose[len(told) * gap :], ends
+
+
+def _copy(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
+    """A passage of the first half comes again: as when a text is edited, most of what follows has been there."""
+    starts = [copied_from(length, rows, row) for row in range(rows)]
+    return sources.prose, [sources.prose[start : start + CUE] for start in starts]
+
+
+def copied_from(length: int, rows: int, row: int) -> int:
+    """Where in the text the passage of a row of workload `copy` comes from."""
+    return length // 8 + row * (length // 4 // rows)
+
+
+def _summary(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
+    """The end asks what it was all about. No instruction is followed by a small model, but the shape is the same."""
+    ends = [sources.encode(f"\n\nSUMMARY OF PART {row + 1}\n\nIn short, this is what happened:") for row in range(rows)]
+    return sources.prose, ends
+
+
+def _many_shot(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
+    """Sentences of the text, each with the same few questions and their answers; the last ones are left open."""
+    text = sources.tokenizer.decode(sources.prose[: 2 * length + 8192])
+    sentences = [s for found in re.split(r"(?<=[.!?])\s+", text) if len((s := " ".join(found.split())).split()) >= 4]
+    asked, shots = sentences[:rows], [_shot(sentence) for sentence in sentences[rows:]]
+    return sources.encode("".join(shots)), [sources.encode(f"Sentence: {sentence}\nFirst:") for sentence in asked]
+
+
+def _shot(sentence: str) -> str:
+    words = sentence.split()
+    return f"Sentence: {sentence}\nFirst: {words[0]}\nLast: {words[-1]}\nWords: {len(words)}\n\n"
+
+
+Maker = Callable[[Sources, int, int], tuple[list[int], list[list[int]]]]
+
+MAKERS: dict[str, Maker] = {
+    "books": _books, "code": _code, "needle": _needle, "copy": _copy, "summary": _summary, "many-shot": _many_shot,
+}  # fmt: skip
+
+
+def _cut(workload: str, ids: list[int], length: int) -> list[int]:
+    if not 0 < length <= len(ids):
+        raise RequestError(
+            f"the texts have {len(ids):,} tokens for workload {workload}, {length:,} are needed; "
+            "give --texts a folder with more or longer ones (code: .py and the like), or smaller --contexts"
+        )
+    return ids[:length]

@@ -1,0 +1,84 @@
+"""Rows of `speed` and `kernels` as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from triforce.bench.verdict import PLAIN
+from triforce.evaluate import Table
+from triforce.evaluate.report import percent, tokens
+
+Row = dict[str, Any]
+
+
+AXES = ("context", "batch", "temperature", "workload")
+
+
+def label(axis: str, value: Any) -> str:
+    """A value of an axis, for people."""
+    return tokens(value) if axis == "context" else str(value)
+
+
+def means(rows: Sequence[Row], mode: str, axis: str) -> dict[Any, float]:
+    """The mean speedup of a mode by the values of an axis."""
+    found: dict[Any, list[float]] = {}
+    for row in rows:
+        if row["mode"] == mode:
+            found.setdefault(row[axis], []).append(row["speedup"])
+    order = list(found) if axis == "workload" else sorted(found)
+    return {value: fmean(found[value]) for value in order}
+
+
+def speed_tables(rows: Sequence[Row]) -> list[Table]:
+    """Mean speedups along each axis, and every cell with what plain decoding did there."""
+    modes = [mode for mode in dict.fromkeys(row["mode"] for row in rows) if mode != PLAIN]
+    return [*(_along(rows, modes, axis) for axis in AXES), _cells(rows, modes)]
+
+
+def _along(rows: Sequence[Row], modes: Sequence[str], axis: str) -> Table:
+    found = {mode: means(rows, mode, axis) for mode in modes}
+    lines = []
+    for value in next(iter(found.values()), {}):
+        cells = {row["cell"] for row in rows if row[axis] == value}
+        each = [f"{mean[value]:.2f}" if value in mean else "-" for mean in found.values()]
+        lines.append([label(axis, value), str(len(cells)), *each])
+    return Table(f"Speedup by {axis}", "Means over the cells.", [axis, "cells", *modes], lines)
+
+
+def _cells(rows: Sequence[Row], modes: Sequence[str]) -> Table:
+    cells: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        cells.setdefault(row["cell"], {})[row["mode"]] = row
+    lines = []
+    for name, found in cells.items():
+        any_row = next(iter(found.values()))
+        plain = (
+            found[PLAIN]["tokens_per_second"] if PLAIN in found else any_row["tokens_per_second"] / any_row["speedup"]
+        )
+        prefill = any_row["prefill_tokens_per_second"]
+        each = [_speedup(found.get(mode)) for mode in modes]
+        lines.append([str(name), f"{prefill:,.0f}" if prefill else "-", f"{plain:,.1f}", *each])
+    note = (
+        "Prefill and plain decoding in tokens/s (of all texts of a batch together), then the speedup of each mode with "
+        "half its spread."
+    )
+    return Table("Every cell", note, ["cell", "prefill", "plain", *modes], lines)
+
+
+def _speedup(row: Row | None) -> str:
+    return "-" if row is None else f"{row['speedup']:.2f} ± {row['spread'] / 2:.2f}"
+
+
+def kernel_tables(rows: Sequence[Row]) -> list[Table]:
+    """Of each kernel its time, its bytes a second, and what share of the memory's that is."""
+    lines = []
+    for row in rows:
+        where = [f"{name} {row[name]:,}" for name in ("context", "width", "vocabulary", "temperature") if name in row]
+        name = ", ".join([row["kernel"], *([row["shape"]] if "shape" in row else []), *where])
+        took = f"{row['seconds'] * 1e6:,.0f}" if "seconds" in row else "-"
+        speed = f"{row['gb_per_second']:.1f}" if "gb_per_second" in row else "-"
+        lines.append([name, took, speed, percent(row.get("fraction")) or "-"])
+    note = "Bytes are those that must be read: weights, and keys and values in sight."
+    return [Table("Against the memory", note, ["kernel", "microseconds", "GB/s", "of the memory's"], lines)]

@@ -1,0 +1,73 @@
+"""Several texts made together, from prompts whose KV was saved; and the saved prompts themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from triforce import kernels
+from triforce.cache.saved import Maker, SavedCache
+from triforce.group import OnPrefill
+from triforce.llm import LLM
+from triforce.request import RequestOutput, SamplingParams
+from triforce.texts import Request
+
+
+def together(
+    llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, mode: str, earlier: SavedCache | None = None
+) -> RequestOutput:
+    """The texts of all prompts, one row each, as the choices of one output: its seconds are those of all together.
+
+    All rows are read before the first token is drawn, and row n draws by the seed of `params` and n.
+    """
+    requests = [
+        llm.request(prompt, replace(params, seed=(params.seed or 0) + n), mode) for n, prompt in enumerate(prompts)
+    ]
+    whole = Request(prompts[0], [request.completions[0] for request in requests], mode, llm.coupling)
+    texts = llm.open(len(prompts), sum(len(prompt) + params.max_tokens for prompt in prompts))
+    try:
+        texts.submit([whole], earlier=earlier)
+        while texts.busy:
+            for _, event in texts.step():
+                if isinstance(event, Exception):
+                    raise event
+                if isinstance(event, RequestOutput):
+                    return event
+    finally:
+        texts.close()
+    raise AssertionError("a request ends with its output")
+
+
+def varied(llm: LLM, coupling: str | None = None, **speculation: Any) -> LLM:
+    """The same models under another coupling, or another way to speculate (fields of `Speculation`)."""
+    other = copy(llm)
+    other.coupling = coupling or llm.coupling
+    other.speculation = replace(llm.speculation, **speculation)
+    return other
+
+
+class Prompts:
+    """KV of prompts, in files of a folder: read once, and loaded by whoever begins alike."""
+
+    def __init__(self, llm: LLM, folder: Path, on_prefill: Callable[[], OnPrefill]) -> None:
+        self.llm, self.folder, self.on_prefill = llm, folder, on_prefill
+
+    def of(self, name: str, prompt: list[int]) -> tuple[SavedCache, float]:
+        """The saved KV of a prompt, and at how many tokens a second it was read."""
+        kv, about = self.folder / f"{name}.kv", self.folder / f"{name}.json"
+        if not (kv.exists() and about.exists()):
+            short = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+            (first,) = self.llm.generate([prompt], short, mode="ar", save_cache=kv, on_prefill=self.on_prefill())
+            about.write_text(json.dumps((len(prompt) - 1) / first.prefill_seconds), encoding="utf-8")
+        pool = self.llm.open(1, 1).engine.store.pool
+        maker = Maker(self.llm.target.fingerprint, kernels.identity(self.llm.models.target.model, pool.memory))
+        return SavedCache(kv, maker), float(json.loads(about.read_text(encoding="utf-8")))
+
+    def drop(self, name: str) -> None:
+        """It is not needed any more."""
+        for suffix in ("kv", "json"):
+            (self.folder / f"{name}.{suffix}").unlink(missing_ok=True)

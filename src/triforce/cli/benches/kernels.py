@@ -1,0 +1,37 @@
+"""`triforce bench kernels`: each kernel against the bandwidth of the memory."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from typing import Any
+
+from triforce.cli.benches.common import about, machine, write
+from triforce.errors import RequestError
+
+Row = dict[str, Any]
+
+
+def run(options: Namespace) -> int:
+    """Prints a line for each row as it is measured, and last of all a line of JSON."""
+    from triforce.bench import kernels, shapes
+    from triforce.prompts import known
+
+    if min(options.contexts) < 2:
+        raise RequestError(f"--contexts {min(options.contexts)}: give at least 2 tokens")
+    rows = []
+    for row in kernels.rows(options.contexts, [known("shape", name, shapes.SHAPES) for name in options.shapes]):
+        rows.append(row)
+        print(_line(row), flush=True)
+    print(json.dumps({"machine": machine(), "rows": rows}))
+    write(options.json, about() | {"rows": rows})
+    return 0
+
+
+def _line(row: Row) -> str:
+    name = " ".join(str(row[key]) for key in ("kernel", "shape") if key in row)
+    where = " ".join(f"{key} {row[key]:,}" for key in ("context", "width", "vocabulary", "temperature") if key in row)
+    took = f"{row['seconds'] * 1e6:>10,.1f} us" if "seconds" in row else ""
+    speed = f"{row['gb_per_second']:>7.1f} GB/s, {row['fraction']:.0%}" if "gb_per_second" in row else ""
+    flops = f", {row['gflop_per_second']:.0f} GFLOP/s" if "gflop_per_second" in row else ""
+    return f"{name:<28} {where:<34} {took} {speed}{flops}"

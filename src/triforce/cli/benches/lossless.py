@@ -1,0 +1,63 @@
+"""`triforce bench lossless`: the certificate. Exit code 1 if anything differs."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from triforce.cli.benches.common import about, load, modes, show, sources, write
+from triforce.cli.common import Prefill
+from triforce.errors import RequestError
+
+if TYPE_CHECKING:
+    from triforce.bench.lossless import Plan
+    from triforce.llm import LLM
+
+
+def run(options: Namespace) -> int:
+    """Prints what was compared, and last of all a line of JSON."""
+    from triforce.bench.lossless import certificate, rows, tables
+
+    _require_sense(options)
+    found: list[dict[str, Any]] = []
+    for lower in options.lower_tiers:
+        llm = load(Namespace(**vars(options) | {"lower_tiers": lower}))
+        plan = _plan(llm, options)
+        texts = sources(llm, options.texts)
+        for row in tqdm(rows(llm, texts, plan, Prefill), desc=f"lossless, {lower}", disable=None, leave=False):
+            found.append(row | {"lower_tiers": lower})
+    made = certificate(found)
+    show(tables(found))
+    for row in made["where"]:
+        print(f"DIFFERS: {json.dumps(row)}")
+    result = about() | made
+    write(options.json, result | {"rows": found})
+    print(json.dumps(result))
+    return 0 if made["lossless"] else 1
+
+
+def _plan(llm: LLM, options: Namespace) -> Plan:
+    from triforce.bench.lossless import PLAIN, Plan
+    from triforce.ladder import MODES
+
+    names = modes(llm, options.modes, [mode for mode in MODES if mode != PLAIN])
+    axes = ("contexts", "temperatures", "batches", "workloads", "couplings", "tokens")
+    return Plan(modes=names, **{name: getattr(options, name) for name in axes})
+
+
+def _require_sense(options: Namespace) -> None:
+    """Raises RequestError for what cannot be compared, before a model is loaded."""
+    from triforce.batch import COUPLINGS
+    from triforce.bench.grid import WORKLOADS
+    from triforce.ladder import LOWER_TIERS
+    from triforce.prompts import known
+
+    lists = {"couplings": ("coupling", COUPLINGS), "workloads": ("workload", WORKLOADS)}
+    for name, (kind, allowed) in (lists | {"lower_tiers": ("lower_tiers", LOWER_TIERS)}).items():
+        for value in getattr(options, name):
+            known(kind, value, allowed)
+    if min(options.tokens, *options.batches) < 1 or min(options.contexts) < 2:
+        raise RequestError("--tokens and --batches must be at least 1, --contexts at least 2")

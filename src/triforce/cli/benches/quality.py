@@ -1,0 +1,23 @@
+"""`triforce bench quality`: what eviction costs."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from tqdm import tqdm
+
+from triforce.cli.benches.common import about, load, show, sources, write
+from triforce.cli.common import Prefill
+
+
+def run(options: Namespace) -> int:
+    """Prints a table at the end."""
+    from triforce.bench.quality import Plan, rows, tables
+
+    plan = Plan(options.contexts, options.budgets, options.questions, options.tokens)
+    llm = load(options)
+    made = rows(llm, sources(llm, options.texts), plan, Prefill)
+    found = list(tqdm(made, desc="quality", disable=None, leave=False))
+    write(options.json, about() | {"model": options.model or "the shipped pair", "rows": found})
+    show(tables(found))
+    return 0

@@ -1,0 +1,161 @@
+"""`triforce bench speed`: modes against plain decoding, cell by cell."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triforce.cli.benches.common import about, load, modes, show, sources, write
+from triforce.cli.common import Prefill
+from triforce.errors import RequestError
+
+if TYPE_CHECKING:
+    from triforce.bench.grid import Cell
+    from triforce.llm import LLM
+
+Row = dict[str, Any]
+ASKED = (
+    "model", "draft", "texts", "tokens", "top_p", "modes", "coupling", "lower_tiers", "budget", "gammas", "full_layers"
+)  # fmt: skip
+"""What has to be the same for a file of rows to go on."""
+
+MODES = ("ar", "retrieval", "triforce", "hybrid", "auto")
+"""Usually: plain decoding, the fixed settings that may be best, and the one that chooses."""
+
+USUAL: dict[str, list[Any]] = {
+    "contexts": [4096, 16_384],
+    "batches": [1],
+    "temperatures": [0.0, 0.6],
+    "workloads": ["books"],
+}
+"""Of the axes that are not given, where another one is."""
+
+HEAD = (
+    f"{'mode':<10} {'context':>8} {'batch':>5} {'T':>4} {'workload':<9} prefill/s  tokens/s  speedup  spread  "
+    "full/token  acceptance"
+)
+
+
+def run(options: Namespace) -> int:
+    """Prints a line for each row as it is measured, then what was lost, and last of all a line of JSON."""
+    _require_sense(options)
+    if options.synthetic:
+        return _synthetic(options)
+    cells, llm = _cells(options), load(options)
+    if beyond := [cell for cell in cells if cell.context > llm.target.config.context]:
+        cells = [cell for cell in cells if cell not in beyond]
+        print(f"{len(beyond)} cells are left out: the model has {llm.target.config.context:,} positions")
+    if not cells:
+        raise RequestError("no cell is left to measure; give smaller --contexts")
+    return _report(_measure(llm, cells, modes(llm, options.modes, MODES), options))
+
+
+def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) -> list[Row]:
+    from triforce.bench import speed
+    from triforce.bench.journal import Journal
+    from triforce.bench.together import Prompts
+
+    settings = {name: getattr(options, name) for name in ASKED if hasattr(options, name)}
+    settings |= {"model": llm.target.path.name, "modes": names, "gammas": [options.gamma_1, options.gamma_2]}
+    journal = Journal(options.json, about() | settings, ASKED)
+    left = [cell for cell in cells if str(cell) not in journal.cells]
+    print(HEAD)
+    for row in journal.rows:
+        print(line(row))
+    plan = speed.Plan(names, options.top_p, options.tokens, options.repeats, options.minutes * 60)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(options.caches or temporary)
+        _require_folder(folder)
+        kept = Prompts(llm, folder, Prefill)
+        texts = sources(llm, options.texts)
+        for rows in speed.rows(llm, texts, left, plan, kept, keep=bool(options.caches)):
+            journal.add(rows)
+            for row in rows:
+                print(line(row), flush=True)
+    return journal.rows
+
+
+def _report(rows: list[Row]) -> int:
+    from triforce.bench.tables import speed_tables
+    from triforce.bench.verdict import verdict
+
+    found = verdict(rows)
+    show(speed_tables(rows))
+    if found["lost"] is not None:
+        of_best = found["of_best"]
+        best = f"; {of_best:.3f} of the best fixed setting's tokens/s" if of_best is not None else ""
+        print(f"auto: {found['mean']:.2f} times plain decoding in the mean of {found['cells']} cells{best}")
+        print(f"cells lost: {', '.join(found['lost']) or 'none'}")
+    print(json.dumps(found))
+    return 0
+
+
+def _cells(options: Namespace) -> list[Cell]:
+    from triforce.bench.grid import WORKLOADS, covering, grid, named
+    from triforce.prompts import known
+
+    given = {name: values for name in USUAL if (values := getattr(options, name)) is not None}
+    if bool(given) + bool(options.cells) + options.full > 1:
+        raise RequestError("--cells, --full and the lists of values exclude one another; give one of them")
+    if options.full:
+        return grid()
+    if options.cells and options.cells != ["paper"]:
+        return named(options.cells)
+    for workload in given.get("workloads", []):
+        known("workload", workload, WORKLOADS)
+    return grid(**(USUAL | given)) if given else covering(grid())
+
+
+def _require_sense(options: Namespace) -> None:
+    """Raises RequestError for numbers that nothing can be measured with."""
+    contexts = options.contexts or USUAL["contexts"]
+    if min(contexts) < 2:
+        raise RequestError(f"--contexts {min(contexts)}: give prompts of at least 2 tokens")
+    if min(options.repeats, options.tokens, *(options.batches or [1])) < 1 or options.minutes <= 0:
+        raise RequestError("--repeats, --tokens and --batches must be at least 1, and --minutes above 0")
+    if options.synthetic:
+        if len(options.synthetic) != 2 or not all(0 <= rate <= 1 for rate in options.synthetic):
+            raise RequestError("--synthetic takes two probabilities, OUTER,INNER, such as 0.95,0.6")
+        if min(contexts) < 256 or not options.budget.isdecimal():
+            raise RequestError("--synthetic needs contexts of at least 256 tokens, and a --budget in tokens")
+
+
+def _require_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"--caches {folder} cannot be made ({error.strerror}); name a folder") from error
+
+
+def _synthetic(options: Namespace) -> int:
+    rows = []
+    print(HEAD)
+    for row in _synthetic_rows(options):
+        rows.append(row)
+        print(line(row), flush=True)
+    write(options.json, about() | {"rows": rows})
+    return 0
+
+
+def _synthetic_rows(options: Namespace) -> Iterator[Row]:
+    from triforce.bench import synthetic
+
+    outer, inner = options.synthetic
+    gammas, budget = (options.gamma_1, options.gamma_2), int(options.budget)
+    contexts, repeats = options.contexts or USUAL["contexts"], options.repeats
+    return synthetic.rows(contexts, outer, inner, gammas, budget, options.tokens, repeats, options.lower_tiers)
+
+
+def line(row: Row) -> str:
+    """A row for people."""
+    prefill = row["prefill_tokens_per_second"]
+    shares = " ".join(f"{name} {share:.2f}" for name, share in row["acceptance"].items() if share is not None)
+    return (
+        f"{row['mode']:<10} {row['context']:>8,} {row['batch']:>5} {row['temperature']:>4} {row['workload']:<9} "
+        f"{(prefill and f'{prefill:,.0f}') or '-':>9} {row['tokens_per_second']:>9.1f} {row['speedup']:>8.2f} "
+        f"{row['spread']:>7.2f} {row['full_passes'] / row['tokens']:>11.2f}  {shares}"
+    )

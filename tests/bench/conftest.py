@@ -1,0 +1,62 @@
+"""A tiny pair with a tokenizer, texts to make prompts of, and the command on both."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+torch.set_num_threads(1)
+
+POSITIONS = 2048
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a target and of a draft."""
+    from tiny_checkpoint import tiny_pair
+
+    return tiny_pair(tmp_path_factory.mktemp("pair"), POSITIONS)
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a book and some code."""
+    folder, dice = tmp_path_factory.mktemp("texts"), random.Random(1)
+    words = ["cat", "hat", "mat", "sat", "on", "the", "naive", "and", "then", "saw", "a", "small", "dog", "run"]
+    sentences = [" ".join(dice.choices(words, k=dice.randint(5, 11))).capitalize() + "." for _ in range(600)]
+    (folder / "book.txt").write_text(" ".join(sentences), encoding="utf-8")
+    lines = [f"def {dice.choice(words)}_{n}(x):\n    return x + {dice.randint(0, 99)}\n" for n in range(300)]
+    (folder / "project.py").write_text("\n".join(lines), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def llm(pair: Path) -> object:
+    from triforce.llm import LLM
+
+    return LLM(pair / "target", pair / "draft", dtype="float32", budget=64, full_layers="none")
+
+
+@pytest.fixture(scope="session")
+def sources(llm: object, texts: Path) -> object:
+    from triforce.cli.benches.common import sources
+
+    return sources(llm, [str(texts)])
+
+
+@pytest.fixture(scope="session")
+def bench(pair: Path, texts: Path) -> Callable[..., int]:
+    """`triforce bench WHAT ...` on the tiny pair; its exit code."""
+    from triforce.cli import main
+
+    def run(what: str, *options: str) -> int:
+        models = [str(pair / "target"), "--draft", str(pair / "draft"), "--dtype", "float32"]
+        return main(["bench", what, *models, "--texts", str(texts), *options])
+
+    return run

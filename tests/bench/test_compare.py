@@ -1,0 +1,131 @@
+"""`triforce bench compare`: engines that are there, that are not, and rows that do not count."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from triforce.bench.compare import run
+from triforce.bench.compare.engines import ENGINES
+from triforce.bench.compare.tables import summary
+from triforce.bench.compare.worker import Clock
+
+FEW = ["--contexts", "200", "--tokens", "8", "--threads", "1"]
+
+
+def test_ours_and_transformers_on_the_same_ids(
+    bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "compare.json"
+    fewer = {
+        "triforce": ENGINES["triforce"]._replace(variants=("ar",), assisted=()),
+        "transformers": ENGINES["transformers"]._replace(variants=("f32",), assisted=()),
+    }
+    monkeypatch.setattr(run, "ENGINES", ENGINES | fewer)
+    assert bench("compare", *FEW, "--engines", "triforce,transformers", "--json", str(file)) == 0
+    ours, theirs = json.loads(file.read_text())["rows"]
+    for row in (ours, theirs):
+        assert row["tokens"] == 7 and row["tokens_per_second"] == pytest.approx(7 / row["seconds"])
+        assert row["prefill_seconds"] > 0 and row["version"]
+        assert row["accepted"] == (row["busy_cores"] >= run.BUSY)
+    assert (ours["engine"], theirs["engine"]) == ("triforce", "transformers")
+    assert ours["as_plain"] == 1 and 0 <= theirs["as_plain"] <= 1
+    assert "of plain" in capsys.readouterr().out
+
+
+def test_an_engine_that_is_not_there_is_a_row_that_says_what_to_install(
+    bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An interpreter without anything, as -S would have it, stands for a machine without the engine."""
+    bare, file = tmp_path / "python", tmp_path / "compare.json"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    asked = [*FEW, "--engines", "onnx,openvino", "--python", f"all={bare}", "--json", str(file)]
+    assert bench("compare", *asked) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["engine"] for row in rows] == ["onnx", "openvino"]
+    assert "triforce[compare-onnx]" in rows[0]["missing"] and "triforce[compare-openvino]" in rows[1]["missing"]
+    assert "Not compared" in capsys.readouterr().out
+
+
+def test_extras_exist() -> None:
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = set(project["optional-dependencies"])
+    assert {engine.needs for engine in ENGINES.values() if engine.needs} <= extras
+
+
+@pytest.mark.parametrize(("busy", "accepted"), [(1.69, False), (1.71, True)])
+def test_rows_with_idle_cores_are_rejected(busy: float, accepted: bool) -> None:
+    result = {"decoded": 10, "seconds": 2.0, "prefill_seconds": 1.0, "busy_cores": busy, "version": "1", "ids": []}
+    row = run._speeds(result, 100, threads=2)
+    assert row["accepted"] == accepted and row["tokens_per_second"] == 5 and row["prefill_tokens_per_second"] == 100
+
+
+def test_the_summary_takes_the_best_of_each_that_counts() -> None:
+    def row(engine: str, variant: str, speed: float, prefill: float, accepted: bool = True) -> dict[str, Any]:
+        speeds = {"tokens_per_second": speed, "prefill_tokens_per_second": prefill}
+        return {"engine": engine, "variant": variant, "context": 9, "accepted": accepted, **speeds}
+
+    rows = [row("triforce", "ar", 60, 900), row("triforce", "auto", 120, 800), row("onnx", "fp32", 500, 1, False)]
+    rows += [row("openvino", "u8", 30, 1000), row("openvino", "default", 40, 500), {"engine": "vllm", "context": 9}]
+    (found,) = summary(rows)
+    assert found["best"] == {"triforce": 120, "openvino": 40}
+    assert (found["decode"], found["plain"], found["prefill"]) == (3.0, 1.5, 0.9)
+    assert summary(rows[:2])[0]["decode"] is None
+
+
+def test_the_clock_leaves_what_comes_first_to_the_prefill() -> None:
+    clock = Clock()
+    clock.began, clock.ticks = 0.0, [(3.0, 5.0, 2), (4.0, 6.0, 4), (5.0, 8.5, 9)]
+    found = clock.result([1] * 9)
+    assert (found["prefill_seconds"], found["seconds"], found["decoded"], found["busy_cores"]) == (3.0, 2.0, 7, 1.75)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--engines", "magic"], "magic"),
+        (["--python", "openvino"], "ENGINE=PATH"),
+        (["--python", "magic=/usr/bin/python3"], "magic"),
+        (["--tokens", "1"], "at least 2"),
+    ],
+)
+def test_mistakes(
+    bench: Callable[..., int], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("compare", *options) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+def test_an_interpreter_that_cannot_be_run_is_told(bench: Callable[..., int], tmp_path: Path) -> None:
+    file = tmp_path / "compare.json"
+    options = ["--engines", "llamacpp", "--python", "llamacpp=/no/such/python", "--json", str(file)]
+    assert bench("compare", *FEW, *options) == 0
+    assert "/no/such/python" in json.loads(file.read_text())["rows"][0]["failed"]
+
+
+def test_a_gguf_file_turns_neighbours_instead_of_halves(pair: Path, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    import numpy as np
+    from safetensors.numpy import load_file
+
+    from triforce.bench.compare.gguf_file import converted
+
+    file = converted(str(pair / "target"), str(tmp_path))
+    assert converted(str(pair / "target"), str(tmp_path)) == file
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    theirs = load_file(pair / "target" / "model.safetensors")
+    for name, (heads, size) in {"q": (4, 16), "k": (2, 16)}.items():
+        mine = np.array(tensors[f"blk.1.attn_{name}.weight"].data, dtype=np.float32).reshape(heads, size, -1)
+        wanted = theirs[f"model.layers.1.self_attn.{name}_proj.weight"].reshape(heads, size, -1)
+        for n in range(size // 2):  # feature n of the first half and of the second are neighbours now
+            assert np.allclose(mine[:, 2 * n], wanted[:, n], atol=2e-3)
+            assert np.allclose(mine[:, 2 * n + 1], wanted[:, n + size // 2], atol=2e-3)

@@ -1,0 +1,110 @@
+"""`triforce bench lossless` and `quality`: the certificate, what eviction costs, and that both can say no."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from triforce.bench import lossless
+from triforce.bench.acceptance.heavy import Heavy
+from triforce.bench.eviction import EVICTIONS, Forgetful
+from triforce.bench.prompts import Sources, prompts
+from triforce.bench.together import together
+from triforce.llm import LLM
+from triforce.request import SamplingParams
+
+FEW = ["--contexts", "300", "--temperatures", "0,0.8", "--batches", "1,2", "--workloads", "copy", "--tokens", "10"]
+GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+MODES = ["--modes", "triforce,lookup"]
+
+
+def certify(bench: Callable[..., int], tmp_path: Path, *more: str) -> tuple[int, dict[str, Any]]:
+    file = tmp_path / "certificate.json"
+    code = bench("lossless", *FEW, *MODES, *more, "--json", str(file))
+    return code, json.loads(file.read_text())
+
+
+def test_the_certificate(bench: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = certify(bench, tmp_path)
+    assert code == 0 and report["lossless"] and report["differing"] == 0 and report["where"] == []
+    assert report["tokens"] == 10 * report["texts"] == sum(row["tokens"] for row in report["rows"])
+    assert report["comparisons"] == len(report["rows"])
+    kinds = {(row["mode"], row["coupling"], row["temperature"]) for row in report["rows"]}
+    assert ("triforce", "seeded", 0.8) in kinds and ("lookup", "block", 0.0) in kinds
+    assert not [kind for kind in kinds if kind[1] in ("rejection", "block") and kind[2] > 0]
+    assert {row["batch"] for row in report["rows"] if row["with"] == "alone"} == {2}
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last == {name: value for name, value in report.items() if name != "rows"}
+
+
+def test_one_wrong_token_is_found(
+    bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mutant: the last token of one mode's texts at one temperature is another."""
+    honest = lossless._texts
+
+    def wrong(llm: LLM, asked: Any, params: Any, mode: str, earlier: Any) -> list[list[int]]:
+        texts = honest(llm, asked, params, mode, earlier)
+        if mode == "lookup" and params.temperature > 0:
+            texts[-1][-1] += 1
+        return texts
+
+    monkeypatch.setattr(lossless, "_texts", wrong)
+    code, report = certify(bench, tmp_path)
+    assert code == 1 and not report["lossless"] and report["differing"] == 2
+    assert {(row["mode"], row["first"], row["temperature"]) for row in report["where"]} == {("lookup", 9, 0.8)}
+    assert "DIFFERS" in capsys.readouterr().out
+
+
+def test_nothing_compared_certifies_nothing() -> None:
+    assert not lossless.certificate([])["lossless"]
+
+
+@pytest.mark.parametrize(("option", "value"), [("--couplings", "magic"), ("--workloads", "songs"), ("--tokens", "0")])
+def test_mistakes(bench: Callable[..., int], option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("lossless", option, value) == 2
+    error = capsys.readouterr().err
+    assert (value if option != "--tokens" else "--tokens") in error and "Traceback" not in error
+
+
+def test_quality_says_what_eviction_costs(
+    bench: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "quality.json"
+    few = ["--contexts", "700", "--budgets", "64", "--questions", "3", "--tokens", "12"]
+    assert bench("quality", *few, "--json", str(file)) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert {row["task"] for row in rows} == {"needle", "copy"} and len(rows) == 2 * (2 + len(EVICTIONS))
+    for row in rows:
+        lossy = row["decoder"] in EVICTIONS
+        assert 0 <= row["right"] <= 1 and (row["as_plain"] < 1) == lossy, row
+        assert (row["identical"] < row["questions"]) == lossy
+    assert "H2O" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("eviction", EVICTIONS)
+def test_nothing_is_lost_while_the_budget_covers_the_text(llm: LLM, sources: Sources, eviction: str) -> None:
+    asked = prompts(sources, "copy", 200, 2)
+    forgetful = Forgetful(llm.target.decoder, asked, 10)
+    for prompt in asked:
+        whole = forgetful.continued(prompt, eviction, 512)
+        assert whole == together(llm, [prompt], GREEDY, "ar").outputs[0].token_ids
+        assert whole != forgetful.continued(prompt, eviction, 32)  # a negative control
+
+
+def test_h2o_keeps_what_drew_attention_and_never_takes_back_what_it_dropped(llm: LLM, sources: Sources) -> None:
+    (prompt,) = prompts(sources, "books", 400, 1)
+    full = Forgetful(llm.target.decoder, [prompt], 1)
+    policy = Heavy(full.mass_LGU)
+    first = policy.pick(full.full, 0, 16, range(1, 20), 6)
+    mass_LGN = full.mass_LGU[..., 1:20]
+    assert first.tolist() == (mass_LGN.topk(6).indices.sort(-1).values + 1).tolist()
+    second = policy.pick(full.full, 0, 16, range(1, 22), 8)
+    kept = [[set(old) | {20, 21} for old in heads] for heads in first.tolist()]
+    for layer, heads in enumerate(second.tolist()):
+        for head, chunks in enumerate(heads):
+            assert set(chunks) <= kept[layer][head], "what was gone came back"

@@ -1,0 +1,183 @@
+"""`triforce bench`: that the figures are what they say, not how large they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from triforce.bench import kernels, speed, synthetic
+from triforce.bench.prompts import Sources, prompts
+from triforce.bench.together import Prompts, together
+from triforce.bench.verdict import verdict
+from triforce.cli import main
+from triforce.kernels import extension
+from triforce.llm import LLM
+from triforce.request import SamplingParams
+
+FEW = ["--tokens", "6", "--repeats", "1", "--modes", "ar,triforce,auto"]
+FIELDS = {
+    "mode", "context", "batch", "temperature", "workload", "tokens", "seconds", "tokens_per_second",
+    "prefill_tokens_per_second", "speedup", "spread", "acceptance", "full_passes",
+}  # fmt: skip
+
+
+def test_speed_writes_a_row_for_each_cell(
+    bench: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "speed.json"
+    axes = ["--contexts", "300,512", "--batches", "1,3", "--temperatures", "0.6", "--workloads", "code,needle"]
+    assert bench("speed", *axes, *FEW, "--json", str(file)) == 0
+    report = json.loads(file.read_text())
+    cells = {(row["context"], row["batch"], row["workload"], row["mode"]) for row in report["rows"]}
+    assert cells == set(product((300, 512), (1, 3), ("code", "needle"), ("ar", "triforce", "auto")))
+    for row in report["rows"]:
+        assert row.keys() >= FIELDS and row["prompt_tokens"] == row["context"]
+        assert row["tokens"] == 6 * row["batch"] and row["same_text_as_ar"]
+        assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
+        assert row["prefill_tokens_per_second"] > 0 and row["spread"] == 0 and row["turns"] == 1
+        assert row["mode"] != "ar" or (row["full_passes"] == row["tokens"] and row["speedup"] == 1)
+    assert report["command"].startswith("triforce ") and report["machine"]
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last == verdict(report["rows"]) and last["cells"] == 8
+
+
+def test_speed_goes_on_where_it_was_cut_off(
+    bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, caches, measured = tmp_path / "speed.json", tmp_path / "caches", []
+    honest = speed.cell_rows
+
+    def counting(llm: Any, texts: Any, cell: Any, *rest: Any) -> list[Any]:
+        measured.append(str(cell))
+        if cell.context > 300 and len(measured) == 2:
+            raise KeyboardInterrupt
+        return honest(llm, texts, cell, *rest)
+
+    monkeypatch.setattr(speed, "cell_rows", counting)
+    asked = ["--contexts", "300,400", "--temperatures", "0", *FEW, "--json", str(file), "--caches", str(caches)]
+    assert bench("speed", *asked) == 130  # interrupted
+    first = json.loads(file.read_text())["rows"]
+    assert {row["cell"] for row in first} == {"300-b1-t0-books"} and (caches / "books-300.kv").exists()
+    assert bench("speed", *asked) == 0
+    assert measured == ["300-b1-t0-books", "400-b1-t0-books", "400-b1-t0-books"]
+    assert json.loads(file.read_text())["rows"][: len(first)] == first
+    assert bench("speed", *asked[:-6], "--tokens", "7", "--json", str(file)) == 2
+    assert "was measured otherwise (tokens" in capsys.readouterr().err
+    file.write_text("[1, 2")
+    assert bench("speed", *asked) == 2 and "not a file of results" in capsys.readouterr().err
+
+
+def test_rows_together_have_the_texts_that_each_has_alone(llm: LLM, sources: Sources) -> None:
+    """Row n draws by the seed and n."""
+    texts = prompts(sources, "copy", 300, 3)
+    params = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_eos=True)
+    for mode in ("ar", "triforce"):
+        whole = together(llm, texts, params, mode)
+        for n, (text, output) in enumerate(zip(texts, whole.outputs, strict=True)):
+            alone = together(llm, [text], replace(params, seed=5 + n), mode)
+            assert alone.outputs[0].token_ids == output.token_ids
+        assert whole.outputs[0].token_ids != whole.outputs[1].token_ids
+
+
+def test_a_saved_prompt_changes_no_text(llm: LLM, sources: Sources, tmp_path: Path) -> None:
+    texts = prompts(sources, "books", 300, 2)
+    params = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_eos=True)
+    kept = Prompts(llm, tmp_path, lambda: lambda done, total: None)
+    earlier, speed_of_prefill = kept.of("x", texts[0])
+    read = together(llm, texts, params, "triforce", earlier)
+    assert [o.token_ids for o in read.outputs] == [
+        o.token_ids for o in together(llm, texts, params, "triforce").outputs
+    ]
+    assert kept.of("x", texts[0])[1] == speed_of_prefill > 0
+    kept.drop("x")
+    assert not list(tmp_path.iterdir())
+
+
+def row(cell: str, mode: str, tokens_per_second: float, upper: float = 1.0) -> dict[str, Any]:
+    speedup = tokens_per_second / 100
+    return {"cell": cell, "mode": mode, "tokens_per_second": tokens_per_second, "speedup": speedup, "upper": upper}
+
+
+def test_a_cell_is_lost_when_even_the_upper_bound_is_below() -> None:
+    rows = [row("a", "ar", 100), row("a", "auto", 96, 0.971), row("a", "triforce", 120)]
+    rows += [row("b", "ar", 100), row("b", "auto", 110, 0.969), row("b", "triforce", 80)]
+    found = verdict(rows)
+    assert found["lost"] == ["b"] and found["cells"] == 2
+    assert found["mean"] == pytest.approx(1.03) and found["of_best"] == pytest.approx((96 / 120 + 110 / 100) / 2)
+    assert verdict([row("a", "ar", 100)]) == {"cells": 1, "lost": None, "mean": None, "of_best": None}
+
+
+def test_the_upper_bound_is_students() -> None:
+    ratios = [0.9, 1.0, 1.1, 1.05]
+    logs = np.log(ratios)
+    wanted = np.exp(logs.mean() + scipy.stats.t.ppf(0.95, 3) * logs.std(ddof=1) / 2)
+    assert speed.upper(ratios) == pytest.approx(wanted, rel=2e-3)
+    assert speed.upper([0.8]) == 0.8 and speed.upper([0.9, 0.9, 0.9]) == pytest.approx(0.9)
+
+
+def test_timing_takes_ratios_turn_by_turn() -> None:
+    row = speed.timing([1.0, 2.0, 4.0], [2.0, 4.0, 4.0], tokens=8)
+    assert row["seconds"] == 2.0 and row["tokens_per_second"] == 4.0
+    assert row["speedup"] == 2.0 and row["spread"] == 1.0
+
+
+@pytest.mark.parametrize(("outer", "inner", "tokens_a_pass"), [(1.0, 1.0, 7), (0.0, 0.0, 1)])
+def test_synthetic_acceptance_is_what_was_asked_for(outer: float, inner: float, tokens_a_pass: int) -> None:
+    """gamma_1 = 2, gamma_2 = 6: twice two guesses and a bonus token, which makes 6, and one token of the full tier."""
+    plain, fast = synthetic.rows([256], outer, inner, (2, 6), budget=64, tokens=32, repeats=1)
+    assert plain["mode"] == "ar" and plain["full_passes"] == 32
+    assert fast["acceptance"] == {"synthetic": True, "outer": outer, "inner": inner}
+    assert 32 / fast["full_passes"] == pytest.approx(tokens_a_pass, rel=0.25)
+
+
+def test_kernels_are_compared_with_the_bandwidth_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "SECONDS", 0.001)
+    rows = list(kernels.rows([512], ["30m"]))
+    assert rows[0]["kernel"] == "read" and rows[0]["fraction"] == 1
+    steps = [row for row in rows if row["kernel"] == "step"]
+    assert [row["width"] for row in steps] == [1, 8, 16]
+    moved = {row["bytes"] for row in steps}
+    assert moved == {2 * (8 * (4 * 512 * 512 + 3 * 512 * 1408) + 8192 * 512) + 512 * 16 * 1024}
+    for row in rows[1:]:
+        if "bytes" in row:
+            assert row["fraction"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9 / rows[0]["gb_per_second"])
+    assert {row["kernel"] for row in rows} >= {
+        "retrieval step",
+        *(["retrieval step, int8"] if extension.native else []),
+        "prefill attention",
+        "prefill attention, torch",
+        "sampler",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["speed", "--modes", "ar,magic"], "magic"),
+        (["speed", "--workloads", "songs"], "songs"),
+        (["speed", "--cells", "3k-b1-t0-books"], "3k-b1-t0-books"),
+        (["speed", "--full", "--contexts", "512"], "exclude one another"),
+        (["speed", "--batches", "0"], "at least 1"),
+        (["speed", "--contexts", "100000000"], "smaller --contexts"),
+        (["speed", "--texts", "nowhere.txt"], "nowhere.txt"),
+        (["speed", "--json", "no/such/folder/x.json"], "folder that exists"),
+        (["speed", "--contexts=-5"], "at least 2 tokens"),
+        (["speed", "--repeats", "0"], "at least 1"),
+        (["speed", "--synthetic", "0.9"], "OUTER,INNER"),
+        (["speed", "--synthetic", "2,0.5"], "OUTER,INNER"),
+        (["speed", "--synthetic", "0.9,0.5", "--budget", "3%"], "in tokens"),
+        (["kernels", "--shapes", "70b"], "70b"),
+    ],
+)
+def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
