@@ -71,7 +71,8 @@ class Processes:
     def agree(self, value: T) -> T:
         note_B = torch.zeros(NOTE, dtype=torch.uint8)
         if self.rank:
-            return self._hear(note_B)
+            heard: T = self._hear(note_B)
+            return heard
         data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         note_B[:LENGTH] = torch.tensor([len(data)]).view(torch.uint8)
         note_B[LENGTH : LENGTH + len(data)] = data[: NOTE - LENGTH]
@@ -104,7 +105,7 @@ class Processes:
         """What gloo's own all-gather does in four times as long: it hands each call to another thread."""
         all_RB[self.rank] = mine_B
         others = [rank for rank in range(self.count) if rank != self.rank]
-        works = [dist.irecv(all_RB[rank], rank, group=self._soon) for rank in others]
+        works: list[Any] = [dist.irecv(all_RB[rank], rank, group=self._soon) for rank in others]
         works += [dist.isend(mine_B, rank, group=self._soon) for rank in others]
         for work in works:
             work.wait()
