@@ -96,7 +96,7 @@ class Lookup:
         yield length
 
     def select(self, rows: Sequence[int]) -> None:
-        self._grams, self._tried = ([each[b] for b in rows] for each in (self._grams, self._tried))
+        self._grams, self._tried = [self._grams[b] for b in rows], [self._tried[b] for b in rows]
         self.counters.select(rows)
 
     def join(self, other: Self) -> None:
