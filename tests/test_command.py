@@ -305,3 +305,14 @@ def test_info_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert lines["parameters"].endswith(f" as bfloat16, and {size(copies)} as int8")
         assert lines["KV"].endswith(f" per token, and {2 * 2 * 2 * 16 + 2 * 2 * 2 * 4 // 16} bytes as int8")
         assert lines["8,192"].split() == ["tokens", "3.0", "MiB"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "coupling", "told"), [("auto", "rejection", True), ("auto", "seeded", False), ("ar", "rejection", False)]
+)
+def test_who_asks_for_a_seed_learns_what_it_is_good_for(mode: str, coupling: str, told: bool) -> None:
+    output = answer("a")
+    said = report(
+        RequestOutput(output.prompt_token_ids, None, output.outputs, mode, coupling, "distribution", 1.0, 1.0)
+    )
+    assert ("the text of a seed depends on the clock" in said) == told

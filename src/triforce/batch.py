@@ -190,9 +190,8 @@ class Batch:
             kept = np.trim_zeros(c.kept_BN[b], "b").tolist() if int(c.proposed_B[b]) else []
             counts = int(c.proposed_B[b]), int(c.accepted_B[b]), int(c.passes_B[b])
             seconds = float(c.seconds_B[b]), float(c.prefill_seconds_B[b])
-            sees = None
-            if isinstance(tier, Tier) and isinstance(tier.cache, Retrieval):
-                sees = tier.cache.keys(int(self.prefix.lengths_B[b]))
+            view = tier.cache if isinstance(tier, Tier) else None
+            sees = view.keys(int(self.prefix.lengths_B[b])) if isinstance(view, Retrieval) else None
             stats.append(TierStats(tier.name, *counts, *seconds, kept, sees))
         stats[-1].proposed = stats[-1].accepted = len(self.jobs[b].tokens)  # what the full tier proposes is the text
         return stats

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from triforce import profile
 from triforce.planner import Costs
 from triforce.profile import home
 
@@ -48,6 +49,15 @@ def test_what_was_never_varied_costs_nothing_more() -> None:
     assert costs.knows("draft") and not costs.knows("draft", "full") and costs.seconds("full", 1, 1, 1) < 1e-5
 
 
+def test_shares_are_kept_and_bounded(tmp_path: Path) -> None:
+    costs = Costs(tmp_path / "costs.json")
+    for _ in range(1000):
+        costs.shares.add("draft 0 0", 3, 1)
+    assert sum(costs.shares.sums["draft 0 0"]) <= 100
+    costs.save()
+    assert Costs(costs.path).shares.of("draft", "draft 0 0") == costs.shares.of("draft", "draft 0 0") > 0.73
+
+
 def test_costs_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "new" / "costs.json"
     costs = learnt(path)
@@ -56,7 +66,24 @@ def test_costs_are_kept(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["costs.json"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"full": 3}', '{"full": [[1], [2], "x"]}'])
+UNFIT = f'{{"passes": {{"full": [{[[1, 0, 0, 0]] * 4}, [1, 1, 1, NaN], 9]}}, "shares": {{}}}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"full": 3}',
+        '{"passes": {"full": [[1], [2], "x"]}, "shares": {}}',
+        '{"passes": {}, "shares": {"draft": [1, -1]}}',
+        '{"passes": {}, "shares": {"draft": 1}}',
+        UNFIT,
+    ],
+    ids=range(9),
+)
 def test_a_file_that_is_none_is_begun_again(text: str, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)
@@ -74,6 +101,15 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert home("a", "b") is None
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert str(home("a", "b")).startswith("/somewhere/triforce/costs-") and home("a", "b") != home("a", "c")
+
+
+def test_another_version_or_level_of_kernels_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = home("a")
+    monkeypatch.setattr(profile, "version", lambda name: "another")
+    other = home("a")
+    assert other != before
+    monkeypatch.setattr(profile.kernels.extension, "native", None)
+    assert home("a") not in (before, other)
 
 
 def test_a_folder_that_cannot_be_written_is_no_harm(tmp_path: Path) -> None:

@@ -103,8 +103,7 @@ class Lookup:
         self.counters.bring_back(b, counts)
 
     def select(self, rows: Sequence[int]) -> None:
-        self._grams = [self._grams[b] for b in rows]
-        self._tried = [self._tried[b] for b in rows]
+        self._grams, self._tried = [self._grams[b] for b in rows], [self._tried[b] for b in rows]
         self.counters.select(rows)
 
     def join(self, other: Self) -> None:

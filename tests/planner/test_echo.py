@@ -1,0 +1,82 @@
+"""What lookup would have guessed, tried in hindsight: as if it had been asked then, and without a trace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from triforce.planner.echo import MOST, Echo
+from triforce.shapes import ints
+from triforce.speculation import Lookup, Prefix
+from triforce.speculation.grams import Grams
+from triforce.speculation.lookup import ALONE, STRIDE
+
+TEXT = np.random.default_rng(1).integers(0, 4, 400)
+LOOP = np.resize(np.arange(40), 400)
+FRESH = np.arange(400)
+
+
+def prefix(text: np.ndarray, length: int = 400) -> Prefix:
+    return Prefix(text[None].copy(), ints([length]))
+
+
+def asked_then(text: np.ndarray, place: int) -> tuple[int, int]:
+    """The match at a place of a text that ends there, and how many of the tokens behind it were told."""
+    grams = Grams(ALONE)
+    grams.read(text[:place])
+    match, after = grams.match(text[:place])
+    guesses = np.resize(text[after:place], MOST)
+    right = guesses == text[place : place + MOST]
+    return match, 0 if not match else MOST if right.all() else int(right.argmin())
+
+
+@pytest.mark.parametrize("text", [TEXT, LOOP, FRESH], ids=["random", "loop", "fresh"])
+def test_hindsight_is_what_was_there_to_be_seen(text: np.ndarray) -> None:
+    lookup = Lookup(1)
+    assert list(lookup.prefill(prefix(text), 0, 199)) == [199]
+    tried = list(lookup.hindsight(prefix(text), 0, MOST))
+    places = range(199 - 128, 400 - MOST + 1, STRIDE)
+    assert tried == [asked_then(text, place) for place in places]
+    assert not list(lookup.hindsight(prefix(text), 0, MOST))  # once is enough
+
+
+def test_and_leaves_no_trace() -> None:
+    one, other = Lookup(1), Lookup(1)
+    for lookup in (one, other):
+        list(lookup.prefill(prefix(TEXT), 0, 199))
+    for length in (230, 310, 260, 400):  # cut back in between
+        one.rewind(prefix(TEXT, length))
+        list(one.hindsight(prefix(TEXT, length), 0, MOST))
+        for lookup in (one, other):
+            lookup.rewind(prefix(TEXT, length))
+            lookup._guess(prefix(TEXT, length), 0, ALONE)
+        assert one._grams[0].__dict__ == other._grams[0].__dict__
+
+
+@pytest.mark.parametrize(("text", "kept"), [(LOOP, 1.0), (FRESH, 0.0)], ids=["loop", "fresh"])
+def test_an_echo_knows_a_loop(text: np.ndarray, kept: float) -> None:
+    lookup = Lookup(1)
+    list(lookup.prefill(prefix(text), 0, 100))
+    echo = Echo(lookup)
+    echo.listen(prefix(text), 0)
+    for gamma in (1, 4, np.array([8, 16])):
+        made, told, found = echo.of(gamma, alone=True)
+        np.testing.assert_allclose(told, kept * gamma * np.ones_like(gamma), atol=0.15 * np.max(gamma))
+        assert np.all(told <= made) and found == pytest.approx(kept, abs=0.15)
+
+
+def test_rows_that_leave_and_come_keep_their_places() -> None:
+    both = Prefix(np.stack([TEXT, LOOP]), ints([300, 300]))
+    lookup = Lookup(2)
+    for b in range(2):
+        list(lookup.prefill(both, b, 299))
+    expected = list(lookup.hindsight(both, 1, MOST))
+    again = Lookup(2)
+    for b in range(2):
+        list(again.prefill(both, b, 299))
+    again.select([1])
+    assert list(again.hindsight(prefix(LOOP, 300), 0, MOST)) == expected
+    joined = Lookup(1)
+    list(joined.prefill(prefix(TEXT), 0, 299))
+    joined.join(again)
+    assert not list(joined.hindsight(both, 1, MOST))
