@@ -27,4 +27,5 @@ def in_sight(view: Retrieval, b: int) -> list[int]:
     lists = len(layers) * config.kv_heads
     counts_U[view.recent[b] // view.unit :] = lists
     sizes = np.diff([*starts, units])
-    return np.rint(np.add.reduceat(counts_U, starts) * 100 / (sizes * lists)).astype(int).tolist()
+    percents: list[int] = np.rint(np.add.reduceat(counts_U, starts) * 100 / (sizes * lists)).astype(int).tolist()
+    return percents
