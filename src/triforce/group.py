@@ -54,7 +54,8 @@ class Group:
     def read(self, batch: Batch) -> Iterator[tuple[int, int]]:
         """All that comes before the next token, as `Batch.prefill` yields it."""
         if self.aside:
-            return batch.bring_back(self.aside)
+            batch.bring_back(self.aside)
+            return
         if self.earlier:
             batch.restore(self.earlier)
         yield from batch.prefill()
