@@ -135,7 +135,8 @@ def table8_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def figure5(setup: Setup) -> list[Row]:
-    contexts = [c for c in CONTEXTS if c <= (setup.context if setup.quick else setup.llm.target.config.context)]
+    most = setup.llm.target.config.context
+    contexts = [setup.context // 2, setup.context] if setup.quick else [c for c in CONTEXTS if c <= most]
     return [row for c in contexts for row in setup.speed(Cell(c, 1, 0.0, "books"), ["triforce", "draft"])]
 
 

@@ -13,7 +13,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from triforce.bench.grid import Cell
+from triforce.bench.grid import BATCHES, Cell
 from triforce.bench.prompts import Sources, prompts
 from triforce.bench.together import Prompts, together
 from triforce.cache.saved import SavedCache
@@ -47,11 +47,12 @@ def rows(
     With `keep` the saved prompts stay. Raises TriforceError.
     """
     ends, left, warm = perf_counter() + plan.seconds, len(cells), False
+    most = max(*BATCHES, *(cell.batch for cell in cells))
     of_document = sorted(cells, key=lambda cell: (cell.context, cell.workload, cell.batch, cell.temperature))
     for (context, workload), some in groupby(of_document, key=lambda cell: (cell.context, cell.workload)):
         group = list(some)
         length = min(context, llm.target.config.context - plan.tokens)
-        texts = prompts(sources, workload, length, max(cell.batch for cell in group))
+        texts = prompts(sources, workload, length, most)  # the same ones, whatever is left to measure
         earlier, prefill = kept.of(f"{workload}-{context}", texts[0])
         if not warm:  # what is done once in a process is no part of any cell
             warm = bool(_in_turns(llm, texts[:1], group[0], replace(plan, tokens=8, repeats=1), earlier, 0.0))
