@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from triforce.kernels.triton import multiplied_as
+from triforce.kernels.triton import interpreted, multiplied_as
 
 BLOCK = 64
 SPLIT, SPLIT_BY_HEAD = 512, 256
@@ -72,9 +72,10 @@ def attend(
         split, H // G, D, D2, seen.unit, at_once, BLOCK, q_sinks_BTHD is not None, weigh, multiplied_as(q_BTHD),
         num_warps=4, num_stages=2,
     )  # fmt: skip
-    _merge[(R, G, B)](
+    some, rows = (8, 16) if interpreted() else (32, 1)  # an interpreted program takes milliseconds, whatever it does
+    _merge[(triton.cdiv(R, rows), G, B)](
         parts_BGNRD, peaks_BGNR, sums_BGNR, seen.starts_B, seen.counts_B, mixed_BTHD, whole_BGR, G, T, R, N, split,
-        H // G, D, D2, 32,
+        H // G, D, D2, some, rows,
     )  # fmt: skip
     mass_BGU = new((B, G, U) if weigh else (0,), dtype=torch.float32)
     if weigh and U:
@@ -106,8 +107,8 @@ def _splits(
     if TURNED:
         q_sinks_RD = tl.load(q_sinks + cells_RD, mask=real_R1 & (d < D)[None, :], other=0.0).to(FACTOR)
     peak_R = tl.full([ROWS], -float("inf"), tl.float32)
-    sum_R = tl.zeros([ROWS], tl.float32)
-    mixed_RD = tl.zeros([ROWS, D2], tl.float32)
+    sum_R = tl.full([ROWS], 0.0, tl.float32)
+    mixed_RD = tl.full([ROWS, D2], 0.0, tl.float32)
     table = units + b.to(tl.int64) * row_stride + g.to(tl.int64) * list_stride
     head = g.to(tl.int64) * head_stride
     for block in range(first, min(first + SPLIT, end), KEYS):
@@ -137,7 +138,8 @@ def _splits(
         peak_R = higher_R
         if WEIGH:
             per_unit_RU = tl.sum(tl.reshape(shares_RK, [ROWS, KEYS // UNIT, UNIT]), 2)
-            log_RU = tl.where(per_unit_RU > 0, tl.log2(per_unit_RU) + base_R[:, None], -float("inf"))
+            some_RU = tl.where(per_unit_RU > 0, per_unit_RU, 1.0)
+            log_RU = tl.where(per_unit_RU > 0, tl.log2(some_RU) + base_R[:, None], -float("inf"))
             unit_U = block // UNIT + tl.arange(0, KEYS // UNIT)
             to_RU = ((b * G + g).to(tl.int64) * R + row_R)[:, None] * U + unit_U[None, :]
             tl.store(unit_sums + to_RU, log_RU, mask=(row_R < R)[:, None] & (unit_U < U)[None, :])
@@ -150,33 +152,35 @@ def _splits(
 @triton.jit
 def _merge(
     parts, peaks, sums, starts, counts, mixed, whole, G, T, R, N, SPLIT: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, D2: tl.constexpr, SOME: tl.constexpr,
+    D: tl.constexpr, D2: tl.constexpr, SOME: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The splits of one query row, in ascending order; zeros where a row of the batch has fewer queries."""
-    row, g, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """The splits of some query rows, in ascending order; zeros where a row of the batch has fewer queries."""
+    row_R, g, b = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1), tl.program_id(2)
     start, count = tl.load(starts + b).to(tl.int32), tl.load(counts + b).to(tl.int32)
-    d, token = tl.arange(0, D2), row // GROUP
-    used = tl.where(token < count, (start + count + SPLIT - 1) // SPLIT, 0)
-    peak, total = tl.full([], -float("inf"), tl.float32), tl.full([], 0.0, tl.float32)
-    mixed_D = tl.zeros([D2], tl.float32)
+    d, token_R, real_R = tl.arange(0, D2), row_R // GROUP, row_R < count * GROUP
+    used = tl.where(tl.program_id(0) * ROWS < count * GROUP, (start + count + SPLIT - 1) // SPLIT, 0)
+    peak_R, total_R = tl.full([ROWS], -float("inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32)
+    mixed_RD = tl.full([ROWS, D2], 0.0, tl.float32)
     for first in range(0, used, SOME):
         split_N = first + tl.arange(0, SOME)
-        at_N = ((b * G + g).to(tl.int64) * N + split_N) * R + row
-        peak_N = tl.load(peaks + at_N, mask=split_N < used, other=-float("inf"))
-        higher = tl.maximum(peak, tl.max(peak_N, 0))
-        base = tl.where(higher == -float("inf"), 0.0, higher)
-        share_N, fade = tl.exp2(peak_N - base), tl.exp2(peak - base)
-        sum_N = tl.load(sums + at_N, mask=split_N < used, other=0.0)
-        mask_ND = (split_N < used)[:, None] & (d < D)[None, :]
-        part_ND = tl.load(parts + at_N[:, None] * D + d[None, :], mask=mask_ND, other=0.0)
-        mixed_D = mixed_D * fade + tl.sum(part_ND * share_N[:, None], 0)
-        total = total * fade + tl.sum(sum_N * share_N, 0)
-        peak = higher
-    out_D = tl.where(total > 0, mixed_D / tl.where(total > 0, total, 1.0), 0.0)
-    cell = ((b * T + token) * G * GROUP + g * GROUP + row % GROUP) * D
-    tl.store(mixed + cell + d, out_D.to(mixed.dtype.element_ty), mask=d < D)
-    log = tl.where(total > 0, tl.log2(tl.where(total > 0, total, 1.0)) + peak, float("inf"))
-    tl.store(whole + (b * G + g) * R + row, log)
+        at_NR = ((b * G + g).to(tl.int64) * N + split_N)[:, None] * R + row_R[None, :]
+        there_NR = (split_N < used)[:, None] & real_R[None, :]
+        peak_NR = tl.load(peaks + at_NR, mask=there_NR, other=-float("inf"))
+        higher_R = tl.maximum(peak_R, tl.max(peak_NR, 0))
+        base_R = tl.where(higher_R == -float("inf"), 0.0, higher_R)
+        share_NR, fade_R = tl.exp2(peak_NR - base_R[None, :]), tl.exp2(peak_R - base_R)
+        sum_NR = tl.load(sums + at_NR, mask=there_NR, other=0.0)
+        mask_NRD = there_NR[:, :, None] & (d < D)[None, None, :]
+        part_NRD = tl.load(parts + at_NR[:, :, None] * D + d[None, None, :], mask=mask_NRD, other=0.0)
+        mixed_RD = mixed_RD * fade_R[:, None] + tl.sum(part_NRD * share_NR[:, :, None], 0)
+        total_R = total_R * fade_R + tl.sum(sum_NR * share_NR, 0)
+        peak_R = higher_R
+    some_R = tl.where(total_R > 0, total_R, 1.0)
+    cell_R = ((b * T + token_R) * G * GROUP + g * GROUP + row_R % GROUP) * D
+    out_RD = (mixed_RD / some_R[:, None]).to(mixed.dtype.element_ty)
+    tl.store(mixed + cell_R[:, None] + d[None, :], out_RD, mask=(row_R < R)[:, None] & (d < D)[None, :])
+    log_R = tl.where(total_R > 0, tl.log2(some_R) + peak_R, float("inf"))
+    tl.store(whole + (b * G + g) * R + row_R, log_R, mask=row_R < R)
 
 
 @triton.jit
@@ -189,7 +193,7 @@ def _weigh(
     start, count = tl.load(starts + b).to(tl.int32), tl.load(counts + b).to(tl.int32)
     unit_U = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
     written_U = (unit_U < U) & (unit_U * UNIT < start + count)
-    mass_U = tl.zeros([UNITS], tl.float32)
+    mass_U = tl.full([UNITS], 0.0, tl.float32)
     for first in range(0, count * GROUP, ROWS):
         row_R = first + tl.arange(0, ROWS)
         at_R = (b * G + g).to(tl.int64) * R + row_R

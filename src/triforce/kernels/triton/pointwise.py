@@ -1,0 +1,49 @@
+"""What lies between a decoder's products: the norm and the gate, each in one go, rounded where the torch path rounds.
+
+Shape suffixes as in contract.py; I MLP size, X any leading dimensions, E elements.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+AT_ONCE = 1024
+
+
+def norm(x_XC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
+    """RMSNorm in float32; the weight is applied after rounding. A new tensor."""
+    C = x_XC.shape[-1]
+    x_XC, out_XC = x_XC.contiguous(), torch.empty(x_XC.shape, dtype=x_XC.dtype, device=x_XC.device)
+    rows = x_XC.numel() // C
+    if rows:
+        _norm[(rows,)](x_XC, weight_C, out_XC, C, eps, triton.next_power_of_2(C))
+    return out_XC
+
+
+def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
+    """silu(gate) * up; the gate is overwritten."""
+    if gate_NI.numel():
+        _swiglu[(triton.cdiv(gate_NI.numel(), AT_ONCE),)](gate_NI, up_NI, gate_NI.numel(), AT_ONCE)
+    return gate_NI
+
+
+@triton.jit
+def _norm(x, weight, out, C, eps, C2: tl.constexpr):
+    c = tl.arange(0, C2)
+    at_C = tl.program_id(0).to(tl.int64) * C + c
+    x_C = tl.load(x + at_C, mask=c < C, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x_C * x_C, 0) / C + eps)
+    rounded_C = (x_C * scale).to(out.dtype.element_ty)
+    tl.store(out + at_C, (tl.load(weight + c, mask=c < C, other=0.0) * rounded_C).to(out.dtype.element_ty), mask=c < C)
+
+
+@triton.jit
+def _swiglu(gate, up, E, SOME: tl.constexpr):
+    at_E = tl.program_id(0).to(tl.int64) * SOME + tl.arange(0, SOME)
+    gate_E = tl.load(gate + at_E, mask=at_E < E, other=0.0).to(tl.float32)
+    silu_E = (gate_E / (1.0 + tl.exp(-gate_E))).to(gate.dtype.element_ty)
+    product_E = silu_E * tl.load(up + at_E, mask=at_E < E, other=0.0)
+    tl.store(gate + at_E, product_E.to(gate.dtype.element_ty), mask=at_E < E)
