@@ -33,6 +33,10 @@ def model(config: ModelConfig, weights: Weights, int8: bool = False) -> Model:
         return NativeModel(config, weights, int8)
     if int8:
         raise _no_int8()
+    if _suits_triton(config, weights.embedding_VC.dtype, weights.embedding_VC.device):
+        from triforce.kernels.triton_model import TritonModel
+
+        return TritonModel(config, weights)
     if weights.embedding_VC.device.type == "cpu" and extension.missing:
         _say_that_they_are_missing()
     return PlainModel(config, weights)
@@ -56,6 +60,10 @@ def memory(
         return NativeMemory(config, pages, dtype, int8)
     if int8:
         raise _no_int8()
+    if _suits_triton(config, dtype, torch.device(device)):
+        from triforce.kernels.triton_memory import TritonMemory
+
+        return TritonMemory(config, pages, dtype, device)
     return PlainMemory(config, pages, dtype, device)
 
 
@@ -70,10 +78,12 @@ def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
 
 
 def identity(model: Model, memory: Memory) -> str:
-    """Whose bits these two compute: `torch`, or a level of the native kernels, or one of each."""
-    plain = [isinstance(part, PlainModel | PlainMemory) for part in (model, memory)]
-    if all(plain) or extension.native is None:
+    """Whose bits these two compute: `torch`, `triton`, or a level of the native kernels, or torch and one of these."""
+    plain = [type(part) in (PlainModel, PlainMemory) for part in (model, memory)]
+    if all(plain):
         return "torch"
+    if isinstance(memory, PlainMemory) or extension.native is None:
+        return "triton"
     level: str = extension.native.level()
     return f"{level} and torch" if any(plain) else level
 
@@ -100,3 +110,9 @@ def best_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
 def _suits_native(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
     fits = config.head_dim % 16 == 0 and config.head_dim <= 256 and dtype in (torch.bfloat16, torch.float32)
     return extension.native is not None and device.type == "cpu" and fits
+
+
+def _suits_triton(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    fits = config.head_dim % 2 == 0 and config.head_dim <= 256
+    known = dtype in (torch.bfloat16, torch.float16, torch.float32)
+    return fits and known and extension.suits_triton(extension.wanted, device)

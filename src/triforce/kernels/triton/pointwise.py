@@ -36,14 +36,15 @@ def _norm(x, weight, out, C, eps, C2: tl.constexpr):
     at_C = tl.program_id(0).to(tl.int64) * C + c
     x_C = tl.load(x + at_C, mask=c < C, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x_C * x_C, 0) / C + eps)
-    rounded_C = (x_C * scale).to(out.dtype.element_ty)
-    tl.store(out + at_C, (tl.load(weight + c, mask=c < C, other=0.0) * rounded_C).to(out.dtype.element_ty), mask=c < C)
+    rounded_C = (x_C * scale).to(out.dtype.element_ty).to(tl.float32)
+    weight_C = tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
+    tl.store(out + at_C, (weight_C * rounded_C).to(out.dtype.element_ty), mask=c < C)
 
 
 @triton.jit
 def _swiglu(gate, up, E, SOME: tl.constexpr):
     at_E = tl.program_id(0).to(tl.int64) * SOME + tl.arange(0, SOME)
     gate_E = tl.load(gate + at_E, mask=at_E < E, other=0.0).to(tl.float32)
-    silu_E = (gate_E / (1.0 + tl.exp(-gate_E))).to(gate.dtype.element_ty)
-    product_E = silu_E * tl.load(up + at_E, mask=at_E < E, other=0.0)
-    tl.store(gate + at_E, product_E.to(gate.dtype.element_ty), mask=at_E < E)
+    silu_E = (gate_E / (1.0 + tl.exp(-gate_E))).to(gate.dtype.element_ty).to(tl.float32)
+    up_E = tl.load(up + at_E, mask=at_E < E, other=0.0).to(tl.float32)
+    tl.store(gate + at_E, (silu_E * up_E).to(gate.dtype.element_ty), mask=at_E < E)
