@@ -73,6 +73,11 @@ def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
         ids_GP = torch.empty(len(scores_GN), picks, dtype=torch.long)
         extension.native.best(scores_GN.contiguous(), candidates.start, candidates.stop, ids_GP)
         return ids_GP
+    if scores_GN.dtype == torch.float32 and extension.suits_triton(extension.wanted, scores_GN.device):
+        from triforce.kernels.triton import select
+
+        if len(candidates) <= select.MOST:
+            return select.best(scores_GN, candidates, picks)
     among_GN = scores_GN[:, candidates.start : candidates.stop]
     return among_GN.topk(picks, dim=1).indices.sort(dim=1).values + candidates.start
 

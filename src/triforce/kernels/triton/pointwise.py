@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-AT_ONCE = 1024
+from triforce.kernels.triton import interpreted
+
 
 
 def norm(x_XC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
@@ -18,27 +19,32 @@ def norm(x_XC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
     C = x_XC.shape[-1]
     x_XC, out_XC = x_XC.contiguous(), torch.empty(x_XC.shape, dtype=x_XC.dtype, device=x_XC.device)
     rows = x_XC.numel() // C
+    at_once = 256 if interpreted() else 1
     if rows:
-        _norm[(rows,)](x_XC, weight_C, out_XC, C, eps, triton.next_power_of_2(C))
+        _norm[(triton.cdiv(rows, at_once),)](
+            x_XC, weight_C, out_XC, rows, C, eps, triton.next_power_of_2(C), at_once
+        )
     return out_XC
 
 
 def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
     """silu(gate) * up; the gate is overwritten."""
+    at_once = 1 << 14 if interpreted() else 1024
     if gate_NI.numel():
-        _swiglu[(triton.cdiv(gate_NI.numel(), AT_ONCE),)](gate_NI, up_NI, gate_NI.numel(), AT_ONCE)
+        _swiglu[(triton.cdiv(gate_NI.numel(), at_once),)](gate_NI, up_NI, gate_NI.numel(), at_once)
     return gate_NI
 
 
 @triton.jit
-def _norm(x, weight, out, C, eps, C2: tl.constexpr):
-    c = tl.arange(0, C2)
-    at_C = tl.program_id(0).to(tl.int64) * C + c
-    x_C = tl.load(x + at_C, mask=c < C, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x_C * x_C, 0) / C + eps)
-    rounded_C = (x_C * scale).to(out.dtype.element_ty).to(tl.float32)
+def _norm(x, weight, out, X, C, eps, C2: tl.constexpr, SOME: tl.constexpr):
+    row_X, c = tl.program_id(0) * SOME + tl.arange(0, SOME), tl.arange(0, C2)
+    at_XC = row_X.to(tl.int64)[:, None] * C + c[None, :]
+    mask_XC = (row_X < X)[:, None] & (c < C)[None, :]
+    x_XC = tl.load(x + at_XC, mask=mask_XC, other=0.0).to(tl.float32)
+    scale_X = tl.rsqrt(tl.sum(x_XC * x_XC, 1) / C + eps)
+    rounded_XC = (x_XC * scale_X[:, None]).to(out.dtype.element_ty).to(tl.float32)
     weight_C = tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
-    tl.store(out + at_C, (weight_C * rounded_C).to(out.dtype.element_ty), mask=c < C)
+    tl.store(out + at_XC, (rounded_XC * weight_C[None, :]).to(out.dtype.element_ty), mask=mask_XC)
 
 
 @triton.jit
