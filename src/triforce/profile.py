@@ -68,12 +68,15 @@ def profile(models: Models, setting: Speculation, costs: Costs) -> None:
                     pilot.forget()
 
 
-def read(models: Models, mode: str, setting: Speculation, context: int, tokens: int) -> Batch:
-    """A batch whose prompt of random tokens has been read, as far as its caches can tell: its KV is noise."""
+def read(models: Models, mode: str, setting: Speculation, context: int, tokens: int, rows: int = 1) -> Batch:
+    """A batch whose prompt of random tokens has been read, as far as its caches can tell: its KV is noise.
+
+    Where there are more rows, they are further choices of the same prompt.
+    """
     params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=tokens, ignore_eos=True)
     vocabulary = min(1000, models.target.config.vocab_size)
     prompt = torch.randint(vocabulary, (context,), generator=torch.Generator().manual_seed(2)).tolist()
-    batch = Batch(models, MODES[mode], setting, "seeded", [Job(prompt, params, seed=1)])
+    batch = Batch(models, MODES[mode], setting, "seeded", [Job(prompt, params, 1, b) for b in range(rows)])
     fill(batch.top.cache.pool, context - PAGE)
     for _ in batch.prefill():
         pass

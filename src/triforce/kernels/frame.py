@@ -102,5 +102,3 @@ class Frame:
             each = units.unbind(0) if units.ndim == 4 else [units] * view.layers
             found += [(one, starts_B, view) for one in each]
         return found
-
-

@@ -13,7 +13,6 @@ from torch import Tensor
 from triforce.kernels.triton import interpreted
 
 
-
 def norm(x_XC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
     """RMSNorm in float32; the weight is applied after rounding. A new tensor."""
     C = x_XC.shape[-1]
@@ -21,9 +20,7 @@ def norm(x_XC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
     rows = x_XC.numel() // C
     at_once = 256 if interpreted() else 1
     if rows:
-        _norm[(triton.cdiv(rows, at_once),)](
-            x_XC, weight_C, out_XC, rows, C, eps, triton.next_power_of_2(C), at_once
-        )
+        _norm[(triton.cdiv(rows, at_once),)](x_XC, weight_C, out_XC, rows, C, eps, triton.next_power_of_2(C), at_once)
     return out_XC
 
 

@@ -14,6 +14,7 @@ from triforce.kernels.contract import Rotation
 from triforce.kernels.triton import interpreted
 from triforce.kernels.triton.attention import Seen
 
+
 def rotate_and_write(
     q_BTHD: Tensor,
     k_BTGD: Tensor,
