@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from benchmarks.on_gpu.piece import Piece, Row, Setup
-from triforce.bench.kernels import _Few
+from triforce.bench.kernels import Few
 from triforce.cache import Full, Pool
 from triforce.cache.pool import pages_for
 from triforce.decoder import Decoder
@@ -34,7 +34,7 @@ def _pass(setup: Setup, names: tuple[str, str], of_draft: bool, context: int, se
     decoder = models.draft if of_draft else models.target
     assert decoder is not None
     full = _filled(decoder, seen if of_draft else context)
-    view = full if of_draft or seen == context else _Few(full.pool, seen)
+    view = full if of_draft or seen == context else Few(full.pool, seen)
     took = setup.seconds(partial(_once, decoder, view, width), 10)
     size, config = decoder.dtype.itemsize, decoder.config
     moved = size * (config.weights_read + config.kv_size * seen)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from triforce.ladder import Models
 from triforce.bench import shapes
+from triforce.ladder import Models
 
 Row = dict[str, Any]
 

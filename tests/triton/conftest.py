@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from triforce.kernels import extension
 
 pytest.importorskip("triton", reason="Triton is not installed")

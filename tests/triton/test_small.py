@@ -45,6 +45,8 @@ def test_noise_is_that_of_the_torch_path(vocab_size: int) -> None:
     as_int64 = torch.tensor(seeds, dtype=torch.uint64).view(torch.int64)
     got = noise.exponentials(as_int64, torch.tensor(choices), torch.tensor(positions), vocab_size)
     torch.testing.assert_close(got, wanted, rtol=1e-15, atol=0)
+    apart = torch.tensor(positions)[:, None].expand(3, 2).contiguous()[:, 0]  # as one of several columns
+    assert torch.equal(noise.exponentials(as_int64, torch.tensor(choices), apart, vocab_size), got)
     later = noise.exponentials(as_int64, torch.tensor(choices), torch.tensor(positions) - 1, vocab_size)
     assert (later != wanted).all()
 

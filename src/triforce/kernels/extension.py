@@ -51,8 +51,8 @@ def suits_triton(wanted: str, device: torch.device) -> bool:
     if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
         return True
     raise TriforceError(
-        f"{VARIABLE}={wanted}, but these kernels are for CUDA devices and this is {device}. Leave {VARIABLE} out, name a "
-        "CUDA device, or set TRITON_INTERPRET=1 to have Triton interpret them, which is for tests and very slow"
+        f"{VARIABLE}={wanted}, but these kernels are for CUDA devices and this is {device}. Leave {VARIABLE} out, name "
+        "a CUDA device, or set TRITON_INTERPRET=1 to have Triton interpret them, which is for tests and very slow"
     )
 
 

@@ -73,7 +73,7 @@ class TritonMemory(PlainMemory):
         return Captured(frame, lambda: self._pass(model, frame))
 
     def _pass(self, model: Model, frame: Frame, wide: list[Lists] | None = None) -> Outcome:
-        """A function of what lies in the frame; `wide`: each layer's lists, if torch's fused attention is to be used."""
+        """A function of what lies in the frame; `wide`: each layer's lists, where torch's fused attention is wanted."""
         lists_L, shape = frame.lists(), frame.shape
         queries: list[Tensor] = []
         masses: list[Tensor] = []

@@ -14,7 +14,7 @@ Shape suffixes as in contract.py; R = T * H / G query rows of a KV head, N split
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log2, e
+from math import e, log2
 
 import torch
 import triton
@@ -117,7 +117,7 @@ def _splits(
         slot_K = head + (unit_K * UNIT + key_K % UNIT) * D
         k_DK = tl.load(keys + slot_K[None, :] + d[:, None], mask=(key_K < end)[None, :] & (d < D)[:, None], other=0.0)
         scores_RK = tl.dot(q_RD, k_DK.to(FACTOR), input_precision="ieee")
-        if TURNED:
+        if TURNED:  # noqa: SIM102
             if block < sinks:
                 to_sinks_RK = tl.dot(q_sinks_RD, k_DK.to(FACTOR), input_precision="ieee")
                 scores_RK = tl.where((key_K < sinks)[None, :], to_sinks_RK, scores_RK)
