@@ -52,7 +52,10 @@ class LLM:
     tier, or a share of the context ("3%"). chunk: tokens that are selected together. refresh: verifications between
     selections; 0 is once, "auto" after a refusal. full_layers: layers that the retrieval tier sees in full, such as
     "0,1" or "none"; "auto" finds those that need it. lower_tiers: "int8" has the tiers below the full one read weights,
-    and committed KV of the target, as int8 copies; "same" does not. Raises ModelError or RequestError.
+    and committed KV of the target, as int8 copies; "same" does not. strict: on a GPU,
+    where bits depend on the shape of a pass, all passes of the full tier have one shape, plain decoding's included, so
+    that greedy and `seeded` texts are the same in every mode; full_layers "auto" is then "none", as to find them the
+    prompt's end is read again. Raises ModelError or RequestError.
     """
 
     def __init__(
@@ -73,9 +76,10 @@ class LLM:
         refresh: str | int = 1,
         full_layers: str = "auto",
         lower_tiers: str = "same",
+        strict: bool = False,
     ) -> None:
         retrieval = Setting.parse(budget, chunk, refresh, full_layers)
-        self.speculation = Speculation(gamma_1, gamma_2, selection, retrieval, lower_tiers=lower_tiers)
+        self.speculation = Speculation(gamma_1, gamma_2, selection, retrieval, lower_tiers=lower_tiers, strict=strict)
         self.coupling = known("coupling", coupling, COUPLINGS)
         known("mode", mode or "ar", MODES)
         model = SHIPPED[0] if model is None else model
@@ -90,7 +94,7 @@ class LLM:
         self.tokenizer = self.target.tokenizer
         self._grammars = Grammars(self.tokenizer) if self.tokenizer else None
         self.costs = Costs(home(*(each.fingerprint for each in (self.target, self.draft) if each), lower_tiers))
-        self.focus = Focus(coupling == "seeded") if retrieval.full_layers is None else None
+        self.focus = Focus(coupling == "seeded") if retrieval.full_layers is None and not strict else None
         self.mode = mode or ("triforce" if self.draft else "retrieval")
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))
 
