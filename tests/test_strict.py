@@ -51,7 +51,7 @@ def test_passes_of_the_full_tier_have_one_shape(folder: Path, monkeypatch: pytes
 
 
 def test_passes_of_a_prompt_end_at_the_same_places(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever they begin; and prompts share what whole passes have read, nothing less, and nothing that was decoded."""
+    """Wherever they begin; and prompts share what whole passes have read, not a part of it, nor what was decoded."""
     monkeypatch.setattr(full, "PREFILL_ON_CPU", 64)
     llm = LLM(folder / "target", budget=64, strict=True)
     texts = llm.open(1, 640)

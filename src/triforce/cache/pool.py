@@ -31,8 +31,8 @@ class Pool:
 
     Slots below `lengths_B` hold exact, committed values and are written once; slots at or beyond it are working space
     of whichever view runs. Page 0 is scratch: padding is written there and nothing is read from it. `unit`: tokens that
-    views pick together at least (see `kernels.Lists`). `int8`: lower views read int8 copies of what is committed. `least`: the
-    shape to which passes of the exact view are padded (see `kernels.Pass`).
+    views pick together at least (see `kernels.Lists`). `int8`: lower views read int8 copies of what is committed.
+    `least`: the shape to which passes of the exact view are padded (see `kernels.Pass`).
     """
 
     def __init__(
