@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from functools import cache
 from types import ModuleType
 
 import torch
@@ -44,7 +45,7 @@ def suits_triton(wanted: str, device: torch.device) -> bool:
     """
     if wanted != "triton" and (wanted or device.type != "cuda"):
         return False
-    if importlib.util.find_spec("triton") is None:
+    if not _installed():
         if wanted:
             raise TriforceError(f"{VARIABLE}={wanted}, but Triton is not installed; pip install 'triforce[gpu]'")
         return False
@@ -54,6 +55,11 @@ def suits_triton(wanted: str, device: torch.device) -> bool:
         f"{VARIABLE}={wanted}, but these kernels are for CUDA devices and this is {device}. Leave {VARIABLE} out, name "
         "a CUDA device, or set TRITON_INTERPRET=1 to have Triton interpret them, which is for tests and very slow"
     )
+
+
+@cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 wanted = os.environ.get(VARIABLE, "")

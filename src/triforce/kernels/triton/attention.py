@@ -60,7 +60,7 @@ def attend(
     split = split or (SPLIT_BY_HEAD if by_head else SPLIT)
     R, N = T * H // G, max(1, -(-U * seen.unit // split))
     at_once = min(MOST_ROWS, max(16, triton.next_power_of_2(R)))
-    mixed_BTHD, D2 = torch.empty_like(q_BTHD), triton.next_power_of_2(D)
+    mixed_BTHD, D2 = torch.empty_like(q_BTHD), max(16, triton.next_power_of_2(D))
     new = q_BTHD.new_empty
     parts_BGNRD, peaks_BGNR, sums_BGNR = (new(B, G, N, R, *d, dtype=torch.float32) for d in ((D,), (), ()))
     whole_BGR = new(B, G, R, dtype=torch.float32)
@@ -70,7 +70,7 @@ def attend(
         seen.counts_B, parts_BGNRD, peaks_BGNR, sums_BGNR, units_BGRU, G, T, R, U, N, k_GSD.stride(0),
         seen.units.stride(0), seen.units.stride(1) if by_head else 0, D**-0.5 * log2(e), seen.sinks, seen.window,
         split, H // G, D, D2, seen.unit, at_once, BLOCK, q_sinks_BTHD is not None, weigh, multiplied_as(q_BTHD),
-        num_warps=4, num_stages=2,
+        num_warps=4, num_stages=2 if q_BTHD.element_size() == 2 else 1,
     )  # fmt: skip
     some, rows = (8, 16) if interpreted() else (32, 1)  # an interpreted program takes milliseconds, whatever it does
     _merge[(triton.cdiv(R, rows), G, B)](
