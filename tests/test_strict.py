@@ -34,7 +34,7 @@ def full_passes(folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool) -> 
     def spy(self: Full, model: Any, ids_BT: Any, at_BJ: Any) -> Any:
         this = self._pass
         assert isinstance(this, Pass)
-        if at_BJ.shape[1]:
+        if at_BJ is not None and at_BJ.shape[1]:
             shapes.add(shape_of(*ids_BT.shape, at_BJ.shape[1], this, padded=True))
         return forward(self, model, ids_BT, at_BJ)
 
