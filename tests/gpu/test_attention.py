@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from tests.triton.scene import Case, Scene, cases
+from tests.gpu.scene import Case, Scene, cases
 
 # bfloat16 and float16 round weights and result by half a step each at most; all else is float32.
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 2**-8 + 2**-9, torch.float16: 2**-11 + 2**-12}

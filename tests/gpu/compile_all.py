@@ -1,6 +1,6 @@
 """Compiles each Triton kernel for a GPU that is not here, as its function launches it.
 
-    python -m tests.triton.compile_all
+    python -m tests.gpu.compile_all
 
 In a process of its own, as the interpreter and the compiler exclude each other. Prints what each kernel needs.
 """
