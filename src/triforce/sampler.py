@@ -22,7 +22,7 @@ from triforce.kernels import extension
 from triforce.request import SamplingParams
 from triforce.sampling import Constraint, Noise, Warper
 from triforce.sampling.warp import check, check_bias, no_law
-from triforce.shapes import Bools, Ints, columns
+from triforce.shapes import Bools, Ints, columns, there
 from triforce.speculation import Block, Coupling, Draft, Prefix, Rejection, Sampling, Seeded
 
 
@@ -68,7 +68,7 @@ class RestrictedSampling:
             if live_B[b]:
                 text_T = prefix.ids_BS[b, prompt_length : prefix.lengths_B[b]]
                 allowed_JV = constraint.allowed(text_T, guess.tokens_BK[b, : guess.counts_B[b]])
-                banned_JV = torch.from_numpy(~allowed_JV).to(logits_BJV.device)
+                banned_JV = there(~allowed_JV, logits_BJV.device)
                 logits_BJV[b, : len(banned_JV)].masked_fill_(banned_JV, -math.inf)
         return self.unrestricted.verify(guess, logits_BJV, prefix, live_B, tier)
 

@@ -1,4 +1,4 @@
-"""What runs in Triton's interpreter on a CPU: exact and slow, so shapes are small. Left out where there is no Triton."""
+"""What runs in Triton's interpreter on a CPU: exact, slow, and so small. Left out where there is no Triton."""
 
 from __future__ import annotations
 

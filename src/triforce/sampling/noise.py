@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from triforce.kernels import extension
-from triforce.shapes import Ints
+from triforce.shapes import Ints, there
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -105,7 +105,7 @@ class Noise:
         draw_Bn = self.draws[tier, :, None] + torch.arange(n, device=self.draws.device)
         counter = (draw_Bn & _MASK, draw_Bn >> 32, self._choices_B[:, None], torch.full_like(draw_Bn, 1 + tier))
         high, low, _, _ = philox(counter, self._keys_R2B[..., None])
-        self.draws[tier] += torch.from_numpy(used_B).to(self.draws.device)
+        self.draws[tier] += there(used_B, self.draws.device)
         return _bits(high, low).double() * 2.0**-53
 
     def _make(self, missing: list[tuple[int, int, int]]) -> None:
