@@ -1,6 +1,6 @@
 """What lies between a decoder's products: the norm and the gate, each in one go, rounded where the torch path rounds.
 
-Shape suffixes as in contract.py; I MLP size, X any leading dimensions, E elements.
+Shape suffixes as in contract.py; I MLP size, X vectors, E elements.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from torch import Tensor
 from triforce.kernels.triton import interpreted
 
 
-def norm(x_XC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
-    """RMSNorm in float32; the weight is applied after rounding. A new tensor."""
-    C = x_XC.shape[-1]
-    x_XC, out_XC = x_XC.contiguous(), torch.empty(x_XC.shape, dtype=x_XC.dtype, device=x_XC.device)
-    rows = x_XC.numel() // C
-    at_once = 256 if interpreted() else 1
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of vectors (..., C) in float32; the weight is applied after rounding. A new tensor."""
+    C = x.shape[-1]
+    x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows, at_once = x.numel() // C, 256 if interpreted() else 1
     if rows:
-        _norm[(triton.cdiv(rows, at_once),)](x_XC, weight_C, out_XC, rows, C, eps, triton.next_power_of_2(C), at_once)
-    return out_XC
+        _norm[(triton.cdiv(rows, at_once),)](x, weight, out, rows, C, eps, triton.next_power_of_2(C), at_once)
+    return out
 
 
 def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
