@@ -83,14 +83,17 @@ def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
 
 
 def identity(model: Model, memory: Memory) -> str:
-    """Whose bits these two compute: `torch`, `triton`, or a level of the native kernels, or torch and one of these."""
-    plain = [type(part) in (PlainModel, PlainMemory) for part in (model, memory)]
-    if all(plain):
+    """Whose bits these two compute: `torch`, `triton`, a level of the native kernels, or two of these."""
+    return " and ".join(sorted({_kind(part) for part in (model, memory)}))
+
+
+def _kind(part: Model | Memory) -> str:
+    if type(part) in (PlainModel, PlainMemory):
         return "torch"
-    if isinstance(memory, PlainMemory) or extension.native is None:
+    if isinstance(part, PlainModel | PlainMemory) or extension.native is None:
         return "triton"
     level: str = extension.native.level()
-    return f"{level} and torch" if any(plain) else level
+    return level
 
 
 def _no_int8() -> RequestError:
