@@ -5,6 +5,9 @@ Shape suffixes as in kernels/contract.py.
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -115,3 +118,17 @@ def test_tables_grow_where_positions_go_beyond_them(decoder: Decoder) -> None:
     far = len(memory._tables_PF[0]) + 5
     memory.forward(model, torch.ones(1, 1).long(), None, Pass([far], [(2, Lists(torch.ones(1, 3).int(), [0], [1]))]))
     assert len(memory._tables_PF[0]) > far
+
+
+def test_it_goes_with_its_last_user(decoder: Decoder) -> None:
+    """At once, not when cycles are looked for: the next request's KV would not fit beside it."""
+    memory = TritonMemory(decoder.config, PAGES, torch.float32)
+    model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
+    memory.forward(model, torch.ones(1, 1).long(), None, Pass([0], [(2, Lists(torch.ones(1, 3).int(), [0], [1]))]))
+    keys = weakref.ref(memory.keys_LGSD)
+    gc.disable()
+    try:
+        del memory
+        assert keys() is None
+    finally:
+        gc.enable()

@@ -36,12 +36,12 @@ class Graphs:
         """Forget all: something that they refer to has moved."""
         self._known.clear()
 
-    def run(self, replay: Replay) -> Outcome:
-        """One pass; what it gives is overwritten by the next one."""
+    def run(self, replay: Replay, call: Callable[[], Outcome]) -> Outcome:
+        """One pass, `call` the first time; what it gives is overwritten by the next one."""
         if not self._captures:
-            return replay.call()
+            return call()
         if replay.graph is None:
-            replay.graph, replay.outcome = self._capture(replay.call)
+            replay.graph, replay.outcome = self._capture(call)
         replay.graph.replay()
         assert replay.outcome
         return replay.outcome
@@ -60,9 +60,7 @@ class Graphs:
 
 
 class Replay:
-    """A function, and its graph once it was captured."""
+    """The graph of a pass, once it was captured. It refers to no memory, which so goes as soon as nobody needs it."""
 
-    def __init__(self, call: Callable[[], Outcome]) -> None:
-        self.call = call
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.outcome: Outcome | None = None
+    graph: torch.cuda.CUDAGraph | None = None
+    outcome: Outcome | None = None

@@ -7,14 +7,14 @@ Shape suffixes as in contract.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from triforce.config import ModelConfig
 from triforce.kernels.contract import Lists, Model, Outcome, Pass, Rotation
-from triforce.kernels.frame import Frame, Shape, shape_of
+from triforce.kernels.frame import Frame, shape_of
 from triforce.kernels.graphs import Graphs, Replay
 from triforce.kernels.layers import layer_by_layer
 from triforce.kernels.plain_memory import WIDE, PlainMemory
@@ -28,12 +28,12 @@ AHEAD = 4096
 """Positions beyond the model's that the tables have at first: guesses may reach there."""
 
 
+@dataclass(eq=False)
 class Captured(Replay):
     """A pass through one model, and the buffers that it reads."""
 
-    def __init__(self, frame: Frame, call: Callable[[], Outcome]) -> None:
-        super().__init__(call)
-        self.frame = frame
+    model: Model
+    frame: Frame
 
 
 class TritonMemory(PlainMemory):
@@ -56,10 +56,11 @@ class TritonMemory(PlainMemory):
             frame = Frame(shape, self.device)
             frame.fill(ids_BT, at_BJ, this)
             return self._pass(model, frame, this.lists() if wide else None)
-        captured = self._graphs.get((id(model), shape), lambda: self._capture(model, shape))
+        captured = self._graphs.get((id(model), shape), lambda: Captured(model, Frame(shape, self.device)))
         assert isinstance(captured, Captured)
         captured.frame.fill(ids_BT, at_BJ, this)
-        return _cut(self._graphs.run(captured), B, T, at_BJ.shape[1], this)
+        outcome = self._graphs.run(captured, lambda: self._pass(model, captured.frame))
+        return _cut(outcome, B, T, at_BJ.shape[1], this)
 
     def attend(
         self, layer: int, q_BTHD: Tensor, lists: Lists, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
@@ -67,10 +68,6 @@ class TritonMemory(PlainMemory):
         starts_B, counts_B = (torch.tensor(each, device=self.device) for each in (lists.starts, lists.counts))
         seen = Seen(lists.units, starts_B, counts_B, lists.unit, lists.sinks, lists.window)
         return attend(q_BTHD, self.keys_LGSD[layer], self.values_LGSD[layer], seen, weigh, q_sinks_BTHD)
-
-    def _capture(self, model: Model, shape: Shape) -> Captured:
-        frame = Frame(shape, self.device)
-        return Captured(frame, lambda: self._pass(model, frame))
 
     def _pass(self, model: Model, frame: Frame, wide: list[Lists] | None = None) -> Outcome:
         """A function of what lies in the frame; `wide`: each layer's lists, where torch's fused attention is wanted."""
