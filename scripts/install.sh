@@ -76,5 +76,5 @@ install_triforce() {
 
 make_venv
 install_torch
-if [ "${1:-}" = dev ]; then install_triforce '.[dev,serve]' 275; else install_triforce '.[serve]' 70; fi
+if [ "${1:-}" = dev ]; then install_triforce '.[dev,serve]' 530; else install_triforce '.[serve]' 70; fi
 say "Done: .venv/bin/triforce"

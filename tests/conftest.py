@@ -1,4 +1,4 @@
-"""Tests leave nothing behind in the user's own folders."""
+"""Tests leave nothing behind in the user's own folders. Without a CUDA device Triton's kernels are interpreted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, which looks only then
 
 
 @pytest.fixture(autouse=True, scope="session")

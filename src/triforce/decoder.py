@@ -41,6 +41,7 @@ class Decoder:
     def __call__(self, ids_BT: Tensor, cache: View, at_BJ: Tensor | None = None) -> Tensor:
         """Logits of the columns `at_BJ` of this pass (None: all of them, J = T; J = 0 scores nothing).
 
-        `cache.begin` must have been called for the pass. Returns float32 (B, J, V).
+        `cache.begin` must have been called for the pass. Ids and columns are on the host. Returns float32
+        (B, J, V).
         """
-        return cache.forward(self.model, ids_BT.to(self.device), at_BJ if at_BJ is None else at_BJ.to(self.device))
+        return cache.forward(self.model, ids_BT, at_BJ)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
 from triforce.batch import Batch
+from triforce.cache.full import TAIL
 from triforce.cache.pool import pages_for
 from triforce.cache.prefixes import Prefixes
 from triforce.errors import CacheError
@@ -47,7 +48,7 @@ class Engine:
         self._groups: list[Group] = []
         """Those that are being decoded, in the batches of their modes."""
         self._batches: dict[str, Batch] = {}
-        self._prefixes = Prefixes(store.pool)
+        self._prefixes = Prefixes(store.pool, store.whole)
 
     def submit(self, groups: Sequence[Group]) -> None:
         """Let groups wait for their turns. Raises CacheError, and takes none, if one's would never come."""
@@ -194,7 +195,10 @@ class Engine:
         pool = batch.top.cache.pool
         for b, job in enumerate(batch.jobs):
             if job in jobs and batch.memory is None:
-                self._prefixes.note(job.scope, batch.prefix.ids_BS[b, : pool.lengths_B[b]], pool.tables[b])
+                # Strictly, what was read as a prompt is to be shared, and what was decoded is not: its bits differ.
+                seen = max(0, len(job.prompt) - 1 - TAIL) if self._setting.strict else pool.lengths_B[b]
+                whole = int(seen) // self.store.whole * self.store.whole
+                self._prefixes.note(job.scope, batch.prefix.ids_BS[b, :whole], pool.tables[b])
 
     def _stop_reading(self) -> None:
         assert self._reading

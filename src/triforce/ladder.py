@@ -11,6 +11,7 @@ from functools import cached_property
 from math import gcd
 
 from triforce.cache import PAGE, Full, Pool, Retrieval, Setting, Streaming
+from triforce.cache.full import prefill_chunk
 from triforce.cache.pool import pages_for
 from triforce.cache.select import POLICIES, Policy, Recent
 from triforce.decoder import Decoder
@@ -33,12 +34,16 @@ LOWER_TIERS = ("same", "int8")
 FARTHEST = 8, 16
 """The largest gamma_1 and gamma_2 that mode `auto` goes to."""
 
+STRICT_ROWS = 8
+"""Rows of a strict pass, however few there are; where more may be decoded together, so many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """How to speculate: the lowest tier proposes `gamma_1` tokens at a time, the middle one gathers `gamma_2`.
 
     `lower_tiers`: one of `LOWER_TIERS`, how the target's lower views read committed KV: as it is, or as int8.
+    `strict`: passes of the full tier have one shape, where bits depend on it, and passes of a prompt end at set places.
     """
 
     gamma_1: int = 2
@@ -48,6 +53,7 @@ class Speculation:
     sinks: int = PAGE
     window: int = 496
     lower_tiers: str = "same"
+    strict: bool = False
 
     def __post_init__(self) -> None:
         if self.selection not in POLICIES:
@@ -63,6 +69,10 @@ class Speculation:
     @property
     def int8(self) -> bool:
         return self.lower_tiers == "int8"
+
+    def least(self, rows: int) -> tuple[int, int]:
+        """The shape that passes of the full tier are padded to: the widest verification, plain decoding included."""
+        return (max(rows, STRICT_ROWS), self.reach // 2 - 1) if self.strict else (1, 1)
 
     @property
     def reach(self) -> int:
@@ -89,7 +99,13 @@ class Store:
         if self.given:
             return self.given.more(0)
         target, unit = self.models.target, gcd(self.setting.retrieval.chunk, PAGE)
-        return Pool(target.config, 0, self.pages, target.dtype, target.device, unit, self.setting.int8)
+        setting, least = self.setting, self.setting.least(self.rows)
+        return Pool(target.config, 0, self.pages, target.dtype, target.device, unit, setting.int8, least)
+
+    @property
+    def whole(self) -> int:
+        """Prompts share beginnings of multiples of so many tokens: under `strict`, what one pass has read."""
+        return prefill_chunk(self.models.target.device) if self.setting.strict else PAGE
 
     @cached_property
     def streaming(self) -> Streaming:

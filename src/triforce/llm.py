@@ -61,8 +61,11 @@ class LLM:
     chunk: tokens that are selected together. refresh: verifications between selections; 0 is once, "auto" after a
     refusal. full_layers: layers that the retrieval tier sees in full, such as "0,1" or "none"; "auto" finds those that
     need it, and has them search. lower_tiers: "int8" has the tiers below the full one read weights, and committed KV of
-    the target, as int8 copies; "same" does not. ranks: the processes that share the target (see `processes`); each
-    makes the same calls, and has the same answers. Raises ModelError, RequestError or RankError.
+    the target, as int8 copies; "same" does not. strict: on a GPU, where bits depend on the shape of a pass, all passes
+    of the full tier have one shape, plain decoding's included, so that greedy and `seeded` texts are the same in every
+    mode; full_layers "auto" is then "none", as to find them the prompt's end is read again. ranks: the processes that
+    share the target (see `processes`); each makes the same calls, and has the same answers. Raises ModelError,
+    RequestError or RankError.
     """
 
     def __init__(
@@ -83,11 +86,12 @@ class LLM:
         refresh: str | int = 1,
         full_layers: str = "auto",
         lower_tiers: str = "same",
+        strict: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
         self.ranks = ranks
         retrieval = Setting.parse(budget, chunk, refresh, full_layers)
-        self.speculation = Speculation(gamma_1, gamma_2, selection, retrieval, lower_tiers=lower_tiers)
+        self.speculation = Speculation(gamma_1, gamma_2, selection, retrieval, lower_tiers=lower_tiers, strict=strict)
         self.coupling = known("coupling", coupling, COUPLINGS)
         self.mode = known("mode", mode, MODES)
         model = SHIPPED[0] if model is None else model
@@ -104,7 +108,7 @@ class LLM:
         prints = [each.fingerprint for each in (self.target, self.draft) if each]
         names = *prints, lower_tiers, *([f"{ranks.count} ranks"] if ranks.count > 1 else [])
         self.costs = Costs(home(*names) if ranks.rank == 0 else None)
-        self.focus = Focus(coupling == "seeded") if retrieval.full_layers is None else None
+        self.focus = Focus(coupling == "seeded") if retrieval.full_layers is None and not strict else None
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))
         ranks.meet()
         config = [getattr(self.target.config, f.name) for f in fields(ModelConfig) if f.name != "rope"]

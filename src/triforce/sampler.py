@@ -21,8 +21,8 @@ from torch import Tensor
 from triforce.kernels import extension
 from triforce.request import SamplingParams
 from triforce.sampling import Constraint, Noise, Warper
-from triforce.sampling.warp import check_bias, no_law
-from triforce.shapes import Bools, Ints, columns
+from triforce.sampling.warp import check, check_bias, no_law
+from triforce.shapes import Bools, Ints, columns, there
 from triforce.speculation import Block, Coupling, Draft, Prefix, Rejection, Sampling, Seeded
 
 
@@ -68,7 +68,7 @@ class RestrictedSampling:
             if live_B[b]:
                 text_T = prefix.ids_BS[b, prompt_length : prefix.lengths_B[b]]
                 allowed_JV = constraint.allowed(text_T, guess.tokens_BK[b, : guess.counts_B[b]])
-                banned_JV = torch.from_numpy(~allowed_JV).to(logits_BJV.device)
+                banned_JV = there(~allowed_JV, logits_BJV.device)
                 logits_BJV[b, : len(banned_JV)].masked_fill_(banned_JV, -math.inf)
         return self.unrestricted.verify(guess, logits_BJV, prefix, live_B, tier)
 
@@ -83,8 +83,10 @@ class TorchSampling:
 
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
         text = torch.from_numpy(prefix.ids_BS), torch.from_numpy(prefix.lengths_B)
-        probs_BJV = self.warper(logits_BJV, *text)
-        return self.coupling.verify(guess, probs_BJV, prefix.lengths_B, live_B, tier)
+        probs_BJV, peaks_BJ = self.warper.unchecked(logits_BJV, *text)
+        draft = self.coupling.verify(guess, probs_BJV, prefix.lengths_B, live_B, tier)
+        check(peaks_BJ)  # after the draft, for which the host has waited: now there is nothing to wait for
+        return draft
 
 
 class NativeSampling:

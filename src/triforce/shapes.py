@@ -6,9 +6,12 @@ B rows.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -22,6 +25,11 @@ def columns(start_B: Ints, width: int) -> Ints:
 def rows(count: int) -> Ints:
     """(B, 1): the row of each cell, to go with its column in an index."""
     return _counting(count)[:, None]
+
+
+def there(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Numbers of the host as a tensor on a device, without a wait for what is under way there."""
+    return torch.from_numpy(values).to(device, non_blocking=True)
 
 
 def ints(values: list[int]) -> Ints:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from triforce.errors import TriforceError
 from triforce.kernels import extension
@@ -36,7 +37,7 @@ def test_the_variable_names_the_level() -> None:
 def test_levels_that_cannot_be() -> None:
     before = extension.native.level()
     with pytest.raises(
-        TriforceError, match=r"TRIFORCE_KERNELS=sse9: sse9 is not among .*portable.* There is also torch"
+        TriforceError, match=r"TRIFORCE_KERNELS=sse9: sse9 is not among .*portable.* There are also torch and triton"
     ):
         extension.load("sse9")
     with pytest.raises(ValueError, match="sse9"):
@@ -53,3 +54,33 @@ def test_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TriforceError, match="TRIFORCE_KERNELS=avx2 asks for native kernels, but they were not built"):
         extension.load("avx2")
     assert extension.load("torch") == (None, "")
+
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "used"),
+    [("", CPU, False), ("", CUDA, True), ("torch", CUDA, False), ("avx2", CUDA, False), ("triton", CUDA, True)],
+)
+def test_where_triton_is_used(wanted: str, device: torch.device, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extension, "_installed", lambda: True)
+    assert extension.suits_triton(wanted, device) is used
+    assert extension.load("triton") == (None, "")
+
+
+def test_triton_on_a_cpu_is_for_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extension, "_installed", lambda: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert extension.suits_triton("triton", CPU)
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(TriforceError, match=r"TRIFORCE_KERNELS=triton.*CUDA.*this is cpu.*TRITON_INTERPRET=1"):
+        extension.suits_triton("triton", CPU)
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The torch path takes its place, unless it was asked for by name."""
+    monkeypatch.setattr(extension, "_installed", lambda: False)
+    assert not extension.suits_triton("", CUDA)
+    with pytest.raises(TriforceError, match=r"not installed; pip install 'triforce\[gpu\]'"):
+        extension.suits_triton("triton", CUDA)

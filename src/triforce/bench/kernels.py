@@ -86,17 +86,17 @@ def _steps(name: str, decoder: Decoder, lower: Decoder | None, context: int, ban
         took = seconds(partial(_pass, decoder, full, width))
         moved = weights + config.kv_size * context * size
         yield _row("step", took, moved, bandwidth, shape=name, context=context, width=width)
-    few = _Few(pool, BUDGET)
+    few = Few(pool, BUDGET)
     took = seconds(partial(_pass, decoder, few, 1))
     moved = weights + config.kv_size * BUDGET * size
     yield _row("retrieval step", took, moved, bandwidth, shape=name, context=context, width=1)
     if lower:
-        took = seconds(partial(_pass, lower, _Few(pool, BUDGET, int8=True), 1))
+        took = seconds(partial(_pass, lower, Few(pool, BUDGET, int8=True), 1))
         moved = config.weights_read + config.kv_size * BUDGET
         yield _row("retrieval step, int8", took, moved, bandwidth, shape=name, context=context, width=1)
 
 
-class _Few(Full):
+class Few(Full):
     """A view of `budget` tokens, in pages spread over the context, another list for each KV head."""
 
     def __init__(self, pool: Pool, budget: int, int8: bool = False) -> None:
@@ -105,7 +105,8 @@ class _Few(Full):
         length, pages = int(pool.lengths_B[0]), budget // PAGE - 1
         dice = torch.Generator().manual_seed(0)
         picks_GP = torch.stack([torch.randperm(length // PAGE, generator=dice) for _ in range(pool.config.kv_heads)])
-        self._units = torch.cat([picks_GP[:, :pages].sort(1).values, picks_GP[:, -1:]], 1)[None].int() + 1
+        units_BGU = torch.cat([picks_GP[:, :pages].sort(1).values, picks_GP[:, -1:]], 1)[None].int() + 1
+        self._units = units_BGU.to(pool.device)
 
     def begin(self, counts_B: Ints, width: int) -> None:
         starts = [self._units.shape[2] * PAGE - width]

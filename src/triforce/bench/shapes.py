@@ -15,7 +15,7 @@ from triforce.weights import Layer, Weights
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Llama with tied embeddings."""
+    """The sizes of a Llama; `tied`: its head is its embedding."""
 
     hidden: int
     intermediate: int
@@ -24,27 +24,39 @@ class Shape:
     kv_heads: int
     vocab: int
     head_dim: int = 64
+    tied: bool = True
 
 
 SHAPES = {
     "30m": Shape(512, 1408, 8, 8, 8, 8192),
     "30m-draft": Shape(128, 344, 2, 2, 2, 8192),
     "llama-3.2-1b": Shape(2048, 8192, 16, 32, 8, 128_256),
+    "llama-2-7b-128k": Shape(4096, 11_008, 32, 32, 32, 32_000, 128, tied=False),
+    "llama-2-13b-128k": Shape(5120, 13_824, 40, 40, 40, 32_000, 128, tied=False),
+    "llama-3.1-8b": Shape(4096, 14_336, 32, 32, 8, 128_256, 128, tied=False),
+    "llama-68m": Shape(768, 3072, 2, 12, 12, 32_000, tied=False),
+    "llama-68m-128256": Shape(768, 3072, 2, 12, 12, 128_256, tied=False),
 }
 """`30m` has the paper's kind of attention, a KV head for each query head: 16 KiB of KV per token in bfloat16."""
 
 
-def decoder(name: str, context: int, dtype: torch.dtype = torch.bfloat16, int8: bool = False) -> Decoder:
-    """A model of one of the `SHAPES`, for so many positions."""
+def decoder(
+    name: str,
+    context: int,
+    dtype: torch.dtype = torch.bfloat16,
+    int8: bool = False,
+    device: torch.device | str = "cpu",
+) -> Decoder:
+    """A model of one of the `SHAPES`, for so many positions, made where it is to compute."""
     shape = SHAPES[name]
     C, D = shape.hidden, shape.head_dim
     Q, P = shape.heads * D, shape.kv_heads * D
     rope = Rope(500_000.0 ** -(torch.arange(0, D, 2) / D), 1.0)
     config = ModelConfig(
         shape.vocab, C, shape.intermediate, shape.layers, shape.heads, shape.kv_heads, D, 1e-5,
-        qkv_bias=False, qk_norm=False, tied=True, context=context, rope=rope,
+        qkv_bias=False, qk_norm=False, tied=shape.tied, context=context, rope=rope,
     )  # fmt: skip
-    noise = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)).to(device)
 
     def matrix(outputs: int, inputs: int) -> Tensor:
         """The same noise again and again: what a product costs does not depend on it."""
@@ -52,14 +64,11 @@ def decoder(name: str, context: int, dtype: torch.dtype = torch.bfloat16, int8: 
         return whole[: outputs * inputs].view(outputs, inputs)
 
     def layer() -> Layer:
-        ones, I = torch.ones(C, dtype=dtype), shape.intermediate  # noqa: E741
+        ones, I = torch.ones(C, dtype=dtype, device=device), shape.intermediate  # noqa: E741
         return Layer(
             ones, matrix(Q, C), matrix(P, C), matrix(P, C), matrix(C, Q), ones, matrix(I, C), matrix(I, C), matrix(C, I)
         )
 
-    embedding_VC = matrix(shape.vocab, C)
-    return Decoder(
-        config,
-        Weights(embedding_VC, tuple(layer() for _ in range(shape.layers)), torch.ones(C, dtype=dtype), embedding_VC),
-        int8,
-    )
+    embedding_VC, layers = matrix(shape.vocab, C), tuple(layer() for _ in range(shape.layers))
+    head_VC = embedding_VC if shape.tied else matrix(shape.vocab, C)
+    return Decoder(config, Weights(embedding_VC, layers, torch.ones(C, dtype=dtype, device=device), head_VC), int8)

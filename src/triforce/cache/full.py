@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from triforce.cache.aside import Seen, put_row_back, take_row
@@ -25,6 +26,11 @@ PREFILL, PREFILL_ON_CPU = 8192, 512
 
 TAIL = 16
 """A prompt's last tokens are fed apart, so that the first selection has queries to go by."""
+
+
+def prefill_chunk(device: torch.device) -> int:
+    """Tokens of a prompt between two places where its passes end, both multiples of this, wherever it begins."""
+    return PREFILL_ON_CPU if device.type == "cpu" else PREFILL
 
 
 class Full:
@@ -49,7 +55,8 @@ class Full:
     def begin(self, counts_B: Ints, width: int) -> None:
         starts, unit, observe = self.lengths_B.tolist(), self.grain or PAGE, width <= OBSERVED
         lists = Lists(self.pool.units(self.rows, unit), starts, counts_B.tolist(), unit)
-        self._pass = Pass(starts, [(self.pool.config.layers, lists)], observe, observe and self.grain > 0)
+        weigh = observe and self.grain > 0
+        self._pass = Pass(starts, [(self.pool.config.layers, lists)], observe, weigh, self.pool.least)
 
     def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
         this = self._pass
@@ -73,8 +80,8 @@ class Full:
     def resume(self, length: int) -> tuple[int, int]:
         seen = int(self.lengths_B[0])
         tail = max(seen, length - TAIL)
-        chunk = PREFILL_ON_CPU if self.pool.device.type == "cpu" else PREFILL
-        return seen, min(seen + chunk, tail) if seen < tail else length
+        chunk = prefill_chunk(self.pool.device)
+        return seen, min((seen // chunk + 1) * chunk, tail) if seen < tail else length
 
     def row(self, b: int) -> Full:
         return Full(self.pool, self.sights, range(self.rows[b], self.rows[b] + 1), self.grain)

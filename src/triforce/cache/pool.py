@@ -32,6 +32,7 @@ class Pool:
     Slots below `lengths_B` hold exact, committed values and are written once; slots at or beyond it are working space
     of whichever view runs. Page 0 is scratch: padding is written there and nothing is read from it. `unit`: tokens that
     views pick together at least (see `kernels.Lists`). `int8`: lower views read int8 copies of what is committed.
+    `least`: the shape to which passes of the exact view are padded (see `kernels.Pass`).
     """
 
     def __init__(
@@ -43,8 +44,9 @@ class Pool:
         device: torch.device | str = "cpu",
         unit: int = PAGE,
         int8: bool = False,
+        least: tuple[int, int] = (1, 1),
     ) -> None:
-        self.config, self.dtype, self.device, self.unit = config, dtype, torch.device(device), unit
+        self.config, self.dtype, self.device, self.unit, self.least = config, dtype, torch.device(device), unit, least
         self.memory = kernels.memory(config, pages, dtype, device, unit, int8)
         self.pages = pages
         self._free = list(range(1, pages + 1))

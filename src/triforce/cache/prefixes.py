@@ -22,10 +22,10 @@ LEFT = 64
 
 
 class Prefixes:
-    """Beside rows an owner of pages of a pool."""
+    """Beside rows an owner of pages of a pool. Texts are shared in whole multiples of `whole` tokens."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, pool: Pool, whole: int = PAGE) -> None:
+        self._pool, self._pages_shared = pool, whole // PAGE
         self._pages: dict[bytes, int] = {}
         """Oldest first; of a text its end is older than its beginning, without which nobody would find it."""
 
@@ -39,7 +39,7 @@ class Prefixes:
             if key not in self._pages:
                 break
             found.append(self._pages[key])
-        return found
+        return found[: len(found) - len(found) % self._pages_shared]
 
     def note(self, scope: str, text: Tokens, table: Sequence[int]) -> None:
         """Keep the full pages of a text, all of it committed, which lie in the pages of a table."""

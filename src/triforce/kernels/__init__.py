@@ -42,6 +42,10 @@ def model(config: ModelConfig, weights: Weights, int8: bool = False, ranks: Rank
         return NativeModel(config, weights, int8)
     if int8:
         raise _no_int8()
+    if _suits_triton(config, weights.embedding_VC.dtype, weights.embedding_VC.device):
+        from triforce.kernels.triton_model import TritonModel
+
+        return TritonModel(config, weights)
     if weights.embedding_VC.device.type == "cpu" and extension.missing:
         _say_that_they_are_missing()
     plain = PlainModel(config, weights)
@@ -66,6 +70,10 @@ def memory(
         return NativeMemory(config, pages, dtype, int8)
     if int8:
         raise _no_int8()
+    if _suits_triton(config, dtype, torch.device(device)):
+        from triforce.kernels.triton_memory import TritonMemory
+
+        return TritonMemory(config, pages, dtype, device)
     return PlainMemory(config, pages, dtype, device)
 
 
@@ -75,17 +83,27 @@ def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
         ids_GP = torch.empty(len(scores_GN), picks, dtype=torch.long)
         extension.native.best(scores_GN.contiguous(), candidates.start, candidates.stop, ids_GP)
         return ids_GP
+    if scores_GN.dtype == torch.float32 and extension.suits_triton(extension.wanted, scores_GN.device):
+        from triforce.kernels.triton import select
+
+        if len(candidates) <= select.MOST:
+            return select.best(scores_GN, candidates, picks)
     among_GN = scores_GN[:, candidates.start : candidates.stop]
     return among_GN.topk(picks, dim=1).indices.sort(dim=1).values + candidates.start
 
 
 def identity(model: Model, memory: Memory) -> str:
-    """Whose bits these two compute: `torch`, or a level of the native kernels, or one of each."""
-    plain = [isinstance(part, PlainModel | PlainMemory) for part in (model, memory)]
-    if all(plain) or extension.native is None:
+    """Whose bits these two compute: `torch`, `triton`, a level of the native kernels, or two of these."""
+    return " and ".join(sorted({_kind(part) for part in (model, memory)}))
+
+
+def _kind(part: Model | Memory) -> str:
+    if type(part) in (PlainModel, PlainMemory):
         return "torch"
+    if isinstance(part, PlainModel | PlainMemory) or extension.native is None:
+        return "triton"
     level: str = extension.native.level()
-    return f"{level} and torch" if any(plain) else level
+    return level
 
 
 def _no_int8() -> RequestError:
@@ -110,3 +128,9 @@ def best_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
 def _suits_native(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
     fits = config.head_dim % 16 == 0 and config.head_dim <= 256 and dtype in (torch.bfloat16, torch.float32)
     return extension.native is not None and device.type == "cpu" and fits
+
+
+def _suits_triton(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    fits = config.head_dim % 2 == 0 and config.head_dim <= 256
+    known = dtype in (torch.bfloat16, torch.float16, torch.float32)
+    return fits and known and extension.suits_triton(extension.wanted, device)

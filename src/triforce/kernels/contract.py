@@ -66,6 +66,8 @@ class Pass:
     observe: bool = False
     """Whether queries are wanted back, and if there is but one view, with `weigh` their attention mass too."""
     weigh: bool = False
+    least: tuple[int, int] = (1, 1)
+    """Rows and tokens a row that a memory whose bits depend on the shape of a pass is to pad it to, at least."""
 
     def lists(self) -> list[Lists]:
         """Those of each layer."""
@@ -96,7 +98,10 @@ class Memory(Protocol):
         """Whether it leaves out what a search does not find, so that seeing much costs little."""
 
     def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
-        """A pass of the whole model: its tokens are remembered, and columns `at_BJ` scored (None: all of them)."""
+        """A pass of the whole model: its tokens are remembered, and columns `at_BJ` scored (None: all of them).
+
+        Both are on the host: what decides is there, and the memory knows how to take it to where it computes.
+        """
 
     def attend(
         self, layer: int, q_BTHD: Tensor, lists: Lists, weigh: bool = False, q_sinks_BTHD: Tensor | None = None

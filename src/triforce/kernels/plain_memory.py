@@ -36,9 +36,9 @@ class PlainMemory:
         self.keys_LGSD, self.values_LGSD = (allocate(shape, dtype, device).zero_() for _ in range(2))
 
     def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
-        lists_L, rope, T = this.lists(), self.config.rope, ids_BT.shape[1]
+        lists_L, rope, T, device = this.lists(), self.config.rope, ids_BT.shape[1], self.keys_LGSD.device
         first = lists_L[0]
-        positions_N = torch.from_numpy(columns(ints(this.positions), T).flatten()).to(ids_BT.device)
+        positions_N = torch.from_numpy(columns(ints(this.positions), T).flatten()).to(device)
         rotation, slots_N = rope.cos_sin(positions_N), slots(first, T)
         to_sinks = rope.cos_sin(positions_N.clamp_max(first.sinks + first.window - 1)) if first.window else None
         queries, masses = [], []
@@ -53,7 +53,8 @@ class PlainMemory:
             masses.append(mass_BGU)
             return mixed_BTHD
 
-        logits_BJV = layer_by_layer(model, ids_BT, at_BJ, attend)
+        at_BJ = at_BJ if at_BJ is None else at_BJ.to(device)
+        logits_BJV = layer_by_layer(model, ids_BT.to(device), at_BJ, attend)
         queries_LBTHD = torch.stack(queries) if this.observe else None
         return Outcome(logits_BJV, queries_LBTHD, torch.stack(masses) if this.weigh else None)
 

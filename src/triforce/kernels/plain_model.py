@@ -13,28 +13,27 @@ from triforce.config import ModelConfig
 from triforce.weights import Layer, Weights
 
 
-class PlainModel:
-    width_independent = False
-    """torch's matrix products do not promise it."""
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm (Zhang and Sennrich 2019) in float32; the weight is applied after rounding, as transformers does."""
+    x32 = x.float()
+    x32 = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
+    return weight * x32.to(x.dtype)
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        self.config, self.weights = config, weights
-        self.blocks = [PlainBlock(config, layer) for layer in weights.layers]
 
-    def embed(self, ids_N: Tensor) -> Tensor:
-        return F.embedding(ids_N, self.weights.embedding_VC)
-
-    def head(self, x_NC: Tensor) -> Tensor:
-        return F.linear(norm(x_NC, self.weights.norm_C, self.config.norm_eps), self.weights.head_VC).float()
+def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
+    """SwiGLU (Shazeer 2020); the gate is overwritten."""
+    return F.silu(gate_NI, inplace=True).mul_(up_NI)
 
 
 class PlainBlock:
+    norm, swiglu = staticmethod(norm), staticmethod(swiglu)
+
     def __init__(self, config: ModelConfig, layer: Layer) -> None:
         self.config, self.layer = config, layer
 
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
         layer = self.layer
-        x_NC = norm(x_NC, layer.input_norm_C, self.config.norm_eps)
+        x_NC = self.norm(x_NC, layer.input_norm_C, self.config.norm_eps)
         return (
             self._heads(x_NC, layer.q_proj_QC, layer.q_bias_Q, layer.q_norm_D),
             self._heads(x_NC, layer.k_proj_PC, layer.k_bias_P, layer.k_norm_D),
@@ -49,20 +48,30 @@ class PlainBlock:
         return F.linear(mixed_NQ, self.layer.o_proj_CQ)
 
     def gate(self, x_NC: Tensor) -> Tensor:
-        y_NC = norm(x_NC, self.layer.post_norm_C, self.config.norm_eps)
-        gate_NI = F.silu(F.linear(y_NC, self.layer.gate_proj_IC), inplace=True)  # SwiGLU (Shazeer 2020)
-        return gate_NI.mul_(F.linear(y_NC, self.layer.up_proj_IC))
+        y_NC = self.norm(x_NC, self.layer.post_norm_C, self.config.norm_eps)
+        return self.swiglu(F.linear(y_NC, self.layer.gate_proj_IC), F.linear(y_NC, self.layer.up_proj_IC))
 
     def down(self, gated_NI: Tensor) -> Tensor:
         return F.linear(gated_NI, self.layer.down_proj_CI)
 
     def _heads(self, x_NC: Tensor, weight: Tensor, bias: Tensor | None, norm_D: Tensor | None) -> Tensor:
         x_NHD = F.linear(x_NC, weight, bias).view(len(x_NC), -1, self.config.head_dim)
-        return x_NHD if norm_D is None else norm(x_NHD, norm_D, self.config.norm_eps)
+        return x_NHD if norm_D is None else self.norm(x_NHD, norm_D, self.config.norm_eps)
 
 
-def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm (Zhang and Sennrich 2019) in float32; the weight is applied after rounding, as transformers does."""
-    x32 = x.float()
-    x32 = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
-    return weight * x32.to(x.dtype)
+class PlainModel:
+    width_independent = False
+    """torch's matrix products do not promise it."""
+
+    block = PlainBlock
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config, self.weights = config, weights
+        self.blocks = [self.block(config, layer) for layer in weights.layers]
+
+    def embed(self, ids_N: Tensor) -> Tensor:
+        return F.embedding(ids_N, self.weights.embedding_VC)
+
+    def head(self, x_NC: Tensor) -> Tensor:
+        y_NC = self.block.norm(x_NC, self.weights.norm_C, self.config.norm_eps)
+        return F.linear(y_NC, self.weights.head_VC).float()

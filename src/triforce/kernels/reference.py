@@ -95,6 +95,8 @@ def _fused(q_HTD: Tensor, k_HSD: Tensor, v_HSD: Tensor, causal: bool) -> tuple[T
     q, k, v = q_HTD[None], k_HSD[None], v_HSD[None]
     if q.device.type == "cpu":
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=causal)
+    elif q.dtype != torch.float32 and q.shape[3] % 8 == 0 and q.shape[3] <= 256:
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=causal)
     else:
         out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, is_causal=causal)
     return out[0], lse[0, :, : q.shape[2]].float()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from triforce.kernels import extension
-from triforce.shapes import Ints
+from triforce.shapes import Ints, there
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -70,6 +70,7 @@ class Noise:
         native = extension.native if self.draws.device.type == "cpu" else None
         self.keys = native.Noise(list(seeds), list(choices)) if native else None
         self._keys_R2B = key_schedule(seeds).to(device)
+        self._seeds_B = torch.tensor(list(seeds), dtype=torch.uint64).view(torch.int64).to(device)
         self._choices_B = torch.tensor(list(choices), dtype=torch.int64, device=device)
         self._recent: dict[tuple[int, int, int], Tensor] = {}
 
@@ -104,7 +105,7 @@ class Noise:
         draw_Bn = self.draws[tier, :, None] + torch.arange(n, device=self.draws.device)
         counter = (draw_Bn & _MASK, draw_Bn >> 32, self._choices_B[:, None], torch.full_like(draw_Bn, 1 + tier))
         high, low, _, _ = philox(counter, self._keys_R2B[..., None])
-        self.draws[tier] += torch.from_numpy(used_B).to(self.draws.device)
+        self.draws[tier] += there(used_B, self.draws.device)
         return _bits(high, low).double() * 2.0**-53
 
     def _make(self, missing: list[tuple[int, int, int]]) -> None:
@@ -116,6 +117,10 @@ class Noise:
 
     def _exponentials(self, rows_N: Tensor, positions_N: Tensor, vocab_size: int) -> Tensor:
         """Fresh exponentials of N places, float64 (N, V), made tile by tile."""
+        if extension.suits_triton(extension.wanted, rows_N.device):
+            from triforce.kernels.triton.noise import exponentials
+
+            return exponentials(self._seeds_B[rows_N], self._choices_B[rows_N], positions_N, vocab_size)
         pairs = (vocab_size + 1) // 2
         out_NP2 = torch.empty(len(rows_N), pairs, 2, dtype=torch.float64, device=rows_N.device)
         tile = _TILE if rows_N.device.type == "cpu" else out_NP2.numel()

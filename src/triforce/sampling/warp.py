@@ -77,17 +77,26 @@ class Warper:
         Column j is the law of the token that follows ids_BS[b, : lengths_B[b] + j]; what lies beyond may be anything.
         Logits of -inf are allowed. NaN, +inf or nothing but -inf in any column, padding included, raises ModelError.
         """
+        probs_BJV, peaks_BJ = self.unchecked(logits_BJV, ids_BS, lengths_B)
+        check(peaks_BJ)
+        return probs_BJV
+
+    def unchecked(self, logits_BJV: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
+        """The same without a look at the numbers, and the largest score of each column (B, J) for `check`.
+
+        Where that raises, the law is nonsense.
+        """
         scores_BJV = logits_BJV.to(torch.float64, copy=True)
         self._penalize(scores_BJV, ids_BS, lengths_B)
         if self._bias is not None:
             rows_N, ids_N, values_N1 = self._bias
             scores_BJV[rows_N, :, ids_N] += values_N1
         peaks_BJ1 = scores_BJV.amax(-1, keepdim=True)
-        _check(peaks_BJ1.squeeze(-1))
+        peaks_BJ = peaks_BJ1.squeeze(-1)
         if self._all_greedy:
-            return _one_hot(scores_BJV)
+            return _one_hot(scores_BJV), peaks_BJ
         scores_BJV -= peaks_BJ1  # before the division: then a tiny temperature cannot overflow
-        return self._probabilities(scores_BJV)
+        return self._probabilities(scores_BJV), peaks_BJ
 
     def _penalize(self, scores_BJV: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> None:
         """Penalties for the tokens before each column, in place."""
@@ -202,10 +211,10 @@ def _one_hot(scores_BJV: Tensor) -> Tensor:
     return torch.zeros_like(scores_BJV).scatter_(-1, scores_BJV.argmax(-1, keepdim=True), 1.0)
 
 
-def _check(peaks_BJ: Tensor) -> None:
-    """Each row's maximum tells: a NaN spreads to it."""
+def check(peaks_BJ: Tensor) -> None:
+    """Raise ModelError where there is no law. Each column's maximum tells: a NaN spreads to it."""
     bad_BJ = ~peaks_BJ.isfinite()
-    if bool(bad_BJ.any()):  # one host sync a pass
+    if bool(bad_BJ.any()):  # the host waits
         b, j = bad_BJ.nonzero()[0].tolist()
         raise no_law(b, j, float(peaks_BJ[b, j]))
 

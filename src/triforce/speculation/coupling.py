@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triforce.shapes import Bools, Ints, columns, rows
+from triforce.shapes import Bools, Ints, columns, rows, there
 from triforce.speculation.draft import Draft
 
 
@@ -26,8 +26,8 @@ def rejection(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Ten
     row is for the draw and the others for its guesses, so that a row with fewer guesses than its mates uses fewer.
     """
     (B, K), device = draft.tokens_BK.shape, probs_BJV.device
-    rows_B, counts_B = torch.arange(B, device=device), torch.from_numpy(draft.counts_B).to(device)
-    laws_BKV, tokens_BK1 = draft.laws_BKV.to(device), torch.from_numpy(draft.tokens_BK).to(device)[..., None]
+    rows_B, counts_B = torch.arange(B, device=device), there(draft.counts_B, device)
+    laws_BKV, tokens_BK1 = draft.laws_BKV.to(device), there(draft.tokens_BK, device)[..., None]
     p_BK = probs_BJV[:, :K].gather(2, tokens_BK1).squeeze(2)
     q_BK = laws_BKV.gather(2, tokens_BK1).squeeze(2)
     kept_B = _leading(draft, uniforms_BJ[:, 1:] * q_BK < p_BK)
@@ -49,9 +49,9 @@ def block(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor,
     the last guess q = 0, and that is reach_j. The uniforms are those of `rejection`.
     """
     (B, K), device = draft.tokens_BK.shape, probs_BJV.device
-    rows_B, counts_B = torch.arange(B, device=device), torch.from_numpy(draft.counts_B).to(device)
+    rows_B, counts_B = torch.arange(B, device=device), there(draft.counts_B, device)
     columns_J = torch.arange(K + 1, device=device)
-    tokens_BK1 = torch.from_numpy(draft.tokens_BK).to(device)[..., None]
+    tokens_BK1 = there(draft.tokens_BK, device)[..., None]
     laws_BJV = F.pad(draft.laws_BKV.to(device), (0, 0, 0, 1)) * (columns_J < counts_B[:, None])[..., None]
     ratios_BK = (probs_BJV[:, :K].gather(2, tokens_BK1) / laws_BJV[:, :K].gather(2, tokens_BK1)).squeeze(2)
     one_B = torch.ones(B, dtype=probs_BJV.dtype, device=device)
@@ -72,7 +72,7 @@ def seeded(draft: Draft, probs_BJV: Tensor, exponentials_BJV: Tensor) -> tuple[T
     share the E of a position, so the picks of a text do not depend on what was guessed.
     """
     picks_BJ = race(probs_BJV, exponentials_BJV)
-    kept_B = _leading(draft, torch.from_numpy(draft.tokens_BK).to(picks_BJ.device) == picks_BJ[:, :-1])
+    kept_B = _leading(draft, there(draft.tokens_BK, picks_BJ.device) == picks_BJ[:, :-1])
     return kept_B, picks_BJ.gather(1, kept_B[:, None]).squeeze(1)
 
 
@@ -92,7 +92,7 @@ def draw(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
 
 
 def _leading(draft: Draft, fits_BK: Tensor) -> Tensor:
-    real_BK = torch.from_numpy(np.arange(fits_BK.shape[1]) < draft.counts_B[:, None]).to(fits_BK.device)
+    real_BK = there(np.arange(fits_BK.shape[1]) < draft.counts_B[:, None], fits_BK.device)
     return (fits_BK & real_BK).long().cumprod(1).sum(1)
 
 
@@ -146,7 +146,7 @@ class Seeded:
         return 0
 
     def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
-        positions_BJ = torch.from_numpy(columns(lengths_B, probs_BJV.shape[1])).to(probs_BJV.device)
+        positions_BJ = there(columns(lengths_B, probs_BJV.shape[1]), probs_BJV.device)
         exponentials_BJV = self.noise.exponentials(positions_BJ, probs_BJV.shape[2])
         return settle(draft, *seeded(draft, probs_BJV, exponentials_BJV), probs_BJV[..., :0], tier)
 

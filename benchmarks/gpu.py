@@ -1,0 +1,88 @@
+"""The paper's figures on a GPU, each in pieces that can be run apart.
+
+    python -m benchmarks.gpu a --max-seconds 460
+
+Each figure is a file of rows, `benchmarks/results/gpu_<figure>.json`, written after every piece; what is there already
+is not measured again, so a figure that takes longer than a session is finished by running the same command once more.
+
+a  on one chip, Llama-2-7B-128K's shape at 122K: passes against the measured limits, plain decoding, TriForce
+b  the shipped pair with real text at 32K and 128K
+c  the KV cache on the host, under the memory of the paper's cards
+d  batches: 2 texts of 56K, 6 of 19K, 10 of 12K
+e  Llama-3.1-8B's shape at 128K, batches of 1 and 6
+f  with offload, 256K and 512K
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from benchmarks.on_gpu import figures
+from benchmarks.on_gpu.piece import Row, Setup
+from triforce.cli.bench import machine
+from triforce.errors import RequestError, TriforceError
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 2 where something asked for cannot be done."""
+    options = _parser().parse_args(arguments)
+    try:
+        command = "python -m benchmarks.gpu " + " ".join(sys.argv[1:] if arguments is None else arguments)
+        run(options, command)
+    except TriforceError as error:
+        print(f"{options.figure}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(options: argparse.Namespace, command: str) -> None:
+    """Measure the pieces of a figure that are missing, while there is time. Raises TriforceError."""
+    if options.device != "cpu" and not torch.cuda.is_available():
+        raise RequestError("there is no CUDA device here; docs/gpu.md says what waits for one")
+    began, file = perf_counter(), options.out / f"gpu_{options.figure}.json"
+    rows: list[Row] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    setup = Setup(torch.device(options.device), options.shape, options.draft, options.contexts, options.tokens)
+    common = {"machine": _device(setup.device), "command": command}
+    known = {(row["what"], row["shape"], row["context"]) for row in rows}
+    for piece in figures.FIGURES[options.figure](setup):
+        if piece.key in known:
+            continue
+        if perf_counter() - began > options.max_seconds:
+            print(f"not yet: {' '.join(map(str, piece.key))} and what follows; run this again", flush=True)
+            return
+        row = {"figure": options.figure, **piece.labels, **piece.run(), **common}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(machine())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("figure", choices=sorted(figures.FIGURES))
+    parser.add_argument("--max-seconds", type=float, default=460, help="begin no piece after so long")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the rows")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--shape", help="instead of the figure's own (see triforce.bench.shapes)")
+    parser.add_argument("--draft", help="the draft's shape, with --shape")
+    parser.add_argument("--contexts", type=lambda text: [int(n) for n in text.split(",")], help="instead of its own")
+    parser.add_argument("--tokens", type=int, default=128, help="new tokens of each decoding")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""CUDA graphs: a function over buffers that stay where they are is captured once and then replayed.
+
+Elsewhere it is simply called, so that the same code runs on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+import torch
+
+from triforce.kernels.contract import Outcome
+
+MOST = 64
+"""Graphs that are kept; the one that was longest unused makes room."""
+
+
+class Graphs:
+    """Captured passes of one memory, by what they depend on. They share their working memory, as one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._captures = device.type == "cuda"
+        self._pool = torch.cuda.graph_pool_handle() if self._captures else None
+        self._known: OrderedDict[Hashable, Replay] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Replay]) -> Replay:
+        """What was captured for `key`, or made now."""
+        if key not in self._known and len(self._known) >= MOST:
+            self._known.popitem(last=False)
+        replay = self._known.pop(key, None) or make()
+        self._known[key] = replay
+        return replay
+
+    def clear(self) -> None:
+        """Forget all: something that they refer to has moved."""
+        self._known.clear()
+
+    def run(self, replay: Replay, call: Callable[[], Outcome]) -> Outcome:
+        """One pass, `call` the first time; what it gives is overwritten by the next one."""
+        if not self._captures:
+            return call()
+        if replay.graph is None:
+            replay.graph, replay.outcome = self._capture(call)
+        replay.graph.replay()
+        assert replay.outcome
+        return replay.outcome
+
+    def _capture(self, call: Callable[[], Outcome]) -> tuple[torch.cuda.CUDAGraph, Outcome]:
+        """First for real, as libraries set themselves up and kernels are compiled when they are first called."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outcome = call()
+        return graph, outcome
+
+
+class Replay:
+    """The graph of a pass, once it was captured. It refers to no memory, which so goes as soon as nobody needs it."""
+
+    graph: torch.cuda.CUDAGraph | None = None
+    outcome: Outcome | None = None

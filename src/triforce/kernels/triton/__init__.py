@@ -1,0 +1,23 @@
+"""Triton kernels, one a file: each has a function over tensors, and its jitted parts above it.
+
+They run on CUDA devices, and on a CPU in Triton's interpreter (TRITON_INTERPRET=1), which is for tests: it is exact and
+slow. Imported only where `kernels/__init__.py` has found Triton.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+NAMES = {"torch.float32": tl.float32, "torch.bfloat16": tl.bfloat16, "torch.float16": tl.float16}
+
+
+def interpreted() -> bool:
+    """Whether kernels run in the interpreter."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def multiplied_as(x: Tensor) -> tl.dtype:
+    """The type in which matrices of this one meet: the interpreter knows no products of bfloat16."""
+    return tl.float32 if interpreted() else NAMES[str(x.dtype)]

@@ -1,0 +1,62 @@
+"""The small kernels against the torch path: choice, noise, norm and gate. G rows, N columns, P picks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triforce.kernels import plain_model
+from triforce.kernels.triton import noise, pointwise, select
+from triforce.sampling.noise import Noise
+
+ODD = [-torch.inf, -2.0, -0.0, 0.0, 1e-40, 1.0, 1.0000001, 3e38, torch.inf, torch.nan]
+
+
+def by_sorting(scores_GN: torch.Tensor, candidates: range, picks: int) -> torch.Tensor:
+    """A stable descending sort: the lowest ids among equals."""
+    some_GN = scores_GN[:, candidates.start : candidates.stop]
+    order_GN = torch.sort(some_GN, dim=1, descending=True, stable=True).indices
+    return order_GN[:, :picks].sort(1).values + candidates.start
+
+
+@given(values=st.lists(st.sampled_from(ODD), min_size=1, max_size=40), data=st.data())
+@settings(max_examples=8, deadline=None, derandomize=True)
+def test_the_best_of_odd_scores(values: list[float], data: st.DataObject) -> None:
+    scores_GN = torch.tensor([values, values[::-1]])
+    start = data.draw(st.integers(0, len(values)))
+    picks = data.draw(st.integers(0, len(values) - start))
+    candidates = range(start, len(values))
+    assert torch.equal(select.best(scores_GN, candidates, picks), by_sorting(scores_GN, candidates, picks))
+
+
+def test_the_best_of_many() -> None:
+    scores_GN = torch.randn(3, 700, generator=torch.Generator().manual_seed(0)) ** 3
+    wanted = by_sorting(scores_GN, range(16, 650), 100)
+    assert torch.equal(select.best(scores_GN, range(16, 650), 100), wanted)
+    assert not torch.equal(select.best(-scores_GN, range(16, 650), 100), wanted)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 97])
+def test_noise_is_that_of_the_torch_path(vocab_size: int) -> None:
+    seeds, choices, positions = [0, 2**64 - 1, 12345], [0, 7, 2**32 - 1], [3, 2**31, 2**32 - 1]
+    wanted = Noise(seeds, choices).exponentials(torch.tensor(positions)[:, None], vocab_size)[:, 0]
+    as_int64 = torch.tensor(seeds, dtype=torch.uint64).view(torch.int64)
+    got = noise.exponentials(as_int64, torch.tensor(choices), torch.tensor(positions), vocab_size)
+    torch.testing.assert_close(got, wanted, rtol=1e-15, atol=0)
+    apart = torch.tensor(positions)[:, None].expand(3, 2).contiguous()[:, 0]  # as one of several columns
+    assert torch.equal(noise.exponentials(as_int64, torch.tensor(choices), apart, vocab_size), got)
+    later = noise.exponentials(as_int64, torch.tensor(choices), torch.tensor(positions) - 1, vocab_size)
+    assert (later != wanted).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_norm_and_gate(dtype: torch.dtype) -> None:
+    """Rounded where the torch path rounds, so they differ by the order of a sum, and by the exponential, at most."""
+    draw, step = torch.Generator().manual_seed(0), torch.finfo(dtype).eps
+    x, weight, up = (torch.randn(*shape, generator=draw).to(dtype) for shape in ((2, 3, 40), (40,), (2, 3, 40)))
+    wanted = plain_model.norm(x, weight, 1e-5)
+    torch.testing.assert_close(pointwise.norm(x, weight, 1e-5), wanted, rtol=4 * step, atol=0)
+    wanted = plain_model.swiglu(x.clone(), up)
+    torch.testing.assert_close(pointwise.swiglu(x.clone(), up), wanted, rtol=4 * step, atol=step / 100)

@@ -1,0 +1,63 @@
+"""`benchmarks/gpu.py` on a CPU, with a shape that is small: that its rows are what they say, not how large they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu
+from benchmarks.on_gpu import decoding
+from triforce.bench import shapes
+
+FIELDS = {"figure", "shape", "acceptance", "machine", "command", "seconds", "fraction_of_limit", "speedup"}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(shapes.SHAPES, "small", shapes.Shape(64, 96, 2, 4, 2, 300, 16, tied=False))
+    monkeypatch.setitem(shapes.SHAPES, "small-draft", shapes.Shape(32, 48, 1, 2, 2, 300, 16))
+    monkeypatch.setattr(decoding, "TURNS", 1)
+
+
+def measure(figure: str, folder: Path, *more: str, contexts: str = "512") -> list[dict[str, object]]:
+    few = ["--device", "cpu", "--shape", "small", "--draft", "small-draft", "--contexts", contexts, "--tokens", "12"]
+    assert gpu.main([figure, "--out", str(folder), *few, *more]) == 0
+    file = folder / f"gpu_{figure}.json"
+    return json.loads(file.read_text()) if file.exists() else []
+
+
+def test_on_chip_in_two_sittings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert measure("a", tmp_path, "--max-seconds", "0") == []
+    assert "not yet: full pass small 512" in capsys.readouterr().out
+    rows = measure("a", tmp_path)
+    assert [row["what"] for row in rows] == [
+        "full pass", "full pass, width 8", "retrieval pass", "draft pass", "prefill",
+        "triforce, 1 rows, paper acceptance", "triforce, 1 rows, ours acceptance", "transformers generate",
+    ]  # fmt: skip
+    assert all(set(row) >= FIELDS and row["seconds"] > 0 for row in rows)  # type: ignore[operator]
+    weights = 2 * (2 * 64 * (64 + 32) + 3 * 64 * 96) + 300 * 64
+    assert [row["bytes"] for row in rows[:3]] == [4 * (weights + 2 * 2 * 2 * 16 * seen) for seen in (512, 512, 256)]
+    assert [row["acceptance"] for row in rows[5:]] == ["paper", "ours", "none"]
+    assert rows[5]["speedup"] == pytest.approx(rows[5]["plain_seconds"] / rows[5]["seconds"])  # type: ignore[operator]
+    assert measure("a", tmp_path) == rows, "what was measured is measured again"
+
+
+def test_batches(tmp_path: Path) -> None:
+    rows = measure("d", tmp_path, contexts="256")
+    assert [row["what"] for row in rows] == [f"triforce, 2 rows, {rates} acceptance" for rates in ("paper", "ours")]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [(["c", "--device", "cpu"], "store"), (["a"], "no CUDA device")])
+def test_what_cannot_be_measured(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert gpu.main([*arguments, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
