@@ -39,6 +39,7 @@ class Engine:
         self._models, self._setting, self._coupling, self._costs = models, setting, coupling, costs
         self._waiting: deque[Group] = deque()
         self._reading: tuple[Group, Batch, Iterator[tuple[int, int]]] | None = None
+        self._read_so_far = 0
         self._groups: list[Group] = []
         """Those that are being decoded, in the batches of their modes."""
         self._batches: dict[str, Batch] = {}
@@ -129,7 +130,7 @@ class Engine:
         except Exception as error:
             group.error = error
         else:
-            self._reading = group, batch, group.read(batch)
+            self._reading, self._read_so_far = (group, batch, group.read(batch)), 0
 
     def _pages(self, group: Group) -> int:
         """Pages that it takes from the store: enough to come to its end."""
@@ -140,7 +141,6 @@ class Engine:
         """One pass over the prompts of the group whose turn it is; returns how many tokens are read now."""
         assert self._reading
         group, batch, passes = self._reading
-        before = int(batch.top.cache.lengths_B.sum())
         try:
             progress = next(passes, None)
             if progress and group.on_prefill:
@@ -150,7 +150,8 @@ class Engine:
             self._stop_reading()
             return 0
         if progress:
-            return int(batch.top.cache.lengths_B.sum()) - before
+            before, self._read_so_far = self._read_so_far, progress[0]
+            return self._read_so_far - before
         self._reading = None
         self._note(batch, group.jobs[:1])
         self._groups.append(group)

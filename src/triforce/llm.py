@@ -10,7 +10,7 @@ from pathlib import Path
 
 from triforce import kernels
 from triforce.batch import COUPLINGS
-from triforce.cache import PAGE, Full, Pool, Setting, saved
+from triforce.cache import PAGE, Full, Offload, Pool, Setting, saved
 from triforce.cache.pool import pages_for
 from triforce.checkpoint import Checkpoint, load
 from triforce.checkpoint.tokenizer import configured_eos_ids
@@ -52,7 +52,9 @@ class LLM:
     tier, or a share of the context ("3%"). chunk: tokens that are selected together. refresh: verifications between
     selections; 0 is once, "auto" after a refusal. full_layers: layers that the retrieval tier sees in full, such as
     "0,1" or "none"; "auto" finds those that need it. lower_tiers: "int8" has the tiers below the full one read weights,
-    and committed KV of the target, as int8 copies; "same" does not. Raises ModelError or RequestError.
+    and committed KV of the target, as int8 copies; "same" does not. kv_offload: where the target's KV lies, "file" or
+    "host" memory, but for kv_memory of it (bytes, or such as "512MiB"; "auto": all, if half of what is free holds it);
+    kv_layers: how many layers stay whole ("auto": as many as fit). Raises ModelError or RequestError.
     """
 
     def __init__(
@@ -73,9 +75,15 @@ class LLM:
         refresh: str | int = 1,
         full_layers: str = "auto",
         lower_tiers: str = "same",
+        kv_offload: str = "none",
+        kv_memory: str | int = "auto",
+        kv_layers: str | int = "auto",
     ) -> None:
         retrieval = Setting.parse(budget, chunk, refresh, full_layers)
-        self.speculation = Speculation(gamma_1, gamma_2, selection, retrieval, lower_tiers=lower_tiers)
+        offload = Offload.parse(kv_offload, kv_memory, kv_layers)
+        self.speculation = Speculation(
+            gamma_1, gamma_2, selection, retrieval, lower_tiers=lower_tiers, offload=offload
+        )
         self.coupling = known("coupling", coupling, COUPLINGS)
         known("mode", mode or "ar", MODES)
         model = SHIPPED[0] if model is None else model

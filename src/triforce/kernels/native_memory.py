@@ -50,7 +50,7 @@ class NativeMemory:
                 (layers, lists.units, lists.starts, lists.sinks, lists.window, lists.coarse if self.int8 else [])
                 for layers, lists in this.views
             ],
-            at_BJ, logits_BJV, queries_LBTHD, mass_LBGU,
+            at_BJ, logits_BJV, queries_LBTHD, mass_LBGU, exact=this.exact, keep=this.keep,
         )  # fmt: skip
         return Outcome(logits_BJV, queries_LBTHD, mass_LBGU)
 

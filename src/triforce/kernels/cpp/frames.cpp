@@ -12,7 +12,7 @@ Frames::Frames(int layers, int heads, int64_t pages, int32_t frames)
 
 int32_t Frames::take(int64_t id) {
     if (free_.empty()) {
-        if (!clean_) throw OffloadError("it is full of what must stay there");
+        if (!clean_) throw OffloadError("--kv-memory is full of KV that cannot leave; give more of it, or make fewer texts at a time");
         const int32_t oldest = newer_[0];
         unlink(oldest);
         free_.push_back(oldest);

@@ -111,7 +111,7 @@ void Offload::fetch(const std::vector<int64_t>& ids) {
         clean += !frames_.dirty(id);
     }
     if (missing.empty()) return;
-    if (clean > frames_.to_be_had()) throw OffloadError("it is full, and what a layer needs now does not fit beside it");
+    if (clean > frames_.to_be_had()) throw OffloadError("--kv-memory has no room for what the retrieval tier reads; give more of it, or a smaller --budget");
     each_run(missing, [&](int64_t first, int64_t count) {
         for (int64_t i = 0; i < count; i += at_once) fetch_run(first + i, std::min(at_once, count - i));
     });

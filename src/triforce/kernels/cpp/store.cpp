@@ -16,7 +16,11 @@ namespace {
 constexpr size_t at_once = 512;  // pieces of a write; systems take 1024
 
 [[noreturn]] void failed(const char* what, int why) {
-    throw OffloadError(std::string(what) + ": " + std::strerror(why));
+    const char* advice = why == ENOSPC || why == EDQUOT
+                             ? "set TMPDIR to a folder with more room, or use a shorter prompt, a smaller max_tokens or "
+                               "--kv-offload host"
+                             : "ask again, and if it fails again set TMPDIR to a folder on another disk";
+    throw OffloadError(std::string(what) + " (" + std::strerror(why) + "); " + advice);
 }
 
 }  // namespace
@@ -34,8 +38,8 @@ void Store::read_file(int64_t at, int64_t bytes, int64_t needed, char* to) const
     for (int64_t done = 0; done < needed;) {
         const ssize_t got = pread(direct_ < 0 ? file_ : direct_, to + done, bytes - done, at + done);
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) failed("reading the KV file failed", errno);
-        if (got == 0) throw OffloadError("the KV file is shorter than what was written to it: somebody cut it");
+        if (got < 0) failed("KV cannot be read back from its file", errno);
+        if (got == 0) throw OffloadError("the file with KV is shorter than what was written to it: somebody has cut it; ask again");
         done += got;
     }
 }
@@ -53,7 +57,7 @@ void Store::write(int64_t at, const std::vector<const char*>& pages, int64_t pag
             pieces.push_back({const_cast<char*>(pages[i]) + skip, static_cast<size_t>(page_bytes - skip)});
         const ssize_t put = pwritev(file_, pieces.data(), static_cast<int>(pieces.size()), done);
         if (put < 0 && errno == EINTR) continue;
-        if (put < 0) failed("writing the KV file failed", errno);
+        if (put < 0) failed("KV cannot be written to its file", errno);
         done += put;
     }
 }
@@ -64,7 +68,7 @@ void Store::reserve(int64_t at, int64_t bytes) {
     int why = 0;
     do why = fallocate(file_, 0, at, bytes) ? errno : 0;
     while (why == EINTR);
-    if (why && why != EOPNOTSUPP) failed("there is no room for the KV file", why);
+    if (why && why != EOPNOTSUPP) failed("the file for KV cannot be made larger", why);
 #else
     (void)at, (void)bytes;
 #endif
