@@ -16,6 +16,7 @@ from triforce.cache.pool import pages_for
 from triforce.cache.select import POLICIES, Policy, Recent
 from triforce.decoder import Decoder
 from triforce.errors import RequestError
+from triforce.request import KvBytes
 from triforce.speculation import Lookup, Proposer, Tier
 
 
@@ -97,6 +98,11 @@ class Store:
         target, unit = self.models.target, gcd(self.setting.retrieval.chunk, PAGE)
         room = store.room(self.setting.offload, self.needs) if self.setting.offload.kind != "none" else None
         return Pool(target.config, 0, self.pages, target.dtype, target.device, unit, self.setting.int8, room)
+
+    @property
+    def kv(self) -> KvBytes:
+        """Where the target's KV lies."""
+        return self.pool.bytes
 
     @property
     def needs(self) -> store.Needs:

@@ -16,6 +16,7 @@ from triforce import kernels
 from triforce.config import ModelConfig
 from triforce.errors import CacheError
 from triforce.kernels import PAGE
+from triforce.request import KvBytes
 
 
 def pages_for(tokens: int) -> int:
@@ -85,6 +86,13 @@ class Pool:
         self._slots += other._slots
         self._first_slot += other._first_slot
         self._tabulate()
+
+    @property
+    def bytes(self) -> KvBytes:
+        """Where K and V lie: all of this memory, for all rows."""
+        if self.offloaded:
+            return self.offloaded.bytes
+        return KvBytes(self.config.kv_size * (self.pages + 1) * PAGE * self.dtype.itemsize)
 
     @property
     def free_pages(self) -> int:

@@ -94,9 +94,14 @@ class Needs:
         return max(least, min(BUFFER // self.page_bytes, self.pages) // least * least)
 
     @property
+    def layer(self) -> int:
+        """Frames of a whole layer."""
+        return self.config.kv_heads * self.pages
+
+    @property
     def moving(self) -> int:
-        """Frames of pages that are being written, of all layers: they cannot leave."""
-        return self.heads * (self.rows * (ceil(self.reach / PAGE) + 2) + READ // PAGE + 1)
+        """Frames of a layer's pages that are being written: they cannot leave."""
+        return self.config.kv_heads * min(self.rows * (ceil(self.reach / PAGE) + 2) + READ // PAGE + 1, self.pages)
 
     @property
     def selected(self) -> int:
@@ -107,7 +112,7 @@ class Needs:
     @property
     def least(self) -> int:
         """Bytes with which it works at all."""
-        frames = self.moving + self.selected + 2 * SPLIT + 1
+        frames = self.config.layers * self.moving + self.selected + 2 * SPLIT + 1
         return (frames + 2 * self.buffer_frames + 3 * self.sector) * self.page_bytes
 
     def split(self, offload: Offload, memory: int) -> tuple[int, int, int]:
@@ -120,22 +125,22 @@ class Needs:
         wanted = ceil(self.pages / self.buffer_frames) + AHEAD
         buffers = max(2, min(wanted, (memory - self.least) // 2 // (self.buffer_frames * self.page_bytes) + 2))
         frames = memory // self.page_bytes - buffers * self.buffer_frames
-        frames = min(frames, self.heads * self.pages + 1 + self.sector) // self.sector * self.sector
-        layers, layer = self.config.layers, self.config.kv_heads * self.pages
-        left = frames - 1 - self.moving - layers * self.selected
-        fit = max(0, min(layers, left // max(1, layer - self.selected)))
-        return frames, buffers, fit if offload.layers is None else self._fitting(offload.layers, left, layer)
-
-    def _fitting(self, asked: int, left: int, layer: int) -> int:
-        """As many layers as were asked for. Raises CacheError where they leave too little."""
-        asked = min(asked, self.config.layers)
-        free = left + self.config.layers * self.selected - asked * layer - self.selected
-        if asked and free < 0:
+        frames = min(frames, self.heads * self.pages + 2 * self.sector) // self.sector * self.sector
+        layers = range(self.config.layers + 1)
+        if offload.layers is None:
+            return frames, buffers, max((n for n in layers if self._left(frames, n) >= 0), default=0)
+        asked = min(offload.layers, self.config.layers)
+        if asked and self._left(frames, asked) < 0:
             raise CacheError(
                 f"{asked} whole layers of KV do not fit into --kv-memory; give "
-                f"{describe(up(-free * self.page_bytes, 1 << 20))} more, or a smaller --kv-layers"
+                f"{describe(up(-self._left(frames, asked) * self.page_bytes, 1 << 20))} more, or a smaller --kv-layers"
             )
-        return asked
+        return frames, buffers, asked
+
+    def _left(self, frames: int, whole: int) -> int:
+        """Frames beside so many whole layers and what the others need."""
+        others = self.config.layers - whole
+        return frames - 1 - whole * self.layer - others * (self.moving + self.selected)
 
 
 def room(offload: Offload, needs: Needs) -> Room | None:

@@ -7,6 +7,7 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,8 @@ def as_json(output: RequestOutput, params: SamplingParams) -> dict[str, Any]:
         "tokens_per_second": output.tokens_per_second,
         "tiers": _tiers(first),
         "plans": first.plans,
+        "ranks": 1,
+        "kv": asdict(output.kv),
     }
     if params.n > 1:
         whole["choices"] = [_choice(completion) for completion in output.outputs]

@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from triforce.request import KvBytes
+
 Rotation = tuple[Tensor, Tensor]
 """cos and sin of each token's position, (N, F) each, with yarn's factor on them."""
 
@@ -108,11 +110,15 @@ class Offloaded(Memory, Protocol):
     """A memory whose pages lie in a store but for some. What it raises is CacheError, and costs what it was part of."""
 
     @property
+    def bytes(self) -> KvBytes:
+        """Where it all lies."""
+
+    @property
     def whole_layers(self) -> int:
         """How many layers it has room to keep whole."""
 
     def prefer(self, layers: Collection[int]) -> None:
-        """Those that had best be among them; it takes the next exact pass to bring them there."""
+        """Those that had best be among them."""
 
     def reserve(self, pages: Sequence[int]) -> None:
         """See that the store has room for pages that will be written."""

@@ -19,6 +19,7 @@ from triforce.kernels.native_memory import NativeMemory
 from triforce.kernels.native_model import NativeModel
 from triforce.kernels.offload import SECTOR, Room
 from triforce.kernels.plain_memory import allocate
+from triforce.request import KvBytes
 
 AT_ONCE = 512
 """Tokens of a prompt that go through a layer together: their activations stay in the caches."""
@@ -42,13 +43,17 @@ class OffloadedMemory(NativeMemory):
         self.prefer(range(config.layers))
 
     @property
+    def bytes(self) -> KvBytes:
+        return KvBytes(self.room.memory, *self.room.store.usage)
+
+    @property
     def whole_layers(self) -> int:
         return self.room.layers
 
     def prefer(self, layers: Collection[int]) -> None:
         chosen = [*sorted(layers), *(layer for layer in self._whole if layer not in layers)][: self.whole_layers]
         self._whole = chosen
-        self._offload.keep_layers([layer in chosen for layer in range(self.config.layers)])
+        self._offload.favour([layer in chosen for layer in range(self.config.layers)])
 
     def reserve(self, pages: Sequence[int]) -> None:
         with self._told():

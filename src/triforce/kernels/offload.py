@@ -19,6 +19,10 @@ class Store(Protocol):
     """The file again, for reads past the system's cache; -1 where there are none, as of memory."""
     memory: Tensor | None
 
+    @property
+    def usage(self) -> tuple[int, int]:
+        """Bytes of memory and of files."""
+
 
 @dataclass(frozen=True, slots=True)
 class Room:

@@ -59,8 +59,11 @@ void bind_offload(nb::module_& m) {
         .def("__init__", &init_offload, "arena"_a, "is_bf16"_a, "layers"_a, "heads"_a, "dim"_a, "pages"_a, "frames"_a,
              "buffers"_a, "buffer_frames"_a, "store"_a, nb::keep_alive<1, 2>())
         .def("layer", &Offload::layer, "i"_a, nb::rv_policy::reference_internal)
-        .def("keep_layers", &Offload::keep_layers, "resident"_a, nb::call_guard<nb::gil_scoped_release>(),
-             "Which layers (one bool each) stay in memory whole.")
+        .def("favour",
+             [](Offload& self, const std::vector<bool>& layers) {
+                 check(static_cast<int64_t>(layers.size()) == self.layers(), "there must be one bool for each layer");
+                 self.favour(layers);
+             }, "layers"_a, "Layers that are to stay in memory whole.")
         .def("reserve",
              [](Offload& self, const std::vector<int64_t>& pages) {
                  check_pages(self, pages);

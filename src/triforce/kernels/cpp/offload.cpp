@@ -32,7 +32,7 @@ void each_page(const int64_t* slots, int64_t count, Body body) {
 
 Offload::Offload(const Shape& shape, const Room& room, std::shared_ptr<Store> store)
     : shape_(shape), room_(room), store_(std::move(store)),
-      frames_(shape.layers, shape.heads, shape.pages, room.frames), resident_(shape.layers) {
+      frames_(shape.layers, shape.heads, shape.pages, room.frames) {
     for (int i = 0; i < shape.layers; i++) {
         Pages pages{shape.is_bf16, shape.heads, shape.dim, shape.pages, room.data, nullptr, {}, 0};
         pages.pitch = 2 * static_cast<int64_t>(pages.page_bytes());
@@ -51,19 +51,6 @@ Offload::Offload(const Shape& shape, const Room& room, std::shared_ptr<Store> st
 Run Offload::run_of(int64_t id, int64_t pages) const {
     const int64_t first = down(place(id), store_->alignment()), end = place(id + pages);
     return {first, up(end, store_->alignment()) - first, end - first, 0};
-}
-
-void Offload::keep_layers(const std::vector<bool>& resident) {
-    resident_ = resident;
-    for (int layer = 0; layer < shape_.layers; layer++) {
-        if (!resident_[layer]) continue;
-        std::vector<int64_t> stored;
-        for (int64_t page = 1; page < shape_.pages; page++)
-            if (frames_.stored(frames_.id(layer, 0, page))) stored.push_back(page);
-        hold(layer, stored);
-        for (int64_t page : stored)
-            for (int head = 0; head < shape_.heads; head++) frames_.spoil(frames_.id(layer, head, page));
-    }
 }
 
 void Offload::reserve(const std::vector<int64_t>& pages) {
@@ -90,7 +77,6 @@ void Offload::own(int layer, int64_t page, bool fresh) {
 
 /// Pages full of committed tokens: the store has them from now on.
 void Offload::commit(int layer, const std::vector<int64_t>& pages) {
-    if (resident_[layer]) return;
     std::vector<const char*> from;
     for (int head = shape_.heads - 1; head >= 0; head--)
         each_run(pages, [&](int64_t first, int64_t count) {
@@ -172,7 +158,8 @@ OffloadedPass::OffloadedPass(Offload& memory, const Attention* first, const Atte
         own(*call);
     }
     for (const Attention* call = first; call < last; call++)
-        if (wants_stream(*call)) streams_[call->pages->layer] = true, plan(*call, pieces);
+        if (!call->head_stride && !all_there(*call))  // lists of each head's own are short, and what they hold stays
+            streams_[call->pages->layer] = true, plan(*call, pieces);
     const int64_t bytes = memory.room_.buffer_frames * memory.page_bytes();
     if (!pieces.empty())
         reader_ = std::make_unique<Reader>(
@@ -180,7 +167,6 @@ OffloadedPass::OffloadedPass(Offload& memory, const Attention* first, const Atte
 }
 
 void OffloadedPass::commit(const Attention& call) {
-    if (memory_.resident_[call.pages->layer]) return;
     const Frames& frames = memory_.frames_;
     for (int64_t b = 0; b < call.rows; b++) {
         std::vector<int64_t> pages;
@@ -201,15 +187,12 @@ static int64_t seen_pages(const Attention& call, int64_t b) {
     return call.counts[b] ? (call.starts[b] + call.counts[b] - 1) / page_size + 1 : 0;
 }
 
-/// Lists of each head's own are short, and what they hold is meant to stay. Others are read past the frames unless these
-/// have all of them.
-bool OffloadedPass::wants_stream(const Attention& call) const {
-    if (call.head_stride) return false;
+bool OffloadedPass::all_there(const Attention& call) const {
     for (int64_t b = 0; b < call.rows; b++)
         for (int64_t i = 0, n = seen_pages(call, b); i < n; i++)
             for (int g = 0; g < call.pages->heads; g++)
-                if (!memory_.frames_.frame(memory_.frames_.id(call.pages->layer, g, call.list(b, 0)[i]))) return true;
-    return false;
+                if (!memory_.frames_.frame(memory_.frames_.id(call.pages->layer, g, call.list(b, g)[i]))) return false;
+    return true;
 }
 
 void OffloadedPass::plan(const Attention& call, std::vector<Piece>& pieces) {
@@ -257,7 +240,7 @@ Piece OffloadedPass::pack(const Attention& call, Part& part) const {
 
 void OffloadedPass::attend(const Attention& call) {
     if (streams_[call.pages->layer]) return stream(call);
-    hold(call);
+    if (call.head_stride || !all_there(call)) hold(call);
     run(call);
 }
 
@@ -298,11 +281,26 @@ void OffloadedPass::stream(const Attention& call, Stepwise& steps, std::vector<i
             table[pages.index(g, page)] = static_cast<int32_t>(buffer + offset);
         memory_.seen_.streamed += static_cast<int64_t>(part.pages.size());
         steps.run(b, g, part.first, part.last);
+        if (frames.favoured(pages.layer)) keep_all(part, pages.layer, buffer);
         if (part.last == splits) break;
     }
     next_++;
-    if (call.mass && how_.keep) keep_best(call, b, g, table);
+    if (call.mass && how_.keep && !frames.favoured(pages.layer)) keep_best(call, b, g, table);
     reader_->release(next_);
+}
+
+/// A layer in favour becomes whole.
+void OffloadedPass::keep_all(const Part& part, int layer, int64_t buffer) {
+    Frames& frames = memory_.frames_;
+    for (const auto& [page, offset] : part.pages) {
+        const int64_t id = frames.id(layer, part.g, page);
+        if (!frames.frame(id) && frames.to_be_had_by_favoured()) copy(id, buffer + offset);
+    }
+}
+
+void OffloadedPass::copy(int64_t id, int64_t at) {
+    std::memcpy(memory_.frame(memory_.frames_.take(id)), memory_.frame(at), memory_.page_bytes());
+    memory_.seen_.kept++;
 }
 
 /// What the pass has looked at most stays, while it is in the buffers anyway.
@@ -322,10 +320,8 @@ void OffloadedPass::keep_best(const Attention& call, int64_t b, int g, const std
             const int64_t id = frames.id(call.pages->layer, g, page);
             if (there)
                 frames.touch(id);
-            else if (at && !frames.frame(id) && frames.to_be_had()) {
-                std::memcpy(memory_.frame(frames.take(id)), memory_.frame(at), memory_.page_bytes());
-                memory_.seen_.kept++;
-            }
+            else if (at && !frames.frame(id) && frames.to_be_had())
+                copy(id, at);
         }
 }
 

@@ -1,8 +1,8 @@
 // KV pages that memory has no room for: they lie in a store, [layers][heads][pages][keys | values], and a pass reads
 // them ahead of its attention, a KV head's splits of 1024 tokens after another, so that what it reads is in long runs.
 //
-// What stays in memory, in frames: pages that are being written, those of layers that are resident, and, as far as
-// there is room, what was looked at last. Only pages that are full of committed tokens ever leave.
+// What stays in memory, in frames: pages that are being written, and, as far as there is room, those of layers in favour
+// and what was looked at last. Only pages that are full of committed tokens ever leave.
 #pragma once
 
 #include <cstdint>
@@ -33,11 +33,12 @@ class Offload {
     /// Throws std::invalid_argument if a buffer is smaller than a split may need.
     Offload(const Shape& shape, const Room& room, std::shared_ptr<Store> store);
 
+    int layers() const { return shape_.layers; }
     const Pages& layer(int i) const { return layers_[i]; }
     int64_t page_bytes() const { return layers_[0].pitch; }  // keys and values
 
-    /// Layers that stay in memory whole, whatever was the case before. Throws OffloadError.
-    void keep_layers(const std::vector<bool>& resident);
+    /// Layers that are to stay in memory whole. What is missing of them is kept when a pass next reads it.
+    void favour(const std::vector<bool>& layers) { frames_.favour(layers); }
     /// Room in the store for pages that will be written. Throws OffloadError.
     void reserve(const std::vector<int64_t>& pages);
     /// Pages that nobody needs.
@@ -70,7 +71,6 @@ class Offload {
     const std::shared_ptr<Store> store_;
     Frames frames_;
     std::vector<Pages> layers_;
-    std::vector<bool> resident_;
     std::vector<char> landing_;
     Seen seen_{};
 };
@@ -97,13 +97,15 @@ class OffloadedPass {
 
     void commit(const Attention& call);
     void own(const Attention& call);
-    bool wants_stream(const Attention& call) const;
+    bool all_there(const Attention& call) const;
     void plan(const Attention& call, std::vector<Piece>& pieces);
     void plan(const Attention& call, int64_t b, int g, std::vector<Piece>& pieces);
     Piece pack(const Attention& call, Part& part) const;
     void hold(const Attention& call);
     void stream(Attention call);
     void stream(const Attention& call, Stepwise& steps, std::vector<int32_t>& table, int64_t b, int g);
+    void keep_all(const Part& part, int layer, int64_t buffer);
+    void copy(int64_t id, int64_t at);
     void keep_best(const Attention& call, int64_t b, int g, const std::vector<int32_t>& table);
 
     Offload& memory_;
