@@ -55,6 +55,15 @@ class OffloadedMemory(NativeMemory):
         self._whole = chosen
         self._offload.favour([layer in chosen for layer in range(self.config.layers)])
 
+    @property
+    def bytes_read(self) -> int:
+        """From the store, since it is there."""
+        return int(self._native_store.bytes_read)
+
+    def limit(self, bytes_per_second: float) -> None:
+        """Reads take as long as on a bus of this rate: for measurements. 0 is no limit."""
+        self._native_store.limit(bytes_per_second)
+
     def reserve(self, pages: Sequence[int]) -> None:
         with self._told():
             self._offload.reserve(list(pages))
