@@ -26,8 +26,8 @@ BUFFER = 2 << 20
 """Bytes of a buffer: what a disk reads about as fast as anything larger."""
 AHEAD = 2  # buffers beyond those of the head that is worked on
 SPARE = 1.25  # times what the retrieval tier reads: what comes into favour lies beside what was
-READ = 544
-"""Tokens of a prompt that lie in memory in all layers before they leave: a chunk and its tail."""
+WHOLE, LAYER = 272, 512
+"""Tokens of a prompt that are read at a time in all layers, where it is scored, or else in one."""
 SHARE = 0.5  # of the free memory, where nobody says how much
 
 
@@ -101,7 +101,7 @@ class Needs:
     @property
     def moving(self) -> int:
         """Frames of a layer's pages that are being written: they cannot leave."""
-        return self.config.kv_heads * min(self.rows * (ceil(self.reach / PAGE) + 2) + READ // PAGE + 1, self.pages)
+        return self.config.kv_heads * min(self.rows * (ceil(self.reach / PAGE) + 2) + WHOLE // PAGE, self.pages)
 
     @property
     def selected(self) -> int:
@@ -112,7 +112,7 @@ class Needs:
     @property
     def least(self) -> int:
         """Bytes with which it works at all."""
-        frames = self.config.layers * self.moving + self.selected + 2 * SPLIT + 1
+        frames = self.config.layers * self.moving + self.selected + self.config.kv_heads * (LAYER // PAGE + 1) + 1
         return (frames + 2 * self.buffer_frames + 3 * self.sector) * self.page_bytes
 
     def split(self, offload: Offload, memory: int) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from triforce.config import ModelConfig
 from triforce.errors import CacheError
 from triforce.kernels import _native
-from triforce.kernels.contract import Lists, Model, Outcome, Pass
+from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass
 from triforce.kernels.native_memory import NativeMemory
 from triforce.kernels.native_model import NativeModel
 from triforce.kernels.offload import SECTOR, Room
@@ -80,6 +80,8 @@ class OffloadedMemory(NativeMemory):
         config, T, ((_, lists),) = self.config, ids_1T.shape[1], this.views
         x_1TC = torch.empty(1, T, config.hidden_size)
         nothing, logits = torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, config.vocab_size)
+        ends = (lists.starts[0] // PAGE, (lists.starts[0] + T) // PAGE)
+        full: list[int] = lists.units[0, ends[0] : ends[1]].tolist()
         tables = config.rope.tables(this.positions[0] + T)
         for layer in range(config.layers):
             for first in range(0, T, AT_ONCE):
@@ -91,6 +93,9 @@ class OffloadedMemory(NativeMemory):
                         [part.stop - first], *tables, [view], nothing, logits, None, None,
                         layer, layer + 1, x_1TC[:, part], exact=True,
                     )  # fmt: skip
+                if part.stop == T:
+                    with self._told():
+                        self._offload.commit(layer, full)
                 yield (layer * T + part.stop) // config.layers
 
     def attend(

@@ -70,6 +70,13 @@ void bind_offload(nb::module_& m) {
                  nb::gil_scoped_release release;
                  self.reserve(pages);
              }, "pages"_a, "Room in the store for these pages.")
+        .def("commit",
+             [](Offload& self, int layer, const std::vector<int64_t>& pages) {
+                 check(0 <= layer && layer < self.layers(), "there must be such a layer");
+                 check_pages(self, pages);
+                 nb::gil_scoped_release release;
+                 self.commit(layer, pages);
+             }, "layer"_a, "pages"_a, "These pages are full of committed tokens.")
         .def("forget",
              [](Offload& self, const std::vector<int64_t>& pages) {
                  check_pages(self, pages);

@@ -75,8 +75,9 @@ void Offload::own(int layer, int64_t page, bool fresh) {
     }
 }
 
-/// Pages full of committed tokens: the store has them from now on.
-void Offload::commit(int layer, const std::vector<int64_t>& pages) {
+void Offload::commit(int layer, std::vector<int64_t> pages) {
+    const auto is_clean = [&](int64_t page) { return !frames_.dirty(frames_.id(layer, 0, page)); };
+    pages.erase(std::remove_if(pages.begin(), pages.end(), is_clean), pages.end());
     std::vector<const char*> from;
     for (int head = shape_.heads - 1; head >= 0; head--)
         each_run(pages, [&](int64_t first, int64_t count) {
@@ -172,7 +173,7 @@ void OffloadedPass::commit(const Attention& call) {
         std::vector<int64_t> pages;
         for (int64_t i = 0; call.counts[b] && i < call.starts[b] / page_size; i++)
             if (frames.dirty(frames.id(call.pages->layer, 0, call.list(b, 0)[i]))) pages.push_back(call.list(b, 0)[i]);
-        if (!pages.empty()) memory_.commit(call.pages->layer, pages);
+        memory_.commit(call.pages->layer, std::move(pages));
     }
 }
 

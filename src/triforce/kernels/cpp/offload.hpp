@@ -44,6 +44,8 @@ class Offload {
     /// Pages that nobody needs.
     void forget(const std::vector<int64_t>& pages);
 
+    /// These pages are full of committed tokens: the store has them from now on. Throws OffloadError.
+    void commit(int layer, std::vector<int64_t> pages);
     /// As in write.hpp. What is put is committed.
     void read(int layer, const int64_t* slots, int64_t count, void* k, void* v);
     void put(int layer, const int64_t* slots, int64_t count, const void* k, const void* v);
@@ -61,7 +63,6 @@ class Offload {
     int64_t place(int64_t id) const { return id * page_bytes(); }
     Run run_of(int64_t id, int64_t pages) const;
     void own(int layer, int64_t page, bool fresh);
-    void commit(int layer, const std::vector<int64_t>& pages);
     void fetch(const std::vector<int64_t>& ids);
     void fetch_run(int64_t id, int64_t pages);
     void hold(int layer, const std::vector<int64_t>& pages);
