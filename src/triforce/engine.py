@@ -174,7 +174,8 @@ class Engine:
         self._reading = None
 
     def _fail(self, mode: str, error: Exception) -> None:
-        """A pass went wrong: nobody knows what its rows hold now."""
+        """A pass went wrong: nobody knows what its rows hold now, nor what their beginnings do."""
+        self._prefixes.clear()
         for group in [group for group in self._groups if group.mode == mode]:
             group.error = error
             self.cancel(group)

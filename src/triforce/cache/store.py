@@ -123,7 +123,8 @@ class Needs:
                 f"--budget; give {describe(up(self.least, 1 << 20))} or more, a smaller --budget, or fewer texts"
             )
         wanted = ceil(self.pages / self.buffer_frames) + AHEAD
-        buffers = max(2, min(wanted, (memory - self.least) // 2 // (self.buffer_frames * self.page_bytes) + 2))
+        spare = memory // self.page_bytes - self.config.layers * (self.moving + self.selected) - 3 * self.sector
+        buffers = max(2, min(wanted, spare // self.buffer_frames))
         frames = memory // self.page_bytes - buffers * self.buffer_frames
         frames = min(frames, self.heads * self.pages + 2 * self.sector) // self.sector * self.sector
         layers = range(self.config.layers + 1)
@@ -189,6 +190,7 @@ class HostStore:
     file = direct = -1
 
     def __init__(self, needs: Needs) -> None:
+        self.bytes = needs.bytes
         try:
             self.memory = torch.empty(needs.bytes, dtype=torch.uint8)
         except RuntimeError as error:

@@ -30,7 +30,7 @@ class OffloadedMemory(NativeMemory):
         self.config, self.dtype, self.int8, self.room = config, dtype, False, room
         store = room.store.memory
         self._native_store = (
-            _native.Store(room.store.file, room.store.direct) if store is None else _native.Store(store)
+            _native.Store(room.store.file, room.store.direct, room.store.bytes) if store is None else _native.Store(store)
         )
         arena = allocate((room.memory + SECTOR,), torch.uint8, "cpu")
         arena = arena[-arena.data_ptr() % SECTOR :][: room.memory]

@@ -14,6 +14,7 @@ SECTOR = 4096
 class Store(Protocol):
     """An open file, which is no longer in any folder; or memory."""
 
+    bytes: int
     file: int
     direct: int
     """The file again, for reads past the system's cache; -1 where there are none, as of memory."""

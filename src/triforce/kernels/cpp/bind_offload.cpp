@@ -50,7 +50,7 @@ void check_pages(const Offload& memory, const std::vector<int64_t>& pages) {
 void bind_offload(nb::module_& m) {
     nb::exception<OffloadError>(m, "OffloadError");
     nb::class_<Store>(m, "Store", "Where pages lie that memory has no room for: an open file, or memory (bytes).")
-        .def(nb::init<int, int>(), "file"_a, "direct"_a,
+        .def(nb::init<int, int, int64_t>(), "file"_a, "direct"_a, "bytes"_a,
              "`direct`: the same file, opened for reads past the system's cache; or -1.")
         .def("__init__", &init_memory_store, "memory"_a, nb::keep_alive<1, 2>())
         .def("limit", &Store::limit, "bytes_per_second"_a, "Reads take as long as on a bus of this rate; 0: no limit.")

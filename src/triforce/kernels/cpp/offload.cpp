@@ -8,6 +8,8 @@ namespace {
 
 constexpr int64_t at_once = 64;  // pages that are fetched, read or put together
 
+[[noreturn]] void lost() { throw OffloadError("KV of this text is lost: its file was cut; ask again"); }
+
 int64_t down(int64_t n, int64_t to) { return n / to * to; }
 int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -54,6 +56,7 @@ Run Offload::run_of(int64_t id, int64_t pages) const {
 }
 
 void Offload::reserve(const std::vector<int64_t>& pages) {
+    check_store();
     for (int i = 0; i < shape_.layers * shape_.heads; i++)
         each_run(pages, [&](int64_t first, int64_t count) {
             store_->reserve(place(i * shape_.pages + first), count * page_bytes());
@@ -63,6 +66,12 @@ void Offload::reserve(const std::vector<int64_t>& pages) {
 void Offload::forget(const std::vector<int64_t>& pages) {
     for (int i = 0; i < shape_.layers * shape_.heads; i++)
         for (int64_t page : pages) frames_.forget(i * shape_.pages + page);
+}
+
+/// What a cut file had is lost, but for what has a frame.
+void Offload::check_store() {
+    if (!store_->was_cut()) return;
+    for (int64_t id = 0; id < int64_t{shape_.layers} * shape_.heads * shape_.pages; id++) frames_.spoil(id);
 }
 
 /// A page that is about to be written to. `fresh`: from its first token on, so that nothing in it counts.
@@ -110,7 +119,7 @@ void Offload::fetch_run(int64_t id, int64_t pages) {
     store_->read(run.at, run.bytes, run.needed, landing);
     for (int64_t i = 0; i < pages; i++)
         if (!frames_.frame(id + i)) {
-            if (!frames_.stored(id + i)) throw OffloadError("a page of KV was asked for that nobody wrote");
+            if (!frames_.stored(id + i)) lost();
             std::memcpy(frame(frames_.take(id + i)), landing + place(id + i) - run.at, page_bytes());
         }
     seen_.fetched += pages;
@@ -154,12 +163,17 @@ void Offload::put(int layer, const int64_t* slots, int64_t count, const void* k,
 OffloadedPass::OffloadedPass(Offload& memory, const Attention* first, const Attention* last, const How& how)
     : memory_(memory), how_(how), streams_(memory.shape_.layers) {
     std::vector<Piece> pieces;
+    memory.check_store();
     for (const Attention* call = first; call < last; call++) {
         if (how.exact) commit(*call);
         own(*call);
     }
-    for (const Attention* call = first; call < last; call++)
-        if (!call->head_stride && !all_there(*call))  // lists of each head's own are short, and what they hold stays
+    // Lists of each head's own are short, and what they hold stays: they are never read ahead. Of the others none is left
+    // out where one is read, as what it has in frames would go meanwhile; but for layers in favour, whose frames do not.
+    const auto missing = [&](const Attention& call) { return !call.head_stride && !all_there(call); };
+    const bool short_of_frames = std::any_of(first, last, missing);
+    for (const Attention* call = first; short_of_frames && call < last; call++)
+        if (!call->head_stride && (!memory.frames_.favoured(call->pages->layer) || missing(*call)))
             streams_[call->pages->layer] = true, plan(*call, pieces);
     const int64_t bytes = memory.room_.buffer_frames * memory.page_bytes();
     if (!pieces.empty())
@@ -225,6 +239,7 @@ Piece OffloadedPass::pack(const Attention& call, Part& part) const {
     for (int64_t i = part.first * split_pages; i < end; i++) {
         const int32_t page = call.list(part.b, part.g)[i];
         const int64_t id = frames.id(call.pages->layer, part.g, page);
+        if (!frames.stored(id) && !frames.frame(id)) lost();
         if (!frames.stored(id)) continue;
         if (id != next) {
             const int64_t offset = piece.empty() ? 0 : piece.back().offset + piece.back().bytes;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -39,7 +40,7 @@ void Store::read_file(int64_t at, int64_t bytes, int64_t needed, char* to) const
         const ssize_t got = pread(direct_ < 0 ? file_ : direct_, to + done, bytes - done, at + done);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) failed("KV cannot be read back from its file", errno);
-        if (got == 0) throw OffloadError("the file with KV is shorter than what was written to it: somebody has cut it; ask again");
+        if (got == 0) throw OffloadError("the file with KV is shorter than what was written to it; ask again");
         done += got;
     }
 }
@@ -62,13 +63,21 @@ void Store::write(int64_t at, const std::vector<const char*>& pages, int64_t pag
     }
 }
 
+bool Store::was_cut() {
+    struct stat about;
+    if (memory_ || fstat(file_, &about) || !S_ISREG(about.st_mode) || about.st_size >= bytes_) return false;
+    if (ftruncate(file_, bytes_)) failed("the file for KV was cut and cannot be made as large again", errno);
+    return true;
+}
+
 void Store::reserve(int64_t at, int64_t bytes) {
     if (memory_) return;
 #if defined(__linux__)
     int why = 0;
     do why = fallocate(file_, 0, at, bytes) ? errno : 0;
     while (why == EINTR);
-    if (why && why != EOPNOTSUPP) failed("the file for KV cannot be made larger", why);
+    const bool unknown = why == EOPNOTSUPP || why == ENOSYS || why == ENODEV;  // then a write will tell
+    if (why && !unknown) failed("the file for KV cannot be made larger", why);
 #else
     (void)at, (void)bytes;
 #endif

@@ -20,7 +20,7 @@ constexpr int64_t sector = 4096;  // what direct reads begin and end at, in the 
 class Store {
   public:
     /// `direct`: the file again, opened so that reads pass the system's cache by; or below 0.
-    Store(int file, int direct) : file_(file), direct_(direct) {}
+    Store(int file, int direct, int64_t bytes) : file_(file), direct_(direct), bytes_(bytes) {}
     explicit Store(char* memory) : memory_(memory) {}
 
     /// What reads are widened to begin and end at.
@@ -28,6 +28,8 @@ class Store {
     /// Both ends of the range must be aligned, `to` too, and only the first `needed` bytes must be there.
     void read(int64_t at, int64_t bytes, int64_t needed, char* to);
     void write(int64_t at, const std::vector<const char*>& pages, int64_t page_bytes);
+    /// Whether somebody has cut the file since; it has its size again, but not what was in it.
+    bool was_cut();
     /// So many bytes will be written; where that fails now, no write has to. Throws OffloadError.
     void reserve(int64_t at, int64_t bytes);
 
@@ -42,6 +44,7 @@ class Store {
     Time due_after(int64_t bytes);
 
     int file_ = -1, direct_ = -1;
+    int64_t bytes_ = 0;
     char* memory_ = nullptr;
     std::mutex mutex_;
     double limit_ = 0;
