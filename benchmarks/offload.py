@@ -2,8 +2,8 @@
 
     python -m benchmarks.offload --json benchmarks/results/offload_cpu.json
 
-`streaming` compares the bytes a second that plain decoding reads from its file with those of a sequential read of a file
-as large, both past the system's cache. `bus` decodes the same text plainly and with TriForce from the same store, with
+`streaming` compares the bytes a second that plain decoding reads from its file with those of a sequential read of a
+file as large, both past the system's cache. `bus` decodes the same text plainly and with TriForce from the same store, with
 reads limited to a rate that stands for a bus. `computed` is not measured: what that run's passes would take at another
 rate, with KV of another size.
 """
@@ -117,7 +117,7 @@ def bus(ids: list[int], saved: Path, options: argparse.Namespace, memory: str, r
             "what": "bus", "mode": mode, "context": len(ids), "temperature": 0.6, "gb_per_second": rate / 1e9,
             "kv_bytes": _kv(len(ids)), "kv_memory": memory, "gammas": [options.gamma_1, options.gamma_2],
             "tokens": options.tokens, "seconds": seconds, "tokens_per_second": options.tokens / seconds,
-            "speedup": median(p.decode_seconds / o.decode_seconds for (p, _), (o, _) in zip(plain, outputs, strict=True)),
+            "speedup": median(p.decode_seconds / o.decode_seconds for (p, _), (o, _) in zip(plain, outputs)),
             "full_passes": full, "bytes_read": read,
             "acceptance": {tier.name: tier.acceptance for tier in first.tiers[:-1]},
             "same_text_as_ar": first.outputs[0].token_ids == plain[0][0].outputs[0].token_ids,
@@ -170,7 +170,11 @@ def main() -> None:
     measured = [row for row in rows if row["what"] == "bus" and row["kv_memory"] == memories[-1]]
     rows += computed(measured, 64e9, 25e9)
     if options.json:
-        report = {"machine": machine(), "command": "python -m benchmarks.offload " + " ".join(sys.argv[1:]), "rows": rows}
+        report = {
+            "machine": machine(),
+            "command": "python -m benchmarks.offload " + " ".join(sys.argv[1:]),
+            "rows": rows,
+        }
         Path(options.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 

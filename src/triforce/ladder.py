@@ -11,7 +11,7 @@ from functools import cached_property
 from math import gcd
 
 from triforce import kernels
-from triforce.cache import PAGE, Full, Offload, Pool, Retrieval, Setting, Streaming, store
+from triforce.cache import PAGE, Full, Offload, Pool, Retrieval, Setting, Streaming, room, store
 from triforce.cache.pool import pages_for
 from triforce.cache.select import POLICIES, Policy, Recent
 from triforce.decoder import Decoder
@@ -63,8 +63,8 @@ class Speculation:
         if self.offload.kind != "none" and (self.int8 or self.retrieval.chunk % PAGE):
             given = "--lower-tiers int8" if self.int8 else f"--chunk {self.retrieval.chunk}"
             raise RequestError(
-                f"{given} and --kv-offload {self.offload.kind} cannot be had together; use --lower-tiers same, a --chunk "
-                f"that is a multiple of {PAGE}, or --kv-offload none"
+                f"{given} and --kv-offload {self.offload.kind} cannot be had together; use --lower-tiers same, a "
+                f"--chunk that is a multiple of {PAGE}, or --kv-offload none"
             )
 
     @property
@@ -96,8 +96,8 @@ class Store:
         if self.given:
             return self.given.more(0)
         target, unit = self.models.target, gcd(self.setting.retrieval.chunk, PAGE)
-        room = store.room(self.setting.offload, self.needs) if self.setting.offload.kind != "none" else None
-        return Pool(target.config, 0, self.pages, target.dtype, target.device, unit, self.setting.int8, room)
+        given = store.room(self.setting.offload, self.needs) if self.setting.offload.kind != "none" else None
+        return Pool(target.config, 0, self.pages, target.dtype, target.device, unit, self.setting.int8, given)
 
     @property
     def kv(self) -> KvBytes:
@@ -105,11 +105,11 @@ class Store:
         return self.pool.bytes
 
     @property
-    def needs(self) -> store.Needs:
+    def needs(self) -> room.Needs:
         target, setting = self.models.target, self.setting
         kernels.require_offload(target.config, target.dtype, target.device)
         budget = setting.retrieval.budget
-        return store.Needs(target.config, target.dtype.itemsize, self.pages, self.rows, setting.reach, budget)
+        return room.Needs(target.config, target.dtype.itemsize, self.pages, self.rows, setting.reach, budget)
 
     @cached_property
     def streaming(self) -> Streaming:

@@ -81,9 +81,7 @@ class LLM:
     ) -> None:
         retrieval = Setting.parse(budget, chunk, refresh, full_layers)
         offload = Offload.parse(kv_offload, kv_memory, kv_layers)
-        self.speculation = Speculation(
-            gamma_1, gamma_2, selection, retrieval, lower_tiers=lower_tiers, offload=offload
-        )
+        self.speculation = Speculation(gamma_1, gamma_2, selection, retrieval, lower_tiers=lower_tiers, offload=offload)
         self.coupling = known("coupling", coupling, COUPLINGS)
         known("mode", mode or "ar", MODES)
         model = SHIPPED[0] if model is None else model

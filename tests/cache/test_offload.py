@@ -1,4 +1,4 @@
-"""KV that lies in a store: the text is that of KV in memory, bit for bit, and what goes wrong costs its request alone."""
+"""KV in a store: the text is that of KV in memory, bit for bit, and what goes wrong costs its request alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tiny_checkpoint import save, tiny_model
 from tiny_llm import ask, ids
 
 from triforce import kernels
-from triforce.cache.store import size_of
+from triforce.cache.room import size_of
 from triforce.errors import CacheError, RequestError
 from triforce.llm import LLM
 from triforce.request import KvBytes, RequestOutput
@@ -199,7 +199,7 @@ def test_too_little_memory_is_said_with_what_would_fit(folder: Path, how: dict[s
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused(folder: Path, how: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match="kv_|--kv-offload"):
+    with pytest.raises(RequestError, match=r"kv_|--kv-offload"):
         LLM(folder / "target", None, **how)
 
 

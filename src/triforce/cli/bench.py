@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from triforce.cli.common import Prefill, read_text, require_writable
+from triforce.cli.common import KV, Prefill, read_text, require_writable
 from triforce.cli.demo import BOOK
 from triforce.cli.options import NO_DRAFT
 from triforce.errors import RequestError
@@ -64,7 +64,7 @@ def _speed(options: Namespace) -> Any:
             options.contexts, outer, inner, gammas, int(options.budget), tokens, options.repeats, options.lower_tiers
         )
     draft = None if options.draft == NO_DRAFT else options.draft
-    names = ("device", "dtype", "gamma_1", "gamma_2", "budget", "full_layers", "lower_tiers", "coupling")
+    names = ("device", "dtype", "gamma_1", "gamma_2", "budget", "full_layers", "lower_tiers", "coupling", *KV)
     llm = LLM(options.model, draft, **{name: getattr(options, name) for name in names})
     ids = _ids(llm, options.texts, max(options.contexts))
     plan = speed.Plan(options.contexts, options.temperatures, modes, options.top_p, options.tokens, options.repeats)

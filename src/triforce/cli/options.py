@@ -56,7 +56,9 @@ def full_layers(parser: argparse._ActionsContainer) -> None:
 
 def kv(parser: argparse._ActionsContainer) -> None:
     add = parser.add_argument
-    add("--kv-offload", choices=KV_OFFLOAD, default="none", help=described("where KV goes that memory is too small for"))
+    add(
+        "--kv-offload", choices=KV_OFFLOAD, default="none", help=described("where KV goes that memory is too small for")
+    )
     text = "KV that stays in memory, such as 512MiB (default: auto, all that half of the free memory holds)"
     add("--kv-memory", default="auto", metavar="SIZE", help=text)
     add("--kv-layers", default="auto", metavar="N", help="layers whose KV stays whole (default: as many as fit)")

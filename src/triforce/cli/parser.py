@@ -15,6 +15,7 @@ from triforce.cli.options import (
     engine,
     full_layers,
     json_file,
+    kv,
     lower_tiers,
     model,
     placement,
@@ -148,6 +149,7 @@ def _batch(parser: argparse.ArgumentParser) -> None:
 def _info(parser: argparse.ArgumentParser) -> None:
     model(parser)
     lower_tiers(parser)
+    kv(parser)
     placement(parser)
 
 
@@ -192,6 +194,7 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     add("--budget", default="2048", metavar="N|P%", help="tokens the retrieval tier sees (default: 2048)")
     full_layers(speed)
     lower_tiers(speed)
+    kv(speed)
     coupling(speed)
     add(
         "--synthetic",

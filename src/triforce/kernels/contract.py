@@ -58,7 +58,7 @@ class Pass:
     exact: bool = False
     """Whether each row's keys before its own are committed: where some memory is offloaded, they may leave."""
     keep: int = 0
-    """Pages of a row that had the most mass, in each layer and KV head, for such memory to have at hand from then on."""
+    """How many pages of most mass, of each row, layer and KV head, such memory has at hand from then on."""
 
     def lists(self) -> list[Lists]:
         """Those of each layer."""

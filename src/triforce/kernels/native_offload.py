@@ -25,12 +25,17 @@ AT_ONCE = 512
 """Tokens of a prompt that go through a layer together: their activations stay in the caches."""
 
 
+Seen = tuple[int, Tensor, list[int], int, int, list[int]]
+
+
 class OffloadedMemory(NativeMemory):
     def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, room: Room) -> None:
         self.config, self.dtype, self.int8, self.room = config, dtype, False, room
         store = room.store.memory
         self._native_store = (
-            _native.Store(room.store.file, room.store.direct, room.store.bytes) if store is None else _native.Store(store)
+            _native.Store(room.store.file, room.store.direct, room.store.bytes)
+            if store is None
+            else _native.Store(store)
         )
         arena = allocate((room.memory + SECTOR,), torch.uint8, "cpu")
         arena = arena[-arena.data_ptr() % SECTOR :][: room.memory]
@@ -86,11 +91,11 @@ class OffloadedMemory(NativeMemory):
         for layer in range(config.layers):
             for first in range(0, T, AT_ONCE):
                 part = slice(first, min(first + AT_ONCE, T))
-                view = (config.layers, lists.units, [lists.starts[0] + first], 0, 0, [])
+                seen: Seen = (config.layers, lists.units, [lists.starts[0] + first], 0, 0, [])
                 with self._told():
                     model.decoder.run(
                         self._layers, ids_1T[:, part].contiguous(), [this.positions[0] + first],
-                        [part.stop - first], *tables, [view], nothing, logits, None, None,
+                        [part.stop - first], *tables, [seen], nothing, logits, None, None,
                         layer, layer + 1, x_1TC[:, part], exact=True,
                     )  # fmt: skip
                 if part.stop == T:

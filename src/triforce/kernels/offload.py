@@ -14,11 +14,18 @@ SECTOR = 4096
 class Store(Protocol):
     """An open file, which is no longer in any folder; or memory."""
 
-    bytes: int
-    file: int
-    direct: int
-    """The file again, for reads past the system's cache; -1 where there are none, as of memory."""
-    memory: Tensor | None
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def file(self) -> int: ...
+
+    @property
+    def direct(self) -> int:
+        """The file again, for reads past the system's cache; -1 where there are none, as of memory."""
+
+    @property
+    def memory(self) -> Tensor | None: ...
 
     @property
     def usage(self) -> tuple[int, int]:

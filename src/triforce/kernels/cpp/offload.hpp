@@ -63,6 +63,7 @@ class Offload {
     int64_t place(int64_t id) const { return id * page_bytes(); }
     Run run_of(int64_t id, int64_t pages) const;
     void check_store();
+    [[noreturn]] static void lost();
     void own(int layer, int64_t page, bool fresh);
     void fetch(const std::vector<int64_t>& ids);
     void fetch_run(int64_t id, int64_t pages);
