@@ -3,7 +3,9 @@
 namespace triforce {
 
 Reader::Reader(Store& store, const Buffers& buffers, std::vector<Piece> pieces)
-    : store_(store), buffers_(buffers), pieces_(std::move(pieces)), thread_([this] { work(); }) {}
+    : store_(store), buffers_(buffers), pieces_(std::move(pieces)), read_(pieces_.size()) {
+    for (std::thread& each : threads_) each = std::thread([this] { work(); });
+}
 
 Reader::~Reader() {
     {
@@ -11,13 +13,13 @@ Reader::~Reader() {
         stop_ = true;
     }
     changed_.notify_all();
-    thread_.join();
+    for (std::thread& each : threads_) each.join();
 }
 
 int64_t Reader::wait(size_t i) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return read_ > i || error_; });
-    if (read_ <= i) std::rethrow_exception(error_);
+    changed_.wait(lock, [&] { return read_[i] || error_; });
+    if (!read_[i]) std::rethrow_exception(error_);
     return static_cast<int64_t>(i) % buffers_.count;
 }
 
@@ -31,12 +33,14 @@ void Reader::release(size_t i) {
 }
 
 void Reader::work() {
-    for (size_t i = 0; i < pieces_.size(); i++) {
-        {
-            std::unique_lock lock(mutex_);
-            changed_.wait(lock, [&] { return stop_ || i < released_ + buffers_.count; });
-            if (stop_) return;
-        }
+    std::unique_lock lock(mutex_);
+    while (true) {
+        changed_.wait(lock, [&] {
+            return stop_ || error_ || begun_ == pieces_.size() || begun_ < released_ + buffers_.count;
+        });
+        if (stop_ || error_ || begun_ == pieces_.size()) return;
+        const size_t i = begun_++;
+        lock.unlock();
         std::exception_ptr error;
         try {
             char* buffer = buffers_.data + static_cast<int64_t>(i) % buffers_.count * buffers_.bytes;
@@ -44,12 +48,10 @@ void Reader::work() {
         } catch (...) {
             error = std::current_exception();
         }
-        {
-            std::lock_guard lock(mutex_);
-            error ? void(error_ = error) : void(read_ = i + 1);
-        }
+        lock.lock();
+        read_[i] = !error;
+        if (error) error_ = error;
         changed_.notify_all();
-        if (error) return;
     }
 }
 

@@ -1,4 +1,4 @@
-// Reads what a pass will need ahead of it, in a thread of its own, into a ring of buffers.
+// Reads what a pass will need ahead of it, in threads of its own, into a ring of buffers.
 #pragma once
 
 #include <condition_variable>
@@ -43,10 +43,11 @@ class Reader {
     const std::vector<Piece> pieces_;
     std::mutex mutex_;
     std::condition_variable changed_;
-    size_t read_ = 0, released_ = 0;
+    size_t begun_ = 0, released_ = 0;
+    std::vector<char> read_;
     bool stop_ = false;
     std::exception_ptr error_;
-    std::thread thread_;
+    std::thread threads_[2];  // a disk has work while the other one hands out its piece
 };
 
 }  // namespace triforce

@@ -14,6 +14,7 @@
 namespace triforce {
 namespace {
 
+constexpr auto oversleeping = std::chrono::milliseconds(4);  // whoever slept too long may hurry
 constexpr size_t at_once = 512;  // pieces of a write; systems take 1024
 
 [[noreturn]] void failed(const char* what, int why) {
@@ -89,7 +90,7 @@ Store::Time Store::due_after(int64_t bytes) {
     if (limit_ <= 0) return {};
     const auto takes = std::chrono::duration<double>(static_cast<double>(bytes) / limit_);
     const auto now = std::chrono::steady_clock::now();
-    return due_ = std::max(due_, now) + std::chrono::duration_cast<Time::duration>(takes);
+    return due_ = std::max(due_, now - oversleeping) + std::chrono::duration_cast<Time::duration>(takes);
 }
 
 }  // namespace triforce
