@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "memory.hpp"
 #include "offload.hpp"
 #include "tensor.hpp"
 
@@ -36,6 +37,7 @@ void init_offload(Offload* self, nb::handle arena, bool is_bf16, int layers, int
     bytes.expect(Type::u8, {all * page});
     check(reinterpret_cast<uintptr_t>(bytes.data) % sector == 0 && frames * page % sector == 0 &&
           buffer_frames * page % sector == 0, "arena, frames and buffers must begin at sectors");
+    prefer_huge_pages(bytes.data, all * page);
     new (self) Offload({is_bf16, layers, heads, dim, pages},
                        {static_cast<char*>(bytes.data), static_cast<int32_t>(frames), buffers, buffer_frames},
                        std::move(store));
