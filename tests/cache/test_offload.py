@@ -141,13 +141,19 @@ def test_no_file_is_left_and_nobody_else_may_open_it(folder: Path, tmp_path: Pat
         os.fstat(file)
 
 
-def test_what_comes_into_favour_is_kept_as_it_streams_by(folder: Path) -> None:
+def crossed(folder: Path) -> tuple[int, int, int]:
+    """Pages that were read ahead, read on demand, and kept as they came by."""
     model = llm(folder, "file", "6MiB", kv_layers=0)
     texts = model.open(1, LONG + 200)
     request = model.request(PROMPT, ask(max_tokens=24), "retrieval")
     texts.submit([request])
     outcomes(texts)
-    streamed, fetched, kept = memory_of(texts)._offload.seen
+    seen: tuple[int, int, int] = memory_of(texts)._offload.seen
+    return seen
+
+
+def test_what_comes_into_favour_is_kept_as_it_streams_by(folder: Path) -> None:
+    streamed, fetched, kept = crossed(folder)
     assert streamed > 5 * 24 * (LONG // 16) * 0.9 and kept > 0
     assert fetched < streamed / 100
 
@@ -212,3 +218,18 @@ def test_sizes() -> None:
 def test_answers_without_offload_say_where_kv_lies(folder: Path) -> None:
     found = answer(llm(folder), PROMPT[:100]).kv
     assert found.device_bytes >= 2 * 6 * 4 * 64 * 2 * 100 and found == KvBytes(found.device_bytes)
+
+
+def test_a_changed_file_changes_the_text(folder: Path) -> None:
+    """The control of what is above: KV is read from where it lies."""
+    texts, first, _ = two_requests(llm(folder, "file", "8MiB", kv_layers=0))
+    store = memory_of(texts).room.store
+    os.pwrite(store.file, bytes(store.bytes), 0)
+    assert outcomes(texts)[first].outputs[0].token_ids != tokens(llm(folder))
+
+
+def test_without_keeping_pages_cross_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test that nothing does."""
+    monkeypatch.setattr("triforce.cache.full.Full.budget", property(lambda _: None, lambda *_: None), raising=False)
+    streamed, fetched, kept = crossed(folder)
+    assert kept == 0 and fetched > streamed / 100
