@@ -95,7 +95,11 @@ class LLM:
         self.models = Models(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower)
         self.tokenizer = self.target.tokenizer
         self._grammars = Grammars(self.tokenizer) if self.tokenizer else None
-        self.costs = Costs(home(*(each.fingerprint for each in (self.target, self.draft) if each), lower_tiers))
+        about = [each.fingerprint for each in (self.target, self.draft) if each]
+        stays = (
+            [kv_offload, str(kv_memory), str(kv_layers)] if kv_offload != "none" else []
+        )  # else passes read no store
+        self.costs = Costs(home(*about, lower_tiers, *stays))
         self.focus = Focus(coupling == "seeded") if retrieval.full_layers is None else None
         self.mode = mode or ("triforce" if self.draft else "retrieval")
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))
