@@ -42,6 +42,8 @@ JSON_KEYS = [
     "tokens_per_second",
     "tiers",
     "plans",
+    "ranks",
+    "kv",
 ]
 
 

@@ -45,6 +45,7 @@ class Engine:
         self._models, self._setting, self._coupling, self._costs = models, setting, coupling, costs
         self._waiting: deque[Group] = deque()
         self._reading: tuple[Group, Batch, Iterator[tuple[int, int]]] | None = None
+        self._read_so_far = 0
         self._groups: list[Group] = []
         """Those that are being decoded, in the batches of their modes."""
         self._batches: dict[str, Batch] = {}
@@ -157,7 +158,7 @@ class Engine:
         try:
             costs = self._costs() if group.mode == "auto" else None
             batch = Batch(self._models, ladder, *how, group.left, group.memory, costs, self._focus, self.store, begun)
-            self._reading = group, batch, group.read(batch)
+            self._reading, self._read_so_far = (group, batch, group.read(batch)), 0
         except Exception as error:
             group.error = error
 
@@ -170,7 +171,6 @@ class Engine:
         """One pass over the prompts of the group whose turn it is; returns how many tokens are read now."""
         assert self._reading
         group, batch, passes = self._reading
-        before = int(batch.top.cache.lengths_B.sum())
         try:
             progress = next(passes, None)
             if progress and group.on_prefill:
@@ -180,7 +180,8 @@ class Engine:
             self._stop_reading()
             return 0
         if progress:
-            return int(batch.top.cache.lengths_B.sum()) - before
+            before, self._read_so_far = self._read_so_far, progress[0]
+            return self._read_so_far - before
         self._reading, group.aside = None, None
         self._note(batch, group.jobs[:1])
         self._groups.append(group)
@@ -206,7 +207,8 @@ class Engine:
         self._reading = None
 
     def _fail(self, mode: str, error: Exception) -> None:
-        """A pass went wrong: nobody knows what its rows hold now."""
+        """A pass went wrong: nobody knows what its rows hold now, nor what their beginnings do."""
+        self._prefixes.clear()
         for group in [group for group in self._groups if group.mode == mode]:
             group.error = error
             self.cancel(group)

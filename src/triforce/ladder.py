@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd
 
-from triforce.cache import PAGE, Full, Pool, Retrieval, Setting, Streaming
+from triforce import kernels
+from triforce.cache import PAGE, Full, Offload, Pool, Retrieval, Setting, Streaming, room, store
 from triforce.cache.full import prefill_chunk
 from triforce.cache.pool import pages_for
 from triforce.cache.select import POLICIES, Policy, Recent
 from triforce.decoder import Decoder
 from triforce.errors import RequestError
+from triforce.request import KvBytes
 from triforce.speculation import Lookup, Proposer, Tier
 
 
@@ -54,6 +56,7 @@ class Speculation:
     window: int = 496
     lower_tiers: str = "same"
     strict: bool = False
+    offload: Offload = field(default_factory=Offload)
 
     def __post_init__(self) -> None:
         if self.selection not in POLICIES:
@@ -65,6 +68,13 @@ class Speculation:
             raise RequestError(f"lower_tiers {self.lower_tiers!r} is not known; choose from {', '.join(LOWER_TIERS)}.")
         if self.int8 and self.retrieval.chunk % PAGE:
             raise RequestError(f"chunk is {self.retrieval.chunk}; int8 is of whole pages: give a multiple of {PAGE}.")
+
+        if self.offload.kind != "none" and (self.int8 or self.retrieval.chunk % PAGE):
+            given = "--lower-tiers int8" if self.int8 else f"--chunk {self.retrieval.chunk}"
+            raise RequestError(
+                f"{given} and --kv-offload {self.offload.kind} cannot be had together; use --lower-tiers same, a "
+                f"--chunk that is a multiple of {PAGE}, or --kv-offload none"
+            )
 
     @property
     def int8(self) -> bool:
@@ -100,12 +110,25 @@ class Store:
             return self.given.more(0)
         target, unit = self.models.target, gcd(self.setting.retrieval.chunk, PAGE)
         setting, least = self.setting, self.setting.least(self.rows)
-        return Pool(target.config, 0, self.pages, target.dtype, target.device, unit, setting.int8, least)
+        given = store.room(setting.offload, self.needs) if setting.offload.kind != "none" else None
+        return Pool(target.config, 0, self.pages, target.dtype, target.device, unit, setting.int8, least, given)
 
     @property
     def whole(self) -> int:
         """Prompts share beginnings of multiples of so many tokens: under `strict`, what one pass has read."""
         return prefill_chunk(self.models.target.device) if self.setting.strict else PAGE
+
+    @property
+    def kv(self) -> KvBytes:
+        """Where the target's KV lies."""
+        return self.pool.bytes
+
+    @property
+    def needs(self) -> room.Needs:
+        target, setting = self.models.target, self.setting
+        kernels.require_offload(target.config, target.dtype, target.device)
+        budget = setting.retrieval.budget
+        return room.Needs(target.config, target.dtype.itemsize, self.pages, self.rows, setting.reach, budget)
 
     @cached_property
     def streaming(self) -> Streaming:
@@ -147,11 +170,14 @@ class Rows:
             full.pool.adopt(0, self.begun)
         for b, capacity in enumerate(self.capacities):
             full.pool.reserve(b, capacity)
-        full.grain = 0  # until a view selects by what it saw
+        full.grain, full.budget = 0, None  # until a view selects by what it saw
         return full
 
     def exact(self, full: Full, below: Proposer | None = None) -> Tier[Full]:
-        return Tier("full", self.models.target, full, below=below)
+        top = Tier("full", self.models.target, full, below=below)
+        if full.pool.offloaded:
+            top.read = lambda view, ids_1T: view.read(self.models.target.model, ids_1T)
+        return top
 
     def middle(
         self, full: Full, policy: Callable[[], Policy], name: str, below: Proposer | None = None

@@ -11,7 +11,7 @@ from zlib import crc32
 
 from triforce import kernels
 from triforce.batch import COUPLINGS
-from triforce.cache import PAGE, Full, Pool, Setting, saved
+from triforce.cache import PAGE, Full, Offload, Pool, Setting, saved
 from triforce.cache.pool import pages_for
 from triforce.checkpoint import Checkpoint, load
 from triforce.checkpoint.tokenizer import configured_eos_ids
@@ -61,7 +61,9 @@ class LLM:
     chunk: tokens that are selected together. refresh: verifications between selections; 0 is once, "auto" after a
     refusal. full_layers: layers that the retrieval tier sees in full, such as "0,1" or "none"; "auto" finds those that
     need it, and has them search. lower_tiers: "int8" has the tiers below the full one read weights, and committed KV of
-    the target, as int8 copies; "same" does not. strict: on a GPU, where bits depend on the shape of a pass, all passes
+    the target, as int8 copies; "same" does not. kv_offload: where the target's KV lies, "file" or "host" memory, but
+    for kv_memory of it (bytes, or such as "512MiB"; "auto": all, if half of what is free holds it); kv_layers: how many
+    layers stay whole ("auto": as many as fit). strict: on a GPU, where bits depend on the shape of a pass, all passes
     of the full tier have one shape, plain decoding's included, so that greedy and `seeded` texts are the same in every
     mode; full_layers "auto" is then "none", as to find them the prompt's end is read again. ranks: the processes that
     share the target (see `processes`); each makes the same calls, and has the same answers. Raises ModelError,
@@ -86,12 +88,20 @@ class LLM:
         refresh: str | int = 1,
         full_layers: str = "auto",
         lower_tiers: str = "same",
+        kv_offload: str = "none",
+        kv_memory: str | int = "auto",
+        kv_layers: str | int = "auto",
         strict: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
         self.ranks = ranks
         retrieval = Setting.parse(budget, chunk, refresh, full_layers)
-        self.speculation = Speculation(gamma_1, gamma_2, selection, retrieval, lower_tiers=lower_tiers, strict=strict)
+        offload = Offload.parse(kv_offload, kv_memory, kv_layers)
+        if offload.kind != "none" and ranks.count > 1:
+            raise RequestError("KV is offloaded in one process only; leave out --kv-offload, or --tp and torchrun")
+        self.speculation = Speculation(
+            gamma_1, gamma_2, selection, retrieval, lower_tiers=lower_tiers, strict=strict, offload=offload
+        )
         self.coupling = known("coupling", coupling, COUPLINGS)
         self.mode = known("mode", mode, MODES)
         model = SHIPPED[0] if model is None else model
@@ -107,6 +117,8 @@ class LLM:
         self._grammars = Grammars(self.tokenizer) if self.tokenizer else None
         prints = [each.fingerprint for each in (self.target, self.draft) if each]
         names = *prints, lower_tiers, *([f"{ranks.count} ranks"] if ranks.count > 1 else [])
+        if kv_offload != "none":
+            names = *names, kv_offload, str(kv_memory), str(kv_layers)
         self.costs = Costs(home(*names) if ranks.rank == 0 else None)
         self.focus = Focus(coupling == "seeded") if retrieval.full_layers is None and not strict else None
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))

@@ -109,6 +109,15 @@ class CompletionOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class KvBytes:
+    """Where KV lies: on the device that computes, in other memory, and in a file."""
+
+    device_bytes: int = 0
+    host_bytes: int = 0
+    file_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RequestOutput:
     """The answer to one prompt; times in seconds."""
 
@@ -120,6 +129,7 @@ class RequestOutput:
     exactness: Literal["bitwise", "distribution"]
     prefill_seconds: float
     decode_seconds: float
+    kv: KvBytes = KvBytes()
 
     @property
     def prompt_tokens(self) -> int:

@@ -12,7 +12,7 @@ from triforce.engine import Engine
 from triforce.errors import RequestError
 from triforce.group import Group, OnPrefill
 from triforce.job import Job
-from triforce.request import RequestOutput
+from triforce.request import KvBytes, RequestOutput
 
 Event = Piece | RequestOutput | Exception
 """Pieces of the texts of a request as they are ready, and at the end the whole, or what went wrong."""
@@ -26,6 +26,7 @@ class Request:
     completions: list[Completion]
     mode: str
     coupling: str
+    kv: KvBytes = field(default_factory=KvBytes)
     groups: list[Group] = field(default_factory=list)
     """Its jobs: as many together as there are rows."""
 
@@ -58,6 +59,7 @@ class Request:
             exactness="bitwise" if all(job.bitwise for job in self.jobs) else "distribution",
             prefill_seconds=sum(max(job.prefill_seconds for job in group.jobs) for group in self.groups),
             decode_seconds=sum(max(job.decode_seconds for job in group.jobs) for group in self.groups),
+            kv=self.kv,
         )
 
 
@@ -114,6 +116,7 @@ class Texts:
                     yield request, error
         for request in [request for request in self._requests if request.error or request.done]:
             self.cancel(request)
+            request.kv = self.engine.store.kv
             yield request, request.error or request.output()
 
     @property

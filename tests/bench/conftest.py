@@ -56,7 +56,9 @@ def bench(pair: Path, texts: Path) -> Callable[..., int]:
     from triforce.cli import main
 
     def run(what: str, *options: str) -> int:
-        models = [str(pair / "target"), "--draft", str(pair / "draft"), "--dtype", "float32"]
+        models = [str(pair / "target"), "--draft", str(pair / "draft")]
+        if what != "compare":  # there each engine has its best setting
+            models += ["--dtype", "float32"]
         return main(["bench", what, *models, "--texts", str(texts), *options])
 
     return run

@@ -7,8 +7,6 @@ import random
 
 import jsonschema
 import pytest
-
-pytest.importorskip("hypothesis_jsonschema", reason="hypothesis-jsonschema is not installed")
 from schemas import WRITTEN, Schema, drawn, keywords
 
 from triforce.errors import RequestError

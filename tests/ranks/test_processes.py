@@ -78,7 +78,9 @@ def text_of(pair: Path, tokens: int, mode: str | None = None) -> list[int]:
 
 
 def test_tp_makes_the_text_of_one_process(pair: Path) -> None:
-    with python("-m", "triforce", *command(pair, "--max-tokens", "60", "--json", "--tp", "2")) as process:
+    with python(
+        "-m", "triforce", *command(pair, "--max-tokens", "60", "--json", "--tp", "2", "--mode", "triforce")
+    ) as process:
         said, errors = process.communicate(timeout=240)
     assert process.returncode == 0 and not errors, errors
     answer = json.loads(said)

@@ -33,7 +33,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def url(pair: Path) -> Iterator[str]:
-    with served(pair) as (_, url):
+    with served(pair, "--mode", "triforce") as (_, url):
         yield url
 
 

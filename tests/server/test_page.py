@@ -57,7 +57,15 @@ def test_every_control_has_a_label(app: ASGIApp) -> None:
 
 @pytest.mark.parametrize("stop", [None, ["at", "he "]])
 def test_each_token_tells_its_length_and_each_piece_where_it_stands(app: ASGIApp, stop: Any) -> None:
-    body = {"prompt": PROMPT, **SAMPLED, "stop": stop, "stream": True, "tier_stats": True, "look": True}
+    body = {
+        "prompt": PROMPT,
+        **SAMPLED,
+        "stop": stop,
+        "stream": True,
+        "tier_stats": True,
+        "look": True,
+        "mode": "triforce",
+    }
     *choices, last = [event["choices"][0] for event in events(ask(app, "/v1/completions", body))]
     choices.append(last)
     lengths = [n for choice in choices for n in choice["token_characters"]]

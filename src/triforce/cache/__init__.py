@@ -7,7 +7,8 @@ from triforce.cache.budget import Budget, Setting
 from triforce.cache.full import Full
 from triforce.cache.pool import Pool
 from triforce.cache.retrieval import Retrieval
+from triforce.cache.room import Offload
 from triforce.cache.streaming import Streaming
 from triforce.kernels import PAGE
 
-__all__ = ["PAGE", "Budget", "Full", "Pool", "Retrieval", "Setting", "Streaming"]
+__all__ = ["PAGE", "Budget", "Full", "Offload", "Pool", "Retrieval", "Setting", "Streaming"]

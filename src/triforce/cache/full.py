@@ -6,13 +6,14 @@ U units, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from triforce.cache.aside import Seen, put_row_back, take_row
+from triforce.cache.budget import Budget
 from triforce.cache.pool import Pool
 from triforce.cache.sight import Sight
 from triforce.kernels import PAGE, Lists, Model, Pass
@@ -46,6 +47,8 @@ class Full:
         self.pool, self.grain = pool, pool.unit if grain is None else grain
         self.rows = rows if rows is not None else range(len(pool.tables))
         self.sights = sights if sights is not None else [Sight() for _ in pool.tables]
+        self.budget: Budget | None = None
+        """What a view reads that selects by what this one saw: so much is to stay at hand where KV is offloaded."""
         self._pass: Pass | None = None
 
     @property
@@ -56,7 +59,9 @@ class Full:
         starts, unit, observe = self.lengths_B.tolist(), self.grain or PAGE, width <= OBSERVED
         lists = Lists(self.pool.units(self.rows, unit), starts, counts_B.tolist(), unit)
         weigh = observe and self.grain > 0
-        self._pass = Pass(starts, [(self.pool.config.layers, lists)], observe, weigh, self.pool.least)
+        keep = max(map(self.budget.of, starts)) // PAGE if self.budget and observe else 0
+        views = [(self.pool.config.layers, lists)]
+        self._pass = Pass(starts, views, observe, weigh, self.pool.least, exact=True, keep=keep)
 
     def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
         this = self._pass
@@ -71,6 +76,11 @@ class Full:
                     self.sights[b] = Sight(start, passes, lists.unit, queries_LBTHD[:, i, :count], mass_LGU)
         return logits_BJV
 
+    def read(self, model: Model, ids_1T: Tensor) -> Iterator[int]:
+        """The pass that `begin` told of, of one row, unscored, where KV is offloaded: see `kernels.Offloaded.read`."""
+        assert self._pass is not None and self.pool.offloaded is not None, "this is for offloaded memory"
+        return self.pool.offloaded.read(model, ids_1T, self._pass)
+
     def advance(self, counts_B: Ints) -> None:
         self.pool.lengths_B[self.rows.start : self.rows.stop] += counts_B
 
@@ -81,10 +91,14 @@ class Full:
         seen = int(self.lengths_B[0])
         tail = max(seen, length - TAIL)
         chunk = prefill_chunk(self.pool.device)
+        if self.pool.offloaded:  # read layer by layer, each of which all tokens go through
+            return seen, tail if seen < tail else length
         return seen, min((seen // chunk + 1) * chunk, tail) if seen < tail else length
 
     def row(self, b: int) -> Full:
-        return Full(self.pool, self.sights, range(self.rows[b], self.rows[b] + 1), self.grain)
+        one = Full(self.pool, self.sights, range(self.rows[b], self.rows[b] + 1), self.grain)
+        one.budget = self.budget
+        return one
 
     def select(self, rows: Sequence[int]) -> None:
         self.pool.select(rows)

@@ -16,6 +16,7 @@ from triforce import kernels
 from triforce.config import ModelConfig
 from triforce.errors import CacheError
 from triforce.kernels import PAGE
+from triforce.request import KvBytes
 
 
 def pages_for(tokens: int) -> int:
@@ -32,7 +33,8 @@ class Pool:
     Slots below `lengths_B` hold exact, committed values and are written once; slots at or beyond it are working space
     of whichever view runs. Page 0 is scratch: padding is written there and nothing is read from it. `unit`: tokens that
     views pick together at least (see `kernels.Lists`). `int8`: lower views read int8 copies of what is committed.
-    `least`: the shape to which passes of the exact view are padded (see `kernels.Pass`).
+    `least`: the shape to which passes of the exact view are padded (see `kernels.Pass`). `room`: pages lie in a store,
+    and so much of them stays.
     """
 
     def __init__(
@@ -45,9 +47,11 @@ class Pool:
         unit: int = PAGE,
         int8: bool = False,
         least: tuple[int, int] = (1, 1),
+        room: kernels.Room | None = None,
     ) -> None:
         self.config, self.dtype, self.device, self.unit, self.least = config, dtype, torch.device(device), unit, least
-        self.memory = kernels.memory(config, pages, dtype, device, unit, int8)
+        self.offloaded = kernels.offloaded(config, pages, dtype, room) if room else None
+        self.memory = self.offloaded or kernels.memory(config, pages, dtype, device, unit, int8)
         self.pages = pages
         self._free = list(range(1, pages + 1))
         self._owners = [0] * (pages + 1)
@@ -86,13 +90,20 @@ class Pool:
         self._tabulate()
 
     @property
+    def bytes(self) -> KvBytes:
+        """Where K and V lie: all of this memory, for all rows."""
+        if self.offloaded:
+            return self.offloaded.bytes
+        return KvBytes(self.config.kv_size * (self.pages + 1) * PAGE * self.dtype.itemsize)
+
+    @property
     def free_pages(self) -> int:
         return len(self._free)
 
     def reserve(self, b: int, tokens: int) -> None:
         """Give row b the pages for `tokens` tokens in all; consecutive ones where there are such.
 
-        Raises CacheError, and changes nothing, when too few are free.
+        Raises CacheError, and changes nothing, when too few are free, or their store has no room for them.
         """
         wanted = pages_for(tokens) - len(self.tables[b])
         if wanted <= 0:
@@ -103,6 +114,8 @@ class Pool:
                 "Use a shorter prompt, a smaller max_tokens or fewer rows at once"
             )
         run = self._run(wanted, after=self.tables[b][-1] if self.tables[b] else None)
+        if self.offloaded:
+            self.offloaded.reserve(run)
         taken = set(run)
         self._free[:] = [page for page in self._free if page not in taken]
         self.own(run)
@@ -131,6 +144,8 @@ class Pool:
             self._owners[page] -= 1
         if free := [page for page in pages if not self._owners[page]]:
             self._free[:] = sorted(self._free + free)
+            if self.offloaded:
+                self.offloaded.forget(free)
 
     def owners(self, page: int) -> int:
         """How many need it."""

@@ -63,7 +63,7 @@ class Retrieval:
         self.full, self.setting = full, setting
         self.policies = [policy() for _ in full.rows]
         self.unit = gcd(setting.chunk, PAGE)
-        full.grain = self.unit if self.policies[0].observes else 0
+        full.grain, full.budget = (self.unit, setting.budget) if self.policies[0].observes else (0, None)
         self.ahead_B = np.zeros_like(full.lengths_B)
         self.choices: list[Choice | None] = [None] * len(full.rows)
         self._committed_B = np.zeros_like(self.ahead_B)

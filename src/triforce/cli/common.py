@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from triforce.ranks import Ranks
 
 PLACEMENT = ("device", "dtype", "context")
+KV = ("kv_offload", "kv_memory", "kv_layers")
 SPECULATION = (
-    "mode", "coupling", "gamma_1", "gamma_2", "budget", "chunk", "selection", "refresh", "full_layers", "lower_tiers"
+    "mode", "coupling", "gamma_1", "gamma_2", "budget", "chunk", "selection", "refresh", "full_layers", "lower_tiers",
+    *KV,
 )  # fmt: skip
 PLANS = 4  # those of mode auto that are listed, the most used ones
 COLORS = {"lookup": 35, "draft": 32, "streaming": 33, "retrieval": 36, "full": 31}  # by tier; ANSI foregrounds

@@ -7,6 +7,7 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +116,7 @@ def as_json(output: RequestOutput, params: SamplingParams, ranks: int = 1) -> di
         "tokens_per_second": output.tokens_per_second,
         "tiers": _tiers(first),
         "plans": first.plans,
+        "kv": asdict(output.kv),
     }
     if params.n > 1:
         whole["choices"] = [_choice(completion) for completion in output.outputs]

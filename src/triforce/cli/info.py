@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from triforce.cli.foretell import offloaded
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +48,10 @@ def run(options: Namespace) -> int:
         "together"
         if free
         else "unknown",
+        **{
+            name: value if isinstance(value, str) else size(value)
+            for name, value in offloaded(config, dtype.itemsize, weights + copies, options).items()
+        },
     }.items():
         print(f"{name:<18} {value}")
     return 0
@@ -85,13 +90,11 @@ def available(device: torch.device) -> int:
     """Bytes of memory that are free on `device`; 0 if the system does not say."""
     import torch
 
+    from triforce.cache.room import free_memory
+
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    return free_memory()
 
 
 def size(n: float) -> str:

@@ -13,6 +13,7 @@ MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "lookup", "hybrid"
 SELECTIONS = ("observed", "mean_key", "quest")
 COUPLINGS = ("seeded", "rejection", "block")
 LOWER_TIERS = ("same", "int8")
+KV_OFFLOAD = ("none", "host", "file")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 NO_DRAFT = "none"
 DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
@@ -53,6 +54,16 @@ def full_layers(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--full-layers", default="auto", metavar="N,...", help=text)
 
 
+def kv(parser: argparse._ActionsContainer) -> None:
+    add = parser.add_argument
+    add(
+        "--kv-offload", choices=KV_OFFLOAD, default="none", help=described("where KV goes that memory is too small for")
+    )
+    text = "KV that stays in memory, such as 512MiB (default: auto, all that half of the free memory holds)"
+    add("--kv-memory", default="auto", metavar="SIZE", help=text)
+    add("--kv-layers", default="auto", metavar="N", help="layers whose KV stays whole (default: as many as fit)")
+
+
 def coupling(parser: argparse._ActionsContainer) -> None:
     text = "how guesses are verified; under all but seeded a seed's text depends on the mode, and in auto on the clock"
     parser.add_argument("--coupling", choices=COUPLINGS, default="seeded", help=described(text))
@@ -85,6 +96,7 @@ def engine(parser: argparse.ArgumentParser) -> None:
     add("--refresh", default="1", metavar="N|auto", help="choose anew every N verifications; 0: once (default: 1)")
     full_layers(group)
     lower_tiers(group)
+    kv(group)
     coupling(group)
     placement(group)
 

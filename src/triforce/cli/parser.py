@@ -13,6 +13,7 @@ from triforce.cli.options import (
     draft,
     engine,
     json_file,
+    kv,
     lower_tiers,
     model,
     placement,
@@ -158,6 +159,7 @@ def _batch(parser: argparse.ArgumentParser) -> None:
 def _info(parser: argparse.ArgumentParser) -> None:
     model(parser)
     lower_tiers(parser)
+    kv(parser)
     placement(parser)
 
 

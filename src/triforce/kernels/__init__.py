@@ -11,8 +11,20 @@ from torch import Tensor
 from triforce.config import ModelConfig
 from triforce.errors import RequestError
 from triforce.kernels import extension
-from triforce.kernels.contract import PAGE, Block, Lists, Memory, Model, Outcome, Pass, Rotation, Search
+from triforce.kernels.contract import (
+    PAGE,
+    Block,
+    Lists,
+    Memory,
+    Model,
+    Offloaded,
+    Outcome,
+    Pass,
+    Rotation,
+    Search,
+)
 from triforce.kernels.layers import layer_by_layer
+from triforce.kernels.offload import SECTOR, Room
 from triforce.kernels.plain_memory import PlainMemory
 from triforce.kernels.plain_model import PlainModel
 from triforce.kernels.sharded_model import ShardedModel
@@ -20,8 +32,8 @@ from triforce.ranks import ALONE, Ranks
 from triforce.weights import Weights
 
 __all__ = [
-    "PAGE", "Block", "Lists", "Memory", "Model", "Outcome", "Pass", "Rotation", "Search", "best", "best_dtype",
-    "extension", "identity", "layer_by_layer", "memory", "model",
+    "PAGE", "SECTOR", "Block", "Lists", "Memory", "Model", "Offloaded", "Outcome", "Pass", "Room", "Rotation", "Search",
+    "best", "best_dtype", "extension", "identity", "layer_by_layer", "memory", "model", "offloaded", "require_offload",
 ]  # fmt: skip
 
 
@@ -77,6 +89,19 @@ def memory(
     return PlainMemory(config, pages, dtype, device)
 
 
+def require_offload(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> None:
+    """Raises RequestError where no kernels read KV from a store."""
+    if not _suits_native(config, dtype, torch.device(device)):
+        raise RequestError(f"KV offload needs native kernels, but {_why_not_native()}; use --kv-offload none")
+
+
+def offloaded(config: ModelConfig, pages: int, dtype: torch.dtype, room: Room) -> Offloaded:
+    """KV memory of so many pages in a store. Raises CacheError where even what stays of it does not fit."""
+    from triforce.kernels.native_offload import OffloadedMemory
+
+    return OffloadedMemory(config, pages, dtype, room)
+
+
 def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
     """The columns of the `picks` highest scores among `candidates`, ascending: int64 (G, picks)."""
     if extension.native is not None and scores_GN.device.type == "cpu" and scores_GN.dtype == torch.float32:
@@ -107,10 +132,14 @@ def _kind(part: Model | Memory) -> str:
 
 
 def _no_int8() -> RequestError:
+    return RequestError(f"int8 lower tiers need native kernels, but {_why_not_native()}; use --lower-tiers same")
+
+
+def _why_not_native() -> str:
     why = extension.missing or f"{extension.VARIABLE}=torch leaves them out"
     if extension.native is not None:
         why = "they are for CPUs, for bfloat16 and float32, and for heads whose size is a multiple of 16, at most 256"
-    return RequestError(f"int8 lower tiers need native kernels, but {why}; use --lower-tiers same")
+    return why
 
 
 @cache

@@ -5,7 +5,7 @@ otherwise. `dtype` is that of the weights or the pages, bfloat16 or float32. Res
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 from numpy.typing import NDArray
 from torch import Tensor
@@ -179,13 +179,61 @@ class Decoder:
         logits: Tensor,
         queries: Tensor | None,
         mass: Tensor | None,
+        first_layer: int = 0,
+        last_layer: int = -1,
+        x: Tensor | None = None,
+        exact: bool = False,
+        keep: int = 0,
     ) -> None:
         """A pass of ids (B, T) int64 over the pages of each layer, counts[b] tokens of row b from positions[b] on.
 
         A view: layers, pages as in `attend` or for each of the layers (layers, B, G, P), starts, sinks, window,
         coarse, search.
         Out: logits (B, J, V) of columns at (B, J) int64, rotated queries (L, B, T, H, D) dtype, mass (L, B, G, P).
+        Some layers only: the residual stream stays in x (B, T, C) float32. For offloaded memory: keys before the starts
+        are committed if `exact`, and the `keep` pages of most mass stay at hand.
         """
+
+class OffloadError(RuntimeError): ...
+
+class Store:
+    """Where pages lie that memory has no room for: an open file of so many bytes, or memory (bytes) uint8."""
+
+    @overload
+    def __init__(self, file: int, direct: int, bytes: int) -> None: ...
+    @overload
+    def __init__(self, memory: Tensor) -> None: ...
+    @property
+    def bytes_read(self) -> int: ...
+    def limit(self, bytes_per_second: float) -> None: ...
+
+class Offload:
+    """KV memory of all layers whose pages lie in a store, but for those in frames of the arena (bytes) uint8."""
+
+    def __init__(
+        self,
+        arena: Tensor,
+        is_bf16: bool,
+        layers: int,
+        heads: int,
+        dim: int,
+        pages: int,
+        frames: int,
+        buffers: int,
+        buffer_frames: int,
+        store: Store,
+    ) -> None: ...
+    def layer(self, i: int) -> Pages: ...
+    def favour(self, layers: Sequence[bool]) -> None: ...
+    def reserve(self, pages: Sequence[int]) -> None: ...
+    def commit(self, layer: int, pages: Sequence[int]) -> None: ...
+    def forget(self, pages: Sequence[int]) -> None: ...
+    @property
+    def seen(self) -> tuple[int, int, int]:
+        """Pages of a head that were read ahead, read on demand, and kept as they came by."""
+
+    @property
+    def frames_in_use(self) -> int: ...
 
 def best(scores: Tensor, start: int, stop: int, ids: Tensor) -> None:
     """Where the highest of scores (G, N) in [start, stop) are: ids (G, picks) int64, ascending; the first of equals."""

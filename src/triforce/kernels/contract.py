@@ -6,11 +6,13 @@ H query heads, G KV heads, D head size, F = D / 2, U units of a list of keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
+
+from triforce.request import KvBytes
 
 Rotation = tuple[Tensor, Tensor]
 """cos and sin of each token's position, (N, F) each, with yarn's factor on them."""
@@ -68,6 +70,10 @@ class Pass:
     weigh: bool = False
     least: tuple[int, int] = (1, 1)
     """Rows and tokens a row that a memory whose bits depend on the shape of a pass is to pad it to, at least."""
+    exact: bool = False
+    """Whether each row's keys before its own are committed: where some memory is offloaded, they may leave."""
+    keep: int = 0
+    """How many pages of most mass, of each row, layer and KV head, such memory has at hand from then on."""
 
     def lists(self) -> list[Lists]:
         """Those of each layer."""
@@ -120,6 +126,33 @@ class Memory(Protocol):
 
     def run(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
         """K and V of consecutive slots, each (G, N, D); not to be written to, and without a copy where possible."""
+
+
+class Offloaded(Memory, Protocol):
+    """A memory whose pages lie in a store but for some. What it raises is CacheError, and costs what it was part of."""
+
+    @property
+    def bytes(self) -> KvBytes:
+        """Where it all lies."""
+
+    @property
+    def whole_layers(self) -> int:
+        """How many layers it has room to keep whole."""
+
+    def prefer(self, layers: Collection[int]) -> None:
+        """Those that had best be among them."""
+
+    def reserve(self, pages: Sequence[int]) -> None:
+        """See that the store has room for pages that will be written."""
+
+    def forget(self, pages: Sequence[int]) -> None:
+        """What these pages hold is not needed any more."""
+
+    def read(self, model: Model, ids_1T: Tensor, this: Pass) -> Iterator[int]:
+        """A pass over many tokens of one row, none of them scored, layer by layer: K and V leave once.
+
+        Yields after each step how many tokens its share of the work is worth.
+        """
 
 
 class Block(Protocol):

@@ -67,7 +67,7 @@ class NativeMemory:
                 )
                 for layers, lists in this.views
             ],
-            at_BJ, logits_BJV, queries_LBTHD, mass_LBGU,
+            at_BJ, logits_BJV, queries_LBTHD, mass_LBGU, exact=this.exact, keep=this.keep,
         )  # fmt: skip
         return Outcome(logits_BJV, queries_LBTHD, mass_LBGU)
 

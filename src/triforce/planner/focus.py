@@ -48,10 +48,14 @@ class Focus:
         length = int(view.full.lengths_B[row])
         if length < 2 * view.setting.budget.of(length) or length < SPAN * SPANS + TAIL:
             return
+        offloaded = view.full.pool.offloaded
+        most = min(MOST, offloaded.whole_layers) if offloaded else MOST  # others would be read from their store
         case = length.bit_length(), tier.below is not None
         if case not in self._found:
-            self._found[case] = _Trial(tier, tiers[-1], prefix.select([row]).ids_BS, row).best(self.seeded)
+            self._found[case] = _Trial(tier, tiers[-1], prefix.select([row]).ids_BS, row).best(self.seeded, most)
         view.searched_layers = self._found[case]
+        if offloaded:
+            offloaded.prefer(view.searched_layers)
 
 
 class _Trial:
@@ -62,12 +66,12 @@ class _Trial:
         self.exact: Full = top.cache.row(row)
         self.length = int(self.exact.lengths_B[0])
 
-    def best(self, seeded: bool) -> Layers:
-        """Greedily, the layers that promise most tokens a second."""
+    def best(self, seeded: bool, most: int) -> Layers:
+        """Greedily, the layers that promise most tokens a second, so many at most."""
         best: Layers = frozenset()
         layers = range(self.exact.pool.config.layers)
         worth, candidates = 0.0, [best, *(frozenset({layer}) for layer in layers)]
-        while len(best) < min(MOST, len(layers) - 1):
+        while len(best) < min(most, len(layers) - 1):
             worths = {tried: self._rate(share, len(tried), seeded) for tried, share in self.shares(candidates).items()}
             found = max(worths, key=worths.__getitem__)
             if worths[found] < BETTER * (worth or worths[best]):

@@ -67,6 +67,8 @@ class Cache(Protocol):
 
 
 C = TypeVar("C", bound=Cache)
+Read = Callable[[C, Tensor], Iterator[int]]
+"""Another way to feed a cache many tokens, ids (1, T), which has been told of the pass: yields how far it has come."""
 Seen = TypeVar("Seen", bound=Cache, contravariant=True)
 
 
@@ -141,6 +143,7 @@ class Tier(Generic[C]):
         self.level: int = below.level + 1 if below else 0
         self.counters = Counters(len(cache.lengths_B))
         self.record: Record | None = None
+        self.read: Read[C] | None = None
 
     def propose(self, prefix: Prefix, sampling: Sampling, live_B: Bools) -> Draft:
         """At least `gamma` tokens for each live row, each a sample of this tier's law given the text before it."""
@@ -218,7 +221,13 @@ class Tier(Generic[C]):
             at_1J = torch.arange(stop - start if watch else 0)[None]
             started = perf_counter()
             cache.begin(count_1, stop - start)
-            logits_1JV = self.model(ids_1T, cache, at_1J)
+            if self.read and not watch and stop - start > WATCHED:
+                for seen in self.read(cache, ids_1T):
+                    self.counters.prefill_seconds_B[b] += perf_counter() - started
+                    yield start + seen
+                    started = perf_counter()
+            else:
+                logits_1JV = self.model(ids_1T, cache, at_1J)
             cache.advance(count_1)
             self.counters.prefill_seconds_B[b] += perf_counter() - started
             if watch:

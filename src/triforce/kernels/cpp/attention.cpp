@@ -1,7 +1,9 @@
 #include "attention.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
+#include <vector>
 
 #include "memory.hpp"
 #include "threads.hpp"
@@ -28,23 +30,32 @@ struct Held {
     Partial partial() { return {mixed, most, total}; }
 };
 
+/// Splits [first, last) of one group of queries, behind those before them.
+void go_on(const Attention& call, const Queries& queries, int64_t first, int64_t last, const Partial& all) {
+    const AttentionKernels& k = kernels(call);
+    Held next;
+    alignas(64) float sums[group_queries * split_pages];
+    if (first == 0) clear(call, all.most, all.total, all.mixed, queries.count);
+    for (int64_t split = first; split < last; split++) {
+        k.scan(call, queries, split, next.partial(), sums);
+        k.fold(call, queries.count, all, next.partial());
+    }
+    if (last == call.splits(queries.b)) k.finish(call, queries, all);
+}
+
+Queries group_of(const Attention& call, int64_t b, int g, int64_t group, int64_t groups) {
+    const int64_t count = call.queries(b), first = count * group / groups;
+    return {b, g, first, static_cast<int>(count * (group + 1) / groups - first)};
+}
+
 /// Many queries: each job takes a group of them over all splits, so that memory does not grow with the context.
 void run_by_queries(const Attention& call, int64_t groups) {
     const int heads = call.pages->heads;
-    const AttentionKernels& k = kernels(call);
     parallel(static_cast<int>(call.rows * heads * groups), [&](int job) {
-        const int64_t b = job / (heads * groups), group = job % groups, count = call.queries(b);
-        const int64_t first = count * group / groups, last = count * (group + 1) / groups;
-        if (first == last) return;
-        const Queries queries{b, static_cast<int>(job / groups % heads), first, static_cast<int>(last - first)};
-        Held all, next;
-        alignas(64) float sums[group_queries * split_pages];
-        clear(call, all.most, all.total, all.mixed, queries.count);
-        for (int64_t split = 0; split < call.splits(b); split++) {
-            k.scan(call, queries, split, next.partial(), sums);
-            k.fold(call, queries.count, all.partial(), next.partial());
-        }
-        k.finish(call, queries, all.partial());
+        const int64_t b = job / (heads * groups);
+        const Queries queries = group_of(call, b, static_cast<int>(job / groups % heads), job % groups, groups);
+        Held all;
+        if (queries.count) go_on(call, queries, 0, call.splits(b), all.partial());
     });
 }
 
@@ -53,6 +64,7 @@ class BySplits {
   public:
     explicit BySplits(const Attention& call);
     void run();
+    void run(int64_t b, int g, int64_t first, int64_t last);
 
   private:
     struct Place {
@@ -64,6 +76,7 @@ class BySplits {
     Partial partial(const Place& place, int64_t first) const;
     float* sums(const Place& place, int64_t first) const;
     void scan(const Place& place) const;
+    void take(const Place& place) const;
     void merge(const Place& place) const;
     template <class Body>
     void each_group(const Place& place, Body body) const;
@@ -139,10 +152,17 @@ void BySplits::run() {
     const int heads = call_.pages->heads;
     parallel(static_cast<int>(call_.rows * heads * splits_), [&](int job) {
         const Place place{job / splits_ / heads, static_cast<int>(job / splits_ % heads), job % splits_};
-        if (!call_.counts[place.b] || place.split >= call_.splits(place.b)) return;
-        scan(place);
-        if (__atomic_sub_fetch(&left_[place.b * heads + place.g], 1, __ATOMIC_ACQ_REL) == 0) merge(place);
+        if (call_.counts[place.b] && place.split < call_.splits(place.b)) take(place);
     });
+}
+
+void BySplits::run(int64_t b, int g, int64_t first, int64_t last) {
+    parallel(static_cast<int>(last - first), [&](int job) { take({b, g, first + job}); });
+}
+
+void BySplits::take(const Place& place) const {
+    scan(place);
+    if (__atomic_sub_fetch(&left_[place.b * call_.pages->heads + place.g], 1, __ATOMIC_ACQ_REL) == 0) merge(place);
 }
 
 /// Those that will be read and have not been made for an earlier call.
@@ -192,15 +212,56 @@ void check(const Attention& call) {
     for (int64_t b = 0; b < call.rows; b++) check_row(call, b);
 }
 
-void run(const Attention& call) {
-    clear_padding(call);
-    if (call.coarse) make_copies(call);
-    if (call.mass) std::fill_n(call.mass, call.rows * call.pages->heads * call.list_length, 0.0f);
+namespace {
+
+/// Groups of queries that each job of many takes.
+int64_t groups_of(const Attention& call) {
     int64_t queries = 0;
     for (int64_t b = 0; b < call.rows; b++) queries = std::max(queries, call.queries(b));
-    const int64_t at_once = queries_at_once(call.pages->dim), groups = (queries + at_once - 1) / at_once;
+    const int64_t at_once = queries_at_once(call.pages->dim);
+    return (queries + at_once - 1) / at_once;
+}
+
+void prepare(const Attention& call) {
+    clear_padding(call);
+    if (call.mass) std::fill_n(call.mass, call.rows * call.pages->heads * call.list_length, 0.0f);
+}
+
+}  // namespace
+
+void run(const Attention& call) {
+    prepare(call);
+    if (call.coarse) make_copies(call);
+    const int64_t groups = groups_of(call);
     if (groups > 1 && !call.mass) return run_by_queries(call, groups);
     BySplits(call).run();
+}
+
+struct Stepwise::State {
+    explicit State(const Attention& call) : call(call), groups(groups_of(call)) {
+        prepare(call);
+        if (groups > 1 && !call.mass)
+            held.resize(groups);
+        else
+            by_splits.emplace(call);
+    }
+
+    const Attention& call;
+    const int64_t groups;
+    std::vector<Held> held;  // of each group of the row and head whose turn it is
+    std::optional<BySplits> by_splits;
+};
+
+Stepwise::Stepwise(const Attention& call) : state_(std::make_unique<State>(call)) {}
+Stepwise::~Stepwise() = default;
+
+void Stepwise::run(int64_t b, int g, int64_t first, int64_t last) {
+    State& s = *state_;
+    if (s.by_splits) return s.by_splits->run(b, g, first, last);
+    parallel(static_cast<int>(s.groups), [&](int group) {
+        const Queries queries = group_of(s.call, b, g, group, s.groups);
+        if (queries.count) go_on(s.call, queries, first, last, s.held[group].partial());
+    });
 }
 
 }  // namespace triforce

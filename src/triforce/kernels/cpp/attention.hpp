@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "isa.hpp"
 #include "pages.hpp"
@@ -77,5 +78,19 @@ void check(const Attention& call);
 
 /// All of it in one job of the thread pool.
 void run(const Attention& call);
+
+/// The same, for whoever has not all pages at a time: the splits of a row and KV head in ascending order, some in each
+/// call, one row and head after another.
+class Stepwise {
+  public:
+    /// `call` and its pages must outlive this.
+    explicit Stepwise(const Attention& call);
+    ~Stepwise();
+    void run(int64_t b, int g, int64_t first, int64_t last);
+
+  private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
 
 }  // namespace triforce

@@ -10,6 +10,7 @@
 #include "attention.hpp"
 #include "best.hpp"
 #include "memory.hpp"
+#include "offload.hpp"
 #include "search.hpp"
 #include "tensor.hpp"
 #include "write.hpp"
@@ -53,8 +54,10 @@ Pages pages_over(nb::handle keys, nb::handle values, int64_t dim) {
     check(k[0] > 0 && k[1] > 1, "keys must have heads, and pages beyond the scratch page");
     const size_t bytes = static_cast<size_t>(k[0] * k[1] * k[2]) * (k.type == Type::bf16 ? 2 : 4);
     prefer_huge_pages(k.data, bytes), prefer_huge_pages(v.data, bytes);
-    return {k.type == Type::bf16, static_cast<int>(k[0]), static_cast<int>(dim), k[1], static_cast<char*>(k.data),
-            static_cast<char*>(v.data), {}, {}};
+    Pages pages{k.type == Type::bf16, static_cast<int>(k[0]), static_cast<int>(dim), k[1], static_cast<char*>(k.data),
+                static_cast<char*>(v.data), {}, {}, 0};
+    pages.pitch = static_cast<int64_t>(pages.page_bytes());
+    return pages;
 }
 
 void init_pages(Pages* self, nb::handle keys, nb::handle values, int64_t dim, nb::handle turn, nb::handle sketches,
@@ -126,6 +129,9 @@ void move_tokens(const Pages& pages, nb::handle slots, nb::handle k, nb::handle 
     void* v_data = data(tensor("v", v), type_of_pages(pages), {count, pages.heads, pages.dim});
     const int64_t* at = checked_slots(pages, slots, count);
     nb::gil_scoped_release release;
+    if (Offload* home = pages.home)
+        return reads ? home->read(pages.layer, at, count, k_data, v_data)
+                     : home->put(pages.layer, at, count, k_data, v_data);
     reads ? read(pages, at, count, k_data, v_data) : put(pages, at, count, k_data, v_data);
 }
 
@@ -157,6 +163,7 @@ void attend(const Pages& pages, nb::handle q, const std::vector<int64_t>& starts
     const Search looked{std::get<0>(search), std::get<1>(search), std::get<2>(search)};
     if (!looked.picks.empty()) check(looked, call);
     nb::gil_scoped_release release;
+    if (pages.home) return OffloadedPass(*pages.home, &call, &call + 1, {}).attend(call);
     looked.picks.empty() ? run(call) : run(looked, call);
 }
 

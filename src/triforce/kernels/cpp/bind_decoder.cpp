@@ -57,7 +57,8 @@ void outputs(Feed& feed, const Decoder& decoder, const Pages& pages, nb::handle 
 
 void forward(const Decoder& decoder, const std::vector<const Pages*>& memory, nb::handle ids, Ints positions,
              Ints counts, nb::handle cos, nb::handle sin, const std::vector<Seen>& views, nb::handle at,
-             nb::handle logits, nb::handle queries, nb::handle mass) {
+             nb::handle logits, nb::handle queries, nb::handle mass, int64_t first_layer, int64_t last_layer,
+             nb::handle x, bool exact, int64_t keep) {
     check(!memory.empty() && !views.empty(), "there must be pages and views");
     const Tensor ids_tensor = tensor("ids", ids), cos_tensor = tensor("cos", cos);
     Feed feed{};
@@ -78,6 +79,10 @@ void forward(const Decoder& decoder, const std::vector<const Pages*>& memory, nb
         feed.scored = columns[1];
     }
     outputs(feed, decoder, *memory[0], logits, queries, mass);
+    feed.first_layer = first_layer;
+    feed.last_layer = last_layer < 0 ? static_cast<int64_t>(memory.size()) : last_layer;
+    if (!x.is_none()) feed.x = tensor("x", x).as<float>({feed.rows, feed.width, decoder.head().hidden()});
+    feed.exact = exact, feed.keep = keep;
     const nb::gil_scoped_release released;
     decoder.check(memory, feed);
     decoder.run(memory, feed);
@@ -95,11 +100,14 @@ void bind_decoder(nb::module_& m) {
     nb::class_<Decoder>(m, "Decoder", "A model. `embedding` (V, C) stays its owner's; None is the head's matrix.")
         .def("__init__", &init, "blocks"_a, "head"_a, "embedding"_a.none(), nb::keep_alive<1, 4>())
         .def("run", &forward, "memory"_a, "ids"_a, "positions"_a, "counts"_a, "cos"_a, "sin"_a, "views"_a,
-             "at"_a.none(), "logits"_a, "queries"_a.none(), "mass"_a.none(),
+             "at"_a.none(), "logits"_a, "queries"_a.none(), "mass"_a.none(), "first_layer"_a = 0, "last_layer"_a = -1,
+             "x"_a = nb::none(), "exact"_a = false, "keep"_a = 0,
              "A pass of tokens (B, T), counts[b] of row b from positions[b] on, over the pages of each layer. A view "
              "is (layers, units (B, P), (B, G, P) or (layers, B, G, P), starts (B), sinks, window, coarse (B) or [], search: "
              "first, last and picks (B) or three []). "
-             "Out: `logits` (B, J, V) of columns `at` (B, J), `queries` (L, B, T, H, D) rotated, `mass` (L, B, G, P).");
+             "Out: `logits` (B, J, V) of columns `at` (B, J), `queries` (L, B, T, H, D) rotated, `mass` (L, B, G, P). "
+             "Some layers only: the residual stream stays in `x` (B, T, C). For offloaded memory: keys before the "
+             "starts are committed if `exact`, and the `keep` pages of most mass stay at hand.");
 }
 
 }  // namespace triforce

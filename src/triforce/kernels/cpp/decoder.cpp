@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "memory.hpp"
+#include "offload.hpp"
 
 namespace triforce {
 namespace {
@@ -28,7 +29,7 @@ Activations activations(Scratch& scratch, const Feed& feed, const Block& block) 
     const size_t N = feed.rows * feed.width, Q = block.q_size(), P = block.kv_size();
     const size_t bytes = N * Q * size_of(block.type());
     Activations a{};
-    a.x = scratch.take<float>(N * block.hidden());
+    a.x = feed.x ? feed.x : scratch.take<float>(N * block.hidden());
     a.q = scratch.take<float>(N * Q), a.k = scratch.take<float>(N * P), a.v = scratch.take<float>(N * P);
     a.rotated = scratch.take<char>(bytes), a.mixed = scratch.take<char>(bytes);
     if (feed.views.front().window) a.q_sinks = scratch.take<char>(bytes);
@@ -103,6 +104,8 @@ void Decoder::check(const std::vector<const Pages*>& memory, const Feed& feed) c
     for (const View& view : feed.views) layers += view.layers;
     require(memory.size() == blocks_.size() && layers == static_cast<int64_t>(blocks_.size()),
             "pages and views must be of all layers");
+    require(0 <= feed.first_layer && feed.first_layer < feed.last_layer && feed.last_layer <= layers &&
+            (feed.x || feed.last_layer - feed.first_layer == layers), "a part of the layers needs a residual stream");
     for (const Pages* pages : memory)
         require(pages->is_bf16 == (block.type() == Type::bf16) && pages->heads * pages->dim == block.kv_size() &&
                 block.q_size() % block.kv_size() == 0, "pages must be of the model's type and shape");
@@ -121,22 +124,32 @@ void Decoder::check(const std::vector<const Pages*>& memory, const Feed& feed) c
 
 void Decoder::run(const std::vector<const Pages*>& memory, const Feed& feed) const {
     Scratch scratch;
-    const int64_t N = feed.rows * feed.width;
+    const int64_t N = feed.rows * feed.width, layers = static_cast<int64_t>(blocks_.size());
     const Block& first = *blocks_.front();
     const Activations a = activations(scratch, feed, first);
     const std::vector<const Search*> searched = searches(feed);
     const int64_t queries_of_a_layer = N * first.q_size() * size_of(first.type());
     std::vector<Attention> attention = calls(memory, feed, static_cast<int>(first.q_size() / memory[0]->dim));
-    embed(feed, a.x);
+    std::optional<OffloadedPass> offloaded;
+    if (Offload* home = memory[0]->home)
+        offloaded.emplace(*home, attention.data() + feed.first_layer, attention.data() + feed.last_layer,
+                          OffloadedPass::How{feed.exact, feed.keep});
+    if (feed.first_layer == 0) embed(feed, a.x);
     place(feed, attention[0], a);
-    for (size_t i = 0; i < blocks_.size(); i++) {
-        const bool goes_on = feed.scored || i + 1 < blocks_.size();
+    for (int64_t i = feed.first_layer; i < feed.last_layer; i++) {
+        const bool goes_on = feed.scored || i + 1 < layers;
         blocks_[i]->qkv(a.x, N, a.q, a.k, a.v);
         remember(attention[i], feed, a, feed.queries ? feed.queries + i * queries_of_a_layer : a.rotated);
-        if (goes_on || feed.mass) searched[i] ? triforce::run(*searched[i], attention[i]) : triforce::run(attention[i]);
+        if (goes_on || feed.mass) {
+            if (offloaded) {
+                offloaded->attend(attention[i]);  // it shows all that a search may leave out
+            } else {
+                searched[i] ? triforce::run(*searched[i], attention[i]) : triforce::run(attention[i]);
+            }
+        }
         if (goes_on) blocks_[i]->finish(a.x, N, a.mixed);
     }
-    if (feed.scored) score(feed, a.x);
+    if (feed.scored && feed.last_layer == layers) score(feed, a.x);
 }
 
 void Decoder::embed(const Feed& feed, float* x) const {

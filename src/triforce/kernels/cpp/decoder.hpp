@@ -40,6 +40,10 @@ struct Feed {
     float* logits;                           // (B, J, V)
     char* queries;                           // (L, B, T, H, D), rotated; or null
     float* mass;                             // (L, B, G, list_length); or null
+    int64_t first_layer, last_layer;         // the layers that are run, the last one excluded: a part of a pass
+    float* x;                                // (B, T, C): the residual stream between its parts; or null: all is run
+    bool exact;                              // these two are for memory that is not all there: see OffloadedPass::How
+    int64_t keep;
 };
 
 class Decoder {

@@ -13,6 +13,7 @@ namespace triforce {
 void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_decoder(nb::module_& m);
+void bind_offload(nb::module_& m);
 void bind_sampler(nb::module_& m);
 void bind_bandwidth(nb::module_& m);
 
@@ -37,6 +38,7 @@ NB_MODULE(_native, m) {
     bind_linear(m);
     bind_attention(m);
     bind_decoder(m);
+    bind_offload(m);
     bind_sampler(m);
     bind_bandwidth(m);
 }

@@ -39,27 +39,36 @@ struct Sketches {
                         // which are above zero. Zero: there is no sketch, or the page is another one since
 };
 
+class Offload;
+
 struct Pages {
     bool is_bf16;
     int heads;      // KV heads
     int dim;        // of a head, a multiple of 16
     int64_t count;  // of each head; page 0 is scratch: nothing is written to it or read from it
-    char* keys;     // [heads][count][page]
+    char* keys;     // [heads][count][page], or where `frames` says
     char* values;
     Copies copies;
     Sketches sketches;
+    int64_t pitch;                    // bytes from a page of keys to the next, and of values
+    const int32_t* frames = nullptr;  // [heads][count]: the place of each page in keys and values; or null: its own
+    Offload* home = nullptr;          // what sees to it that pages are in their frames; or null: all are there
+    int layer = 0;                    // of that
 
     size_t page_bytes() const { return page_numbers() * (is_bf16 ? sizeof(bf16) : sizeof(float)); }
     int page_numbers() const { return page_size * dim; }
     int64_t index(int head, int64_t page) const { return head * count + page; }
+    int64_t place(int head, int64_t page) const { return frames ? frames[index(head, page)] : index(head, page); }
 
     template <class T>
     T* keys_of(int head, int64_t page) const {
-        return reinterpret_cast<T*>(sizeof(T) == 1 ? copies.keys : keys) + index(head, page) * page_numbers();
+        if constexpr (sizeof(T) == 1) return reinterpret_cast<T*>(copies.keys) + index(head, page) * page_numbers();
+        return reinterpret_cast<T*>(keys + place(head, page) * pitch);
     }
     template <class T>
     T* values_of(int head, int64_t page) const {
-        return reinterpret_cast<T*>(sizeof(T) == 1 ? copies.values : values) + index(head, page) * page_numbers();
+        if constexpr (sizeof(T) == 1) return reinterpret_cast<T*>(copies.values) + index(head, page) * page_numbers();
+        return reinterpret_cast<T*>(values + place(head, page) * pitch);
     }
     PageScales& scales_of(int head, int64_t page) const { return copies.scales[index(head, page)]; }
     uint16_t* signs_of(int head, int64_t page) const { return sketches.words + index(head, page) * (dim + page_size); }

@@ -1,0 +1,196 @@
+"""A KV cache three times as large as what stays of it in memory: how fast it streams, and what TriForce gives then.
+
+    python -m benchmarks.offload --json benchmarks/results/offload_cpu.json
+
+`streaming` compares the bytes a second that plain decoding reads from its file with those of a sequential read of a
+file as large, in the way that is fastest, both past the system's cache. `bus` decodes the same text plainly and with
+TriForce from the same store, with reads limited to a rate that stands for a bus. `computed` is not measured: what its
+passes would take at another rate, with KV of another size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from triforce.cli.bench import machine
+from triforce.cli.demo import BOOK
+from triforce.kernels.native_offload import OffloadedMemory
+from triforce.llm import LLM
+from triforce.request import RequestOutput, SamplingParams
+
+Row = dict[str, Any]
+BLOCK = 4 << 20
+ROUNDS = 3
+
+
+class Limited:
+    """An LLM whose stores read at most so many bytes a second (0: no limit), and what they have read."""
+
+    def __init__(self, bytes_per_second: float = 0.0, **settings: Any) -> None:
+        self.llm, self.limit = LLM(**settings), bytes_per_second
+
+    def generate(self, ids: list[int], params: SamplingParams, mode: str, saved: Path) -> tuple[RequestOutput, int]:
+        """The answer, and the bytes that decoding read."""
+        request = self.llm.request(ids, params, mode)
+        texts, stores = self.llm.open(1, len(ids) + params.max_tokens), []
+        memory = texts.engine.store.pool.memory
+        assert isinstance(memory, OffloadedMemory)
+        earlier, _ = self.llm._kept(_files(saved), texts.engine.store.pool, ids)
+        texts.submit([request], earlier=earlier, on_read=lambda _: stores.append(memory.bytes_read))
+        memory.limit(self.limit)
+        while texts.busy:
+            for _, event in texts.step():
+                if isinstance(event, Exception):
+                    raise event
+                if isinstance(event, RequestOutput):
+                    return event, memory.bytes_read - stores[0]
+        raise AssertionError("a request ends with its output")
+
+
+def _files(saved: Path) -> Any:
+    from triforce.llm import Files
+
+    return Files(load=saved)
+
+
+def sequential(size: int) -> float:
+    """Bytes a second of a file of so many, read from its start to its end past the system's cache."""
+    with tempfile.NamedTemporaryFile() as file:
+        data = os.urandom(BLOCK)
+        for _ in range(size // BLOCK):
+            file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        ways = [(block << 20, threads) for block in (2, 8) for threads in (1, 2) for _ in range(3)]
+        return max(_read_through(file.name, size, *way) for way in ways)
+
+
+def _read_through(name: str, size: int, block: int, threads: int) -> float:
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECT)
+    buffers = [mmap.mmap(-1, block) for _ in range(threads)]
+
+    def read(thread: int) -> None:
+        for at in range(thread * block, size, threads * block):
+            os.preadv(fd, [buffers[thread]], at)
+
+    started = perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(read, range(threads)))
+    os.close(fd)
+    return size / (perf_counter() - started)
+
+
+def streaming(ids: list[int], saved: Path, memory: str, tokens: int) -> Row:
+    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=tokens, ignore_eos=True)
+    decoder, files, streamed, seconds = Limited(kv_offload="file", kv_memory=memory), [], [], []
+    for _ in range(ROUNDS):  # in turns: a disk has its moods
+        files.append(sequential(_kv(len(ids))))
+        output, read = decoder.generate(ids, params, "ar", saved)
+        streamed.append(read / output.decode_seconds)
+        seconds.append(output.decode_seconds / tokens)
+    return {
+        "what": "streaming", "context": len(ids), "kv_bytes": _kv(len(ids)), "kv_memory": memory, "tokens": tokens,
+        "file_gb_per_second": [rate / 1e9 for rate in files],
+        "streamed_gb_per_second": [rate / 1e9 for rate in streamed],
+        "share": median(a / b for a, b in zip(streamed, files, strict=True)), "seconds_per_token": median(seconds),
+    }  # fmt: skip
+
+
+def _kv(tokens: int) -> int:
+    """Bytes of KV of the shipped target."""
+    return 2 * 6 * 4 * 64 * 2 * tokens
+
+
+def bus(ids: list[int], saved: Path, options: argparse.Namespace, memory: str, rate: float) -> Iterator[Row]:
+    """Plain decoding and TriForce in turns, from one store's limits; the speedup is taken turn by turn."""
+    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=options.tokens, ignore_eos=True)
+    how = dict(kv_offload="host", kv_memory=memory, gamma_1=options.gamma_1, gamma_2=options.gamma_2)
+    limited = Limited(rate, **how)
+    runs: dict[str, list[tuple[RequestOutput, int]]] = {mode: [] for mode in ("ar", *options.modes)}
+    for _ in range(options.repeats):
+        for mode, outputs in runs.items():
+            outputs.append(limited.generate(ids, params, mode, saved))
+    plain = runs["ar"]
+    for mode, outputs in runs.items():
+        first, read = outputs[0]
+        full = first.tiers[-1].passes
+        seconds = median(output.decode_seconds for output, _ in outputs)
+        yield {
+            "what": "bus", "mode": mode, "context": len(ids), "temperature": 0.6, "gb_per_second": rate / 1e9,
+            "kv_bytes": _kv(len(ids)), "kv_memory": memory, "gammas": [options.gamma_1, options.gamma_2],
+            "tokens": options.tokens, "seconds": seconds, "tokens_per_second": options.tokens / seconds,
+            "speedup": median(p[0].decode_seconds / o[0].decode_seconds for p, o in zip(plain, outputs, strict=True)),
+            "full_passes": full, "bytes_read": read,
+            "acceptance": {tier.name: tier.acceptance for tier in first.tiers[:-1]},
+            "same_text_as_ar": first.outputs[0].token_ids == plain[0][0].outputs[0].token_ids,
+        }  # fmt: skip
+
+
+def computed(rows: list[Row], kv_bytes: float, rate: float) -> Iterator[Row]:
+    """By the measured run: what passes read grows with the KV and takes its time on the bus; the lower tiers' own
+    time and their bytes stay, as their budget does."""
+    for row in rows:
+        scale = kv_bytes / row["kv_bytes"]
+        on_bus = row["bytes_read"] / (row["gb_per_second"] * 1e9)
+        seconds = max(row["seconds"] - on_bus, 0.0) + row["bytes_read"] * scale / rate
+        yield {
+            "what": "computed", "mode": row["mode"], "kv_bytes": kv_bytes, "gb_per_second": rate / 1e9,
+            "seconds_per_token": seconds / row["tokens"],
+        }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--context", type=int, default=32_768)
+    add("--memories", default="64MiB,96MiB")
+    add("--tokens", type=int, default=128)
+    add("--repeats", type=int, default=1)
+    add("--gamma-1", type=int, default=2)
+    add("--gamma-2", type=int, default=14)
+    add("--modes", type=lambda text: text.split(","), default=["triforce"])
+    add("--skip-streaming", action="store_true")
+    add("--json", metavar="FILE")
+    options = parser.parse_args()
+    plain = LLM()
+    book = (resources.files("triforce") / "data" / BOOK).read_text(encoding="utf-8")
+    ids = plain.tokenizer.encode(book)[: options.context]
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder) / "prompt.kv"
+        started = perf_counter()
+        plain.generate(ids, SamplingParams(temperature=0, max_tokens=1), mode="ar", save_cache=saved)
+        print(f"prefill {perf_counter() - started:.1f} s", flush=True)
+        memories = options.memories.split(",")
+        if not options.skip_streaming:
+            rows.append(streaming(ids, saved, memories[0], 12))
+            print(json.dumps(rows[-1]), flush=True)
+        for memory in memories:
+            for row in bus(ids, saved, options, memory, 2e9):
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+    measured = [row for row in rows if row["what"] == "bus" and row["kv_memory"] == memories[-1]]
+    rows += computed(measured, 64e9, 25e9)
+    if options.json:
+        report = {
+            "machine": machine(),
+            "command": "python -m benchmarks.offload " + " ".join(sys.argv[1:]),
+            "rows": rows,
+        }
+        Path(options.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

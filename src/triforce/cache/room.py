@@ -1,0 +1,176 @@
+"""How much KV stays in memory where its pages lie in a store: what users write, and the arithmetic."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from triforce.cache.budget import Budget
+from triforce.config import ModelConfig
+from triforce.errors import CacheError, RequestError
+from triforce.kernels import PAGE, SECTOR
+
+KINDS = ("none", "host", "file")
+SPLIT = 64
+"""Pages that the kernels take at a time at least."""
+BUFFER = 2 << 20
+"""Bytes of a buffer: what a disk reads about as fast as anything larger."""
+AHEAD = 2  # buffers beyond those of the head that is worked on
+SPARE = 1.25  # times what the retrieval tier reads: what comes into favour lies beside what was
+WHOLE, LAYER = 272, 512
+"""Tokens of a prompt that are read at a time in all layers, where it is scored, or else in one."""
+SHARE = 0.5  # of the free memory, where nobody says how much
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Where KV pages go, how many bytes of them stay in memory (None: it depends), and how many layers stay whole.
+
+    `layers`: None is as many as there is room for.
+    """
+
+    kind: str = "none"
+    memory: int | None = None
+    layers: int | None = None
+
+    @staticmethod
+    def parse(kind: str, memory: str | int, layers: str | int) -> Offload:
+        """From what users write: `memory` is bytes, or like `512MiB`, or `auto`; `layers` a number or `auto`.
+
+        Raises RequestError.
+        """
+        if kind not in KINDS:
+            raise RequestError(f"kv_offload {kind!r} is not known; choose from {', '.join(KINDS)}")
+        if not (layers == "auto" or str(layers).isdecimal()):
+            raise RequestError(f"kv_layers {layers!r}: give a number of layers, or auto")
+        bytes_ = None if memory == "auto" else size_of(memory)
+        if kind == "none" and not (bytes_ is None and layers == "auto"):
+            raise RequestError(
+                "kv_memory and kv_layers are of offloaded KV; say where to with --kv-offload host or file"
+            )
+        return Offload(kind, bytes_, None if layers == "auto" else int(layers))
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What there is to be kept: KV of so many pages in all, for rows that a retrieval tier reads by a budget."""
+
+    config: ModelConfig
+    itemsize: int
+    pages: int
+    rows: int
+    reach: int
+    budget: Budget
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one layer and KV head."""
+        return 2 * PAGE * self.config.head_dim * self.itemsize
+
+    @property
+    def heads(self) -> int:
+        """Of all layers."""
+        return self.config.layers * self.config.kv_heads
+
+    @property
+    def bytes(self) -> int:
+        return self.heads * (self.pages + 1) * self.page_bytes
+
+    @property
+    def sector(self) -> int:
+        """Pages that fill whole sectors."""
+        return max(1, SECTOR // self.page_bytes)
+
+    @property
+    def buffer_frames(self) -> int:
+        least = SPLIT * self.sector
+        return max(least, min(BUFFER // self.page_bytes, self.pages) // least * least)
+
+    @property
+    def layer(self) -> int:
+        """Frames of a whole layer."""
+        return self.config.kv_heads * self.pages
+
+    @property
+    def moving(self) -> int:
+        """Frames of a layer's pages that are being written: they cannot leave."""
+        return self.config.kv_heads * min(self.rows * (ceil(self.reach / PAGE) + 2) + WHOLE // PAGE, self.pages)
+
+    @property
+    def selected(self) -> int:
+        """Frames of a layer that a retrieval tier reads, and what may take their places."""
+        each = min(self.budget.of(self.pages * PAGE) // PAGE, self.pages)
+        return self.config.kv_heads * min(ceil(SPARE * self.rows * each), self.pages)
+
+    @property
+    def least(self) -> int:
+        """Bytes with which it works at all."""
+        frames = self.config.layers * self.moving + self.selected + self.config.kv_heads * (LAYER // PAGE + 1) + 1
+        return (frames + 2 * self.buffer_frames + 3 * self.sector) * self.page_bytes
+
+    def split(self, offload: Offload, memory: int) -> tuple[int, int, int]:
+        """Frames, buffers, and layers that stay whole, of so many bytes. Raises CacheError for too few."""
+        if memory < self.least:
+            raise CacheError(
+                f"--kv-memory {describe(memory)} is too little for {self.rows} texts at a time with this context and "
+                f"--budget; give {describe(up(self.least, 1 << 20))} or more, a smaller --budget, or fewer texts"
+            )
+        wanted = ceil(self.pages / self.buffer_frames) + AHEAD
+        spare = memory // self.page_bytes - self.config.layers * (self.moving + self.selected) - 3 * self.sector
+        buffers = max(2, min(wanted, spare // self.buffer_frames))
+        frames = memory // self.page_bytes - buffers * self.buffer_frames
+        frames = min(frames, self.heads * self.pages + 2 * self.sector) // self.sector * self.sector
+        layers = range(self.config.layers + 1)
+        if offload.layers is None:
+            return frames, buffers, max((n for n in layers if self._left(frames, n) >= 0), default=0)
+        asked = min(offload.layers, self.config.layers)
+        if asked and self._left(frames, asked) < 0:
+            raise CacheError(
+                f"{asked} whole layers of KV do not fit into --kv-memory; give "
+                f"{describe(up(-self._left(frames, asked) * self.page_bytes, 1 << 20))} more, or a smaller --kv-layers"
+            )
+        return frames, buffers, asked
+
+    def _left(self, frames: int, whole: int) -> int:
+        """Frames beside so many whole layers and what the others need."""
+        others = self.config.layers - whole
+        return frames - 1 - whole * self.layer - others * (self.moving + self.selected)
+
+
+def memory_for(offload: Offload, needs: Needs) -> int | None:
+    """Bytes of KV that stay in memory; None is all of them, where nobody said that they must not."""
+    if offload.kind == "none" or offload.memory is not None:
+        return offload.memory
+    free = free_memory()
+    return None if needs.bytes <= SHARE * free else int(SHARE * free)
+
+
+def free_memory() -> int:
+    """Bytes of memory that are free; 0 if the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+
+
+def size_of(text: str | int) -> int:
+    """Bytes of `512MiB`, `2GiB` or a number. Raises RequestError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", str(text).strip(), re.IGNORECASE)
+    if not match:
+        raise RequestError(f"kv_memory {text!r}: give a size such as 512MiB or 2GiB, or auto")
+    unit = (match[2] or "B")[0].upper()
+    base = 1000 if (match[2] or "").upper().endswith("B") and "I" not in (match[2] or "").upper() else 1024
+    return int(float(match[1]) * base ** "BKMGT".index(unit))
+
+
+def describe(bytes_: float) -> str:
+    """Bytes as users write them."""
+    return f"{bytes_ / 2**30:.1f}GiB" if bytes_ >= 2**30 else f"{ceil(bytes_ / 2**20)}MiB"
+
+
+def up(n: int, to: int) -> int:
+    return -(-n // to) * to

@@ -1,0 +1,90 @@
+"""Where KV pages live that memory has no room for: a file, or other memory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from weakref import finalize
+
+import torch
+
+from triforce.cache.room import Needs, Offload, describe, memory_for, up
+from triforce.errors import CacheError
+from triforce.kernels import SECTOR, Room
+
+
+def room(offload: Offload, needs: Needs) -> Room | None:
+    """A place for pages, and what stays of them; None where all of them fit and nobody said that they must not.
+
+    Raises CacheError.
+    """
+    memory = memory_for(offload, needs)
+    if memory is None:
+        return None
+    frames, buffers, layers = needs.split(offload, memory)
+    store = HostStore(needs) if offload.kind == "host" else FileStore(needs)
+    return Room(store, needs.page_bytes, frames, buffers, needs.buffer_frames, layers)
+
+
+class FileStore:
+    """A file that nobody else can open, and that is gone with its last descriptor, however the process ends."""
+
+    memory = None
+
+    def __init__(self, needs: Needs) -> None:
+        self.bytes = needs.bytes
+        try:
+            self.file, path = tempfile.mkstemp(prefix="triforce-kv-")  # 0600, in TMPDIR
+        except OSError as error:
+            raise CacheError(
+                f"the file for KV cannot be made ({error}); set TMPDIR to a folder you may write"
+            ) from error
+        try:
+            self.direct = _open_direct(path) if _aligned(needs.page_bytes) else -1
+        finally:
+            os.unlink(path)
+        self._close = finalize(self, _close, [self.file, self.direct])
+        os.ftruncate(self.file, up(self.bytes, SECTOR))
+
+    @property
+    def usage(self) -> tuple[int, int]:
+        """Bytes of memory and of files."""
+        return 0, os.fstat(self.file).st_blocks * 512
+
+
+class HostStore:
+    """Plain memory. On a CPU it has no use of its own: it shows what memory beside a GPU's would do."""
+
+    file = direct = -1
+
+    def __init__(self, needs: Needs) -> None:
+        self.bytes = needs.bytes
+        try:
+            self.memory = torch.empty(needs.bytes, dtype=torch.uint8)
+        except RuntimeError as error:
+            raise CacheError(
+                f"the KV cache needs {describe(needs.bytes)} of memory, more than there is; use --kv-offload file"
+            ) from error
+
+    @property
+    def usage(self) -> tuple[int, int]:
+        return self.memory.numel(), 0
+
+
+def _aligned(page_bytes: int) -> bool:
+    return page_bytes % SECTOR == 0 or SECTOR % page_bytes == 0
+
+
+def _open_direct(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except (OSError, AttributeError):  # a file system, or a system, without such reads
+        return -1
+
+
+def _close(files: list[int]) -> None:
+    for file in files:
+        if file >= 0:
+            with suppress(OSError):
+                os.close(file)

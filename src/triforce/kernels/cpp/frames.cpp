@@ -1,0 +1,79 @@
+#include "frames.hpp"
+
+#include "store.hpp"
+
+namespace triforce {
+
+Frames::Frames(int layers, int heads, int64_t pages, int32_t frames)
+    : heads_(heads), pages_(pages), frame_(layers * heads * pages), stored_(layers * heads * pages), owner_(frames),
+      newer_(frames + 1), older_(frames + 1), favoured_(layers) {
+    newer_[frames] = older_[frames] = frames;
+    for (int32_t frame = frames - 1; frame > 0; frame--) free_.push_back(frame);
+}
+
+void Frames::favour(const std::vector<bool>& layers) {
+    for (size_t layer = 0; layer < favoured_.size(); layer++) {
+        if (favoured_[layer] == layers[layer]) continue;
+        const int64_t first = id(static_cast<int>(layer), 0, 0), last = first + heads_ * pages_;
+        for (int64_t i = first; i < last; i++)
+            if (listed(i)) unlink(frame_[i]);
+        favoured_[layer] = layers[layer];
+        for (int64_t i = first; i < last; i++)
+            if (listed(i)) link(frame_[i]);
+    }
+}
+
+int32_t Frames::take(int64_t id) {
+    if (free_.empty()) {
+        if (!clean_[0] && !clean_[1])
+            throw OffloadError("--kv-memory is full of KV that cannot leave; give more of it, or fewer texts at a time");
+        const int32_t oldest = newer_[ring(!clean_[0])];
+        unlink(oldest);
+        free_.push_back(oldest);
+        frame_[owner_[oldest]] = 0;
+    }
+    const int32_t frame = free_.back();
+    free_.pop_back();
+    owner_[frame] = id;
+    frame_[id] = frame;
+    if (stored_[id]) link(frame);
+    return frame;
+}
+
+void Frames::touch(int64_t id) {
+    if (!listed(id)) return;
+    unlink(frame_[id]);
+    link(frame_[id]);
+}
+
+void Frames::clean(int64_t id) {
+    if (listed(id)) return;
+    stored_[id] = 1;
+    if (frame_[id]) link(frame_[id]);
+}
+
+void Frames::spoil(int64_t id) {
+    if (listed(id)) unlink(frame_[id]);
+    stored_[id] = 0;
+}
+
+void Frames::forget(int64_t id) {
+    spoil(id);
+    if (frame_[id]) free_.push_back(frame_[id]);
+    frame_[id] = 0;
+}
+
+void Frames::link(int32_t frame) {
+    const int32_t head = ring(kind(frame)), newest = older_[head];
+    newer_[newest] = frame, older_[frame] = newest;
+    newer_[frame] = head, older_[head] = frame;
+    clean_[kind(frame)]++;
+}
+
+void Frames::unlink(int32_t frame) {
+    newer_[older_[frame]] = newer_[frame];
+    older_[newer_[frame]] = older_[frame];
+    clean_[kind(frame)]--;
+}
+
+}  // namespace triforce

@@ -1,0 +1,128 @@
+"""KV memory that is larger than what is kept of it: its pages lie in a store, and a pass reads them ahead of itself.
+
+Shape suffixes as in contract.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from triforce.config import ModelConfig
+from triforce.errors import CacheError
+from triforce.kernels import _native
+from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass, Search
+from triforce.kernels.native_memory import NOTHING, NativeMemory
+from triforce.kernels.native_model import NativeModel
+from triforce.kernels.offload import SECTOR, Room
+from triforce.kernels.plain_memory import allocate
+from triforce.request import KvBytes
+
+AT_ONCE = 512
+"""Tokens of a prompt that go through a layer together: their activations stay in the caches."""
+
+
+Seen = tuple[int, Tensor, list[int], int, int, list[int], Search]
+
+
+class OffloadedMemory(NativeMemory):
+    searches = False
+    """What is searched would have to be at hand: layers that need it are kept whole instead, and seen in full."""
+
+    def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, room: Room) -> None:
+        self.config, self.dtype, self.int8, self.room = config, dtype, False, room
+        store = room.store.memory
+        self._native_store = (
+            _native.Store(room.store.file, room.store.direct, room.store.bytes)
+            if store is None
+            else _native.Store(store)
+        )
+        arena = allocate((room.memory + SECTOR,), torch.uint8, "cpu")
+        arena = arena[-arena.data_ptr() % SECTOR :][: room.memory]
+        self._offload = _native.Offload(
+            arena, dtype == torch.bfloat16, config.layers, config.kv_heads, config.head_dim, pages + 1,
+            room.frames, room.buffers, room.buffer_frames, self._native_store,
+        )  # fmt: skip
+        self._layers = [self._offload.layer(i) for i in range(config.layers)]
+        self._whole: list[int] = []
+        self.prefer(range(config.layers))
+
+    @property
+    def bytes(self) -> KvBytes:
+        return KvBytes(self.room.memory, *self.room.store.usage)
+
+    @property
+    def whole_layers(self) -> int:
+        return self.room.layers
+
+    def prefer(self, layers: Collection[int]) -> None:
+        chosen = [*sorted(layers), *(layer for layer in self._whole if layer not in layers)][: self.whole_layers]
+        self._whole = chosen
+        self._offload.favour([layer in chosen for layer in range(self.config.layers)])
+
+    @property
+    def bytes_read(self) -> int:
+        """From the store, since it is there."""
+        return int(self._native_store.bytes_read)
+
+    def limit(self, bytes_per_second: float) -> None:
+        """Reads take as long as on a bus of this rate: for measurements. 0 is no limit."""
+        self._native_store.limit(bytes_per_second)
+
+    def reserve(self, pages: Sequence[int]) -> None:
+        with self._told():
+            self._offload.reserve(list(pages))
+
+    def forget(self, pages: Sequence[int]) -> None:
+        self._offload.forget(list(pages))
+
+    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
+        with self._told():
+            return super().forward(model, ids_BT, at_BJ, this)
+
+    def read(self, model: Model, ids_1T: Tensor, this: Pass) -> Iterator[int]:
+        assert isinstance(model, NativeModel), "native memory wants a native model"
+        config, T, ((_, lists),) = self.config, ids_1T.shape[1], this.views
+        x_1TC = torch.empty(1, T, config.hidden_size)
+        nothing, logits = torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, config.vocab_size)
+        ends = (lists.starts[0] // PAGE, (lists.starts[0] + T) // PAGE)
+        full: list[int] = lists.units[0, ends[0] : ends[1]].tolist()
+        tables = config.rope.tables(this.positions[0] + T)
+        for layer in range(config.layers):
+            for first in range(0, T, AT_ONCE):
+                part = slice(first, min(first + AT_ONCE, T))
+                seen: Seen = (config.layers, lists.units, [lists.starts[0] + first], 0, 0, [], NOTHING)
+                with self._told():
+                    model.decoder.run(
+                        self._layers, ids_1T[:, part].contiguous(), [this.positions[0] + first],
+                        [part.stop - first], *tables, [seen], nothing, logits, None, None,
+                        layer, layer + 1, x_1TC[:, part], exact=True,
+                    )  # fmt: skip
+                if part.stop == T:
+                    with self._told():
+                        self._offload.commit(layer, full)
+                yield (layer * T + part.stop) // config.layers
+
+    def attend(
+        self, layer: int, q_BTHD: Tensor, lists: Lists, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        with self._told():
+            return super().attend(layer, q_BTHD, lists, weigh, q_sinks_BTHD)
+
+    def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
+        with self._told():
+            super().put(layer, slots_N, k_GND, v_GND)
+
+    def get(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
+        with self._told():
+            return super().get(layer, slots_N)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except _native.OffloadError as error:
+            raise CacheError(str(error)) from error
