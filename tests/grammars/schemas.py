@@ -76,7 +76,7 @@ def drawn(count: int) -> list[Schema]:
 
 
 def _instance(schema: Schema, chance: Random) -> Any:
-    """Something that a schema of the kinds below allows. (hypothesis-jsonschema does not run with today's hypothesis.)"""
+    """What a schema of the kinds below allows. (hypothesis-jsonschema does not run with today's hypothesis.)"""
     if "anyOf" in schema:
         return _instance(chance.choice(schema["anyOf"]), chance)
     if "const" in schema or "enum" in schema:
