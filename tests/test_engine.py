@@ -336,7 +336,7 @@ def test_first_come_first_served(folder: Path) -> None:
 def test_who_had_a_turn_makes_room_and_goes_on_later(folder: Path) -> None:
     """Two that fill the store come to their ends by turns; a third one waits less than for both."""
     model = llm(folder)
-    texts = model.open(ROWS, 200, turn=3)
+    texts = model.open(ROWS, 150, turn=3)
     long = [request(model, 150, "ar", max_tokens=60), request(model, 91, "triforce", max_tokens=100)]
     short = request(model, 40, "ar", max_tokens=2)
     for one in [*long, short]:

@@ -16,6 +16,7 @@ import torch
 from triforce import kernels
 from triforce.batch import Batch
 from triforce.cache import PAGE, Pool
+from triforce.errors import CacheError
 from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation
 from triforce.planner import Costs, Pilot, Plan
@@ -61,7 +62,10 @@ def profile(models: Models, setting: Speculation, costs: Costs) -> None:
     for context, rows in CONTEXTS:
         if context + 512 > models.target.config.context:
             return
-        batch = read(models, "auto", setting, context, 256, rows)
+        try:
+            batch = read(models, "auto", setting, context, 256, rows)
+        except CacheError:  # there is no room for so many at a time
+            continue
         pilot = Pilot(batch.top, rows, costs)
         batch.tiers = pilot.tiers  # which have one more, and other levels
         view = next(part.cache for part in pilot.tiers if isinstance(part, Tier) and part.name == "retrieval")

@@ -168,7 +168,7 @@ def test_layers_in_full_and_texts_at_a_time(folder: Path) -> None:
     prompts = [PROMPT[:1500], PROMPT[:1500], PROMPT[100:1300]]
     how: dict[str, Any] = dict(full_layers="1,3")
     wanted = llm(folder, **how).generate(prompts, ask(max_tokens=12, n=2), mode="triforce")
-    found = llm(folder, "host", "11MiB", **how).generate(prompts, ask(max_tokens=12, n=2), mode="triforce")
+    found = llm(folder, "host", "12MiB", **how).generate(prompts, ask(max_tokens=12, n=2), mode="triforce")
     texts = [[[c.token_ids for c in output.outputs] for output in outputs] for outputs in (wanted, found)]
     assert texts[0] == texts[1]
 

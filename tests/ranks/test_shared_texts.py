@@ -53,8 +53,12 @@ def test_the_texts_of_one_process(pair: Path, mode: str, temperature: float) -> 
 @pytest.mark.parametrize("changes", [{"coupling": "rejection"}, {"lower_tiers": "int8"}, {"dtype": "float32"}], ids=str)
 def test_other_settings(pair: Path, changes: dict[str, str]) -> None:
     """Noise depends on the seed alone, so `rejection` gives one text, too: logits are the same bits."""
-    wanted = made(pair, ALONE, **changes).generate(PROMPTS, params(n=2, logprobs=2))
-    for outputs in together(2, lambda ranks: made(pair, ranks, **changes).generate(PROMPTS, params(n=2, logprobs=2))):
+
+    def texts(ranks: Ranks) -> list[RequestOutput]:
+        return made(pair, ranks, **changes).generate(PROMPTS, params(n=2, logprobs=2), mode="triforce")
+
+    wanted = texts(ALONE)
+    for outputs in together(2, texts):
         assert same(outputs, wanted)
         assert outputs[1].outputs[1].logprobs == wanted[1].outputs[1].logprobs
 
@@ -76,7 +80,7 @@ def opinionated(pair: Path, ranks: Ranks) -> LLM:
     llm.costs = Costs()
     for step in range(40):
         for tier in ("full", "retrieval", "draft", "lookup"):
-            llm.costs.observe(tier, 1 + step % 7, 150, 1.0 if (tier == "full") == (ranks.rank == 0) else 1e-3)
+            llm.costs.observe(tier, 1 + step % 7, 1, 150, 1.0 if (tier == "full") == (ranks.rank == 0) else 1e-3)
     return llm
 
 

@@ -83,7 +83,7 @@ def test_a_text_comes_coloured_and_is_that_of_plain_decoding(page: Page, url: st
     in_text = {row.split()[0]: int(row.split()[1]) for row in told}
     assert in_text == {tier: wanted["token_tiers"].count(tier) for tier in in_text}
     assert re.fullmatch(r"40 tokens, [\d.]+ per second", page.locator("#speed").inner_text())
-    assert "of 2,048 tokens" in page.locator("#size").inner_text()
+    sync_api.expect(page.locator("#size")).to_contain_text("of 2,048 tokens")
 
 
 def test_the_map_shows_what_retrieval_sees(page: Page) -> None:

@@ -63,7 +63,7 @@ class NativeMemory:
             [
                 (
                     layers, lists.units, lists.starts, lists.sinks, lists.window,
-                    lists.coarse if self.int8 else [], lists.search or NOTHING,
+                    lists.coarse if self.int8 else [], self._search(lists),
                 )
                 for layers, lists in this.views
             ],
@@ -79,9 +79,12 @@ class NativeMemory:
         mass_BGU = torch.empty(shape) if weigh else None
         self._layers[layer].attend(
             q_BTHD, lists.starts, lists.counts, lists.units, mixed_BTHD, mass_BGU, q_sinks_BTHD,
-            lists.sinks, lists.window, lists.coarse if self.int8 else [], lists.search or NOTHING,
+            lists.sinks, lists.window, lists.coarse if self.int8 else [], self._search(lists),
         )  # fmt: skip
         return mixed_BTHD, mass_BGU if mass_BGU is not None else q_BTHD.new_empty(0)
+
+    def _search(self, lists: Lists) -> Search:
+        return lists.search if lists.search and self.searches else NOTHING
 
     def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         k_NGD, v_NGD = (x.transpose(0, 1).to(self.dtype).contiguous() for x in (k_GND, v_GND))
