@@ -24,7 +24,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from triforce.cli.bench import machine
+from triforce.cli.benches.common import machine
 from triforce.cli.demo import BOOK
 from triforce.kernels.native_offload import OffloadedMemory
 from triforce.llm import LLM

@@ -42,7 +42,6 @@ JSON_KEYS = [
     "tokens_per_second",
     "tiers",
     "plans",
-    "ranks",
     "kv",
 ]
 

@@ -39,14 +39,14 @@ def full_passes(folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool) -> 
         return forward(self, model, ids_BT, at_BJ)
 
     monkeypatch.setattr(Full, "forward", spy)
-    for mode in ("ar", "triforce", "retrieval", "draft", "hybrid"):
+    for mode in ("ar", "triforce", "retrieval", "draft", "hybrid", "auto"):
         for rows in (1, 3):
             llm.generate([ids(150, seed) for seed in range(rows)], ask(max_tokens=8), mode=mode)
     return {(shape.rows, shape.width, shape.columns) for shape in shapes}
 
 
 def test_passes_of_the_full_tier_have_one_shape(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert full_passes(folder, monkeypatch, strict=True) == {(8, 8, 8)}
+    assert full_passes(folder, monkeypatch, strict=True) == {(8, 32, 32)}
     assert len(full_passes(folder, monkeypatch, strict=False)) > 3, "or there would be nothing to it"
 
 

@@ -143,10 +143,10 @@ def test_a_question(page: Page) -> None:
 
 
 def test_it_stops_when_told(page: Page) -> None:
+    """Before the first word, as nobody knows how fast a text is done: the server takes as long as it likes here."""
+    page.route("**/v1/completions", lambda route: None)
     page.get_by_label("Document").fill(DOCUMENT)
-    page.get_by_label("Tokens at most").fill("1000")
     page.get_by_role("button", name="Run").click()
-    page.locator("#tiered span").first.wait_for(timeout=WAIT)
     page.get_by_role("button", name="Stop").click()
     status(page, "Stopped")
     assert page.get_by_role("button", name="Run").is_enabled()
