@@ -183,7 +183,7 @@ class Schedules(RuleBasedStateMachine):
         assert all(job.finish is None for batch in batches for job in batch.jobs)
 
     def teardown(self) -> None:
-        while self.running:
+        while self.running and self.texts.busy:
             self.step()
         check_empty(self.texts)
 

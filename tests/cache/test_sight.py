@@ -168,6 +168,18 @@ def test_full_layers_see_everything() -> None:
         assert (one - other).abs().max() > 1e-2
 
 
+def test_what_nobody_asked_the_exact_view_to_note_is_no_news() -> None:
+    """Mode auto asks for attention only while it pays, and a row may come from a batch that did not."""
+    full = Full(make_pool(DECODER, 1, 224))
+    prefill(DECODER, full, 0, text(150))
+    lower = Retrieval(full, POLICIES["observed"], Setting(Budget(32)))
+    full.grain = 0
+    feed(DECODER, full, [[4]])
+    everything = feed(DECODER, lower, [[1, 2, 3]])[0]
+    torch.testing.assert_close(everything, feed(DECODER, dense(DECODER, [*text(150), 4]), [[1, 2, 3]])[0], **CLOSE)
+    assert lower.choices == [None]
+
+
 def test_a_share_of_the_context_grows_with_it() -> None:
     rounds = Rounds(budget=Budget(share=0.5))
     sights = []

@@ -164,8 +164,10 @@ class Retrieval:
         return Index(config.layers, len(self.choices), config.kv_heads, self.full.pool.device)
 
     def _due(self, b: int) -> bool:
-        choice, refresh = self.choices[b], self.setting.refresh
-        news = self.full.sights[self.full.rows[b]].passes - (choice.passes if choice else 0)
+        choice, refresh, sight = self.choices[b], self.setting.refresh, self.full.sights[self.full.rows[b]]
+        if self.policies[b].observes and sight.mass_LGU is None:
+            return False  # nobody had asked: so it was with a row whose batch decoded plainly before it came here
+        news = sight.passes - (choice.passes if choice else 0)
         if choice is None:
             return news > 0
         if refresh is None:
