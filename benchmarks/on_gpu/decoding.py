@@ -20,8 +20,8 @@ from triforce.profile import read
 
 RATES = {"paper": (0.977, 0.35), "ours": (0.945, 0.57)}
 """Of each guess, by the full tier and by the retrieval tier. The paper's .9234 of those proposed is .977 a token; its
-inner rate is the authors'. Ours are the shipped pair's at 16K and temperature 0.6, as measured once (`triforce bench speed`: .832 of six
-and .447 of two)."""
+inner rate is the authors'. Ours are the shipped pair's at 16K and temperature 0.6, as measured once (`triforce bench
+speed`: .832 of six and .447 of two)."""
 
 TURNS = 3
 
