@@ -71,6 +71,11 @@ def test_mistakes(bench: Callable[..., int], option: str, value: str, capsys: py
     assert (value if option != "--tokens" else "--tokens") in error and "Traceback" not in error
 
 
+def test_a_context_beyond_the_model_is_told(bench: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("lossless", "--contexts", "9999999") == 2
+    assert "beyond the model's" in capsys.readouterr().err
+
+
 def test_quality_says_what_eviction_costs(
     bench: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,6 +43,9 @@ def _plan(llm: LLM, options: Namespace) -> Plan:
     from triforce.bench.lossless import PLAIN, Plan
     from triforce.ladder import MODES
 
+    context = llm.target.config.context
+    if max(options.contexts) > context:
+        raise RequestError(f"--contexts {max(options.contexts):,} is beyond the model's {context:,} positions")
     names = modes(llm, options.modes, [mode for mode in MODES if mode != PLAIN])
     axes = ("contexts", "temperatures", "batches", "workloads", "couplings", "tokens")
     return Plan(modes=names, **{name: getattr(options, name) for name in axes})
