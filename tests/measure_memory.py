@@ -1,15 +1,17 @@
 """Prints the peak resident memory of a generation above that after import, and what weights and KV weigh, in bytes.
 
+A first short text comes before, and is forgotten: it brings in the libraries' pages, which are read when first used.
 Run in a process of its own: python tests/measure_memory.py PROMPT_TOKENS
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoTokenizer  # noqa: F401  transformers imports lazily: this is what loads it
 
 from triforce.llm import LLM
 from triforce.pairs import SHIPPED
@@ -22,13 +24,20 @@ def resident(kind: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(kind)) * 1024
 
 
-def main(tokens: int) -> None:
-    AutoConfig.from_pretrained(SHIPPED[0])
-    before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+def generate(tokens: int) -> LLM:
     llm = LLM()
     prompt = torch.randint(2, llm.target.config.vocab_size, (tokens,)).tolist()
     llm.generate(prompt, SamplingParams(temperature=0.8, seed=1, max_tokens=16, ignore_eos=True))
+    return llm
+
+
+def main(tokens: int) -> None:
+    generate(64)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    llm = generate(tokens)
     weights = sum(file.stat().st_size for folder in SHIPPED for file in Path(folder).glob("*.safetensors"))
     config = llm.target.config
     kv = 2 * config.layers * config.kv_heads * config.head_dim * (tokens + 16) * llm.models.target.dtype.itemsize

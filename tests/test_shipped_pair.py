@@ -16,6 +16,8 @@ from triforce.pairs import SHIPPED
 from triforce.request import SamplingParams
 
 MEASURE = Path(__file__).parent / "measure_memory.py"
+FIXED = 16 << 20
+"""Bytes that no prompt adds to: the tokenizer, and what a chunk of a prompt is computed in."""
 
 
 @pytest.fixture(scope="module")
@@ -104,4 +106,4 @@ def test_most_tokens_cost_no_full_pass(llm: LLM, book: list[int]) -> None:
 def test_peak_memory_is_weights_and_kv_and_little_more() -> None:
     done = subprocess.run([sys.executable, MEASURE, "32700"], capture_output=True, text=True, check=True)
     peak, foretold = map(int, done.stdout.split())
-    assert peak <= 1.15 * foretold
+    assert peak <= 1.15 * foretold + FIXED

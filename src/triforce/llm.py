@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from zlib import crc32
@@ -112,6 +112,7 @@ class LLM:
         self.draft = read(draft) if draft is not None else None
         if self.draft:
             _require_same_vocabulary(self.target, self.draft)
+            self.draft = replace(self.draft, tokenizer=None)  # the target's says all
         self.models = Models(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower)
         self.tokenizer = self.target.tokenizer
         self._grammars = Grammars(self.tokenizer) if self.tokenizer else None

@@ -5,11 +5,16 @@ Shape suffixes: any leading dimensions, then H heads, D head size, F = D / 2 fre
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-STEP = 4096
-"""Positions that a table grows by at least."""
+BLOCK = 4096
+"""Positions whose rotations are computed together."""
+
+RESERVED = 131072
+"""Positions that a table has room for at first: room takes no memory until it is filled."""
 
 
 class Rope:
@@ -21,8 +26,8 @@ class Rope:
     def __init__(self, inv_freq_F: Tensor, scale: float) -> None:
         self.inv_freq_F = inv_freq_F
         self.scale = scale
-        nothing_SF = torch.empty(0, len(inv_freq_F))
-        self._tables_SF = (nothing_SF, nothing_SF)
+        self._tables_SF = torch.empty(0, len(inv_freq_F)), torch.empty(0, len(inv_freq_F))
+        self._blocks: set[int] = set()
 
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The rotation at each position: two float32 tensors (..., F), on the device of the positions.
@@ -33,14 +38,24 @@ class Rope:
         angles = (positions[..., None].float() * self.inv_freq_F.to(positions.device)).double()
         return (angles.cos() * self.scale).float(), (angles.sin() * self.scale).float()
 
-    def tables(self, length: int) -> tuple[Tensor, Tensor]:
-        """`cos_sin` of positions [0, S), where S is at least `length`; on the CPU, and remembered."""
-        known = len(self._tables_SF[0])
-        if known < length:
-            new = self.cos_sin(torch.arange(known, -(-length // STEP) * STEP))
-            cos_SF, sin_SF = (torch.cat([old, more.cpu()]) for old, more in zip(self._tables_SF, new, strict=True))
-            self._tables_SF = cos_SF, sin_SF
+    def tables(self, starts: Iterable[int], count: int) -> tuple[Tensor, Tensor]:
+        """`cos_sin` by position, on the CPU, right for `count` positions from each of `starts`; remembered."""
+        for start in starts:
+            for block in range(start // BLOCK, (start + count - 1) // BLOCK + 1):
+                if block not in self._blocks:
+                    self._fill(block)
         return self._tables_SF
+
+    def _fill(self, block: int) -> None:
+        start, end = block * BLOCK, (block + 1) * BLOCK
+        if (room := len(self._tables_SF[0])) < end:
+            larger = [torch.empty(max(RESERVED, 2 * end), len(self.inv_freq_F)) for _ in range(2)]
+            for old, new in zip(self._tables_SF, larger, strict=True):
+                new[:room] = old
+            self._tables_SF = larger[0], larger[1]
+        for table_SF, values in zip(self._tables_SF, self.cos_sin(torch.arange(start, end)), strict=True):
+            table_SF[start:end] = values
+        self._blocks.add(block)
 
 
 def rotate(x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:

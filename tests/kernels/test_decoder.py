@@ -136,8 +136,8 @@ def test_nothing_scored(dtype: torch.dtype) -> None:
 )  # fmt: skip
 def test_what_it_refuses(change: dict[str, object], dtype: torch.dtype) -> None:
     model, memory = parts(dtype, int8=True)
-    tables = memory.config.rope.tables(64)
-    memory.config.rope.tables = lambda length: tables  # whatever it is asked for
+    tables = (torch.zeros(64, memory.config.head_dim // 2),) * 2
+    memory.config.rope.tables = lambda starts, count: tables  # whatever it is asked for
     with pytest.raises((ValueError, IndexError)):
         memory.forward(model, torch.ones(2, 5, dtype=torch.long), None, replace(FULL, **change))
     for ids_BT, at_BJ in ((torch.full((2, 5), V), None), (torch.full((2, 5), -1), None), (IDS_BT, IDS_BT + 1)):

@@ -23,6 +23,7 @@ from triforce.weights import Weights
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BITS = {2: torch.int16, 4: torch.int32}  # sums of integers do not depend on their order
 SAMPLE = 1024  # elements of each tensor that enter the fingerprint
+PART = 1 << 18  # elements whose bits are added up at a time
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,15 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
     for tensor in (rope.inv_freq_F, *weights.tensors()):
         digest.update(repr(tuple(tensor.shape)).encode())
         digest.update(_sample(tensor).float().cpu().numpy().tobytes())
-        digest.update(str(int(tensor.view(_BITS[tensor.itemsize]).sum(dtype=torch.int64))).encode())
+        digest.update(str(_sum_of_bits(tensor)).encode())
     return digest.hexdigest()
+
+
+def _sum_of_bits(tensor: Tensor) -> int:
+    """By parts, as the sum of a whole would first take four times the tensor's memory."""
+    bits = tensor.view(_BITS[tensor.itemsize]).flatten()
+    parts = torch.split(bits, PART)
+    return sum([int(part.sum(dtype=torch.int64)) for part in parts])
 
 
 def _sample(tensor: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from triforce.kernels.contract import Model, Outcome, Pass
 from triforce.kernels.layers import layer_by_layer
 from triforce.kernels.plain_memory import slots
+from triforce.rope import Rope
 from triforce.shapes import columns, ints
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def by_layers(memory: NativeMemory, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
     """As `Memory.forward`."""
     (B, T), lists_L, config = ids_BT.shape, this.lists(), memory.config
-    first, tables = lists_L[0], config.rope.tables(max(this.positions) + T)
+    first, tables = lists_L[0], rotations(config.rope, this, T)
     positions_N = torch.from_numpy(columns(ints(this.positions), T).flatten())
     to_sinks_N = positions_N.clamp_max(first.sinks + first.window - 1)
     slots_N, queries, masses = slots(first, T), [], []
@@ -43,3 +44,9 @@ def by_layers(memory: NativeMemory, model: Model, ids_BT: Tensor, at_BJ: Tensor 
     logits_BJV = layer_by_layer(model, ids_BT, at_BJ, attend)
     queries_LBTHD = torch.stack(queries) if this.observe else None
     return Outcome(logits_BJV, queries_LBTHD, torch.stack(masses) if this.weigh else None)
+
+
+def rotations(rope: Rope, this: Pass, T: int) -> tuple[Tensor, Tensor]:
+    """What a pass looks up: padding is turned to 0, and a query meets the sinks from the end of its window at most."""
+    lists = this.views[0][1]
+    return rope.tables((0, lists.sinks + lists.window, *this.positions), T)

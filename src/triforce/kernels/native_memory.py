@@ -19,7 +19,7 @@ from torch import Tensor
 from triforce.config import ModelConfig
 from triforce.kernels import _native
 from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass, Search
-from triforce.kernels.native_layers import by_layers
+from triforce.kernels.native_layers import by_layers, rotations
 from triforce.kernels.native_model import NativeModel
 from triforce.kernels.plain_memory import allocate
 
@@ -59,7 +59,7 @@ class NativeMemory:
             mass_LBGU = torch.empty(config.layers, B, config.kv_heads, this.views[0][1].units.shape[-1])
         model.decoder.run(
             self._layers, ids_BT.contiguous(), this.positions, this.views[0][1].counts,
-            *config.rope.tables(max(this.positions) + T),
+            *rotations(config.rope, this, T),
             [
                 (
                     layers, lists.units, lists.starts, lists.sinks, lists.window,

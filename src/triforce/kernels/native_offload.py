@@ -90,7 +90,7 @@ class OffloadedMemory(NativeMemory):
         nothing, logits = torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, config.vocab_size)
         ends = (lists.starts[0] // PAGE, (lists.starts[0] + T) // PAGE)
         full: list[int] = lists.units[0, ends[0] : ends[1]].tolist()
-        tables = config.rope.tables(this.positions[0] + T)
+        tables = config.rope.tables(this.positions, T)
         for layer in range(config.layers):
             for first in range(0, T, AT_ONCE):
                 part = slice(first, min(first + AT_ONCE, T))
