@@ -57,8 +57,8 @@ class Engine:
             texts, pages = len(group.left), self._pages(group)
             if texts > self.store.rows or pages > self.store.pages:
                 raise CacheError(
-                    f"{texts} texts need {pages} pages of KV, and there are {self.store.pages}, for {self.store.rows} "
-                    "texts. Use a shorter prompt or a smaller max_tokens"
+                    f"it takes {texts} of {self.store.rows} rows and {pages} of {self.store.pages} pages of KV. "
+                    "Use a shorter prompt or a smaller max_tokens"
                 )
         self._waiting.extend(groups)
 

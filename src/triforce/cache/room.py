@@ -114,9 +114,10 @@ class Needs:
     def split(self, offload: Offload, memory: int) -> tuple[int, int, int]:
         """Frames, buffers, and layers that stay whole, of so many bytes. Raises CacheError for too few."""
         if memory < self.least:
+            texts = "one text" if self.rows == 1 else f"{self.rows} texts at a time"
             raise CacheError(
-                f"--kv-memory {describe(memory)} is too little for {self.rows} texts at a time with this context and "
-                f"--budget; give {describe(up(self.least, 1 << 20))} or more, a smaller --budget, or fewer texts"
+                f"--kv-memory {describe(memory)} is too little for {texts} with this context and --budget; give "
+                f" {describe(up(self.least, 1 << 20))} or more, a smaller --budget, or fewer texts"
             )
         wanted = ceil(self.pages / self.buffer_frames) + AHEAD
         spare = memory // self.page_bytes - self.config.layers * (self.moving + self.selected) - 3 * self.sector
@@ -169,7 +170,9 @@ def size_of(text: str | int) -> int:
 
 def describe(bytes_: float) -> str:
     """Bytes as users write them."""
-    return f"{bytes_ / 2**30:.1f}GiB" if bytes_ >= 2**30 else f"{ceil(bytes_ / 2**20)}MiB"
+    if bytes_ >= 2**30:
+        return f"{bytes_ / 2**30:.1f}GiB"
+    return f"{ceil(bytes_ / 2**20)}MiB" if bytes_ >= 2**20 else f"{ceil(bytes_ / 2**10)}KiB"
 
 
 def up(n: int, to: int) -> int:

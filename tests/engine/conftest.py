@@ -1,0 +1,33 @@
+"""The pair that all tests of the engine use, whose prompts are read in several steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from engine_scene import CHUNK, READ
+from tiny_llm import checkpoints
+
+from triforce import engine
+from triforce.cache import full
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Here the draft fits the native kernels, too."""
+    folder = tmp_path_factory.mktemp("pair")
+    checkpoints(folder, head_dim=16)
+    return folder
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_chunks() -> Iterator[None]:
+    """Prompts are read in several steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(full, "PREFILL_ON_CPU", CHUNK)
+        patch.setattr(engine, "READ", READ)
+        yield

@@ -1,0 +1,214 @@
+"""Who is read and who waits, what is put aside, cancelled, refused and shared."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from engine_scene import (
+    CHUNK,
+    KV_TOKENS,
+    READ,
+    ROWS,
+    TOKENS,
+    alone,
+    check_empty,
+    check_same,
+    finish,
+    request,
+)
+from tiny_llm import MODES, ask, counted, ids, llm
+
+from triforce.batch import Batch
+from triforce.cache import PAGE
+from triforce.cache.prefixes import LEFT
+from triforce.errors import CacheError
+from triforce.group import Group
+from triforce.kernels import extension
+from triforce.request import RequestOutput
+from triforce.texts import Request
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "auto"])
+def test_a_row_is_what_it_is_alone_under_rejection_too(folder: Path, mode: str) -> None:
+    """The law says no more than that its law is the same; but noise and tiers of a row are its own, and so is all."""
+    model = llm(folder, coupling="rejection")
+    texts = model.open(ROWS, KV_TOKENS)
+    texts.submit([request(model, 150, mode, max_tokens=3, seed=3)])
+    for _ in range(2):
+        list(texts.step())
+    late = request(model, 90, mode, temperature=0.8, n=2)
+    texts.submit([request(model, 40, mode, max_tokens=9, seed=4)])
+    texts.submit([late])
+    (output,) = (event for one, event in finish(texts).items() if one is late)
+    check_same(output.outputs, alone(model, 90, mode=mode))
+
+
+def test_running_texts_do_not_wait_for_a_long_prompt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, fed = llm(folder), list[int]()
+    texts = model.open(ROWS, 1400)
+    short, long = request(model, 40, max_tokens=200), request(model, 501, max_tokens=2)
+    texts.submit([short])
+    list(texts.step())
+    plain = Batch.step
+    monkeypatch.setattr(Batch, "step", lambda batch: (fed.append(texts.engine.kv_tokens), plain(batch))[1])
+    texts.submit([long])
+    while long.groups[0] not in texts.engine._groups:
+        assert any(one is short for one, _ in texts.step())
+    longest = max(b - a for a, b in pairwise(fed))
+    assert len(fed) >= 500 // (READ + CHUNK) and longest <= READ + CHUNK + model.speculation.reach
+    texts.close()
+    check_empty(texts)
+
+
+def test_first_come_first_served(folder: Path) -> None:
+    """One that has room must not overtake one that has not."""
+    model = llm(folder)
+    texts = model.open(ROWS, KV_TOKENS)
+    begun: list[Request] = []
+    requests = [request(model, 400, "ar", max_tokens=30), request(model, 501, "ar"), request(model, 1, "retrieval")]
+    for one in requests:
+        texts.submit([one])
+    while texts.busy:
+        list(texts.step())
+        begun += [one for one in requests if one.started is not None and one not in begun]
+        assert requests[1] not in begun or requests[0].done
+    assert begun == requests
+    check_empty(texts)
+
+
+def test_who_had_a_turn_makes_room_and_goes_on_later(folder: Path) -> None:
+    """Two that fill the store come to their ends by turns; a third one waits less than for both."""
+    model = llm(folder)
+    texts = model.open(ROWS, 150, turn=3)
+    long = [request(model, 150, "ar", max_tokens=60), request(model, 91, "triforce", max_tokens=100)]
+    short = request(model, 40, "ar", max_tokens=2)
+    for one in [*long, short]:
+        texts.submit([one])
+    asides, before = 0, list[Group]()
+    done, started = list[Request](), {one: one.started for one in long}
+    while texts.busy:
+        for one, event in texts.step():
+            assert not isinstance(event, Exception), event
+            if isinstance(event, RequestOutput):
+                done.append(one)
+                wanted = alone(model, len(one.prompt), mode=one.mode, tokens=one.jobs[0].params.max_tokens)
+                check_same(event.outputs, wanted)
+        aside = [group for group in texts.engine._waiting if group.aside]
+        asides, before = asides + len([group for group in aside if group not in before]), aside
+        assert sum(texts.engine._pages(group) for group in aside) <= 2 * texts.engine.store.pages
+        started = {one: started[one] or one.started for one in long}
+    assert asides > 3 and done[0] is short and {one: one.started for one in long} == started
+    check_empty(texts)
+
+
+def test_nobody_is_put_aside_where_nobody_waits(folder: Path) -> None:
+    texts = llm(folder).open(ROWS, KV_TOKENS, turn=1)
+    texts.submit([request(llm(folder), 40, "ar", max_tokens=30)])
+    while texts.busy:
+        list(texts.step())
+        assert not texts.engine._waiting
+    check_empty(texts)
+
+
+def test_what_was_put_aside_can_be_cancelled(folder: Path) -> None:
+    model = llm(folder)
+    texts = model.open(ROWS, KV_TOKENS)
+    one = request(model, 91, "triforce", n=2)
+    texts.submit([one])
+    for _ in range(4):
+        list(texts.step())
+    (group,) = one.groups
+    texts.engine.put_aside(group)
+    assert group.aside and texts.engine.kv_tokens == 0
+    texts.engine.put_aside(group)  # nothing is there to be put aside
+    assert list(texts.engine._waiting) == [group]
+    texts.cancel(one)
+    assert group.aside is None
+    check_empty(texts)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4, 30])
+def test_what_is_cancelled_gives_its_pages_back_at_once(folder: Path, steps: int) -> None:
+    model = llm(folder)
+    texts = model.open(ROWS, KV_TOKENS)
+    one = request(model, 260, "triforce", n=2, max_tokens=100)
+    texts.submit([one])
+    for _ in range(steps):
+        list(texts.step())
+    texts.cancel(one)
+    check_empty(texts)
+    texts.cancel(one)
+    assert not texts.busy
+
+
+def test_a_pass_that_fails_ends_those_who_were_in_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plain = llm(folder), Batch.step
+
+    def step(batch: Batch) -> list[int]:
+        if len(batch.tiers) > 1 and len(batch.jobs) > 1:
+            raise ValueError("broken")
+        return plain(batch)
+
+    monkeypatch.setattr(Batch, "step", step)
+    texts = model.open(ROWS, KV_TOKENS)
+    requests = [request(model, 40, mode) for mode in ("retrieval", "ar", "retrieval")]
+    for one in requests:
+        texts.submit([one])
+    events: dict[Request, object] = {}
+    while texts.busy:
+        events.update(texts.step())
+    assert [isinstance(events[one], ValueError) for one in requests] == [True, False, True]
+    check_empty(texts)
+
+
+def test_what_never_fits_is_refused(folder: Path) -> None:
+    model = llm(folder)
+    texts = model.open(2, 100)
+    with pytest.raises(CacheError, match="Use a shorter prompt"):
+        texts.submit([request(model, 400)])
+    check_empty(texts)
+    texts.submit([request(model, 1, n=3, max_tokens=2)])  # two first, and then one
+    (output,) = finish(texts).values()
+    assert len(output.outputs) == 3
+
+
+@pytest.mark.parametrize("mode", ["ar", "triforce"])
+def test_a_second_question_on_a_document_reads_only_what_is_new(folder: Path, mode: str) -> None:
+    model = llm(folder)
+    texts = model.open(ROWS, 1400)
+    document, params = ids(400), ask(max_tokens=TOKENS)
+    for number, (scope, fresh) in enumerate([("a", 400), ("a", 30), ("b", 400), ("a", 30)]):
+        question = document + ids(30, seed=number % 3)
+        one = model.request(question, params, mode, scope)
+        texts.submit([one])
+        with counted(model.models.target) as passes:
+            while one.groups[0] not in texts.engine._groups:
+                list(texts.step())
+        assert fresh <= sum(passes) <= fresh + 30 + LEFT + PAGE
+        (output,) = finish(texts).values()
+        assert output.outputs[0].token_ids == model.generate(question, params, mode="ar")[0].outputs[0].token_ids
+    check_empty(texts)
+
+
+def test_what_is_remembered_makes_room_for_who_comes(folder: Path) -> None:
+    model = llm(folder)
+    texts = model.open(ROWS, KV_TOKENS)
+    for length in (300, 501, 500, 301):
+        texts.submit([request(model, length, "ar")])
+        (output,) = finish(texts).values()
+        assert len(texts.engine._prefixes) >= (length - 1) // PAGE
+        check_same(output.outputs, alone(model, length))
+    check_empty(texts)
+
+
+@pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
+def test_pages_that_change_hands_leave_no_int8_copies(folder: Path) -> None:
+    model = llm(folder, lower_tiers="int8", budget=160)
+    texts = model.open(2, 420)
+    for length in (400, 351, 402, 301):
+        texts.submit([request(model, length, "triforce")])
+        (output,) = finish(texts).values()
+        check_same(output.outputs, alone(model, length, mode="triforce"))
+    check_empty(texts)

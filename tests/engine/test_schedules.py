@@ -1,0 +1,124 @@
+"""Requests come, go and are cancelled at any step: the text of each is that of the same request alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from engine_scene import KV_TOKENS, ROWS, TOKENS, alone, check_empty, check_same, request
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from tiny_llm import MODES, llm
+
+from triforce.completion import Piece
+from triforce.llm import LLM
+from triforce.request import RequestOutput
+from triforce.texts import Request
+
+LENGTHS = [1, 40, 91, 150, 151, 260]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def model(folder: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Schedules, "model", llm(folder), raising=False)
+        yield
+
+
+class Schedules(RuleBasedStateMachine):
+    """Any sequence of requests, steps, cancellations, and of rows put aside."""
+
+    model: ClassVar[LLM]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts = self.model.open(ROWS, KV_TOKENS)
+        self.running: dict[Request, list[list[int]]] = {}
+        self.temperatures: dict[Request, float] = {}
+
+    @precondition(lambda self: len(self.running) < 6)
+    @rule(
+        mode=st.sampled_from(MODES),
+        length=st.sampled_from(LENGTHS),
+        temperature=st.sampled_from([0.0, 0.8]),
+        tokens=st.sampled_from([1, 7, TOKENS]),
+        n=st.sampled_from([1, 1, 2]),
+        extra=st.sampled_from([{}, {}, dict(logprobs=1), dict(prompt_logprobs=0)]),
+        scope=st.sampled_from("aab"),
+    )
+    def come(
+        self, mode: str, length: int, temperature: float, tokens: int, n: int, extra: dict[str, int], scope: str
+    ) -> None:
+        one = request(self.model, length, mode, scope, temperature=temperature, max_tokens=tokens, n=n, **extra)
+        self.texts.submit([one])
+        self.running[one], self.temperatures[one] = [[] for _ in range(n)], temperature
+
+    @precondition(lambda self: self.running)
+    @rule(steps=st.integers(1, 5))
+    def go_on(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 5))
+    def leave(self, which: int) -> None:
+        one = list(self.running)[which % len(self.running)]
+        self.texts.cancel(one)
+        del self.running[one]
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 5))
+    def stand_aside(self, which: int) -> None:
+        one = list(self.running)[which % len(self.running)]
+        for group in one.groups:
+            self.texts.engine.put_aside(group)
+
+    def step(self) -> None:
+        for one, event in self.texts.step():
+            if isinstance(event, Piece):
+                self.running[one][event.index] += event.token_ids
+                continue
+            assert isinstance(event, RequestOutput), event
+            texts = [output.token_ids for output in event.outputs]
+            assert texts == self.running.pop(one)
+            which, tokens = (len(one.prompt), self.temperatures[one]), one.jobs[0].params.max_tokens
+            plain = alone(self.model, *which, tokens=tokens)
+            assert texts == [each.token_ids for each in plain[: len(texts)]] and len(texts[0]) == tokens
+            if one.mode != "auto":  # whose pilot looks at all rows, and at the clock
+                check_same(event.outputs, alone(self.model, *which, one.mode, tokens))
+            assert all(len(o.logprobs or o.token_ids) == len(o.token_ids) for o in event.outputs)
+            assert len(event.prompt_logprobs or one.prompt) == len(one.prompt)
+
+    @invariant()
+    def pages_have_the_owners_they_should(self) -> None:
+        it = self.texts.engine
+        batches = [*it._batches.values(), *([it._reading[1]] if it._reading else [])]
+        held = [page for batch in batches for table in batch.top.cache.pool.tables for page in table]
+        held += it._prefixes._pages.values()
+        assert it.store.pool.free_pages == it.store.pages - len(set(held))
+        assert all(it.store.pool.owners(page) == held.count(page) for page in range(1, it.store.pages + 1))
+        for batch in batches:
+            for table, length in zip(batch.top.cache.pool.tables, batch.top.cache.lengths_B.tolist(), strict=True):
+                assert all(held.count(page) == 1 for page in table[length // 16 :]), (
+                    "a row writes to its own pages only"
+                )
+        assert sum(len(batch.jobs) for batch in batches) <= it.store.rows
+        assert all(job.finish is None for batch in batches for job in batch.jobs)
+
+    def teardown(self) -> None:
+        while self.running and self.texts.busy:
+            self.step()
+        check_empty(self.texts)
+
+
+TestSchedules = Schedules.TestCase
+TestSchedules.settings = settings(max_examples=12, stateful_step_count=16, deadline=None, derandomize=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_many_schedules() -> None:
+    run_state_machine_as_test(Schedules, settings=settings(max_examples=300, stateful_step_count=40, deadline=None))
