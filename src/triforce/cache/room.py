@@ -114,10 +114,10 @@ class Needs:
     def split(self, offload: Offload, memory: int) -> tuple[int, int, int]:
         """Frames, buffers, and layers that stay whole, of so many bytes. Raises CacheError for too few."""
         if memory < self.least:
-            texts = "one text" if self.rows == 1 else f"{self.rows} texts at a time"
+            what, fewer = ("one text", "") if self.rows == 1 else (f"{self.rows} texts at a time", ", or fewer texts")
             raise CacheError(
-                f"--kv-memory {describe(memory)} is too little for {texts} with this context and --budget; give "
-                f" {describe(up(self.least, 1 << 20))} or more, a smaller --budget, or fewer texts"
+                f"--kv-memory {describe(memory)} is too little for {what} with this context and --budget; give "
+                f"{describe(up(self.least, 1 << 20))} or more, or a smaller --budget{fewer}"
             )
         wanted = ceil(self.pages / self.buffer_frames) + AHEAD
         spare = memory // self.page_bytes - self.config.layers * (self.moving + self.selected) - 3 * self.sector
