@@ -110,7 +110,8 @@ class Store:
             return self.given.more(0)
         target, unit = self.models.target, gcd(self.setting.retrieval.chunk, PAGE)
         setting, least = self.setting, self.setting.least(self.rows)
-        given = store.room(setting.offload, self.needs) if setting.offload.kind != "none" else None
+        offloads = setting.offload.kind != "none"
+        given = store.room(setting.offload, self.needs, target.ranks) if offloads else None
         return Pool(target.config, 0, self.pages, target.dtype, target.device, unit, setting.int8, least, given)
 
     @property

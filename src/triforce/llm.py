@@ -97,8 +97,6 @@ class LLM:
         self.ranks = ranks
         retrieval = Setting.parse(budget, chunk, refresh, full_layers)
         offload = Offload.parse(kv_offload, kv_memory, kv_layers)
-        if offload.kind != "none" and ranks.count > 1:
-            raise RequestError("KV is offloaded in one process only; leave out --kv-offload, or --tp and torchrun")
         self.speculation = Speculation(
             gamma_1, gamma_2, selection, retrieval, lower_tiers=lower_tiers, strict=strict, offload=offload
         )

@@ -12,6 +12,7 @@ from triforce.cache.budget import Budget
 from triforce.config import ModelConfig
 from triforce.errors import CacheError, RequestError
 from triforce.kernels import PAGE, SECTOR
+from triforce.ranks import ALONE, Ranks
 
 KINDS = ("none", "host", "file")
 SPLIT = 64
@@ -56,7 +57,10 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What there is to be kept: KV of so many pages in all, for rows that a retrieval tier reads by a budget."""
+    """What there is to be kept: KV of so many pages in all, for rows that a retrieval tier reads by a budget.
+
+    Of several ranks that share the model it is one's own: all of them need as much.
+    """
 
     config: ModelConfig
     itemsize: int
@@ -112,26 +116,29 @@ class Needs:
         return (frames + 2 * self.buffer_frames + 3 * self.sector) * self.page_bytes
 
     def split(self, offload: Offload, memory: int) -> tuple[int, int, int]:
-        """Frames, buffers, and layers that stay whole, of so many bytes. Raises CacheError for too few."""
-        if memory < self.least:
+        """Frames, buffers, and layers that stay whole, of so many bytes of all ranks. Raises CacheError for too few."""
+        ranks = self.config.ranks
+        mine = memory // ranks
+        if mine < self.least:
             what, fewer = ("one text", "") if self.rows == 1 else (f"{self.rows} texts at a time", ", or fewer texts")
             raise CacheError(
                 f"--kv-memory {describe(memory)} is too little for {what} with this context and --budget; give "
-                f"{describe(up(self.least, 1 << 20))} or more, or a smaller --budget{fewer}"
+                f"{describe(up(ranks * self.least, 1 << 20))} or more, or a smaller --budget{fewer}"
             )
         wanted = ceil(self.pages / self.buffer_frames) + AHEAD
-        spare = memory // self.page_bytes - self.config.layers * (self.moving + self.selected) - 3 * self.sector
+        spare = mine // self.page_bytes - self.config.layers * (self.moving + self.selected) - 3 * self.sector
         buffers = max(2, min(wanted, spare // self.buffer_frames))
-        frames = memory // self.page_bytes - buffers * self.buffer_frames
+        frames = mine // self.page_bytes - buffers * self.buffer_frames
         frames = min(frames, self.heads * self.pages + 2 * self.sector) // self.sector * self.sector
         layers = range(self.config.layers + 1)
         if offload.layers is None:
             return frames, buffers, max((n for n in layers if self._left(frames, n) >= 0), default=0)
         asked = min(offload.layers, self.config.layers)
         if asked and self._left(frames, asked) < 0:
+            lacking = -self._left(frames, asked) * self.page_bytes * ranks
             raise CacheError(
-                f"{asked} whole layers of KV do not fit into --kv-memory; give "
-                f"{describe(up(-self._left(frames, asked) * self.page_bytes, 1 << 20))} more, or a smaller --kv-layers"
+                f"{asked} whole layers of KV do not fit into --kv-memory; give {describe(up(lacking, 1 << 20))} more, "
+                "or a smaller --kv-layers"
             )
         return frames, buffers, asked
 
@@ -141,12 +148,12 @@ class Needs:
         return frames - 1 - whole * self.layer - others * (self.moving + self.selected)
 
 
-def memory_for(offload: Offload, needs: Needs) -> int | None:
-    """Bytes of KV that stay in memory; None is all of them, where nobody said that they must not."""
+def memory_for(offload: Offload, needs: Needs, ranks: Ranks = ALONE) -> int | None:
+    """Bytes of all ranks' KV that stay in memory; None is all of them, where nobody said that they must not."""
     if offload.kind == "none" or offload.memory is not None:
         return offload.memory
-    free = free_memory()
-    return None if needs.bytes <= SHARE * free else int(SHARE * free)
+    free = ranks.agree(free_memory())
+    return None if needs.bytes * needs.config.ranks <= SHARE * free else int(SHARE * free)
 
 
 def free_memory() -> int:

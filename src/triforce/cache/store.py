@@ -12,14 +12,15 @@ import torch
 from triforce.cache.room import Needs, Offload, describe, memory_for, up
 from triforce.errors import CacheError
 from triforce.kernels import SECTOR, Room
+from triforce.ranks import ALONE, Ranks
 
 
-def room(offload: Offload, needs: Needs) -> Room | None:
+def room(offload: Offload, needs: Needs, ranks: Ranks = ALONE) -> Room | None:
     """A place for pages, and what stays of them; None where all of them fit and nobody said that they must not.
 
-    Raises CacheError.
+    Of several ranks each has a place of its own. Raises CacheError.
     """
-    memory = memory_for(offload, needs)
+    memory = memory_for(offload, needs, ranks)
     if memory is None:
         return None
     frames, buffers, layers = needs.split(offload, memory)

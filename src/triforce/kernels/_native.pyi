@@ -235,6 +235,25 @@ class Offload:
     @property
     def frames_in_use(self) -> int: ...
 
+class LayeredPass:
+    """A pass over some layers of an offloaded memory, between which something else is done; they come in their order.
+
+    lists: of each layer its lists, int32 (B, U) or (B, G, U), and where rows start in them.
+    """
+
+    def __init__(
+        self,
+        memory: Offload,
+        first: int,
+        lists: Sequence[tuple[Tensor, Sequence[int]]],
+        counts: Sequence[int],
+        width: int,
+        exact: bool,
+        keep: int,
+    ) -> None: ...
+    def attend(self, layer: int, q: Tensor, mixed: Tensor, mass: Tensor | None = None) -> None:
+        """The next layer: q and mixed (B, T, H, D), mass (B, G, U)."""
+
 def best(scores: Tensor, start: int, stop: int, ids: Tensor) -> None:
     """Where the highest of scores (G, N) in [start, stop) are: ids (G, picks) int64, ascending; the first of equals."""
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from triforce.config import ModelConfig
 from triforce.kernels import _native
 from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass, Search
-from triforce.kernels.native_layers import by_layers, rotations
+from triforce.kernels.native_layers import Mix, by_layers, rotations
 from triforce.kernels.native_model import NativeModel
 from triforce.kernels.plain_memory import allocate
 
@@ -82,6 +82,13 @@ class NativeMemory:
             lists.sinks, lists.window, lists.coarse if self.int8 else [], self._search(lists),
         )  # fmt: skip
         return mixed_BTHD, mass_BGU if mass_BGU is not None else q_BTHD.new_empty(0)
+
+    def mixing(self, width: int, this: Pass, first: int) -> Mix:
+        """How the layers of a pass attend, from `first` on, if it goes layer by layer."""
+        lists_L = this.lists()
+        return lambda layer, q_BTHD, q_sinks_BTHD: self.attend(
+            layer, q_BTHD, lists_L[layer - first], this.weigh, q_sinks_BTHD
+        )
 
     def _search(self, lists: Lists) -> Search:
         return lists.search if lists.search and self.searches else NOTHING

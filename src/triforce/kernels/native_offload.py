@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from torch import Tensor
 from triforce.config import ModelConfig
 from triforce.errors import CacheError
 from triforce.kernels import _native
-from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass, Search
+from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass
+from triforce.kernels.native_layers import Mix, one_layer, rotations
 from triforce.kernels.native_memory import NOTHING, NativeMemory
 from triforce.kernels.native_model import NativeModel
 from triforce.kernels.offload import SECTOR, Room
@@ -23,9 +25,6 @@ from triforce.request import KvBytes
 
 AT_ONCE = 512
 """Tokens of a prompt that go through a layer together: their activations stay in the caches."""
-
-
-Seen = tuple[int, Tensor, list[int], int, int, list[int], Search]
 
 
 class OffloadedMemory(NativeMemory):
@@ -52,7 +51,8 @@ class OffloadedMemory(NativeMemory):
 
     @property
     def bytes(self) -> KvBytes:
-        return KvBytes(self.room.memory, *self.room.store.usage)
+        mine = self.room.memory, *self.room.store.usage
+        return KvBytes(*(self.config.ranks * each for each in mine))
 
     @property
     def whole_layers(self) -> int:
@@ -84,27 +84,46 @@ class OffloadedMemory(NativeMemory):
             return super().forward(model, ids_BT, at_BJ, this)
 
     def read(self, model: Model, ids_1T: Tensor, this: Pass) -> Iterator[int]:
-        assert isinstance(model, NativeModel), "native memory wants a native model"
         config, T, ((_, lists),) = self.config, ids_1T.shape[1], this.views
         x_1TC = torch.empty(1, T, config.hidden_size)
-        nothing, logits = torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, config.vocab_size)
         ends = (lists.starts[0] // PAGE, (lists.starts[0] + T) // PAGE)
         full: list[int] = lists.units[0, ends[0] : ends[1]].tolist()
-        tables = config.rope.tables(this.positions, T)
         for layer in range(config.layers):
             for first in range(0, T, AT_ONCE):
                 part = slice(first, min(first + AT_ONCE, T))
-                seen: Seen = (config.layers, lists.units, [lists.starts[0] + first], 0, 0, [], NOTHING)
+                seen = replace(lists, starts=[lists.starts[0] + first], counts=[part.stop - first])
+                here = Pass([this.positions[0] + first], [(config.layers, seen)], exact=True)
                 with self._told():
-                    model.decoder.run(
-                        self._layers, ids_1T[:, part].contiguous(), [this.positions[0] + first],
-                        [part.stop - first], *tables, [seen], nothing, logits, None, None,
-                        layer, layer + 1, x_1TC[:, part], exact=True,
-                    )  # fmt: skip
+                    self._read_layer(model, layer, ids_1T[:, part].contiguous(), x_1TC[:, part], here)
                 if part.stop == T:
                     with self._told():
                         self._offload.commit(layer, full)
                 yield (layer * T + part.stop) // config.layers
+
+    def _read_layer(self, model: Model, layer: int, ids_1T: Tensor, x_1TC: Tensor, this: Pass) -> None:
+        T, ((layers, lists),) = ids_1T.shape[1], this.views
+        if not isinstance(model, NativeModel):
+            return one_layer(self, model, layer, ids_1T, x_1TC, replace(this, views=[(1, lists)]))
+        nothing, logits = torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, self.config.vocab_size)
+        model.decoder.run(
+            self._layers, ids_1T, this.positions, lists.counts, *rotations(self.config.rope, this, T),
+            [(layers, lists.units, lists.starts, 0, 0, [], NOTHING)],
+            nothing, logits, None, None, layer, layer + 1, x_1TC, exact=True,
+        )  # fmt: skip
+
+    def mixing(self, width: int, this: Pass, first: int) -> Mix:
+        lists_L = this.lists()
+        seen = [(lists.units, lists.starts) for lists in lists_L]
+        native = _native.LayeredPass(self._offload, first, seen, lists_L[0].counts, width, this.exact, this.keep)
+
+        def mix(layer: int, q_BTHD: Tensor, q_sinks_BTHD: Tensor | None) -> tuple[Tensor, Tensor]:
+            mixed_BTHD = torch.empty_like(q_BTHD)
+            shape = (len(q_BTHD), self.config.kv_heads, lists_L[layer - first].units.shape[-1])
+            mass_BGU = torch.empty(shape) if this.weigh else None
+            native.attend(layer, q_BTHD, mixed_BTHD, mass_BGU)
+            return mixed_BTHD, torch.empty(0) if mass_BGU is None else mass_BGU
+
+        return mix
 
     def attend(
         self, layer: int, q_BTHD: Tensor, lists: Lists, weigh: bool = False, q_sinks_BTHD: Tensor | None = None

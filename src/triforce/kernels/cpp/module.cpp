@@ -14,6 +14,7 @@ void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_decoder(nb::module_& m);
 void bind_offload(nb::module_& m);
+void bind_layered_pass(nb::module_& m);
 void bind_sampler(nb::module_& m);
 void bind_bandwidth(nb::module_& m);
 
@@ -39,6 +40,7 @@ NB_MODULE(_native, m) {
     bind_attention(m);
     bind_decoder(m);
     bind_offload(m);
+    bind_layered_pass(m);
     bind_sampler(m);
     bind_bandwidth(m);
 }

@@ -1,0 +1,106 @@
+"""Ranks whose KV is in stores of their own make the text of one process in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks.in_threads import together
+from tests.tiny_checkpoint import save, tiny_model
+from triforce.cache.room import size_of
+from triforce.errors import CacheError
+from triforce.kernels import contract, extension, native_offload
+from triforce.kernels.native_layers import one_layer
+from triforce.llm import LLM
+from triforce.ranks import ALONE, Ranks
+from triforce.request import RequestOutput, SamplingParams
+
+pytestmark = pytest.mark.skipif(extension.native is None, reason="a store is for the native kernels")
+SHAPE = dict(hidden_size=64, intermediate_size=64, head_dim=64, num_attention_heads=4, num_key_value_heads=4)
+PROMPTS = [[2 + (7 * i * i + step) % 90 for i in range(1300)] for step in (0, 11)]
+MEMORY = "7MiB"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("large")
+    for name, layers in (("target", 5), ("draft", 1)):
+        save(tiny_model(max_position_embeddings=1500, num_hidden_layers=layers, **SHAPE), folder / name)
+    return folder
+
+
+def generate(pair: Path, ranks: Ranks, mode: str, temperature: float = 0.8, **settings: Any) -> list[RequestOutput]:
+    settings = {"budget": 256, "full_layers": "none"} | settings
+    llm = LLM(pair / "target", pair / "draft", ranks=ranks, **settings)
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=12, ignore_eos=True)
+    return llm.generate(PROMPTS, params, mode=mode)
+
+
+def texts(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize(("temperature", "kind"), [(0.0, "host"), (0.8, "file")])
+@pytest.mark.parametrize("mode", ["ar", "triforce", "retrieval", "auto"])
+def test_the_texts_of_one_process_in_memory(pair: Path, mode: str, temperature: float, kind: str) -> None:
+    wanted = texts(generate(pair, ALONE, "ar", temperature))
+    for outputs in together(
+        2, lambda ranks: generate(pair, ranks, mode, temperature, kv_offload=kind, kv_memory=MEMORY)
+    ):
+        assert texts(outputs) == wanted and all(output.exactness == "bitwise" for output in outputs)
+        kv, whole = outputs[0].kv, 2 * 5 * 4 * 64 * 2 * sum(map(len, PROMPTS))
+        assert kv.device_bytes <= size_of(MEMORY) < whole / 1.7
+        assert (kv.file_bytes if kind == "file" else kv.host_bytes) >= whole
+
+
+def test_layers_that_are_shown_whole(pair: Path) -> None:
+    wanted = texts(generate(pair, ALONE, "ar"))
+    how = dict(kv_offload="file", kv_memory="9MiB", full_layers="1")
+    for outputs in together(2, lambda ranks: generate(pair, ranks, "triforce", **how)):
+        assert texts(outputs) == wanted
+
+
+def test_what_is_in_no_buffer_is_missed(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: keys of a prompt that are not committed are not read back, or are lost."""
+    monkeypatch.setattr(
+        native_offload,
+        "one_layer",
+        lambda memory, model, layer, ids, x, this: one_layer(memory, model, layer, ids, x * (layer != 2), this),
+    )
+    wanted = texts(generate(pair, ALONE, "ar"))
+    for outputs in together(2, lambda ranks: generate(pair, ranks, "ar", kv_offload="file", kv_memory=MEMORY)):
+        assert texts(outputs) != wanted
+
+
+def test_too_little_memory_is_said_for_all_ranks(pair: Path) -> None:
+    with pytest.raises(CacheError, match=r"give (\d+)MiB or more") as error:
+        together(2, lambda ranks: generate(pair, ranks, "ar", kv_offload="file", kv_memory="1MiB"))
+    enough = str(error.value).split("give ")[1].split(" or more")[0]
+    together(2, lambda ranks: generate(pair, ranks, "ar", kv_offload="file", kv_memory=enough))
+
+
+def test_layers_come_in_their_order() -> None:
+    native = extension.native
+    store = native.Store(torch.zeros(1 << 20, dtype=torch.uint8))
+    page = 2 * contract.PAGE * 16 * 4
+    arena = torch.zeros((256 + 2 * 128) * page + 4096, dtype=torch.uint8)
+    arena = arena[-arena.data_ptr() % 4096 :][: (256 + 2 * 128) * page]
+    memory = native.Offload(arena, False, 2, 1, 16, 8, 256, 2, 128, store)
+    lists = torch.arange(1, 3, dtype=torch.int32)[None]
+    q = torch.zeros(1, 1, 1, 16)
+    one = native.LayeredPass(memory, 0, [(lists, [0])] * 2, [1], 1, False, 0)
+    with pytest.raises(ValueError, match="in their order"):
+        one.attend(1, q, torch.empty_like(q))
+    one.attend(0, q, torch.empty_like(q))
+    one.attend(1, q, torch.empty_like(q))
+    for layer in (0, 2):
+        with pytest.raises(ValueError, match="in their order"):
+            one.attend(layer, q, torch.empty_like(q))
+    for first, count in ((-1, 1), (1, 2), (0, 0)):
+        with pytest.raises(ValueError, match="such layers"):
+            native.LayeredPass(memory, first, [(lists, [0])] * count, [1], 1, False, 0)
+    with pytest.raises(ValueError):
+        native.LayeredPass(memory, 0, [(lists + 7, [0])], [1], 1, False, 0)
