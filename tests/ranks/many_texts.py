@@ -1,6 +1,7 @@
 """Texts of the shipped pair from one process, or from ranks that share it; prints their token ids as JSON.
 
-Run as: python many_texts.py PROMPTS TOKENS RANK COUNT MEETING. One process is rank 0 of 1.
+Run as: python many_texts.py PROMPTS TOKENS KV_MEMORY RANK COUNT MEETING. One process is rank 0 of 1. `all` of the KV
+stays in memory, or so much of it and the rest in files.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from triforce.request import SamplingParams
 LENGTH = 600  # tokens of a prompt, more than twice the budget
 
 
-def main(prompts: int, tokens: int, rank: int, count: int, meeting: str) -> None:
+def main(prompts: int, tokens: int, kv_memory: str, rank: int, count: int, meeting: str) -> None:
     ranks: Ranks = Processes(rank, count, meeting, cuda=False) if count > 1 else ALONE
-    llm = LLM(budget=256, ranks=ranks)
+    offload = {} if kv_memory == "all" else {"kv_offload": "file", "kv_memory": kv_memory}
+    llm = LLM(budget=256, ranks=ranks, **offload)
     assert llm.tokenizer
     book = (resources.files("triforce") / "data" / "dracula.txt").read_text(encoding="utf-8")
     ids = llm.tokenizer.encode(book[: prompts * LENGTH * 8])
@@ -37,4 +39,4 @@ def main(prompts: int, tokens: int, rank: int, count: int, meeting: str) -> None
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:5]), sys.argv[5])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]), sys.argv[6])

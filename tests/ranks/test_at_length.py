@@ -38,18 +38,27 @@ def run(script: str, *arguments: str, count: int, folder: Path) -> list[Any]:
 
 
 def test_a_few_texts(tmp_path: Path) -> None:
-    (alone,) = run("many_texts.py", "2", "16", count=1, folder=tmp_path)
-    for texts in run("many_texts.py", "2", "16", count=2, folder=tmp_path):
+    (alone,) = run("many_texts.py", "2", "16", "all", count=1, folder=tmp_path)
+    for texts in run("many_texts.py", "2", "16", "all", count=2, folder=tmp_path):
         assert texts == alone
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_twenty_texts_of_512_tokens(tmp_path: Path) -> None:
-    (alone,) = run("many_texts.py", "20", "512", count=1, folder=tmp_path)
+    (alone,) = run("many_texts.py", "20", "512", "all", count=1, folder=tmp_path)
     assert all(len(text) == 512 for texts in alone.values() for text in texts)
     assert alone["ar 0.8"] == alone["triforce 0.8"] == alone["retrieval 0.8"] != alone["ar 0"]
-    for texts in run("many_texts.py", "20", "512", count=2, folder=tmp_path):
+    for texts in run("many_texts.py", "20", "512", "all", count=2, folder=tmp_path):
+        assert texts == alone
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_texts_of_ranks_that_keep_their_kv_in_files(tmp_path: Path) -> None:
+    """Eight texts have half as much KV again as stays in memory."""
+    (alone,) = run("many_texts.py", "8", "128", "all", count=1, folder=tmp_path)
+    for texts in run("many_texts.py", "8", "128", "24MiB", count=2, folder=tmp_path):
         assert texts == alone
 
 
