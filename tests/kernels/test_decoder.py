@@ -12,20 +12,17 @@ import torch
 from torch import Tensor
 
 from tests.kernels.paged import PAGE, native
-from triforce.config import ModelConfig
 from triforce.kernels import Lists, Pass
-from triforce.rope import Rope
-from triforce.weights import Layer, Weights
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
+from tests.kernels.random_model import D, G, L, V, random_model
 from triforce.kernels.native_layers import by_layers
 from triforce.kernels.native_memory import NativeMemory
 from triforce.kernels.native_model import NativeModel
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("dtype")
-L, V, C, I, H, G, D = 3, 50, 40, 72, 4, 2, 16  # noqa: E741
 PAGES = 24
 DRAW = torch.Generator().manual_seed(3)
 
@@ -33,22 +30,8 @@ DRAW = torch.Generator().manual_seed(3)
 def parts(dtype: torch.dtype, tied: bool = True, int8: bool = False) -> tuple[NativeModel, NativeMemory]:
     """A random model, and a memory that holds random tokens."""
     draw = torch.Generator().manual_seed(1)
-
-    def weight(*size: int) -> Tensor:
-        return (torch.randn(size, generator=draw) * size[-1] ** -0.5).to(dtype)
-
-    def layer() -> Layer:
-        return Layer(
-            weight(C), weight(H * D, C), weight(G * D, C), weight(G * D, C), weight(C, H * D), weight(C), weight(I, C),
-            weight(I, C), weight(C, I),
-        )  # fmt: skip
-
-    rope = Rope(100.0 ** -(torch.arange(0, D, 2) / D), 1.0)
-    config = ModelConfig(V, C, I, L, H, G, D, 1e-5, False, False, tied, 4096, rope)
-    embedding_VC = weight(V, C)
-    layers = tuple(layer() for _ in range(L))
-    weights = Weights(embedding_VC, layers, weight(C), embedding_VC if tied else weight(V, C))
-    model, memory = NativeModel(config, weights, int8), NativeMemory(config, PAGES, dtype, int8)
+    config, model = random_model(draw, dtype, tied, int8)
+    memory = NativeMemory(config, PAGES, dtype, int8)
     everywhere_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
     for index in range(L):
         memory.put(index, everywhere_N, *(torch.randn(G, len(everywhere_N), D, generator=draw) for _ in range(2)))

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import save, tiny_model
 from triforce.cache.room import size_of
 from triforce.errors import CacheError
-from triforce.kernels import contract, extension, native_offload
+from triforce.kernels import extension, native_offload
 from triforce.kernels.native_layers import one_layer
 from triforce.llm import LLM
 from triforce.ranks import ALONE, Ranks
@@ -80,27 +79,3 @@ def test_too_little_memory_is_said_for_all_ranks(pair: Path) -> None:
         together(2, lambda ranks: generate(pair, ranks, "ar", kv_offload="file", kv_memory="1MiB"))
     enough = str(error.value).split("give ")[1].split(" or more")[0]
     together(2, lambda ranks: generate(pair, ranks, "ar", kv_offload="file", kv_memory=enough))
-
-
-def test_layers_come_in_their_order() -> None:
-    native = extension.native
-    store = native.Store(torch.zeros(1 << 20, dtype=torch.uint8))
-    page = 2 * contract.PAGE * 16 * 4
-    arena = torch.zeros((256 + 2 * 128) * page + 4096, dtype=torch.uint8)
-    arena = arena[-arena.data_ptr() % 4096 :][: (256 + 2 * 128) * page]
-    memory = native.Offload(arena, False, 2, 1, 16, 8, 256, 2, 128, store)
-    lists = torch.arange(1, 3, dtype=torch.int32)[None]
-    q = torch.zeros(1, 1, 1, 16)
-    one = native.LayeredPass(memory, 0, [(lists, [0])] * 2, [1], 1, False, 0)
-    with pytest.raises(ValueError, match="in their order"):
-        one.attend(1, q, torch.empty_like(q))
-    one.attend(0, q, torch.empty_like(q))
-    one.attend(1, q, torch.empty_like(q))
-    for layer in (0, 2):
-        with pytest.raises(ValueError, match="in their order"):
-            one.attend(layer, q, torch.empty_like(q))
-    for first, count in ((-1, 1), (1, 2), (0, 0)):
-        with pytest.raises(ValueError, match="such layers"):
-            native.LayeredPass(memory, first, [(lists, [0])] * count, [1], 1, False, 0)
-    with pytest.raises(ValueError):
-        native.LayeredPass(memory, 0, [(lists + 7, [0])], [1], 1, False, 0)
