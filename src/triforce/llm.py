@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from zlib import crc32
@@ -107,10 +107,9 @@ class LLM:
         self.target = read(model, context=context, ranks=ranks)
         _require_layers(retrieval.full_layers, self.target.config.layers)
         draft = draft_for(model) if draft == "auto" else draft
-        self.draft = read(draft) if draft is not None else None
+        self.draft = read(draft, beside=self.target) if draft is not None else None
         if self.draft:
             _require_same_vocabulary(self.target, self.draft)
-            self.draft = replace(self.draft, tokenizer=None)  # the target's says all
         self.models = Models(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower)
         self.tokenizer = self.target.tokenizer
         self._grammars = Grammars(self.tokenizer) if self.tokenizer else None

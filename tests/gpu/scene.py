@@ -105,7 +105,7 @@ class Scene:
         eye = torch.eye(S, dtype=torch.float64)[:, None]
         wide = [torch.nn.functional.pad(x, (0, max(0, S - x.shape[-1]))) for x in (q, q_sinks, k)]
         scale = (wide[0].shape[-1] / case.D) ** 0.5
-        turned = wide[1] * scale if case.turned else None
+        turned = wide[1].double() * scale if case.turned else None
         weights_THS, _ = by_the_book(wide[0].double() * scale, wide[2], eye, seen_TS, turned, case.sinks)
         sums_S = torch.nn.functional.pad(weights_THS.sum((0, 1))[:S], (0, -S % case.unit))
         per_unit = sums_S.view(-1, case.unit).sum(1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from triforce import kernels
 from triforce.checkpoint.families import model_config, read_config
 from triforce.checkpoint.files import model_folder
-from triforce.checkpoint.tokenizer import Tokenizer, has_tokenizer
+from triforce.checkpoint.tokenizer import Tokenizer, has_tokenizer, same_tokenizer
 from triforce.checkpoint.weights import read_weights
 from triforce.config import ModelConfig
 from triforce.decoder import Decoder
@@ -49,18 +49,19 @@ def load(
     context: int | None = None,
     int8: bool = False,
     ranks: Ranks = ALONE,
+    beside: Checkpoint | None = None,
 ) -> Checkpoint:
     """Read a Hugging Face folder or hub name. No code of the repository is run.
 
     `device` "auto" is cuda where present; `dtype` "auto" is bfloat16, or float32 on a CPU for whose model there are no
     native kernels; `context` is in tokens (None: what the config says); `int8` is for `Checkpoint.lower`; `ranks`
-    share the model, and this one reads its part. Raises ModelError, or RequestError for int8 or for heads that cannot
-    be shared, saying what is wrong and what to do.
+    share the model, and this one reads its part; `beside` is a model whose tokenizer will do, where it is the same.
+    Raises ModelError, or RequestError for int8 or for heads that cannot be shared, saying what is wrong and what to do.
     """
     place = resolve_device(device)
     folder = model_folder(name_or_path)
     hf = read_config(folder)
-    tokenizer = Tokenizer.load(folder, rows=hf.vocab_size) if has_tokenizer(folder) else None
+    tokenizer = _tokenizer(folder, hf.vocab_size, beside)
     vocab_size = tokenizer.vocab_size if tokenizer else hf.vocab_size
     config = model_config(hf, vocab_size=vocab_size, context=context, device=place)
     precision, own = resolve_dtype(dtype, place, config), config.shared(ranks.count)
@@ -68,6 +69,12 @@ def load(
     config, decoder = own, Decoder(own, weights, ranks=ranks)
     lower = Decoder(config, weights, int8=True, ranks=ranks) if int8 else decoder
     return Checkpoint(folder, config, decoder, lower, tokenizer, fingerprint(config, weights))
+
+
+def _tokenizer(folder: Path, rows: int, beside: Checkpoint | None) -> Tokenizer | None:
+    if beside and beside.tokenizer and beside.tokenizer.vocab_size <= rows and same_tokenizer(folder, beside.path):
+        return beside.tokenizer
+    return Tokenizer.load(folder, rows) if has_tokenizer(folder) else None
 
 
 def fingerprint(config: ModelConfig, weights: Weights) -> str:

@@ -18,6 +18,12 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).exists() for name in FILES)
 
 
+def same_tokenizer(folder: Path, other: Path) -> bool:
+    """Whether both have the same tokenizer.json: reading it twice takes as much memory again."""
+    files = [each / FILES[0] for each in (folder, other)]
+    return all(file.exists() for file in files) and files[0].read_bytes() == files[1].read_bytes()
+
+
 class Tokenizer:
     """One tokenizer; ids from `vocab_size` on do not exist, whatever the files say of them."""
 
