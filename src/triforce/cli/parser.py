@@ -18,6 +18,7 @@ from triforce.cli.options import (
     model,
     placement,
     ranks,
+    replicas,
     sampling,
 )
 
@@ -139,6 +140,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=described("seconds that requests may still run after SIGTERM"),
     )
+    replicas(parser.add_argument_group("several engines"))
     engine(parser)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from triforce.cli import together
+from triforce.cli import replicas, together
 from triforce.cli.common import load
 from triforce.cli.serving import extra, model_name
 from triforce.errors import RequestError
@@ -16,7 +16,9 @@ def run(options: Namespace) -> int:
     with extra():
         from triforce.server import listener, logs, security
         from triforce.server.app import create_app
+        from triforce.server.engine import Engine
         from triforce.server.limits import Limits
+        from triforce.server.prompts import Served
         from triforce.server.worker import Worker
 
     keys = security.read_keys(options.api_key_file)
@@ -30,10 +32,16 @@ def run(options: Namespace) -> int:
         rows=options.max_rows,
         kv_tokens=options.max_kv_tokens,
     )
+    several, name = replicas.wanted(options), options.name or model_name(options.model)
     sock = listener.listen(options.host, options.port)
-    llm, name = load(options), options.name or model_name(options.model)
+    llm: Served
+    engine: Engine
+    if several:
+        llm, engine = replicas.start(options, limits, f"serve {sock.getsockname()[1]}")
+    else:
+        llm = load(options)
+        engine = Worker(llm, limits)
     logs.configure()
-    engine = Worker(llm, limits)
     app = create_app(llm, engine, name, limits=limits, keys=keys, hosts=[options.host, *options.allowed_host])
     url = listener.url(sock)
     print(f"triforce serves {name} at {url}", flush=True)

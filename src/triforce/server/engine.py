@@ -48,6 +48,10 @@ class Stopping(Exception):
     """The engine takes no more requests, or ended this one because it was told to stop."""
 
 
+class Lost(Exception):
+    """What made this text is gone, in the middle of it."""
+
+
 class Answer(Protocol):
     """What comes of one request. Iterate once, in the event loop it was submitted from."""
 
@@ -58,7 +62,7 @@ class Answer(Protocol):
         """Seconds in the queue; None while it waits."""
 
     def __aiter__(self) -> AsyncIterator[Event]:
-        """The events, ending with a RequestOutput. Raises TriforceError, Stopping, or what the engine broke on."""
+        """The events, then a RequestOutput. Raises TriforceError, Stopping, Lost, or what the engine broke on."""
 
     def cancel(self) -> None:
         """Nobody waits any more: the engine stops at its next step and gives the KV back. Harmless when done."""

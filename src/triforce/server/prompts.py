@@ -6,14 +6,13 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.grammar import Grammar
-from triforce.ladder import runnable
-from triforce.llm import LLM
-from triforce.prompts import Prompt, known, one_or_many
+from triforce.prompts import Prompt, Readable, known, one_or_many
 from triforce.request import SamplingParams
+from triforce.sampling import Constraint
 from triforce.sampling.warp import check_bias
 from triforce.server.engine import Ask
 from triforce.server.failures import Refusal, wrong
@@ -28,11 +27,28 @@ _PASSED_ON = (
 )
 
 
+class Served(Protocol):
+    """Of an LLM what requests are read with; each member as there."""
+
+    @property
+    def target(self) -> Readable: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+
+    @property
+    def modes(self) -> list[str]: ...
+
+    def encode(self, prompt: Prompt) -> list[int]: ...
+
+    def follow(self, grammar: Grammar) -> Constraint: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Reader:
     """Reads requests for one model."""
 
-    llm: LLM
+    llm: Served
     tokenizer: Tokenizer
     limits: Limits
 
@@ -119,7 +135,7 @@ class Reader:
         if rows * (len(ids) + room) > most:
             raise wrong("n", f"{rows} texts of {len(ids)} + {room} tokens need room for more than the {most} tokens "
                         "that this server has; lower n or max_tokens")  # fmt: skip
-        mode = None if body.mode is None else known("mode", body.mode, runnable(self.llm.models))
+        mode = None if body.mode is None else known("mode", body.mode, self.llm.modes)
         return Ask(ids, params, mode)
 
     async def _params(
