@@ -55,8 +55,8 @@ def replicated(
 
     try:
         plan = planned(ray.nodes(), count, settings["device"])
-        serve.start(proxy_location="Disabled")  # nobody but this process is to reach a replica
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        serve.start(proxy_location="Disabled")  # nobody but this process is to reach a replica
         serve.run_many([serve.RunTarget(_bound(plan, settings, limits), name)], wait_for_applications_running=False)
         _wait(name, on_wait)
         handle = serve.get_app_handle(name)
@@ -93,10 +93,8 @@ def planned(nodes: Sequence[Mapping[str, Any]], count: int, device: str) -> Plan
         raise RequestError(f"--device {device} is one device, and each replica has its own; use --device cuda")
 
     def room(cpus: int) -> int:
-        fits = [int(machine.get("CPU", 0)) // cpus for machine in machines]
-        return sum(
-            min(fit, int(m.get("GPU", 0)) // gpus if gpus else fit) for fit, m in zip(fits, machines, strict=True)
-        )
+        needs = {"CPU": cpus} | ({"GPU": 1} if gpus else {})
+        return sum(min(int(machine.get(what, 0)) // need for what, need in needs.items()) for machine in machines)
 
     most = max((int(machine.get("CPU", 0)) for machine in machines), default=0)
     enough = [cpus for cpus in range(1, most + 1) if room(cpus) >= count]

@@ -1,4 +1,4 @@
-"""All replicas as one engine (see `server.engine`). What waits, waits here, so a replica that dies takes little along."""
+"""All replicas as one engine (see `server.engine`). What waits, waits here: a replica that dies takes little along."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class _Answer:
 class Replicas:
     """`handle` is Ray Serve's, for calls that stream. `most`: prompts that run or wait.
 
-    `running` says how many replicas there are, and is called from a thread; `leave` gives them up, and may take a while.
+    `running` says how many replicas there are, and is called from a thread; `leave` gives them up, which may take long.
     """
 
     def __init__(self, handle: Any, most: int, running: Callable[[], int], leave: Callable[[], None]) -> None:

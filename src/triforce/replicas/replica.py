@@ -20,6 +20,10 @@ from triforce.server.limits import Limits
 from triforce.server.worker import Worker
 
 
+LOOPBACK = "127.0.0.1"
+"""The address of a node whose Ray keeps to it (see `environment`)."""
+
+
 class Replica:
     """`settings` are those of LLM; of the limits it keeps `rows` and `kv_tokens`. Prompts wait elsewhere.
 
@@ -27,6 +31,8 @@ class Replica:
     """
 
     def __init__(self, settings: dict[str, Any], limits: Limits) -> None:
+        if ray.util.get_node_ip_address() == LOOPBACK:
+            _keep_to_loopback()
         context = ray.get_runtime_context()
         extension.use_threads(int(context.get_assigned_resources().get("CPU", 1)))
         self._name = str(serve.get_replica_context().replica_id.unique_id)
@@ -65,3 +71,14 @@ class Replica:
     def _word(self, event: Any = None, waited: float = 0.0) -> Word:
         assert self._worker
         return Word(self._name, self._worker.load().kv_tokens, event, waited)
+
+
+def _keep_to_loopback() -> None:
+    """Each replica has a server for calls that are not used here, and Ray opens it to all machines whatever its node.
+
+    There is no setting for it. With another Ray that does it elsewhere this raises, and there is no replica.
+    """
+    from ray.serve._private import replica
+
+    bind = replica.add_port_to_grpc_server
+    replica.add_port_to_grpc_server = lambda server, address: bind(server, address.replace("[::]", LOOPBACK))
