@@ -19,7 +19,6 @@ from triforce.server.engine import Ask, Stopping
 from triforce.server.limits import Limits
 from triforce.server.worker import Worker
 
-
 LOOPBACK = "127.0.0.1"
 """The address of a node whose Ray keeps to it (see `environment`)."""
 
