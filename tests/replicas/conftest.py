@@ -27,7 +27,7 @@ if not MISSING:
 
     prepare(None)
     with warnings.catch_warnings(action="ignore"):  # Ray's own, of what it uses
-        import ray.serve
+        pass
 
 
 @pytest.fixture(scope="session")
@@ -59,21 +59,26 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def served(cluster: Any, pair: Path) -> Iterator[tuple[Any, Any]]:
-    """What requests are read with, and a replica on each node."""
-    from triforce.replicas.cluster import replicated
+def limits() -> object:
     from triforce.server.limits import Limits
 
+    return Limits(waiting=8)
+
+
+@pytest.fixture(scope="module")
+def served(cluster: Any, pair: Path, limits: Any) -> Iterator[tuple[Any, Any]]:
+    """What requests are read with, and a replica on each node."""
+    from triforce.replicas.cluster import replicated
+
     settings = {"model": str(pair / "target"), "draft": str(pair / "draft"), "budget": 64, "device": "cpu"}
-    desk, engine = replicated(settings, Limits(waiting=8), 2, cluster.address, "tests", lambda running, message: None)
+    desk, engine = replicated(settings, limits, 2, cluster.address, "tests", lambda running, message: None)
     yield desk, engine
     asyncio.run(engine.close())
 
 
 @pytest.fixture(scope="module")
-def app(served: tuple[Any, Any]) -> Any:
+def app(served: tuple[Any, Any], limits: Any) -> Any:
     from triforce.server.app import create_app
-    from triforce.server.limits import Limits
 
     desk, engine = served
-    return create_app(desk, engine, "tiny", limits=Limits(waiting=8))
+    return create_app(desk, engine, "tiny", limits=limits)

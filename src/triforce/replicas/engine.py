@@ -30,7 +30,8 @@ class _Answer:
         self.waited: float | None = None
         self.word: Word | None = None
         """The latest of the replica that has the request; None while it waits for one."""
-        self._handle, self._done, self._asked, self._begun = handle, done, perf_counter(), False
+        self._handle, self._done, self._asked = handle, done, perf_counter()
+        self.begun = False
         self._events: asyncio.Queue[Event | Exception] = asyncio.Queue()
         self.task = asyncio.create_task(self._take())
         self.task.add_done_callback(lambda _: done(self))  # it may be cancelled before it begins
@@ -65,7 +66,7 @@ class _Answer:
             try:
                 return await self._from_one()
             except Lost:
-                if self._begun or not left:
+                if self.begun or not left:
                     raise
                 self.word = self.waited = None
         raise AssertionError("the last try returns or raises")
@@ -81,7 +82,7 @@ class _Answer:
                 if isinstance(word.event, RequestOutput):
                     end = word.event
                 elif word.event is not None:
-                    self._begun = True
+                    self.begun = True
                     self.tell(word.event)
         except (RayTaskError, TaskCancelledError):
             raise
@@ -103,23 +104,23 @@ class Replicas:
 
     def __init__(self, handle: Any, most: int, running: Callable[[], int], leave: Callable[[], None]) -> None:
         self._handle, self._most, self._running, self._leave = handle, most, running, leave
-        self._answers: dict[_Answer, None] = {}
+        self.answers: dict[_Answer, None] = {}
         self._open, self._alive, self._closed = True, True, Flag()
         Thread(target=self._look, name="triforce-replicas", daemon=True).start()
 
     def submit(self, asks: list[Ask]) -> Sequence[_Answer]:
         if not self._open:
             raise Stopping
-        if len(self._answers) + len(asks) > self._most:
+        if len(self.answers) + len(asks) > self._most:
             raise QueueFull(self.load().waiting)
         answers = [_Answer(ask, self._handle, self._forget) for ask in asks]
-        self._answers |= dict.fromkeys(answers)
+        self.answers |= dict.fromkeys(answers)
         return answers
 
     def load(self) -> Load:
-        words = [answer.word for answer in self._answers if answer.word]
+        words = [answer.word for answer in self.answers if answer.word]
         kv_tokens = {word.replica: word.kv_tokens for word in words}
-        return Load(len(words), len(self._answers) - len(words), sum(kv_tokens.values()))
+        return Load(len(words), len(self.answers) - len(words), sum(kv_tokens.values()))
 
     @property
     def alive(self) -> bool:
@@ -130,13 +131,13 @@ class Replicas:
 
     def stop(self) -> None:
         self.drain()
-        for answer in list(self._answers):
+        for answer in list(self.answers):
             answer.tell(Stopping())
             answer.cancel()
 
     async def close(self) -> None:
         self.stop()
-        tasks = [answer.task for answer in self._answers]
+        tasks = [answer.task for answer in self.answers]
         await asyncio.gather(*tasks, return_exceptions=True)
         if not self._closed.is_set():
             self._closed.set()
@@ -144,7 +145,7 @@ class Replicas:
             self._alive = False
 
     def _forget(self, answer: _Answer) -> None:
-        self._answers.pop(answer, None)
+        self.answers.pop(answer, None)
 
     def _look(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from asyncio import sleep
 from collections import OrderedDict
+from random import sample
 
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
@@ -31,7 +33,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray publishes no typ
         alive = {replica.replica_id: replica for replica in candidate_replicas}
         homes = (alive.get(self._homes.get(key)) for key in reversed(beginnings(pending_request)))
         home = next((replica for replica in homes if replica), None)
-        return [[home] if home else [], candidate_replicas]
+        await sleep(0)  # those that were routed before are sent first, and so counted
+        # In any order, as of those that are equally busy the first one is taken.
+        return [[home] if home else [], sample(candidate_replicas, len(candidate_replicas))]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
         """What it begins with is at home there from now on."""
