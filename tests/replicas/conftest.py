@@ -1,6 +1,6 @@
 """A two-node Ray on this machine, on loopback; without Ray nothing here runs.
 
-The folder is not called `ray`: with `tests` on the path that would be a package of this name where Ray is not installed.
+The folder is not called `ray`: with `tests` on the path that would be a package of this name where there is none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The router and the front, without a Ray that runs: who goes where, and what becomes of a request whose replica dies."""
+"""The router and the front, without a Ray that runs: who goes where, and what becomes of who was with one that died."""
 
 from __future__ import annotations
 

@@ -33,18 +33,18 @@ def run(options: Namespace) -> int:
         kv_tokens=options.max_kv_tokens,
     )
     several, name = replicas.wanted(options), options.name or model_name(options.model)
-    sock = listener.listen(options.host, options.port)
-    llm: Served
-    engine: Engine
-    if several:
-        llm, engine = replicas.start(options, limits, f"serve {sock.getsockname()[1]}")
-    else:
-        llm = load(options)
-        engine = Worker(llm, limits)
-    logs.configure()
-    app = create_app(llm, engine, name, limits=limits, keys=keys, hosts=[options.host, *options.allowed_host])
-    url = listener.url(sock)
-    print(f"triforce serves {name} at {url}", flush=True)
-    logs.event("listening", url=url, model=name)
-    listener.serve(app, engine, sock, options.grace)
+    with listener.listen(options.host, options.port) as sock:
+        llm: Served
+        engine: Engine
+        if several:
+            llm, engine = replicas.start(options, limits, f"serve {sock.getsockname()[1]}")
+        else:
+            llm = load(options)
+            engine = Worker(llm, limits)
+        logs.configure()
+        app = create_app(llm, engine, name, limits=limits, keys=keys, hosts=[options.host, *options.allowed_host])
+        url = listener.url(sock)
+        print(f"triforce serves {name} at {url}", flush=True)
+        logs.event("listening", url=url, model=name)
+        listener.serve(app, engine, sock, options.grace)
     return 0

@@ -2,7 +2,7 @@
 
 The application, with all that guards it, runs once, where `triforce serve` was called. What stands behind its seam
 (`server.engine`) is Ray Serve: each request goes, as token ids, to one of the replicas, each of which is an engine of
-one thread in a process of its own. The modules import one way, and tests/ray/test_plan.py reads it from this list:
+one thread in a process of its own. The modules import one way, and tests/replicas reads it from this list:
 
 - `environment`: what Ray reads before it is imported
 - `desk`: what requests are read with where no model is

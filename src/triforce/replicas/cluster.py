@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import sleep
@@ -23,6 +24,7 @@ STORE_BYTES = 256 << 20
 """Of a Ray of our own, to pass on what is too large for a message: long prompts, and log-probabilities of them."""
 LOOK_SECONDS = 0.2
 DESK_SECONDS = 60.0
+KNOCK_SECONDS = 10.0
 _DEPLOYMENT = "replica"
 
 OnWait = Callable[[int, str], None]
@@ -78,11 +80,19 @@ def connect(address: str | None) -> None:
     elif address.startswith("ray://"):
         raise RequestError(f"{address} is for Ray's client; give the address of the cluster, such as 10.0.0.1:6379")
     try:
+        if address and address != "auto":
+            _knock(address)
         ray.init(address or "local", **options)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         what = f"the Ray at {address} cannot be joined" if address else "Ray cannot be started"
-        advice = "this machine must be one of its nodes: ray start --address=HOST:6379" if address else "see its text"
+        advice = "make this machine a node of it: ray start --address=HOST:6379" if address else "mend that"
         raise RequestError(f"{what} ({str(error).splitlines()[0]}); {advice}") from error
+
+
+def _knock(address: str) -> None:
+    """Raise OSError or ValueError where nobody listens: Ray itself would try for minutes, and print every time."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
 
 
 def planned(nodes: Sequence[Mapping[str, Any]], count: int, device: str) -> Plan:

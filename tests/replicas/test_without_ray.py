@@ -1,0 +1,39 @@
+"""Where Ray is not installed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import triforce.replicas
+from triforce.cli import main
+
+FOLDER = Path(triforce.replicas.__file__).parent
+ORDER = re.findall(r"^- `(\w+)`", triforce.replicas.__doc__ or "", re.MULTILINE)
+
+
+@pytest.mark.parametrize("arguments", [["--replicas", "2"], ["--ray-address", "auto"]])
+def test_it_is_said_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    for name in [name for name in sys.modules if name == "ray" or name.startswith(("ray.", "triforce.replicas."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr("triforce.replicas.environment.prepare", lambda address: None)
+    assert main(["serve", "--port", "0", *arguments]) == 2
+    assert "pip install 'triforce[ray]'" in capsys.readouterr().err
+
+
+def test_modules_import_what_stands_above_them() -> None:
+    assert sorted(ORDER) == sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")
+    for place, name in enumerate(ORDER):
+        tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+        found = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        below = {
+            module.removeprefix("triforce.replicas.") for module in found if module.startswith("triforce.replicas")
+        }
+        assert below <= set(ORDER[:place]), name
