@@ -6,6 +6,7 @@ The folder is not called `ray`: with `tests` on the path that would be a package
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
 import sys
 import warnings
@@ -27,7 +28,7 @@ if not MISSING:
 
     prepare(None)
     with warnings.catch_warnings(action="ignore"):  # Ray's own, of what it uses
-        pass
+        importlib.import_module("ray.serve")
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,12 @@ def test_it_is_said_how_to_get_it(
     monkeypatch.setattr("triforce.replicas.environment.prepare", lambda address: None)
     assert main(["serve", "--port", "0", *arguments]) == 2
     assert "pip install 'triforce[ray]'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: test_ray_*.py are not even read")
+def test_ray_is_what_the_extra_asks_for() -> None:
+    """The oldest one that was tried: in it the server of a replica (see `_keep_to_loopback`) asks for Ray's token."""
+    assert tuple(map(int, version("ray").split(".")[:2])) >= (2, 60)
 
 
 def test_modules_import_what_stands_above_them() -> None:

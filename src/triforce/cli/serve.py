@@ -16,9 +16,8 @@ def run(options: Namespace) -> int:
     with extra():
         from triforce.server import listener, logs, security
         from triforce.server.app import create_app
-        from triforce.server.engine import Engine
+        from triforce.server.engine import Engine, Served
         from triforce.server.limits import Limits
-        from triforce.server.prompts import Served
         from triforce.server.worker import Worker
 
     keys = security.read_keys(options.api_key_file)

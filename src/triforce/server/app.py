@@ -14,10 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triforce import __version__
 from triforce.errors import ModelError
 from triforce.server import chat, completions, failures, logs, models, page, responses
-from triforce.server.engine import Engine
+from triforce.server.engine import Engine, Served
 from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
-from triforce.server.prompts import Reader, Served
+from triforce.server.prompts import Reader
 from triforce.server.security import BoundedBodies, Keys, KnownHosts
 from triforce.server.service import Service
 from triforce.server.streaming import HungUp

@@ -9,11 +9,32 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.completion import Piece
+from triforce.grammar import Grammar
+from triforce.prompts import Prompt, Readable
 from triforce.request import RequestOutput, SamplingParams
+from triforce.sampling import Constraint
 
 Event = Piece | RequestOutput
 """Pieces of the `n` texts as they are ready, and at the end the whole: what `LLM.stream` yields."""
+
+
+class Served(Protocol):
+    """Of an LLM what requests are read with; each member as there."""
+
+    @property
+    def target(self) -> Readable: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+
+    @property
+    def modes(self) -> list[str]: ...
+
+    def encode(self, prompt: Prompt) -> list[int]: ...
+
+    def follow(self, grammar: Grammar) -> Constraint: ...
 
 
 @dataclass(frozen=True, slots=True)

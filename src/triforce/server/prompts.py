@@ -6,15 +6,14 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.grammar import Grammar
-from triforce.prompts import Prompt, Readable, known, one_or_many
+from triforce.prompts import Prompt, known, one_or_many
 from triforce.request import SamplingParams
-from triforce.sampling import Constraint
 from triforce.sampling.warp import check_bias
-from triforce.server.engine import Ask
+from triforce.server.engine import Ask, Served
 from triforce.server.failures import Refusal, wrong
 from triforce.server.formats import Format
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, Limits
@@ -25,23 +24,6 @@ _PASSED_ON = (
     *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
     *("n", "stop", "presence_penalty", "frequency_penalty", "look"),
 )
-
-
-class Served(Protocol):
-    """Of an LLM what requests are read with; each member as there."""
-
-    @property
-    def target(self) -> Readable: ...
-
-    @property
-    def tokenizer(self) -> Tokenizer | None: ...
-
-    @property
-    def modes(self) -> list[str]: ...
-
-    def encode(self, prompt: Prompt) -> list[int]: ...
-
-    def follow(self, grammar: Grammar) -> Constraint: ...
 
 
 @dataclass(frozen=True, slots=True)
