@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from triforce.cli import replicas, together
-from triforce.cli.common import load, require_writable
+from triforce.cli.common import require_writable
 from triforce.cli.serving import extra, model_name
 from triforce.errors import RequestError
 
@@ -22,8 +22,6 @@ def run(options: Namespace) -> int:
     with extra():
         from triforce.server import batch
         from triforce.server.app import create_app
-        from triforce.server.engine import Engine, Served
-        from triforce.server.worker import Worker
 
     source, output = Path(options.file), Path(options.output or Path(options.file).with_suffix(".out.jsonl"))
     with _opened(source) as file:
@@ -33,16 +31,9 @@ def run(options: Namespace) -> int:
             raise RequestError(f"{output} is the input; name another file with -o")
         require_writable(str(output))
         batch.resume(output)
-        several, name = replicas.wanted(options), options.name or model_name(options.model)
-        engines = max(several, 1)
+        name, engines = options.name or model_name(options.model), max(replicas.wanted(options), 1)
         limits = replace(batch.LIMITS, waiting=engines * batch.LIMITS.waiting)
-        llm: Served
-        engine: Engine
-        if several:
-            llm, engine = replicas.start(options, limits, f"batch {os.getpid()}")
-        else:
-            llm = load(options)
-            engine = Worker(llm, limits)
+        llm, engine = replicas.engine(options, limits, f"batch {os.getpid()}")
 
         async def answer() -> batch.Tally:
             try:

@@ -8,13 +8,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triforce.cli.common import settings
+from triforce.cli.common import load, settings
 from triforce.cli.serving import extra
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.replicas.desk import Desk
-    from triforce.replicas.engine import Replicas
+    from triforce.server.engine import Engine, Served
     from triforce.server.limits import Limits
 
 MOST = 1024
@@ -28,8 +27,20 @@ def wanted(options: Namespace) -> int:
     return count
 
 
-def start(options: Namespace, limits: Limits, purpose: str) -> tuple[Desk, Replicas]:
-    """As many as are wanted. `purpose` tells apart what this machine has on one Ray. Raises TriforceError."""
+def engine(options: Namespace, limits: Limits, purpose: str) -> tuple[Served, Engine]:
+    """What is served, and what makes its texts: replicas, if they are wanted, or a thread. Raises TriforceError.
+
+    purpose: tells apart what this machine has on one Ray.
+    """
+    if wanted(options):
+        return _replicas(options, limits, purpose)
+    from triforce.server.worker import Worker
+
+    llm = load(options)
+    return llm, Worker(llm, limits)
+
+
+def _replicas(options: Namespace, limits: Limits, purpose: str) -> tuple[Served, Engine]:
     with extra("ray"):
         from triforce.replicas import environment
 

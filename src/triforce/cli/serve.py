@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 
 from triforce.cli import replicas, together
-from triforce.cli.common import load
 from triforce.cli.serving import extra, model_name
 from triforce.errors import RequestError
 
@@ -16,9 +15,7 @@ def run(options: Namespace) -> int:
     with extra():
         from triforce.server import listener, logs, security
         from triforce.server.app import create_app
-        from triforce.server.engine import Engine, Served
         from triforce.server.limits import Limits
-        from triforce.server.worker import Worker
 
     keys = security.read_keys(options.api_key_file)
     security.require_key_beyond_loopback(options.host, keys)
@@ -31,15 +28,9 @@ def run(options: Namespace) -> int:
         rows=options.max_rows,
         kv_tokens=options.max_kv_tokens,
     )
-    several, name = replicas.wanted(options), options.name or model_name(options.model)
+    name = options.name or model_name(options.model)
     with listener.listen(options.host, options.port) as sock:
-        llm: Served
-        engine: Engine
-        if several:
-            llm, engine = replicas.start(options, limits, f"serve {sock.getsockname()[1]}")
-        else:
-            llm = load(options)
-            engine = Worker(llm, limits)
+        llm, engine = replicas.engine(options, limits, f"serve {sock.getsockname()[1]}")
         logs.configure()
         app = create_app(llm, engine, name, limits=limits, keys=keys, hosts=[options.host, *options.allowed_host])
         url = listener.url(sock)
