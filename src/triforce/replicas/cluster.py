@@ -136,7 +136,8 @@ def _wait(name: str, on_wait: OnWait) -> None:
         if status == "RUNNING":
             return
         if status == "DEPLOY_FAILED":
-            raise RequestError(f"the replicas do not start: {message}")
+            raise RequestError(f"the replicas do not start ({message}); triforce[ray] of one version must be installed "
+                               "on all machines of this Ray, and the model be there")  # fmt: skip
         sleep(LOOK_SECONDS)
 
 
