@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import pickle
 import re
 import sys
 from importlib.metadata import version
@@ -17,6 +18,11 @@ import pytest
 
 import triforce.replicas
 from triforce.cli import main
+from triforce.errors import RequestError
+from triforce.grammar import Grammar
+from triforce.llm import LLM
+from triforce.replicas.desk import Desk
+from triforce.request import SamplingParams
 from triforce.server import batch
 
 FOLDER = Path(triforce.replicas.__file__).parent
@@ -57,6 +63,21 @@ def test_a_line_whose_engine_is_lost_is_asked_again(tmp_path: Path, lost: int, s
 def test_ray_is_what_the_extra_asks_for() -> None:
     """The oldest one that was tried: in it the server of a replica (see `_keep_to_loopback`) asks for Ray's token."""
     assert tuple(map(int, version("ray").split(".")[:2])) >= (2, 60)
+
+
+def test_a_desk_reads_as_its_model_does(llm: LLM) -> None:
+    """After a journey, and without weights: it is small however long a text its model has seen."""
+    llm.generate("the cat", SamplingParams(max_tokens=2))
+    sent = pickle.dumps(Desk.of(llm))
+    desk: Desk = pickle.loads(sent)
+    assert len(sent) < 1 << 17 and desk.modes == llm.modes
+    assert desk.encode("naïve café — 東京 🙂") == llm.encode("naïve café — 東京 🙂")
+    turns = [{"role": "user", "content": "a"}]
+    assert llm.tokenizer and desk.tokenizer.chat(turns) == llm.tokenizer.chat(turns)
+    with pytest.raises(RequestError, match="context of 2048"):
+        desk.encode([5] * 2048)
+    with pytest.raises(RequestError):
+        desk.follow(Grammar.json({"type": "no such type"}))
 
 
 def test_modules_import_what_stands_above_them() -> None:

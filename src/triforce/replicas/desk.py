@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from triforce.grammar import Grammar
 from triforce.grammars import Grammars
 from triforce.llm import LLM
 from triforce.prompts import Prompt, token_ids
+from triforce.rope import Rope
 from triforce.sampling import Constraint
 
 
@@ -37,7 +38,10 @@ class Desk:
         """Raises ModelError for a model without a tokenizer."""
         if llm.tokenizer is None:
             raise ModelError("this model has no tokenizer, and a server of text needs one; put it into its folder")
-        return cls(Named(llm.target.path, llm.target.config, llm.tokenizer), llm.modes)
+        rope = llm.target.config.rope
+        # It travels to where there may be no such device, and without the tables that it has grown.
+        config = replace(llm.target.config, rope=Rope(rope.inv_freq_F.cpu(), rope.scale))
+        return cls(Named(llm.target.path, config, llm.tokenizer), llm.modes)
 
     @property
     def tokenizer(self) -> Tokenizer:
