@@ -51,6 +51,13 @@ def test_a_shared_document_has_a_home() -> None:
     assert not first(made, pending([9, *DOCUMENT])) and not first(made, pending(DOCUMENT[: router.LEAST - 1]))
 
 
+def test_the_longest_beginning_counts() -> None:
+    """Both documents begin with the same preface; what was sent last is at home with it."""
+    one, two = ([*DOCUMENT[:600], *[i] * 2000] for i in (1, 2))
+    made = routed(("a", pending(one)), ("b", pending(two)))
+    assert [first(made, pending([*each, 5])) for each in (one, two, DOCUMENT[:700])] == ["a", "b", "b"]
+
+
 def test_a_home_that_died_is_none() -> None:
     made = routed(("a", pending(DOCUMENT[:600])), ("b", pending(DOCUMENT)))
     assert first(made, pending(DOCUMENT), alive="bc") == "b" and not first(made, pending(DOCUMENT), alive="ac")
