@@ -76,6 +76,18 @@ def test_what_was_not_met_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch)
     assert [first(made, request) for request in (one, two, three)] == ["a", "", "c"]
 
 
+def test_what_was_routed_before_is_sent_first() -> None:
+    """Otherwise a burst of requests would all find the same replica the least busy one."""
+
+    async def play() -> None:
+        sent: list[int] = []
+        asyncio.get_running_loop().call_soon(sent.append, 1)
+        await routed().choose_replicas([], pending(DOCUMENT))
+        assert sent
+
+    asyncio.run(play())
+
+
 def test_calls_without_a_prompt_go_anywhere() -> None:
     assert not first(routed(), SimpleNamespace(args=[], routing_context=SimpleNamespace()))
 
