@@ -23,7 +23,7 @@ from triforce.grammar import Grammar
 from triforce.grammars import Grammars
 from triforce.group import OnPrefill
 from triforce.job import Job
-from triforce.ladder import MODES, Models, Speculation, Store
+from triforce.ladder import MODES, Models, Speculation, Store, runnable
 from triforce.pairs import SHIPPED, draft_for
 from triforce.planner import Costs, Focus
 from triforce.profile import home, profile
@@ -172,6 +172,11 @@ class LLM:
         request = self.request(prompt, params or SamplingParams(), mode)
         for _, event in self._run([request], Files(save_cache, load_cache), on_prefill, memory):
             yield event
+
+    @property
+    def modes(self) -> list[str]:
+        """Those of `MODES` that these models can run."""
+        return runnable(self.models)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, checked. Raises RequestError."""

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from triforce.checkpoint import Checkpoint
+from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.config import ModelConfig
 from triforce.errors import RequestError
 
 Prompt = str | Sequence[int]
 """Text, or token ids; arrays and tensors of ids will do."""
+
+
+class Readable(Protocol):
+    """Of a checkpoint what prompts are read with."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
 
 
 def one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -20,7 +35,7 @@ def one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(given) if several else [given]
 
 
-def token_ids(prompt: Prompt, target: Checkpoint) -> list[int]:
+def token_ids(prompt: Prompt, target: Readable) -> list[int]:
     """The ids of one prompt. Raises RequestError if there are none, too many, or some that the target does not know."""
     if isinstance(prompt, str):
         if target.tokenizer is None:

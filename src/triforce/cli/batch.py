@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from triforce.cli import together
-from triforce.cli.common import load, require_writable
+from triforce.cli import replicas, together
+from triforce.cli.common import require_writable
 from triforce.cli.serving import extra, model_name
 from triforce.errors import RequestError
 
@@ -20,7 +22,6 @@ def run(options: Namespace) -> int:
     with extra():
         from triforce.server import batch
         from triforce.server.app import create_app
-        from triforce.server.worker import Worker
 
     source, output = Path(options.file), Path(options.output or Path(options.file).with_suffix(".out.jsonl"))
     with _opened(source) as file:
@@ -30,16 +31,17 @@ def run(options: Namespace) -> int:
             raise RequestError(f"{output} is the input; name another file with -o")
         require_writable(str(output))
         batch.resume(output)
-        llm, name = load(options), options.name or model_name(options.model)
+        name, engines = options.name or model_name(options.model), max(replicas.wanted(options), 1)
+        limits = replace(batch.LIMITS, waiting=engines * batch.LIMITS.waiting)
+        llm, engine = replicas.engine(options, limits, f"batch {os.getpid()}")
 
         async def answer() -> batch.Tally:
-            engine = Worker(llm, batch.LIMITS)
-            app = create_app(llm, engine, name, limits=batch.LIMITS)
-            with _progress(lines) as bar:
-                try:
-                    return await batch.run(app, file, output, bar.update)
-                finally:
-                    await engine.close()
+            try:
+                app = create_app(llm, engine, name, limits=limits)
+                with _progress(lines) as bar:
+                    return await batch.run(app, file, output, bar.update, engines * batch.AT_ONCE)
+            finally:
+                await engine.close()
 
         tally = asyncio.run(answer())
     print(

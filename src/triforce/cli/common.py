@@ -36,11 +36,13 @@ def load(options: Namespace, ranks: Ranks | None = None) -> LLM:
     """The engine that the arguments describe; `ranks` share it."""
     from triforce.llm import LLM
 
+    return LLM(**settings(options) | ({"ranks": ranks} if ranks else {}))
+
+
+def settings(options: Namespace) -> dict[str, Any]:
+    """What LLM takes, as the arguments have it."""
     draft = None if options.draft == NO_DRAFT else options.draft
-    settings: dict[str, Any] = {name: getattr(options, name) for name in PLACEMENT + SPECULATION}
-    if ranks:
-        settings["ranks"] = ranks
-    return LLM(options.model, draft=draft, **settings)
+    return {"model": options.model, "draft": draft} | {name: getattr(options, name) for name in PLACEMENT + SPECULATION}
 
 
 def sampling_params(options: Namespace) -> SamplingParams:

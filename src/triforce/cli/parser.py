@@ -18,6 +18,7 @@ from triforce.cli.options import (
     model,
     placement,
     ranks,
+    replicas,
     sampling,
 )
 
@@ -139,6 +140,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=described("seconds that requests may still run after SIGTERM"),
     )
+    replicas(parser.add_argument_group("several engines"))
     engine(parser)
 
 
@@ -153,6 +155,7 @@ def _batch(parser: argparse.ArgumentParser) -> None:
         help="answers, one a line; what OUT has answered is not asked again (default: FILE with .out.jsonl)",
     )
     add("--name", help="what the requests call the model (default: as its hub or folder calls it)")
+    replicas(parser.add_argument_group("several engines"))
     engine(parser)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from triforce.cli import together
-from triforce.cli.common import load
+from triforce.cli import replicas, together
 from triforce.cli.serving import extra, model_name
 from triforce.errors import RequestError
 
@@ -17,7 +16,6 @@ def run(options: Namespace) -> int:
         from triforce.server import listener, logs, security
         from triforce.server.app import create_app
         from triforce.server.limits import Limits
-        from triforce.server.worker import Worker
 
     keys = security.read_keys(options.api_key_file)
     security.require_key_beyond_loopback(options.host, keys)
@@ -30,13 +28,13 @@ def run(options: Namespace) -> int:
         rows=options.max_rows,
         kv_tokens=options.max_kv_tokens,
     )
-    sock = listener.listen(options.host, options.port)
-    llm, name = load(options), options.name or model_name(options.model)
-    logs.configure()
-    engine = Worker(llm, limits)
-    app = create_app(llm, engine, name, limits=limits, keys=keys, hosts=[options.host, *options.allowed_host])
-    url = listener.url(sock)
-    print(f"triforce serves {name} at {url}", flush=True)
-    logs.event("listening", url=url, model=name)
-    listener.serve(app, engine, sock, options.grace)
+    name = options.name or model_name(options.model)
+    with listener.listen(options.host, options.port) as sock:
+        llm, engine = replicas.engine(options, limits, f"serve {sock.getsockname()[1]}")
+        logs.configure()
+        app = create_app(llm, engine, name, limits=limits, keys=keys, hosts=[options.host, *options.allowed_host])
+        url = listener.url(sock)
+        print(f"triforce serves {name} at {url}", flush=True)
+        logs.event("listening", url=url, model=name)
+        listener.serve(app, engine, sock, options.grace)
     return 0

@@ -10,12 +10,12 @@ from triforce.errors import RequestError
 
 
 @contextmanager
-def extra() -> Iterator[None]:
-    """Imports in here may fail. Raises RequestError saying how to get what is missing."""
+def extra(name: str = "serve") -> Iterator[None]:
+    """Imports in here may fail. Raises RequestError saying how to get what is missing: the extra of that name."""
     try:
         yield
     except ImportError as error:
-        raise RequestError(f"{error.name} is not installed; get it with: pip install 'triforce[serve]'") from error
+        raise RequestError(f"{error.name} is not installed; get it with: pip install 'triforce[{name}]'") from error
 
 
 def model_name(model: str | None) -> str:

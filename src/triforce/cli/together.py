@@ -84,15 +84,10 @@ def _as_rank(options: Namespace, command: Command, count: int) -> int:
 
 def _share_processors(ranks: int) -> None:
     """All ranks of a machine at once: more threads than processors would wait for each other."""
-    import torch
-
     from triforce.kernels import extension
 
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = max(1, usable // ranks)
-    torch.set_num_threads(threads)
-    if extension.native is not None:
-        extension.native.set_threads(threads)
+    extension.use_threads(max(1, usable // ranks))
 
 
 def _end_with(lifeline: int) -> None:

@@ -57,6 +57,13 @@ def suits_triton(wanted: str, device: torch.device) -> bool:
     )
 
 
+def use_threads(count: int) -> None:
+    """Of this process, in kernels and in torch: what shares a machine shares its processors."""
+    torch.set_num_threads(count)
+    if native is not None:
+        native.set_threads(count)
+
+
 @cache
 def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None

@@ -13,9 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triforce import __version__
 from triforce.errors import ModelError
-from triforce.llm import LLM
 from triforce.server import chat, completions, failures, logs, models, page, responses
-from triforce.server.engine import Engine
+from triforce.server.engine import Engine, Served
 from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
 from triforce.server.prompts import Reader
@@ -28,7 +27,7 @@ CLIENT_GONE = 499
 
 
 def create_app(
-    llm: LLM,
+    llm: Served,
     engine: Engine,
     name: str,
     *,

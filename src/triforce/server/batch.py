@@ -21,7 +21,10 @@ from triforce.server.limits import Limits
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 AT_ONCE = 32
-"""Requests that are under way together; the engine has them wait for one another."""
+"""Requests that are under way together for each engine, which has them wait for one another."""
+UNAVAILABLE = 503
+TRIES = 3
+"""Of a request whose engine is lost under it: nobody has seen any of its text."""
 LIMITS = Limits(seconds=float("inf"), waiting=AT_ONCE * Limits().prompts)
 """Whoever runs a batch waits for it, and is not refused for it."""
 _BEGINNING = b'{"id": "batch_req_'
@@ -101,9 +104,11 @@ def resume(output: Path) -> set[Name]:
     return done
 
 
-async def run(app: ASGIApp, source: BinaryIO, output: Path, on_line: Callable[[], None]) -> Tally:
+async def run(
+    app: ASGIApp, source: BinaryIO, output: Path, on_line: Callable[[], None], at_once: int = AT_ONCE
+) -> Tally:
     """Answer each line of `source` that `output` does not; `on_line` is called once for each line there is."""
-    done, tally, room = resume(output), Tally(), asyncio.Semaphore(AT_ONCE)
+    done, tally, room = resume(output), Tally(), asyncio.Semaphore(at_once)
     with output.open("ab") as file:
 
         async def work(job: Job) -> None:
@@ -137,7 +142,11 @@ async def _answer(app: ASGIApp, job: Job) -> dict[str, Any]:
     if job.error is not None:
         error = {"code": "invalid_line", "message": job.error} | ({} if named else {"line": job.name})
         return answer | {"response": None, "error": error}
-    return answer | {"response": await _post(app, job.url, job.body), "error": None}
+    for _ in range(TRIES):
+        response = await _post(app, job.url, job.body)
+        if response["status_code"] != UNAVAILABLE:
+            break
+    return answer | {"response": response, "error": None}
 
 
 async def _post(app: ASGIApp, path: str, body: bytes) -> dict[str, Any]:

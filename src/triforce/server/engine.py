@@ -9,11 +9,32 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.completion import Piece
+from triforce.grammar import Grammar
+from triforce.prompts import Prompt, Readable
 from triforce.request import RequestOutput, SamplingParams
+from triforce.sampling import Constraint
 
 Event = Piece | RequestOutput
 """Pieces of the `n` texts as they are ready, and at the end the whole: what `LLM.stream` yields."""
+
+
+class Served(Protocol):
+    """Of an LLM what requests are read with; each member as there."""
+
+    @property
+    def target(self) -> Readable: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+
+    @property
+    def modes(self) -> list[str]: ...
+
+    def encode(self, prompt: Prompt) -> list[int]: ...
+
+    def follow(self, grammar: Grammar) -> Constraint: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +69,10 @@ class Stopping(Exception):
     """The engine takes no more requests, or ended this one because it was told to stop."""
 
 
+class Lost(Exception):
+    """What made this text is gone, in the middle of it."""
+
+
 class Answer(Protocol):
     """What comes of one request. Iterate once, in the event loop it was submitted from."""
 
@@ -58,7 +83,7 @@ class Answer(Protocol):
         """Seconds in the queue; None while it waits."""
 
     def __aiter__(self) -> AsyncIterator[Event]:
-        """The events, ending with a RequestOutput. Raises TriforceError, Stopping, or what the engine broke on."""
+        """The events, then a RequestOutput. Raises TriforceError, Stopping, Lost, or what the engine broke on."""
 
     def cancel(self) -> None:
         """Nobody waits any more: the engine stops at its next step and gives the KV back. Harmless when done."""

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from triforce.errors import RequestError, TriforceError
-from triforce.server.engine import QueueFull, Stopping
+from triforce.server.engine import Lost, QueueFull, Stopping
 
 RETRY_SECONDS = 5
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -68,6 +68,8 @@ def refusal_for(error: Exception) -> Refusal | None:
             return _queue_full(error.waiting)
         case Stopping():
             return _stopping()
+        case Lost():
+            return _lost()
         case RequestValidationError():
             return _invalid(error)
         case HTTPException():
@@ -81,7 +83,7 @@ def install(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return (refusal_for(error) or broken()).response()
 
-    for kind in (Refusal, TriforceError, QueueFull, Stopping, RequestValidationError, HTTPException):
+    for kind in (Refusal, TriforceError, QueueFull, Stopping, Lost, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
 
 
@@ -117,3 +119,8 @@ def _queue_full(waiting: int) -> Refusal:
 def _stopping() -> Refusal:
     text = "the server is stopping; send the request again when it is back"
     return Refusal(503, text, code="stopping", headers={"Retry-After": str(RETRY_SECONDS)})
+
+
+def _lost() -> Refusal:
+    text = "the replica that was making this text is gone; send the request again"
+    return Refusal(503, text, code="replica_lost", headers={"Retry-After": str(RETRY_SECONDS)})

@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from triforce.ladder import runnable
 from triforce.server.failures import Refusal
 from triforce.server.metrics import CONTENT_TYPE
 from triforce.server.prompts import served
@@ -78,5 +77,5 @@ async def metrics(request: Request) -> Response:
 def _card(service: Service) -> dict[str, Any]:
     about = {"id": service.name, "object": "model", "created": _STARTED, "owned_by": "triforce"}
     reader = service.reader
-    can = {"chats": reader.tokenizer.chats, "modes": runnable(reader.llm.models)}
+    can = {"chats": reader.tokenizer.chats, "modes": reader.llm.modes}
     return about | {"max_model_len": reader.context, "triforce": can}

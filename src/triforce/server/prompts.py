@@ -10,12 +10,10 @@ from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.grammar import Grammar
-from triforce.ladder import runnable
-from triforce.llm import LLM
 from triforce.prompts import Prompt, known, one_or_many
 from triforce.request import SamplingParams
 from triforce.sampling.warp import check_bias
-from triforce.server.engine import Ask
+from triforce.server.engine import Ask, Served
 from triforce.server.failures import Refusal, wrong
 from triforce.server.formats import Format
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, Limits
@@ -32,7 +30,7 @@ _PASSED_ON = (
 class Reader:
     """Reads requests for one model."""
 
-    llm: LLM
+    llm: Served
     tokenizer: Tokenizer
     limits: Limits
 
@@ -119,7 +117,7 @@ class Reader:
         if rows * (len(ids) + room) > most:
             raise wrong("n", f"{rows} texts of {len(ids)} + {room} tokens need room for more than the {most} tokens "
                         "that this server has; lower n or max_tokens")  # fmt: skip
-        mode = None if body.mode is None else known("mode", body.mode, runnable(self.llm.models))
+        mode = None if body.mode is None else known("mode", body.mode, self.llm.modes)
         return Ask(ids, params, mode)
 
     async def _params(

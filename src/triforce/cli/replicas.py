@@ -1,0 +1,79 @@
+"""Several engines behind one command: `--replicas N` and `--ray-address` put them on Ray Serve."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triforce.cli.common import load, settings
+from triforce.cli.serving import extra
+from triforce.errors import RequestError
+
+if TYPE_CHECKING:
+    from triforce.server.engine import Engine, Served
+    from triforce.server.limits import Limits
+
+MOST = 1024
+
+
+def wanted(options: Namespace) -> int:
+    """How many replicas; 0 is none, but an engine in this process. Raises RequestError."""
+    count: int = options.replicas if options.replicas is not None else int(options.ray_address is not None)
+    if options.replicas is not None and not 1 <= count <= MOST:
+        raise RequestError(f"--replicas is {count}; give 1 to {MOST} engines")
+    return count
+
+
+def engine(options: Namespace, limits: Limits, purpose: str) -> tuple[Served, Engine]:
+    """What is served, and what makes its texts: replicas, if they are wanted, or a thread. Raises TriforceError.
+
+    purpose: tells apart what this machine has on one Ray.
+    """
+    if wanted(options):
+        return _replicas(options, limits, purpose)
+    from triforce.server.worker import Worker
+
+    llm = load(options)
+    return llm, Worker(llm, limits)
+
+
+def _replicas(options: Namespace, limits: Limits, purpose: str) -> tuple[Served, Engine]:
+    with extra("ray"):
+        from triforce.replicas import environment
+
+        environment.prepare(options.ray_address)
+        from triforce.replicas.cluster import replicated
+
+    given = settings(options)
+    for name in ("model", "draft"):  # a folder is the same one wherever a replica works
+        if given[name] is not None and Path(given[name]).is_dir():
+            given[name] = str(Path(given[name]).resolve())
+    name, count = f"triforce {socket.gethostname()} {purpose}", wanted(options)
+    with _Progress(count) as progress:
+        return replicated(given, limits, count, options.ray_address, name, progress)
+
+
+class _Progress:
+    """A bar on stderr, on terminals only; what Ray has to say is printed anywhere, once."""
+
+    def __init__(self, count: int) -> None:
+        from tqdm import tqdm
+
+        self._bar: Any = tqdm(desc="replicas", total=count, leave=False, disable=None, file=sys.stderr)
+        self._said = ""
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+
+    def __call__(self, running: int, message: str) -> None:
+        self._bar.update(running - self._bar.n)
+        if message not in ("", self._said):
+            self._bar.clear()
+            print(message, file=sys.stderr, flush=True)
+        self._said = message

@@ -1,0 +1,150 @@
+"""Ray, started or found, and the replicas on it. `environment.prepare` comes before this is imported."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import sleep
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from triforce.errors import RequestError, TriforceError
+from triforce.replicas.desk import Desk
+from triforce.replicas.engine import Replicas
+from triforce.replicas.replica import Replica
+from triforce.server.limits import Limits
+
+ROUTER = "triforce.replicas.router.PrefixRouter"
+STORE_BYTES = 256 << 20
+"""Of a Ray of our own, to pass on what is too large for a message: long prompts, and log-probabilities of them."""
+LOOK_SECONDS = 0.2
+DESK_SECONDS = 60.0
+KNOCK_SECONDS = 10.0
+_DEPLOYMENT = "replica"
+
+OnWait = Callable[[int, str], None]
+"""Called while replicas start, with how many there are and what Ray has to say of the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`count` replicas with so many processors and GPUs each."""
+
+    count: int
+    cpus: int
+    gpus: int
+
+
+def replicated(
+    settings: dict[str, Any], limits: Limits, count: int, address: str | None, name: str, on_wait: OnWait
+) -> tuple[Desk, Replicas]:
+    """Replicas of LLM(**settings) on the Ray at `address` (None: one of our own), and what requests are read with.
+
+    name: what Ray calls them; those of that name that a server left behind are replaced. Raises RequestError or
+    ModelError; then, and when the engine is closed, nothing of it stays.
+    """
+    connect(address)
+
+    def leave() -> None:
+        if address is not None:
+            serve.delete(name)
+        ray.shutdown()
+
+    try:
+        plan = planned(ray.nodes(), count, settings["device"])
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        serve.start(proxy_location="Disabled")  # nobody but this process is to reach a replica
+        serve.run_many([serve.RunTarget(_bound(plan, settings, limits), name)], wait_for_applications_running=False)
+        _wait(name, on_wait)
+        handle = serve.get_app_handle(name)
+        desk = handle.desk.remote().result(timeout_s=DESK_SECONDS)
+        if isinstance(desk, TriforceError):
+            raise desk
+    except BaseException:
+        leave()
+        raise
+    most = limits.waiting + count * limits.rows
+    return desk, Replicas(handle.options(stream=True), most, lambda: _status(name)[0], leave)
+
+
+def connect(address: str | None) -> None:
+    """Raises RequestError."""
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        options |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
+    elif address.startswith("ray://"):
+        raise RequestError(f"{address} is for Ray's client; give the address of the cluster, such as 10.0.0.1:6379")
+    try:
+        if address and address != "auto":
+            _knock(address)
+        ray.init(address or "local", **options)
+    except (OSError, RuntimeError, ValueError) as error:
+        what = f"the Ray at {address} cannot be joined" if address else "Ray cannot be started"
+        advice = "make this machine a node of it: ray start --address=HOST:6379" if address else "mend that"
+        raise RequestError(f"{what} ({str(error).splitlines()[0]}); {advice}") from error
+
+
+def _knock(address: str) -> None:
+    """Raise OSError or ValueError where nobody listens: Ray itself would try for minutes, and print every time."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
+
+
+def planned(nodes: Sequence[Mapping[str, Any]], count: int, device: str) -> Plan:
+    """As many processors for each replica as there are if all have the same. Raises RequestError if some have none."""
+    machines = [node["Resources"] for node in nodes if node["Alive"]]
+    gpus = int(device != "cpu" and any(machine.get("GPU") for machine in machines))
+    if gpus and device not in ("auto", "cuda"):
+        raise RequestError(f"--device {device} is one device, and each replica has its own; use --device cuda")
+
+    def room(cpus: int) -> int:
+        needs = {"CPU": cpus} | ({"GPU": 1} if gpus else {})
+        return sum(min(int(machine.get(what, 0)) // need for what, need in needs.items()) for machine in machines)
+
+    most = max((int(machine.get("CPU", 0)) for machine in machines), default=0)
+    enough = [cpus for cpus in range(1, most + 1) if room(cpus) >= count]
+    if not enough:
+        need = "a GPU and a processor" if gpus else "a processor"
+        raise RequestError(f"{count} replicas need {need} each, and this Ray has them for {room(1)}; give that many "
+                           "with --replicas, or start Ray on more machines")  # fmt: skip
+    return Plan(count, enough[-1], gpus)
+
+
+def _bound(plan: Plan, settings: dict[str, Any], limits: Limits) -> Any:
+    deployment = serve.deployment(
+        name=_DEPLOYMENT,
+        num_replicas=plan.count,
+        max_ongoing_requests=limits.rows,  # so what has no row yet waits here, and can go elsewhere
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=5,
+        ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus},
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER, max_backoff_s=0.1),
+    )
+    return deployment(Replica).bind(settings, limits)
+
+
+def _wait(name: str, on_wait: OnWait) -> None:
+    """Until all replicas are there, however long they read their models. Raises RequestError."""
+    while True:
+        running, status, message = _status(name)
+        on_wait(running, message)
+        if status == "RUNNING":
+            return
+        if status == "DEPLOY_FAILED":
+            raise RequestError(f"the replicas do not start ({message}); triforce[ray] of one version must be installed "
+                               "on all machines of this Ray, and the model be there")  # fmt: skip
+        sleep(LOOK_SECONDS)
+
+
+def _status(name: str) -> tuple[int, str, str]:
+    """How many replicas run, how they are as a whole, and why."""
+    application = serve.status().applications[name]
+    deployment = application.deployments.get(_DEPLOYMENT)
+    running = deployment.replica_states.get("RUNNING", 0) if deployment else 0
+    lines = (deployment.message if deployment else application.message).strip().splitlines()
+    return running, str(application.status.value), lines[-1] if lines else ""

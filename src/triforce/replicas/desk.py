@@ -1,0 +1,60 @@
+"""What requests are read with where no model is: a replica makes it of its own, so the server needs no weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.config import ModelConfig
+from triforce.errors import ModelError
+from triforce.grammar import Grammar
+from triforce.grammars import Grammars
+from triforce.llm import LLM
+from triforce.prompts import Prompt, token_ids
+from triforce.rope import Rope
+from triforce.sampling import Constraint
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A model without its weights."""
+
+    path: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Of an LLM what `server` reads requests with, each member as there."""
+
+    target: Named
+    modes: list[str]
+
+    @classmethod
+    def of(cls, llm: LLM) -> Desk:
+        """Raises ModelError for a model without a tokenizer."""
+        if llm.tokenizer is None:
+            raise ModelError("this model has no tokenizer, and a server of text needs one; put it into its folder")
+        rope = llm.target.config.rope
+        # It travels to where there may be no such device, and without the tables that it has grown.
+        config = replace(llm.target.config, rope=Rope(rope.inv_freq_F.cpu(), rope.scale))
+        return cls(Named(llm.target.path, config, llm.tokenizer), llm.modes)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.target.tokenizer
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, checked. Raises RequestError."""
+        return token_ids(prompt, self.target)
+
+    def follow(self, grammar: Grammar) -> Constraint:
+        """What holds one text to a grammar. Raises RequestError for one that cannot be compiled."""
+        return self._grammars.follow(grammar)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.tokenizer)

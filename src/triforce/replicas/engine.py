@@ -1,0 +1,155 @@
+"""All replicas as one engine (see `server.engine`). What waits, waits here: a replica that dies takes little along."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from threading import Event as Flag
+from threading import Thread
+from time import perf_counter
+from typing import Any
+
+from ray.exceptions import RayError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import RayServeException
+
+from triforce.replicas.words import Word
+from triforce.request import RequestOutput
+from triforce.server.engine import Ask, Event, Load, Lost, QueueFull, Stopping
+
+TRIES = 3
+"""Replicas that a request is sent to, if they die before its first token: it may be what they die of."""
+LOOK_SECONDS = 2.0
+"""Between two looks at how many replicas there are."""
+
+
+class _Answer:
+    """A task takes what a replica says from the moment of asking on, and keeps it until it is asked for."""
+
+    def __init__(self, ask: Ask, handle: Any, done: Callable[[_Answer], None]) -> None:
+        self.ask = ask
+        self.waited: float | None = None
+        self.word: Word | None = None
+        """The latest of the replica that has the request; None while it waits for one."""
+        self._handle, self._done, self._asked = handle, done, perf_counter()
+        self.begun = False
+        self._events: asyncio.Queue[Event | Exception] = asyncio.Queue()
+        self.task = asyncio.create_task(self._take())
+        self.task.add_done_callback(lambda _: done(self))  # it may be cancelled before it begins
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        while True:
+            event = await self._events.get()
+            if isinstance(event, Exception):
+                raise event
+            yield event
+            if isinstance(event, RequestOutput):
+                return
+
+    def cancel(self) -> None:
+        self.task.cancel()
+
+    def tell(self, event: Event | Exception) -> None:
+        self._events.put_nowait(event)
+
+    async def _take(self) -> None:
+        end: Event | Exception
+        try:
+            end = await self._whole()
+        except Exception as error:
+            end = error
+        self._done(self)  # who hears of the end finds it gone
+        self.tell(end)
+
+    async def _whole(self) -> RequestOutput:
+        """The end, once all pieces are told. While nobody has seen any, a replica that dies is no loss."""
+        for left in reversed(range(TRIES)):
+            try:
+                return await self._from_one()
+            except Lost:
+                if self.begun or not left:
+                    raise
+                self.word = self.waited = None
+        raise AssertionError("the last try returns or raises")
+
+    async def _from_one(self) -> RequestOutput:
+        words, end, arrived = self._handle.answer.remote(self.ask), None, None
+        try:
+            async for word in words:
+                arrived = arrived or perf_counter()
+                self.word, self.waited = word, arrived - self._asked + word.waited
+                if isinstance(word.event, Exception):
+                    raise word.event
+                if isinstance(word.event, RequestOutput):
+                    end = word.event
+                elif word.event is not None:
+                    self.begun = True
+                    self.tell(word.event)
+        except (RayTaskError, TaskCancelledError):
+            raise
+        except (RayError, RayServeException) as error:
+            raise Lost from error
+        finally:
+            if end is None:
+                words.cancel()
+        if end is None:
+            raise Lost
+        return end
+
+
+class Replicas:
+    """`handle` is Ray Serve's, for calls that stream. `most`: prompts that run or wait.
+
+    `running` says how many replicas there are, and is called from a thread; `leave` gives them up, which may take long.
+    """
+
+    def __init__(self, handle: Any, most: int, running: Callable[[], int], leave: Callable[[], None]) -> None:
+        self._handle, self._most, self._running, self._leave = handle, most, running, leave
+        self.answers: dict[_Answer, None] = {}
+        self._open, self._alive, self._closed = True, True, Flag()
+        Thread(target=self._look, name="triforce-replicas", daemon=True).start()
+
+    def submit(self, asks: list[Ask]) -> Sequence[_Answer]:
+        if not self._open:
+            raise Stopping
+        if len(self.answers) + len(asks) > self._most:
+            raise QueueFull(self.load().waiting)
+        answers = [_Answer(ask, self._handle, self._forget) for ask in asks]
+        self.answers |= dict.fromkeys(answers)
+        return answers
+
+    def load(self) -> Load:
+        words = [answer.word for answer in self.answers if answer.word]
+        kv_tokens = {word.replica: word.kv_tokens for word in words}
+        return Load(len(words), len(self.answers) - len(words), sum(kv_tokens.values()))
+
+    @property
+    def alive(self) -> bool:
+        return self._alive
+
+    def drain(self) -> None:
+        self._open = False
+
+    def stop(self) -> None:
+        self.drain()
+        for answer in list(self.answers):
+            answer.tell(Stopping())
+            answer.cancel()
+
+    async def close(self) -> None:
+        self.stop()
+        tasks = [answer.task for answer in self.answers]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if not self._closed.is_set():
+            self._closed.set()
+            await asyncio.to_thread(self._leave)
+            self._alive = False
+
+    def _forget(self, answer: _Answer) -> None:
+        self.answers.pop(answer, None)
+
+    def _look(self) -> None:
+        while not self._closed.wait(LOOK_SECONDS):
+            try:
+                self._alive = self._running() > 0
+            except Exception:  # whatever keeps Ray from answering keeps replicas from it, too
+                self._alive = False

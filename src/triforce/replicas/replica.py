@@ -1,0 +1,83 @@
+"""An engine in a process of Ray's: what `server.worker` is in the server's own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray import serve
+
+from triforce.errors import TriforceError
+from triforce.kernels import extension
+from triforce.llm import LLM
+from triforce.replicas.desk import Desk
+from triforce.replicas.words import Word
+from triforce.server.engine import Ask, Stopping
+from triforce.server.limits import Limits
+from triforce.server.worker import Worker
+
+LOOPBACK = "127.0.0.1"
+"""The address of a node whose Ray keeps to it (see `environment`)."""
+
+
+class Replica:
+    """`settings` are those of LLM; of the limits it keeps `rows` and `kv_tokens`. Prompts wait elsewhere.
+
+    A mistake in the settings is said by `desk`: what a constructor raises Ray tries again, and tells with a traceback.
+    """
+
+    def __init__(self, settings: dict[str, Any], limits: Limits) -> None:
+        if ray.util.get_node_ip_address() == LOOPBACK:
+            _keep_to_loopback()
+        context = ray.get_runtime_context()
+        extension.use_threads(int(context.get_assigned_resources().get("CPU", 1)))
+        self._name = str(serve.get_replica_context().replica_id.unique_id)
+        self._desk: Desk | TriforceError
+        self._worker: Worker | None = None
+        try:
+            llm = LLM(**settings)
+            self._desk = Desk.of(llm)
+            self._worker = Worker(llm, replace(limits, waiting=limits.rows))
+        except TriforceError as error:
+            self._desk = error
+
+    def desk(self) -> Desk | TriforceError:
+        """What requests are read with, or why there is no engine here."""
+        return self._desk
+
+    def check_health(self) -> None:
+        """Ray asks now and then, and starts another replica for one that raises."""
+        if self._worker and not self._worker.alive:
+            raise Stopping
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[Word, None]:
+        """The events of one request, which is cancelled when nobody takes them any more."""
+        assert self._worker, "who asks has seen the desk"
+        yield self._word()
+        (answer,) = self._worker.submit([ask])
+        try:
+            async with aclosing(aiter(answer)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    yield self._word(event, answer.waited or 0.0)
+        except (TriforceError, Stopping) as error:
+            yield self._word(error)
+        finally:
+            answer.cancel()
+
+    def _word(self, event: Any = None, waited: float = 0.0) -> Word:
+        assert self._worker
+        return Word(self._name, self._worker.load().kv_tokens, event, waited)
+
+
+def _keep_to_loopback() -> None:
+    """Each replica has a server for calls that are not used here, and Ray opens it to all machines whatever its node.
+
+    There is no setting for it. With another Ray that does it elsewhere this raises, and there is no replica.
+    """
+    from ray.serve._private import replica
+
+    bind = replica.add_port_to_grpc_server
+    replica.add_port_to_grpc_server = lambda server, address: bind(server, address.replace("[::]", LOOPBACK))

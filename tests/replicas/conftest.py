@@ -1,0 +1,85 @@
+"""A two-node Ray on this machine, on loopback; without Ray nothing here runs.
+
+The folder is not called `ray`: with `tests` on the path that would be a package of this name where there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+TESTS = Path(__file__).parent.parent
+sys.path[:0] = [str(TESTS), str(TESTS / "server")]
+torch.set_num_threads(1)
+MISSING = importlib.util.find_spec("ray") is None
+collect_ignore_glob = ["test_ray_*.py"] if MISSING else []
+
+if not MISSING:
+    from triforce.replicas.environment import prepare
+
+    prepare(None)
+    with warnings.catch_warnings(action="ignore"):  # Ray's own, of what it uses
+        importlib.import_module("ray.serve")
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny target, whose tokenizer has a chat template, and a tiny draft."""
+    from asking import TEMPLATE
+    from tiny_checkpoint import tiny_pair
+
+    return tiny_pair(tmp_path_factory.mktemp("pair"), positions=2048, chat_template=TEMPLATE)
+
+
+@pytest.fixture(scope="session")
+def llm(pair: Path) -> object:
+    """In this process: what replicas are compared with."""
+    from triforce.llm import LLM
+
+    return LLM(pair / "target", pair / "draft", budget=64)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
+    cluster.add_node(**node)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def limits() -> object:
+    from triforce.server.limits import Limits
+
+    return Limits(waiting=8)
+
+
+@pytest.fixture(scope="module")
+def served(cluster: Any, pair: Path, limits: Any) -> Iterator[tuple[Any, Any]]:
+    """What requests are read with, and a replica on each node."""
+    from triforce.replicas.cluster import replicated
+
+    settings = {"model": str(pair / "target"), "draft": str(pair / "draft"), "budget": 64, "device": "cpu"}
+    desk, engine = replicated(settings, limits, 2, cluster.address, "tests", lambda running, message: None)
+    yield desk, engine
+    asyncio.run(engine.close())
+
+
+@pytest.fixture(scope="module")
+def app(served: tuple[Any, Any], limits: Any) -> Any:
+    from triforce.server.app import create_app
+
+    desk, engine = served
+    return create_app(desk, engine, "tiny", limits=limits)

@@ -1,0 +1,91 @@
+"""Where Ray is not installed."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import pickle
+import re
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import triforce.replicas
+from triforce.cli import main
+from triforce.errors import RequestError
+from triforce.grammar import Grammar
+from triforce.llm import LLM
+from triforce.replicas.desk import Desk
+from triforce.request import SamplingParams
+from triforce.server import batch
+
+FOLDER = Path(triforce.replicas.__file__).parent
+ORDER = re.findall(r"^- `(\w+)`", triforce.replicas.__doc__ or "", re.MULTILINE)
+
+
+@pytest.mark.parametrize("arguments", [["--replicas", "2"], ["--ray-address", "auto"]])
+def test_it_is_said_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    for name in [name for name in sys.modules if name == "ray" or name.startswith(("ray.", "triforce.replicas."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr("triforce.replicas.environment.prepare", lambda address: None)
+    assert main(["serve", "--port", "0", *arguments]) == 2
+    assert "pip install 'triforce[ray]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("lost", "status"), [(0, 200), (2, 200), (3, 503)])
+def test_a_line_whose_engine_is_lost_is_asked_again(tmp_path: Path, lost: int, status: int) -> None:
+    """A client would be told, as it may have seen some of the text; nobody has seen any of a line."""
+    sent = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        sent.append(scope["path"])
+        code = 503 if len(sent) <= lost else 200
+        await send({"type": "http.response.start", "status": code, "headers": [(b"x-request-id", b"1")]})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    line = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}'
+    output = tmp_path / "out.jsonl"
+    tally = asyncio.run(batch.run(app, BytesIO(line), output, lambda: None))
+    assert json.loads(output.read_text())["response"]["status_code"] == status
+    assert tally.answered == (status == 200) and len(sent) == min(lost + 1, batch.TRIES)
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: test_ray_*.py are not even read")
+def test_ray_is_what_the_extra_asks_for() -> None:
+    """The oldest one that was tried: in it the server of a replica (see `_keep_to_loopback`) asks for Ray's token."""
+    assert tuple(map(int, version("ray").split(".")[:2])) >= (2, 60)
+
+
+def test_a_desk_reads_as_its_model_does(llm: LLM) -> None:
+    """After a journey, and without weights: it is small however long a text its model has seen."""
+    llm.generate("the cat", SamplingParams(max_tokens=2))
+    sent = pickle.dumps(Desk.of(llm))
+    desk: Desk = pickle.loads(sent)
+    assert len(sent) < 1 << 17 and desk.modes == llm.modes
+    assert desk.encode("naïve café — 東京 🙂") == llm.encode("naïve café — 東京 🙂")
+    turns = [{"role": "user", "content": "a"}]
+    assert llm.tokenizer and desk.tokenizer.chat(turns) == llm.tokenizer.chat(turns)
+    with pytest.raises(RequestError, match="context of 2048"):
+        desk.encode([5] * 2048)
+    with pytest.raises(RequestError):
+        desk.follow(Grammar.json({"type": "no such type"}))
+
+
+def test_modules_import_what_stands_above_them() -> None:
+    assert sorted(ORDER) == sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")
+    for place, name in enumerate(ORDER):
+        tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+        found = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        below = {
+            module.removeprefix("triforce.replicas.") for module in found if module.startswith("triforce.replicas")
+        }
+        assert below <= set(ORDER[:place]), name
