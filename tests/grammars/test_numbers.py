@@ -40,8 +40,8 @@ def digits(llm: LLM, held: Constraint, most: int = 200) -> str:
     [
         (Grammar.json({"type": "integer"}), 40, 41),
         (Grammar.json({"type": "number", "multipleOf": 7}), 40, 60),  # as soon as it may
-        (Grammar.json({"minimum": 10**60, "type": "integer"}), 61, 61),
-        (Grammar.json({"const": 10**70 + 1}), 71, 71),
+        (Grammar.lark('start: "[" /[0-9]{60}/ "]" e?\ne: %json {"const": 1}'), 62, 63),  # nothing else may stand there
+        (Grammar.json({"maximum": 2**63 - 1, "type": "integer", "minimum": 0}), 18, 18),
         (Grammar.json({"type": "string", "pattern": "^[0-9]{50,90}$"}), 92, 92),  # these are letters
         (Grammar.lark(TOOL), 40, 50),
         (Grammar.regex("[0-9]{10,90}"), 90, 90),  # no JSON
