@@ -87,6 +87,16 @@ def call_format(template: str) -> CallFormat | None:
     return LLAMA if '"parameters": ' in template and "ipython" in template else None
 
 
+class Plain:
+    """A `CallReader` of a model that has nothing to call."""
+
+    def add(self, text: str) -> list[Said]:
+        return [text]
+
+    def end(self) -> list[Said]:
+        return []
+
+
 class _Tagged:
     def __init__(self, form: CallFormat, names: Collection[str]) -> None:
         self._form, self._names = form, names

@@ -1,7 +1,9 @@
-"""Functions that a model may call, as chats have them."""
+"""Functions that a model may call, as chats and responses have them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -26,6 +28,12 @@ class Tool(Body):
     function: Function
 
 
+class FlatTool(Function):
+    """The same as responses have it."""
+
+    type: Literal["function"]
+
+
 class FunctionName(Body):
     name: str
 
@@ -35,6 +43,12 @@ class OneTool(Body):
 
     type: Literal["function"]
     function: FunctionName
+
+
+class OneFlatTool(FunctionName):
+    """The same as responses have it."""
+
+    type: Literal["function"]
 
 
 class CalledFunction(Body):
@@ -48,3 +62,18 @@ class ToolCall(Body):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request says of tools, whichever endpoint it came to."""
+
+    functions: Sequence[Function]
+    choice: str | FunctionName | None
+    """none, auto, which is the default, required, or the one to call."""
+    several: bool | None
+    """Whether an answer may have several calls."""
+    spoken: bool
+    """Whether calls, or what they gave, are among the turns."""
+    held: str | None
+    """The field that holds the answer to a format."""
