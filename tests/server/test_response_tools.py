@@ -90,7 +90,13 @@ def test_the_openai_client_goes_round(app: ASGIApp) -> None:
     async def go() -> None:
         transport = httpx.AsyncClient(transport=httpx.ASGITransport(app))
         async with openai.AsyncOpenAI(api_key="x", base_url="http://localhost/v1", http_client=transport) as client:
-            asked: Any = {"model": "tiny", "tools": FLAT, "max_output_tokens": 300, "extra_body": SAMPLED}
+            asked: Any = {
+                "model": "tiny",
+                "tools": FLAT,
+                "max_output_tokens": 300,
+                "extra_body": SAMPLED,
+                "parallel_tool_calls": False,
+            }
             talk: list[Any] = [{"role": "user", "content": "the cat?"}]
             async with client.responses.stream(input=talk, tool_choice="required", **asked) as stream:
                 kinds = [event.type async for event in stream]
@@ -126,12 +132,12 @@ def test_calls_and_what_they_gave_are_turns_of_the_chat(app: ASGIApp) -> None:
     [
         ({"tool_choice": {"type": "function", "name": "bark"}}, "'bark'"),
         ({"tools": [*FLAT, FLAT[0]]}, "one name"),
-        ({"tools": TOOLS}, "tools.0"),
+        ({"tools": TOOLS}, "function: there is no such field"),
         ({"tools": [], "tool_choice": "required"}, "needs tools"),
         ({"text": {"format": {"type": "json_object"}}}, "held to text"),
         ({"input": [CALL | {"arguments": "[]"}]}, "no JSON object"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "function_call_output"),
-        ({"input": [{"type": "function_call_output", "output": "x"}]}, "call_id"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "Field required"),
         ({"tools": [{"type": "function", "name": "f", "parameters": {"uniqueItems": True}}],
           "tool_choice": "required"}, "uniqueItems"),
         ({"previous_response_id": "resp_1"}, "nothing is kept"),
