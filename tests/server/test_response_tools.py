@@ -15,7 +15,7 @@ from asking import ask, events, good, refused
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from starlette.types import ASGIApp
-from test_tools import CALLS, TOOLS, TURNS
+from test_tools import CALLS, TOOLS, TURNS, nested
 
 from triforce.llm import LLM
 from triforce.server.app import create_app
@@ -146,6 +146,15 @@ def test_calls_and_what_they_gave_are_turns_of_the_chat(app: ASGIApp) -> None:
 )  # fmt: skip
 def test_what_cannot_be_asked_for(app: ASGIApp, changes: dict[str, Any], says: str) -> None:
     assert says in refused(ask(app, RESPONSES, BODY | changes))
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+@pytest.mark.parametrize(("depth", "status"), [(60, 200), (150, 400), (800, 400)])
+def test_deep_parameters_break_nothing(app: ASGIApp, depth: int, status: int, choice: str) -> None:
+    (tool,) = nested(depth)
+    body = BODY | {"tools": [{"type": "function", **tool["function"]}], "tool_choice": choice, "max_output_tokens": 2}
+    answer = ask(app, RESPONSES, body)
+    assert answer.status_code == status and (status == 200 or "nested too deeply" in refused(answer))
 
 
 def test_a_model_that_cannot_call_says_so(pair: Path) -> None:

@@ -56,6 +56,8 @@ class CallFormat:
                 rules.append(f"arguments_{i}: {described(parameters or NOTHING)}")
             except RecursionError as error:
                 raise RequestError(f"the parameters of {name} are nested too deeply; simplify them") from error
+            except ValueError as error:
+                raise RequestError(f"the parameters of {name} cannot be kept to: {error}") from error
         return Grammar.lark("\n".join(rules))
 
     def reader(self, names: Collection[str]) -> CallReader:

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from triforce.server.fields import Body
 
 MOST_TOOLS = 128
+MOST_LEVELS = 128
+"""Of a schema in a schema: what grammars take, and what can be written back as JSON without fear."""
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+def _shallow(schema: dict[str, Any]) -> dict[str, Any]:
+    level: list[Any] = [schema]
+    for _ in range(MOST_LEVELS):
+        level = [part for whole in level for part in _parts(whole)]
+        if not level:
+            return schema
+    raise PydanticCustomError("too_deep", "this schema is nested too deeply; simplify it")
+
+
+def _parts(whole: Any) -> Iterable[Any]:
+    return whole.values() if isinstance(whole, dict) else whole if isinstance(whole, list) else ()
 
 
 class Function(Body):
@@ -19,7 +35,7 @@ class Function(Body):
 
     name: Name
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_shallow)] | None = None
     strict: bool | None = None
 
 
