@@ -34,11 +34,17 @@ class Grammar:
                 f"a grammar ({self.kind}) of {len(self.source)} characters is too long; {MOST_CHARACTERS} are the most"
             )
 
+    @property
+    def holds_json(self) -> bool:
+        """Whether a part of the text is described by a JSON schema."""
+        return self.kind == "json_schema" or (self.kind == "lark" and "%json" in self.source)
+
     @classmethod
     def json(cls, schema: Mapping[str, Any] | bool | str | None = None) -> Self:
         """JSON that a schema describes, given as an object or as JSON text; without one, any JSON object.
 
-        Properties come in the order in which the schema lists them.
+        Properties come in the order in which the schema lists them. A number of 40 characters ends as soon as it may,
+        and white space is indentation at most, as some models would go on for ever.
         """
         if isinstance(schema, str):
             return cls("json_schema", schema)

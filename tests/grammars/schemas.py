@@ -1,8 +1,9 @@
-"""Schemas of many kinds: some written by hand, keyword by keyword, others drawn."""
+"""Schemas of many kinds: some written by hand, keyword by keyword, others drawn; and what cannot be kept to."""
 
 from __future__ import annotations
 
-from random import Random
+import json
+from pathlib import Path
 from typing import Any
 
 Schema = dict[str, Any]
@@ -48,6 +49,12 @@ WRITTEN: list[Schema] = [
     {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "https://example.org/cat", "type": "null"},
 ]  # fmt: skip
 """Each kind of value, each way to bound it, and each way to join schemas."""
+REFUSED: dict[str, Any] = {
+    "contains": {}, "minContains": 1, "maxContains": 1, "dependencies": {}, "dependentRequired": {},
+    "dependentSchemas": {}, "$dynamicAnchor": "a", "$dynamicRef": "#a", "if": {}, "then": {}, "else": {}, "not": {},
+    "propertyNames": {}, "unevaluatedItems": False, "unevaluatedProperties": False, "uniqueItems": True,
+}  # fmt: skip
+"""Keywords of draft 2020-12 that are not understood, with a value of each."""
 
 
 def keywords(schema: Any) -> set[str]:
@@ -65,68 +72,11 @@ def keywords(schema: Any) -> set[str]:
     return found
 
 
-def drawn(count: int) -> list[Schema]:
-    """Different ones, always the same."""
-    chance, found = Random(0), list[Schema]()
-    while len(found) < count:
-        schema = _instance(_SCHEMAS, chance)
-        if schema not in found:
-            found.append(schema)
-    return found
+def two_hundred() -> list[Schema]:
+    """Half from JSON-Schema-Test-Suite, half made by hypothesis-jsonschema; the file says how they were drawn.
 
-
-def _instance(schema: Schema, chance: Random) -> Any:
-    """What a schema of the kinds below allows. (hypothesis-jsonschema does not run with today's hypothesis.)"""
-    if "anyOf" in schema:
-        return _instance(chance.choice(schema["anyOf"]), chance)
-    if "const" in schema or "enum" in schema:
-        return schema["const"] if "const" in schema else chance.choice(schema["enum"])
-    if schema["type"] == "object":
-        return {name: _instance(value, chance) for name, value in schema["properties"].items()}
-    if schema["type"] == "integer":
-        return chance.randint(schema["minimum"], schema["maximum"])
-    made: list[Any] = []
-    for _ in range(chance.randint(schema["minItems"], schema["maxItems"])):
-        one = _instance(schema["items"], chance)
-        if not schema.get("uniqueItems") or one not in made:
-            made.append(one)
-    return made
-
-
-def _between(low: int, high: int) -> Schema:
-    return {"type": "integer", "minimum": low, "maximum": high}
-
-
-def _list(items: Schema, least: int, most: int) -> Schema:
-    return {"type": "array", "items": items, "minItems": least, "maxItems": most}
-
-
-_WORDS: Schema = {"enum": ["the", "cat", "sat", 0, -7, 2.5, True, None, "\u00e9\n", [], {"on": "mat"}]}
-_LEAVES = [
-    _object(type={"const": "string"}, minLength=_between(0, 3), maxLength=_between(3, 9)),
-    _object(type={"const": "string"}, pattern={"enum": ["^[a-c]{1,4}$", "^(the|cat) [0-9]{2}$", "^x?$"]}),
-    _object(type={"const": "string"}, format={"enum": ["date", "time", "date-time", "uuid", "ipv4", "ipv6"]}),
-    _object(type={"const": "integer"}, minimum=_between(-99, 0), maximum=_between(0, 9999)),
-    _object(type={"const": "integer"}, exclusiveMinimum=_between(-99, 0), exclusiveMaximum=_between(2, 99)),
-    _object(type={"const": "number"}, minimum=_between(-9, 0), maximum=_between(1, 9)),
-    _object(type={"enum": ["boolean", "null", ["boolean", "null"]]}),
-    _object(enum=_list(_WORDS, 1, 4) | {"uniqueItems": True}),
-    _object(const=_WORDS),
-]  # fmt: skip
-_LEAF: Schema = {"anyOf": _LEAVES}
-_NAMED = {"type": "object", "properties": dict.fromkeys("abc", _LEAF), "additionalProperties": False}
-_FEW = {"enum": [[], ["a"], ["b", "a"], ["c"]]}
-_JOINED = [
-    _object(type={"const": "array"}, items=_LEAF, minItems=_between(0, 2), maxItems=_between(2, 4)),
-    _object(type={"const": "array"}, prefixItems=_list(_LEAF, 2, 3), items={"const": False}, minItems={"const": 2}),
-    _object(type={"const": "object"}, properties=_NAMED | {"required": [*"abc"]}, required=_FEW,
-            additionalProperties={"const": False}),
-    _object(type={"const": "object"}, additionalProperties=_LEAF, maxProperties=_between(1, 3)),
-    _object(anyOf=_list(_LEAF, 1, 3)),
-]  # fmt: skip
-_PLACED = {"type": "object", "properties": {"a": {"anyOf": _JOINED}, "b": _LEAF}, "required": [*"ab"],
-           "additionalProperties": False}  # fmt: skip
-_SCHEMAS: Schema = {
-    "anyOf": [*_LEAVES, *_JOINED, _object(type={"const": "object"}, properties=_PLACED,
-                                          required={"const": ["a"]}, additionalProperties={"const": False})]
-}  # fmt: skip
+    They are kept, as hypothesis-jsonschema does not run with the hypothesis of the other tests.
+    """
+    found = json.loads((Path(__file__).parent / "two_hundred.json").read_text(encoding="utf-8"))
+    suite = [case["schema"] for case in found["JSON-Schema-Test-Suite"]["schemas"]]
+    return [*suite, *found["hypothesis-jsonschema"]["schemas"]]

@@ -39,6 +39,8 @@ BAD = {
     "more than a schema": (Grammar.json("{} | /.*/"), "Extra data"),
     "options": (Grammar.lark('%llguidance {"no_forcing": false}\nstart: "a"'), "not taken"),
     "elsewhere": (Grammar.json({"$ref": "http://example.org/schema"}), "does not fetch"),
+    "an odd integer": (Grammar.json({"enum": ["a", 2**53 + 1]}), "9007199254740993 would be rounded"),
+    "a large integer": (Grammar.json({"maximum": 10**400}), "would be rounded"),
     "a keyword": (Grammar.json({"type": "array", "uniqueItems": True}), "uniqueItems"),
     "a keyword, leniently": (Grammar.json({"not": {}, "x-guidance": {"lenient": True}}), "not"),
     "look-ahead": (Grammar.regex("(?=a)b"), "regex parse error"),

@@ -79,7 +79,7 @@ def scores(command: list[str], task: Path, out: Path) -> list[list[float]]:
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_lm_eval_scores_as_with_the_model_itself(shipped: str, task: Path, tmp_path: Path) -> None:
-    needs("lm_eval", "tenacity", "aiohttp")
+    needs("lm_eval", "tenacity", "aiohttp", "accelerate", "peft")
     model = str(SHIPPED[0])
     example = [shutil.which("sh") or "sh", str(EXAMPLES / "lm_eval.sh"), shipped, KEY, "target", model, "said"]
     itself = [sys.executable, "-m", "lm_eval", "--model", "hf", "--device", "cpu", "--tasks", "said"]

@@ -154,6 +154,9 @@ def test_deep_parameters_break_nothing(app: ASGIApp, depth: int, choice: str) ->
         ({"tool_choice": "required", "tools": [
             {"type": "function", "function": {"name": "f", "parameters": {"uniqueItems": True}}}
         ]}, "uniqueItems"),
+        ({"tool_choice": "required", "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": {"const": 2**53 + 1}}}
+        ]}, "the parameters of f cannot be kept to: the integer 9007199254740993 would be rounded"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_called(app: ASGIApp, changes: dict[str, Any], says: str) -> None:

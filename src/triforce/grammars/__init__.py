@@ -14,6 +14,7 @@ from triforce.errors import RequestError
 from triforce.grammar import Grammar
 from triforce.grammars import trial
 from triforce.grammars.matcher import Matcher
+from triforce.grammars.numbers import Numbers
 from triforce.grammars.trial import described
 
 REMEMBERED = 64
@@ -30,6 +31,7 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._vocabulary: Any = None
+        self._numbers: Numbers | None = None
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
         self._looking, self._compiling = Lock(), Lock()  # a text need not wait for another one's grammar
 
@@ -39,7 +41,8 @@ class Grammars:
         if matcher is None:
             with self._compiling:
                 matcher = self._known(grammar) or self._known(grammar, self._compile(grammar))
-        return Matcher(matcher.deep_copy(), self._tokenizer.eos_ids, self._tokenizer.vocab_size)
+        numbers = self._numbers if grammar.holds_json else None
+        return Matcher(matcher.deep_copy(), self._tokenizer.eos_ids, self._tokenizer.vocab_size, numbers)
 
     def _known(self, grammar: Grammar, fresh: Any = None) -> Any:
         """The matcher of a grammar, if it is known or `fresh`."""
@@ -71,6 +74,7 @@ class Grammars:
                 f"{error.name} is not installed, which follows grammars; get it with: pip install 'triforce[serve]'"
             ) from error
         tokens, ends = self._tokenizer.all_bytes(), sorted(self._tokenizer.eos_ids)
+        self._numbers = Numbers(tokens)
         vocabulary: Any = trial.Vocabulary(tokens, sorted(self._tokenizer.special_ids), ends[0])
         return LLTokenizer(vocabulary, n_vocab=len(tokens), eos_token=ends)
 

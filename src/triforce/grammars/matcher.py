@@ -10,17 +10,22 @@ from typing import Any
 
 import numpy as np
 
+from triforce.grammars.numbers import Numbers, Place
 from triforce.shapes import Bools, Ints
 
 
 class Matcher:
     """A `Constraint`. The matcher has read `_read`; where the text is another one by now, it goes back so far."""
 
-    def __init__(self, matcher: Any, ends: Collection[int], vocab_size: int) -> None:
-        """`matcher` is an LLMatcher at the beginning of a text, and nobody else's; `ends`: end-of-sequence tokens."""
-        self._matcher, self._vocab_size = matcher, vocab_size
+    def __init__(self, matcher: Any, ends: Collection[int], vocab_size: int, numbers: Numbers | None = None) -> None:
+        """`matcher` is an LLMatcher at the beginning of a text, and nobody else's; `ends`: end-of-sequence tokens.
+
+        `numbers`: keep them short, as the text is JSON.
+        """
+        self._matcher, self._vocab_size, self._numbers = matcher, vocab_size, numbers
         self._ends = frozenset(ends)
         self._read: list[int] = []
+        self._places = [Place()]  # at the beginning, and after each token that was read
         self._bits = np.zeros(-(-vocab_size // 32), dtype=np.int32)
 
     @property
@@ -47,7 +52,7 @@ class Matcher:
         common = next((i for i, (a, b) in pairs if a != b), min(len(self._read), len(text)))
         if not self._matcher.is_error():
             self._matcher.rollback(len(self._read) - common)
-        del self._read[common:]
+        del self._read[common:], self._places[common + 1 :]
         return self._take(text[common:])
 
     def _take(self, tokens: list[int]) -> bool:
@@ -55,6 +60,9 @@ class Matcher:
             return True  # the text is to end, which `_next` sees to
         taken = self._matcher.try_consume_tokens(tokens)
         self._read += tokens[:taken]
+        if self._numbers:
+            for token in tokens[:taken]:
+                self._places.append(self._numbers.after(self._places[-1], token))
         return bool(taken == len(tokens))
 
     def _next(self) -> Bools:
@@ -64,4 +72,6 @@ class Matcher:
             ended_V = np.zeros(self._vocab_size, dtype=np.bool_)
             ended_V[list(self._ends)] = True
             return ended_V
-        return np.unpackbits(self._bits.view(np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
+        bits = np.unpackbits(self._bits.view(np.uint8), count=self._vocab_size, bitorder="little")
+        allowed_V: Bools = bits.view(np.bool_)
+        return self._numbers.shortened(allowed_V, self._places[-1]) if self._numbers else allowed_V

@@ -23,6 +23,8 @@ PURE = '%llguidance {"no_forcing": true}\n'
 JSON_OPTIONS = {"whitespace_pattern": r" |\n {0,20}", "lenient": False}
 """JSON may be indented, but no text is lost in white space; a keyword that is not understood is refused."""
 
+LARGEST = 2**63 - 1
+
 
 class Vocabulary:
     """A tokenizer for llguidance: the bytes of each token."""
@@ -54,7 +56,17 @@ def described(schema: Any) -> str:
     """A schema as a part of a grammar. Raises ValueError for one that is neither an object nor true or false."""
     if not isinstance(schema, dict | bool):
         raise ValueError("a schema is a JSON object")
-    return "%json " + json.dumps(schema | {"x-guidance": JSON_OPTIONS} if isinstance(schema, dict) else schema)
+    text = json.dumps(schema | {"x-guidance": JSON_OPTIONS} if isinstance(schema, dict) else schema)
+    json.loads(text, parse_int=_exact)
+    return f"%json {text}"
+
+
+def _exact(digits: str) -> int:
+    """An integer as llguidance reads it, by way of float64. Raises ValueError for one that would be changed."""
+    value = int(digits) if len(digits) < 20 else 2**63
+    if abs(value) > LARGEST or (int(float(value)) != value and value != LARGEST):
+        raise ValueError(f"the integer {digits[:30]} would be rounded; describe it as a string")
+    return value
 
 
 def _from_schema(source: str) -> str:

@@ -9,8 +9,10 @@ Its modules import one way, and tests/server/test_order.py reads it from this li
 - `formats`: what an answer must look like
 - `calls`: how models write calls of functions
 - `tools`: functions that may be called
+- `messages`: turns of a conversation
 - `schemas`: what may be sent
-- `toolbox`: what a chat says of tools
+- `toolbox`: the tools of one request
+- `turns`: what was said so far
 - `worker`: one thread that makes them, first come first served
 - `prompts`: from what was sent to what the engine takes
 - `logs`: one JSON object a line
@@ -21,6 +23,7 @@ Its modules import one way, and tests/server/test_order.py reads it from this li
 - `service`: from a request to its answer, whatever the endpoint
 - `completions`: /v1/completions
 - `chat`: /v1/chat/completions
+- `items`: the output of a response as it grows
 - `responses`: /v1/responses
 - `models`: /v1/models, /tokenize, /detokenize, /health, /metrics
 - `page`: a playground at /

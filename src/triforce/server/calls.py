@@ -56,6 +56,8 @@ class CallFormat:
                 rules.append(f"arguments_{i}: {described(parameters or NOTHING)}")
             except RecursionError as error:
                 raise RequestError(f"the parameters of {name} are nested too deeply; simplify them") from error
+            except ValueError as error:
+                raise RequestError(f"the parameters of {name} cannot be kept to: {error}") from error
         return Grammar.lark("\n".join(rules))
 
     def reader(self, names: Collection[str]) -> CallReader:
@@ -85,6 +87,16 @@ def call_format(template: str) -> CallFormat | None:
     if OPEN in template and '"arguments"' in template:
         return QWEN
     return LLAMA if '"parameters": ' in template and "ipython" in template else None
+
+
+class Plain:
+    """A `CallReader` of a model that has nothing to call."""
+
+    def add(self, text: str) -> list[Said]:
+        return [text]
+
+    def end(self) -> list[Said]:
+        return []
 
 
 class _Tagged:

@@ -18,7 +18,7 @@ from triforce.server.schemas import ChatBody
 from triforce.server.service import Service
 from triforce.server.streaming import DONE, frame
 from triforce.server.token_report import chat_logprobs, looked, usage
-from triforce.server.toolbox import Toolbox
+from triforce.server.toolbox import Toolbox, reader_of
 
 router = APIRouter()
 
@@ -91,13 +91,11 @@ class _Said:
     """One answer as it grows: its text, and the calls in it."""
 
     def __init__(self, tools: Toolbox | None) -> None:
-        self._reader = tools.reader() if tools else None
+        self._reader = reader_of(tools)
         self._calls = 0
 
     def add(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
         """Text to show, and calls, in the order in which they were made."""
-        if self._reader is None:
-            return text, []
         said = self._reader.add(text) + (self._reader.end() if last else [])
         calls = [self._numbered(call) for call in said if isinstance(call, Call)]
         return "".join(part for part in said if isinstance(part, str)), calls

@@ -15,7 +15,7 @@ HARMLESS = {"user", "metadata", "prompt_cache_key", "prompt_cache_retention", "s
 """Fields that never change what is generated here, with whatever value."""
 
 _LATER = "is not supported yet; leave it out"
-_TOOLS = "functions are called through tools and tool_choice of /v1/chat/completions only; leave it out"
+_TOOLS = "functions are called through tools and tool_choice of chats and responses; leave it out"
 UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "audio": ((None,), "this is a text model; leave it out"),
     "background": ((None, False), "nothing is kept here; leave it out"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,10 @@ from triforce.server.engine import Ask, Served
 from triforce.server.failures import Refusal, wrong
 from triforce.server.formats import Format
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, Limits
-from triforce.server.schemas import ChatBody, ChatMessage, Choices, CompletionBody, Message, ResponsesBody, Sampled
+from triforce.server.messages import Message
+from triforce.server.schemas import ChatBody, Choices, CompletionBody, ResponsesBody, Sampled
 from triforce.server.toolbox import Toolbox, toolbox
+from triforce.server.turns import plain, turns
 
 _PASSED_ON = (
     *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
@@ -71,17 +72,17 @@ class Reader:
         ids = await self.conversation(body.messages, tools.shown if tools else None)
         return self._ask(ids, params, body)
 
-    def tools(self, body: ChatBody) -> Toolbox | None:
+    def tools(self, body: ChatBody | ResponsesBody) -> Toolbox | None:
         """What the answer may call. Raises Refusal or RequestError."""
-        return toolbox(body, self.tokenizer.template)
+        return toolbox(body.wanted(), self.tokenizer.template)
 
     async def response(self, body: ResponsesBody) -> Ask:
         """The request that instructions and input are. Raises Refusal or RequestError."""
-        turns = [Message(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-        first = [Message(role="system", content=body.instructions)] if body.instructions else []
-        held = _grammar(body.text.format if body.text else None)
+        tools = self.tools(body)
+        held = tools.forced if tools else _grammar(body.text.format if body.text else None)
         params = await self._params(body, held, max_tokens=body.max_output_tokens)
-        return self._ask(await self.conversation([*first, *turns]), params, body)
+        ids = await self.conversation(turns(body), tools.shown if tools else None)
+        return self._ask(ids, params, body)
 
     async def ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, or those given, checked. Raises RequestError."""
@@ -99,9 +100,9 @@ class Reader:
         """Token ids of a conversation, laid out by the model's chat template. Raises Refusal or RequestError."""
         if not self.tokenizer.chats:
             raise wrong("messages", "this model has no chat template; send a text to /v1/completions instead")
-        turns = [_plain(message) for message in messages]
-        self._bound(sum(len(turn["content"]) for turn in turns))
-        ids = await asyncio.to_thread(self.tokenizer.chat, turns, tools)
+        said = [plain(message) for message in messages]
+        self._bound(sum(len(turn["content"]) for turn in said))
+        ids = await asyncio.to_thread(self.tokenizer.chat, said, tools)
         return await self.ids(ids)
 
     def _bound(self, characters: int) -> None:
@@ -162,29 +163,6 @@ def served(model: str | None, name: str) -> None:
 
 def _grammar(form: Format | None) -> Grammar | None:
     return form.grammar() if form else None
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    """As chat templates take it: the developer speaks as the system, text in parts is one text, arguments are read."""
-    content = message.content or ""
-    text = content if isinstance(content, str) else "".join(part.text for part in content)
-    turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}
-    if isinstance(message, ChatMessage) and message.tool_calls:
-        called = [call.function for call in message.tool_calls]
-        functions = [{"name": function.name, "arguments": _arguments(function.arguments)} for function in called]
-        turn["tool_calls"] = [{"type": "function", "function": function} for function in functions]
-    if isinstance(message, ChatMessage) and message.tool_call_id is not None:
-        turn["tool_call_id"] = message.tool_call_id
-    return turn
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    try:
-        if isinstance(arguments := json.loads(text), dict):
-            return arguments
-    except (ValueError, RecursionError):
-        pass
-    raise wrong("messages", "the arguments of a call are no JSON object; send them as they came")
 
 
 def _biases(biases: Mapping[str, Any] | None) -> dict[int, Any] | None:

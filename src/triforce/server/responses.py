@@ -12,11 +12,13 @@ from fastapi.responses import Response
 
 from triforce.completion import Piece
 from triforce.request import RequestOutput
+from triforce.server.items import Items
 from triforce.server.prompts import served
 from triforce.server.schemas import ResponsesBody
 from triforce.server.service import Service
 from triforce.server.streaming import frame
 from triforce.server.token_report import usage
+from triforce.server.toolbox import reader_of
 
 router = APIRouter()
 
@@ -31,60 +33,78 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
 
 
 class ResponsesReply:
-    """One message with one text in it. A stream tells of each part when it begins, grows and is done."""
+    """Messages and calls. A stream tells of each part when it begins, grows and is done."""
 
     def __init__(self, body: ResponsesBody, service: Service) -> None:
-        self._tiers, self._message_id, self._sent, self._text = bool(body.tier_stats), f"msg_{uuid4().hex}", 0, ""
+        self._tiers, self._sent = bool(body.tier_stats), 0
+        self._items = Items(reader_of(service.reader.tools(body)))
+        self._origins: list[str] = []  # of tokens whose text was not told of yet
         self._head = {
             **{"id": f"resp_{uuid4().hex}", "object": "response", "created_at": int(time()), "model": service.name},
             **{"error": None, "instructions": body.instructions, "max_output_tokens": body.max_output_tokens},
-            **{"metadata": {}, "parallel_tool_calls": False, "tool_choice": "none", "tools": [], "store": False},
-            **{"temperature": body.temperature, "top_p": body.top_p, "previous_response_id": None},
-            **{"truncation": "disabled", "text": {"format": _format(body)}},
+            **{"metadata": {}, "store": False, "temperature": body.temperature, "top_p": body.top_p},
+            **{
+                "previous_response_id": None,
+                "truncation": "disabled",
+                "text": {"format": _format(body)},
+                **_tools(body),
+            },
         }
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        (output,) = outputs
-        new = output.outputs[0]
-        status = "completed" if new.finish_reason == "stop" else "incomplete"
-        details = None if status == "completed" else {"reason": "max_output_tokens"}
-        counts = usage(outputs, self._tiers, ("input", "output"))
-        counts |= {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
-        said = {"output": [self._message(status, [_part(new.text)])], "usage": counts}
-        return self._head | {"status": status, "incomplete_details": details} | said
+        new, status = outputs[0].outputs[0], _status(outputs)
+        for _ in (*self._items.add(new.text, last=True), *self._items.end(status)):
+            pass
+        return self._done(outputs)
 
     def opening(self) -> Iterable[bytes]:
         begun = self._head | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
-        yield self._event("response.created", response=begun)
-        yield self._event("response.in_progress", response=begun)
-        yield self._event("response.output_item.added", output_index=0, item=self._message("in_progress", []))
-        yield self._event("response.content_part.added", **self._place(), part=_part(""))
+        yield self._event("created", {"response": begun})
+        yield self._event("in_progress", {"response": begun})
 
     def piece(self, prompt: int, piece: Piece) -> Iterable[bytes]:
-        self._text += piece.text
-        tiers = {"token_tiers": piece.origins} if self._tiers else {}
-        yield self._event("response.output_text.delta", **self._place(), delta=piece.text, logprobs=[], **tiers)
+        self._origins += piece.origins
+        for kind, told in self._items.add(piece.text, last=piece.finish_reason is not None):
+            yield self._event(kind, told | (self._report() if kind.endswith(".delta") else {}))
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
-        whole = self.whole(outputs)
-        yield self._event("response.output_text.done", **self._place(), text=self._text, logprobs=[])
-        yield self._event("response.content_part.done", **self._place(), part=_part(self._text))
-        yield self._event("response.output_item.done", output_index=0, item=whole["output"][0])
-        yield self._event(f"response.{whole['status']}", response=whole)
+        status = _status(outputs)
+        for kind, told in self._items.end(status):
+            yield self._event(kind, told)
+        yield self._event(status, {"response": self._done(outputs)} | self._report())
 
-    def _message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"type": "message", "id": self._message_id, "role": "assistant", "status": status, "content": content}
+    def _done(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        status = _status(outputs)
+        details = None if status == "completed" else {"reason": "max_output_tokens"}
+        counts = usage(outputs, self._tiers, ("input", "output"))
+        counts |= {"output_tokens_details": {"reasoning_tokens": 0}}
+        counts |= {"input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}}
+        said = {"output": self._items.items, "usage": counts}
+        return self._head | {"status": status, "incomplete_details": details} | said
 
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+    def _report(self) -> dict[str, Any]:
+        """Which tier proposed each of the tokens since the last report, if that was asked for."""
+        new, self._origins = self._origins, []
+        return {"token_tiers": new} if self._tiers and new else {}
 
-    def _event(self, kind: str, **data: Any) -> bytes:
+    def _event(self, kind: str, told: dict[str, Any]) -> bytes:
         self._sent += 1
-        return frame({"type": kind, "sequence_number": self._sent - 1} | data, event=kind)
+        name = f"response.{kind}"
+        return frame({"type": name, "sequence_number": self._sent - 1} | told, event=name)
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _status(outputs: Sequence[RequestOutput]) -> str:
+    return "completed" if outputs[0].outputs[0].finish_reason == "stop" else "incomplete"
+
+
+def _tools(body: ResponsesBody) -> dict[str, Any]:
+    """What could be called, as it was sent."""
+    choice = body.tool_choice or ("auto" if body.tools else "none")
+    return {
+        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+        "parallel_tool_calls": bool(body.tools) and body.parallel_tool_calls is not False,
+    }
 
 
 def _format(body: ResponsesBody) -> dict[str, Any]:

@@ -5,15 +5,15 @@ Numbers are only typed here: `triforce.request.SamplingParams` says which of the
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from triforce.server.fields import Batches, Body, Ids, Texts
 from triforce.server.formats import ResponseFormat, TextOptions
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS
-from triforce.server.tools import MOST_TOOLS, OneTool, Tool, ToolCall
+from triforce.server.messages import InputItem, Item, Messages
+from triforce.server.tools import MOST_TOOLS, FlatTool, OneFlatTool, OneTool, Tool, Wanted
 
 
 class Named(Body):
@@ -65,47 +65,6 @@ class CompletionBody(Choices):
     logprobs: int | None = Field(None, description="Alternatives listed at each token; with echo, of the prompt too")
 
 
-class TextPart(Body):
-    type: Literal["text", "input_text", "output_text"]
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-
-class Message(Body):
-    """One turn of a conversation. What an answer of ours has beside its text may be sent back."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
-    refusal: None = None
-    annotations: list[Any] | None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
-
-
-class ChatMessage(Message):
-    """One turn of a chat: calls of functions, and what they gave, are turns too."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]  # type: ignore[assignment]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None  # type: ignore[assignment]
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
-    tool_call_id: str | None = None
-
-    @model_validator(mode="after")
-    def _say_something(self) -> Self:
-        if self.content is None and not self.tool_calls:
-            raise PydanticCustomError("no_content", "content is required where there are no tool_calls")
-        if self.tool_calls and self.role != "assistant":
-            raise PydanticCustomError("calls", "tool_calls are the assistant's")
-        if (self.role == "tool") != (self.tool_call_id is not None):
-            raise PydanticCustomError("tool", "role tool and tool_call_id belong together")
-        return self
-
-
-Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
-
-
 class ChatBody(Choices):
     """POST /v1/chat/completions."""
 
@@ -117,22 +76,30 @@ class ChatBody(Choices):
     tool_choice: Literal["none", "auto", "required"] | OneTool | None = None
     parallel_tool_calls: bool | None = None
 
-
-class Item(Message):
-    """One turn of a conversation, as /v1/responses has it."""
-
-    type: Literal["message"] | None = None
-    id: str | None = None
-    status: str | None = None
+    def wanted(self) -> Wanted:
+        choice = self.tool_choice.function if isinstance(self.tool_choice, OneTool) else self.tool_choice
+        spoken = any(message.tool_calls or message.role == "tool" for message in self.messages)
+        held = "response_format" if self.response_format and self.response_format.type != "text" else None
+        functions = [tool.function for tool in self.tools or ()]
+        return Wanted(functions, choice, self.parallel_tool_calls, spoken, held)
 
 
 class ResponsesBody(Sampled):
     """POST /v1/responses, without anything kept between requests."""
 
-    input: str | Annotated[list[Item], Field(min_length=1, fail_fast=True)]
+    input: str | Annotated[list[InputItem], Field(min_length=1, fail_fast=True)]
     instructions: str | None = None
     text: TextOptions | None = None
     max_output_tokens: int | None = Field(None, description=f"Default: {ANSWER_TOKENS}")
+    tools: Annotated[list[FlatTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | OneFlatTool | None = None
+    parallel_tool_calls: bool | None = None
+
+    def wanted(self) -> Wanted:
+        spoken = not isinstance(self.input, str) and not all(isinstance(item, Item) for item in self.input)
+        form = self.text.format if self.text else None
+        held = "text" if form and form.type != "text" else None
+        return Wanted(self.tools or [], self.tool_choice, self.parallel_tool_calls, spoken, held)
 
 
 class TokenizeBody(Named):

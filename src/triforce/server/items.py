@@ -1,0 +1,77 @@
+"""The output of a response as it grows: messages of one text each, and calls; what a stream tells of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+from triforce.server.calls import Call, CallReader
+
+Told = tuple[str, dict[str, Any]]
+"""The name of an event, without its `response.`, and what it says. To be sent before the next one is asked for."""
+
+
+class Items:
+    """What `reader` hears in one answer. Each step has to be iterated over, whether anybody listens or not."""
+
+    def __init__(self, reader: CallReader) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._reader, self._open = reader, False  # whether the last item is a message that may grow
+
+    def add(self, text: str, last: bool) -> Iterator[Told]:
+        """More of the answer."""
+        for said in [*self._reader.add(text), *(self._reader.end() if last else ())]:
+            yield from self._call(said) if isinstance(said, Call) else self._say(said)
+
+    def end(self, status: str) -> Iterator[Told]:
+        """No more of it. There is a message at least, if it says nothing."""
+        if not self.items:
+            yield from self._say("")
+        yield from self._close(status)
+
+    def _say(self, text: str) -> Iterator[Told]:
+        if not self._open:
+            yield self._begin({"type": "message", "id": f"msg_{uuid4().hex}", "role": "assistant", "content": []})
+            self._open = True
+            self.items[-1]["content"] = [_part("")]
+            yield "content_part.added", self._place() | {"part": _part("")}
+        self._part["text"] += text
+        yield "output_text.delta", self._place() | {"delta": text, "logprobs": []}
+
+    def _call(self, call: Call) -> Iterator[Told]:
+        yield from self._close("completed")
+        item = {"type": "function_call", "id": f"fc_{uuid4().hex}", "call_id": f"call_{uuid4().hex}"}
+        yield self._begin(item | {"name": call.name, "arguments": ""})
+        place = {"item_id": item["id"], "output_index": len(self.items) - 1}
+        yield "function_call_arguments.delta", place | {"delta": call.arguments}
+        yield "function_call_arguments.done", place | {"name": call.name, "arguments": call.arguments}
+        self.items[-1]["arguments"] = call.arguments
+        yield self._done("completed")
+
+    def _close(self, status: str) -> Iterator[Told]:
+        if self._open:
+            self._open = False
+            yield "output_text.done", self._place() | {"text": self._part["text"], "logprobs": []}
+            yield "content_part.done", self._place() | {"part": self._part}
+            yield self._done(status)
+
+    def _begin(self, item: dict[str, Any]) -> Told:
+        self.items.append(item | {"status": "in_progress"})
+        return "output_item.added", {"output_index": len(self.items) - 1, "item": self.items[-1]}
+
+    def _done(self, status: str) -> Told:
+        self.items[-1]["status"] = status
+        return "output_item.done", {"output_index": len(self.items) - 1, "item": self.items[-1]}
+
+    @property
+    def _part(self) -> dict[str, Any]:
+        part: dict[str, Any] = self.items[-1]["content"][0]
+        return part
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, "content_index": 0}
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

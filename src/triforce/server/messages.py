@@ -1,0 +1,98 @@
+"""Turns of a conversation, as chats and responses have them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from triforce.server.fields import Body
+from triforce.server.tools import Name, ToolCall
+
+
+class TextPart(Body):
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class Message(Body):
+    """One turn of a conversation. What an answer of ours has beside its text may be sent back."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    refusal: None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class ChatMessage(Message):
+    """One turn of a chat: calls of functions, and what they gave, are turns too."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]  # type: ignore[assignment]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None  # type: ignore[assignment]
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _say_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("no_content", "content is required where there are no tool_calls")
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("calls", "tool_calls are the assistant's")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise PydanticCustomError("tool", "role tool and tool_call_id belong together")
+        return self
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+
+
+class Kept(Body):
+    """What an item of an answer has, and says nothing if it is sent back."""
+
+    id: str | None = None
+    status: str | None = None
+
+
+class Item(Message, Kept):
+    """One turn of a conversation, as /v1/responses has it."""
+
+    type: Literal["message"] | None = None
+
+
+class CallItem(Kept):
+    """A call that was made earlier. It belongs to the assistant's turn before it, if there is one."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: Name
+    arguments: str = Field(description="A JSON object")
+
+
+class ResultItem(Kept):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
+def _kind(item: Any) -> Any:
+    return (item.get("type") if isinstance(item, dict) else getattr(item, "type", None)) or "message"
+
+
+InputItem = Annotated[
+    Annotated[Item, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[ResultItem, Tag("function_call_output")],
+    Discriminator(
+        _kind,
+        custom_error_type="item_type",
+        custom_error_message="an item is a message, a function_call or a function_call_output",
+    ),
+]

@@ -1,0 +1,85 @@
+"""Numbers in JSON end, whatever a model would write; nothing that a schema demands is lost."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from triforce.grammar import Grammar
+from triforce.grammars import numbers
+from triforce.grammars.numbers import MOST_CHARACTERS, Place
+from triforce.llm import LLM
+from triforce.sampling import Constraint
+from triforce.shapes import ints
+
+TOOL = 'start: "call " arguments\narguments: %json {"type": "array", "items": {"type": "number"}, "maxItems": 1}'
+
+
+def digits(llm: LLM, held: Constraint, most: int = 200) -> str:
+    """What somebody writes who chooses digits, the highest, wherever there is a choice."""
+    assert llm.tokenizer
+    text: list[int] = []
+    while len(text) < most:
+        allowed = np.flatnonzero(held.allowed(ints(text), ints([]))[0]).tolist()
+        spelt = {token: llm.tokenizer.bytes_of(token) for token in allowed}
+        digit = max(
+            (token for token, written in spelt.items() if written.isdigit()), key=spelt.__getitem__, default=None
+        )
+        ends = [token for token in allowed if token in llm.tokenizer.eos_ids]
+        if digit is None and ends:
+            break
+        text.append(allowed[-1] if digit is None else digit)
+    return llm.tokenizer.decode(text)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "least", "most"),
+    [
+        (Grammar.json({"type": "integer"}), 40, 41),
+        (Grammar.json({"type": "number", "multipleOf": 7}), 40, 60),  # as soon as it may
+        (Grammar.lark('start: "[" /[0-9]{60}/ "]" e?\ne: %json {"const": 1}'), 62, 63),  # nothing else may stand there
+        (Grammar.json({"maximum": 2**63 - 1, "type": "integer", "minimum": 0}), 18, 18),
+        (Grammar.json({"type": "string", "pattern": "^[0-9]{50,90}$"}), 92, 92),  # these are letters
+        (Grammar.lark(TOOL), 40, 50),
+        (Grammar.regex("[0-9]{10,90}"), 90, 90),  # no JSON
+    ],
+)
+def test_a_number_ends_where_it_may(llm: LLM, grammar: Grammar, least: int, most: int) -> None:
+    written = digits(llm, llm.follow(grammar))
+    assert least <= len(written.replace(" ", "")) <= most, written
+    if grammar.kind == "json_schema":
+        json.loads(written)
+
+
+def test_without_the_rule_digits_go_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbers, "MOST_CHARACTERS", 10**9)
+    assert len(digits(llm, llm.follow(Grammar.json({"type": "integer"})))) == 200
+
+
+def test_what_is_allowed_depends_on_the_text_alone(llm: LLM) -> None:
+    """A matcher that has been elsewhere counts the same digits."""
+    assert llm.tokenizer
+    grammar, rng = Grammar.json({"type": "array", "items": {"type": "integer"}}), random.Random(0)
+    ids = {letter: llm.tokenizer.encode(letter)[0] for letter in "[]1234567890,-"}
+    texts = [[ids[c] for c in "[" + ",".join("1" * rng.randrange(30, 50) for _ in range(3))] for _ in range(4)]
+    used, cut = llm.follow(grammar), 0
+    for _ in range(40):
+        text = rng.choice(texts)
+        length, guesses = rng.randrange(len(text)), rng.randrange(6)
+        asked = ints(text[:length]), ints([*text[length:], *rng.choice(texts)][:guesses])
+        fresh = llm.follow(grammar).allowed(*asked)
+        assert (used.allowed(*asked) == fresh).all()
+        cut += bool((~fresh[:, ids["1"]]).any())
+    assert cut
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 100])
+def test_where_a_text_stands_does_not_depend_on_its_tokens(tokens: int) -> None:
+    text = json.dumps({'a"\\': [-12.5e-7, '1\\"2', 123]}).encode()[:-2]
+    place = Place()
+    for i in range(0, len(text), tokens):
+        place = place.after(text[i : i + tokens])
+    assert place == Place(quoted=False, escaped=False, length=3) and len("-1.7976931348623157e+308") < MOST_CHARACTERS
