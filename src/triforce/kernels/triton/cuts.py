@@ -56,44 +56,40 @@ def find_edge(values, count, low, high, wanted, MASS: tl.constexpr, N: tl.conste
 
     It lies from `low` to `high`, and the values from `low` on make up enough.
     """
-    low, high, turn = key_of(low), key_of(high), tl.full([], 0, tl.int32)
+    turn = tl.full([], 0, tl.int32)
     while low < high:
-        pivot = (low & high) + ((low ^ high) >> 1) + 1  # the upper middle, without overflow
+        pivot = _middle(low, high)
         if not MASS:  # shares differ by factors, but logits by differences: every other time the middle of the values
-            middle = key_of(0.5 * _value_of(low) + 0.5 * _value_of(high))
-            pivot = tl.where((turn % 2 == 0) & (middle > low) & (middle <= high), middle, pivot)
+            mean = 0.5 * low + 0.5 * high
+            pivot = tl.where((turn % 2 == 0) & (mean > low) & (mean <= high), mean, pivot)
         above, below, enough = _count_from(values, count, pivot, wanted, MASS, N)
         low, high, turn = tl.where(enough, above, low), tl.where(enough, high, below), turn + 1
-    return _value_of(low)
+    return low
+
+
+@triton.jit
+def _middle(low, high):
+    """The upper middle of all float64 numbers from one to another: above the first."""
+    low_bits, high_bits = low.to(tl.int64, bitcast=True), high.to(tl.int64, bitcast=True)
+    low_rank = low_bits ^ ((low_bits >> 63) & 0x7FFFFFFFFFFFFFFF)
+    high_rank = high_bits ^ ((high_bits >> 63) & 0x7FFFFFFFFFFFFFFF)
+    rank = (low_rank & high_rank) + ((low_rank ^ high_rank) >> 1) + 1  # without overflow
+    return (rank ^ ((rank >> 63) & 0x7FFFFFFFFFFFFFFF)).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def _count_from(values, count, pivot, wanted, MASS: tl.constexpr, N: tl.constexpr):
-    """The keys next to a pivot, from it on and before it, and whether the values from it on make up enough."""
-    sum_N = tl.full([N], 0.0, tl.float64)
-    above_N = tl.full([N], 0x7FFFFFFFFFFFFFFF, tl.int64)
+    """The values next to a pivot, from it on and before it, and whether those from it on make up enough."""
+    sum_N, above_N = tl.full([N], 0.0, tl.float64), tl.full([N], float("inf"), tl.float64)
     below_N = -above_N
     for start in range(0, count, N):
         at_N = start + tl.arange(0, N)
         value_N = tl.load(values + at_N, mask=at_N < count, other=-float("inf")).to(tl.float64)
-        key_N = key_of(value_N)
-        there_N = (key_N >= pivot) & (at_N < count)
+        there_N = (value_N >= pivot) & (at_N < count)
         sum_N += tl.where(there_N, value_N if MASS else 1.0, 0.0)
-        above_N = tl.minimum(above_N, tl.where(there_N, key_N, 0x7FFFFFFFFFFFFFFF))
-        below_N = tl.maximum(below_N, tl.where(there_N, -0x7FFFFFFFFFFFFFFF, key_N))
+        above_N = tl.minimum(above_N, tl.where(there_N, value_N, float("inf")))
+        below_N = tl.maximum(below_N, tl.where(there_N, -float("inf"), value_N))
     return tl.min(above_N, 0), tl.max(below_N, 0), tl.sum(sum_N, 0) >= wanted
-
-
-@triton.jit
-def key_of(value):
-    """An integer in the order of float64 values; the two zeros are one."""
-    bits = (value + 0.0).to(tl.int64, bitcast=True)
-    return bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
-
-
-@triton.jit
-def _value_of(key):
-    return (key ^ ((key >> 63) & 0x7FFFFFFFFFFFFFFF)).to(tl.float64, bitcast=True)
 
 
 @triton.jit
