@@ -5,7 +5,6 @@ Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np

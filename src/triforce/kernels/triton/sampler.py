@@ -44,9 +44,7 @@ def by_race(asked: Asked, seeds_B: Tensor, choices_B: Tensor) -> Tensor:
     return _launch(asked, True, seeds_B, choices_B, asked.logits_BJV, asked.logits_BJV)
 
 
-def by_rejection(
-    asked: Asked, tokens_BK: Tensor, guessed_BKV: Tensor, uniforms_BJ: Tensor
-) -> tuple[Tensor, Tensor]:
+def by_rejection(asked: Asked, tokens_BK: Tensor, guessed_BKV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
     """Verdicts and peaks as `by_race` gives them, and the laws (B, J, V), which are 0 where there is none.
 
     A verdict is KEPT, or the token that the row ends with if its guesses were kept so far. Uniforms are those of
