@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.laws.toy import Law
+from tests.laws.toy import Law, distance
 from tests.samplers import Sampler
 from triforce.request import SamplingParams
 from triforce.sampler import NativeSampling
@@ -209,6 +209,12 @@ def continued(p: NextLaw, text: Text, weight: float, length: int) -> Law:
     for _ in range(length - len(text)):
         growing = {(*t, v): w * x for t, w in growing.items() for v, x in enumerate(p(t))}
     return growing
+
+
+def deviation(p: NextLaw, q: NextLaw, counts: tuple[int, ...], decide: Decide = in_torch) -> float:
+    """How far what is emitted, continued by p, is from p: the largest total variation of all counts."""
+    truth = continued(p, (), 1.0, max(counts) + 1)
+    return max(distance(law, truth) for law in emitted_laws(p, q, counts, decide).values())
 
 
 def kept(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_torch) -> dict[int, list[float]]:
