@@ -43,8 +43,8 @@ class TritonSampling:
             text = torch.from_numpy(prefix.ids_BS), torch.from_numpy(prefix.lengths_B)
             logits_BJV = self._warper.adjusted(logits_BJV, *text)
         lasts_B = np.where(live_B, guess.counts_B, -1)
-        lengths_B, lasts_B = there(np.stack((prefix.lengths_B, lasts_B)), logits_BJV.device)
-        asked = Asked(logits_BJV, self._settings_5B, lengths_B, lasts_B)
+        places_2B = there(np.stack((prefix.lengths_B, lasts_B)), logits_BJV.device)
+        asked = Asked(logits_BJV, self._settings_5B, places_2B)
         decided_2BJ, laws_BJV = self._decide(asked, guess, live_B, tier)
         verdicts_BJ, peaks_BJ = decided_2BJ.cpu()  # here the host waits
         check(peaks_BJ.view(torch.float64))

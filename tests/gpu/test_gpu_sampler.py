@@ -234,7 +234,7 @@ MUTANTS: dict[str, tuple[ModuleType, str, str, Callable[[], object]]] = {
         noise, "tl.where(token_N % 2 == 0, w0, w2)", "w0", partial(test_noise_at_far_positions, 513),
     ),
     "the noise of another position": (
-        sampler, "tl.load(lengths + b) + j", "tl.load(lengths + b)",
+        sampler, "tl.load(places + b) + j", "tl.load(places + b)",
         partial(decides_as_torch_does, 97, range(3, 6), Seeded),
     ),
 }  # fmt: skip

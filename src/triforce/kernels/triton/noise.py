@@ -35,7 +35,7 @@ def uniforms(seeds_B: Tensor, choices_B: Tensor, draws_B: Tensor, tier: int, n: 
     return out_Bn
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["kind", "n"])
 def _uniforms(seeds, choices, draws, out, kind, n, WIDTH: tl.constexpr):
     b, i = tl.program_id(0), tl.arange(0, WIDTH)
     draw_n = tl.load(draws + b) + i

@@ -22,17 +22,18 @@ from triforce.kernels.triton.noise import exponential_of
 
 KEPT = -1
 """The verdict where a guess is kept."""
+BLOCK, BLOCK_INTERPRETED = 4096, 256
+"""Tokens that a program looks at together; few in tests, so that small vocabularies have several blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What is to be judged: logits of any type, and for each row its temperature, top-k, top-p, least score and
-    lightest share (`settings_5B`, float64), its length, its last column to look at (-1 for none) and its guesses."""
+    lightest share (`settings_5B`, float64; see `cuts.law`), its length and its last column to look at (-1 for none)."""
 
     logits_BJV: Tensor
     settings_5B: Tensor
-    lengths_B: Tensor
-    lasts_B: Tensor
+    places_2B: Tensor
 
 
 def by_race(asked: Asked, seeds_B: Tensor, choices_B: Tensor) -> Tensor:
@@ -60,19 +61,16 @@ def _launch(asked: Asked, race: bool, first: Tensor, second: Tensor, guessed_BKV
     out_2BJ = new(2, B, J, dtype=torch.int64)
     strides = *asked.logits_BJV.stride()[:2], *guessed_BKV.stride()[:2]
     _decide[(J, B)](
-        asked.logits_BJV, asked.settings_5B, asked.lengths_B, asked.lasts_B, first, second, guessed_BKV, laws_BJV,
+        asked.logits_BJV, asked.settings_5B, asked.places_2B, first, second, guessed_BKV, laws_BJV,
         ids_BJV, values_BJV, out_2BJ, B, J, V, *strides, race, BLOCK_INTERPRETED if interpreted() else BLOCK,
-        num_warps=8,
+        num_warps=16,
     )  # fmt: skip
     return out_2BJ
 
 
-BLOCK, BLOCK_INTERPRETED = 2048, 256
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["B", "J", "guess_row_stride", "guess_stride"])
 def _decide(
-    logits, settings, lengths, lasts, first, second, guessed, laws, ids, values, out, B, J, V, row_stride,
+    logits, settings, places, first, second, guessed, laws, ids, values, out, B, J, V, row_stride,
     column_stride, guess_row_stride, guess_stride, RACE: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """One column of one row. `first`, `second`: seeds and choices (B) of a race, else guesses (B, K) and uniforms."""
@@ -80,11 +78,11 @@ def _decide(
     logits += b.to(tl.int64) * row_stride + j.to(tl.int64) * column_stride
     ids, values = ids + cell * V, values + cell * V
     low, peak = widest(logits, V, N)
-    last, verdict = tl.load(lasts + b), tl.full([], 0, tl.int64)
+    last, verdict = tl.load(places + B + b), tl.full([], 0, tl.int64)
     if (j <= last) & (tl.abs(peak) < float("inf")):
         count, total = law(logits, settings + b, ids, values, B, V, low, peak, N)
         if RACE:
-            position = tl.load(lengths + b) + j
+            position = tl.load(places + b) + j
             verdict = _race(ids, values, count, tl.load(first + b), tl.load(second + b), position, N).to(tl.int64)
         else:
             guessed += b.to(tl.int64) * guess_row_stride + j.to(tl.int64) * guess_stride
