@@ -2,8 +2,8 @@
 
 `TorchSampling` warps and then verifies, on any device: it says what a sampler does. `NativeSampling` decides the same
 in one native call on a CPU: it finds no law behind a row's first refusal, and makes no noise for what cannot be drawn.
-It does not know `Block`, which needs the laws of all columns. `RestrictedSampling` stands before either where a row
-has a constraint.
+`triton_sampler.py` has one for CUDA devices, in one launch. Neither knows `Block`, which needs the laws of all columns.
+`RestrictedSampling` stands before each of them where a row has a constraint.
 
 Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
 """
@@ -39,7 +39,12 @@ def sampling(
     constraints: one per row, None for a row that is free; or none at all.
     """
     unrestricted: Sampling
-    if extension.native is not None and torch.device(device).type == "cpu" and not isinstance(coupling, Block):
+    device, fused = torch.device(device), not isinstance(coupling, Block)
+    if fused and extension.suits_triton(extension.wanted, device):
+        from triforce.triton_sampler import TritonSampling
+
+        unrestricted = TritonSampling(params, prompt_lengths, vocab_size, coupling, device)
+    elif fused and extension.native is not None and device.type == "cpu":
         unrestricted = NativeSampling(params, prompt_lengths, vocab_size, coupling)
     else:
         unrestricted = TorchSampling(Warper(params, prompt_lengths, vocab_size, device), coupling, vocab_size)

@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from triforce.kernels.triton import noise, pointwise, select
+from triforce.kernels.triton import noise, pointwise, sampler, select
 from triforce.kernels.triton.attention import Seen, attend
 from triforce.kernels.triton.rotate import rotate_and_write
 
@@ -33,7 +33,7 @@ def compile_instead(self: Any, *args: Any, grid: Any, warmup: bool, **options: A
     """In the place of a launch."""
     signature, constants = {}, {}
     for param, value in zip(self.params, args, strict=True):
-        if param.is_constexpr or (isinstance(value, int) and value == 1):
+        if param.is_constexpr or (isinstance(value, int) and value == 1 and not param.do_not_specialize):
             signature[param.name], constants[param.name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[param.name] = POINTERS[value.dtype]
@@ -58,6 +58,9 @@ def main() -> None:
     select.best(torch.zeros(4, 8000), range(1, 7900), 200)
     some = torch.zeros(3, dtype=torch.int64)
     noise.exponentials(some, some, some, 32_000)
+    noise.uniforms(some, some, some, 0, 9)
+    sampling(torch.float32)
+    sampling(torch.float64)
 
 
 def attention(dtype: torch.dtype, D: int, T: int, group: int, window: int) -> None:
@@ -70,6 +73,16 @@ def attention(dtype: torch.dtype, D: int, T: int, group: int, window: int) -> No
         seen = Seen(units, starts_B, starts_B, unit, 4 if window else 0, window)
         q_BTHD, q_sinks_BTHD = rotate_and_write(q_BTHD, new_BTGD, new_BTGD, starts_B, tables_PF, seen, (k_GSD, k_GSD))
         attend(q_BTHD, k_GSD, k_GSD, seen, weigh=not window, q_sinks_BTHD=q_sinks_BTHD)
+
+
+def sampling(dtype: torch.dtype) -> None:
+    """Both couplings, over logits as models give them and as penalties leave them."""
+    B, J, V = 3, 5, 32_000
+    settings_5B, some, uniforms_BJ = torch.zeros(5, B).double(), torch.zeros(B, dtype=torch.int64), torch.zeros(B, J)
+    asked = sampler.Asked(torch.zeros(B, J, V, dtype=dtype), settings_5B, torch.zeros(2, B, dtype=torch.int64))
+    sampler.by_race(asked, some, some)
+    tokens_BK, guessed_BKV = torch.zeros(B, J - 1, dtype=torch.int64), torch.zeros(B, J - 1, V).double()
+    sampler.by_rejection(asked, tokens_BK, guessed_BKV, uniforms_BJ.double())
 
 
 if __name__ == "__main__":

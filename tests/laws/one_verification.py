@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.laws.toy import Law
+from tests.laws.toy import Law, distance
+from tests.samplers import Sampler
 from triforce.request import SamplingParams
 from triforce.sampler import NativeSampling
 from triforce.sampling import Warper
@@ -138,9 +139,13 @@ def block_in_torch(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tupl
 
 
 def native(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
-    """`rejection` as the native sampler decides, from logits that are the logarithms of these laws."""
+    return fused(NativeSampling, draft, probs_BJV, uniforms_BJ)
+
+
+def fused(sampler: Sampler, draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
+    """`rejection` as a fused sampler decides, from logits that are the logarithms of these laws."""
     B, _, V = probs_BJV.shape
-    sampling = NativeSampling([SamplingParams()] * B, [0] * B, V, couplings.Rejection(Given(uniforms_BJ)))
+    sampling = sampler([SamplingParams()] * B, [0] * B, V, couplings.Rejection(Given(uniforms_BJ)))
     prefix = Prefix(np.zeros((B, 1), dtype=np.int64), np.zeros(B, dtype=np.int64))
     step = sampling.verify(draft, probs_BJV.log(), prefix, np.ones(B, dtype=np.bool_), 0)
     kept_B = step.counts_B - 1
@@ -204,6 +209,12 @@ def continued(p: NextLaw, text: Text, weight: float, length: int) -> Law:
     for _ in range(length - len(text)):
         growing = {(*t, v): w * x for t, w in growing.items() for v, x in enumerate(p(t))}
     return growing
+
+
+def deviation(p: NextLaw, q: NextLaw, counts: tuple[int, ...], decide: Decide = in_torch) -> float:
+    """How far what is emitted, continued by p, is from p: the largest total variation of all counts."""
+    truth = continued(p, (), 1.0, max(counts) + 1)
+    return max(distance(law, truth) for law in emitted_laws(p, q, counts, decide).values())
 
 
 def kept(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_torch) -> dict[int, list[float]]:

@@ -13,15 +13,13 @@ from tests.laws.one_verification import (
     NextLaw,
     Text,
     block_in_torch,
-    continued,
-    emitted_laws,
+    deviation,
     in_torch,
     kept,
     native,
     reaches_of,
     warped,
 )
-from tests.laws.toy import distance
 from tests.samplers import needs_native
 from triforce.request import SamplingParams
 
@@ -51,11 +49,6 @@ COUNTS = {3: (0, 1, 2, 3), 4: (2, 0, 1)}
 
 def laws(params: SamplingParams, V: int, likeness: float = 0.5) -> tuple[NextLaw, NextLaw]:
     return cache(warped(1, params, V, likeness)), cache(warped(2, params, V, likeness))
-
-
-def deviation(p: NextLaw, q: NextLaw, counts: tuple[int, ...], decide: Decide = in_torch) -> float:
-    truth = continued(p, (), 1.0, max(counts) + 1)
-    return max(distance(law, truth) for law in emitted_laws(p, q, counts, decide).values())
 
 
 @each_decider

@@ -62,7 +62,7 @@ class Noise:
 
     seeds: B integers in [0, 2**64). choices: B integers in [0, 2**32), each row's index among the `n` of its request.
     `draws` (int64, tiers x B) counts the uniforms each row has used; save and restore it to continue a row elsewhere.
-    `keys` are seeds and choices for native code, None where there is none.
+    `keys` are seeds and choices for native code, None where there is none; `seeds_B` and `choices_B` for other devices.
     """
 
     def __init__(self, seeds: Sequence[int], choices: Sequence[int], device: torch.device | str = "cpu") -> None:
@@ -70,8 +70,8 @@ class Noise:
         native = extension.native if self.draws.device.type == "cpu" else None
         self.keys = native.Noise(list(seeds), list(choices)) if native else None
         self._keys_R2B = key_schedule(seeds).to(device)
-        self._seeds_B = torch.tensor(list(seeds), dtype=torch.uint64).view(torch.int64).to(device)
-        self._choices_B = torch.tensor(list(choices), dtype=torch.int64, device=device)
+        self.seeds_B = torch.tensor(list(seeds), dtype=torch.uint64).view(torch.int64).to(device)
+        self.choices_B = torch.tensor(list(choices), dtype=torch.int64, device=device)
         self._recent: dict[tuple[int, int, int], Tensor] = {}
 
     def exponentials(self, positions_BJ: Tensor, vocab_size: int) -> Tensor:
@@ -102,8 +102,14 @@ class Noise:
             out_Bn = torch.empty(len(used_B), n, dtype=torch.float64)
             self.keys.uniforms(self.draws, tier, used_B, out_Bn)
             return out_Bn
+        if extension.suits_triton(extension.wanted, self.draws.device):
+            from triforce.kernels.triton.noise import uniforms
+
+            out_Bn = uniforms(self.seeds_B, self.choices_B, self.draws[tier], tier, n)
+            self.draws[tier] += there(used_B, self.draws.device)
+            return out_Bn
         draw_Bn = self.draws[tier, :, None] + torch.arange(n, device=self.draws.device)
-        counter = (draw_Bn & _MASK, draw_Bn >> 32, self._choices_B[:, None], torch.full_like(draw_Bn, 1 + tier))
+        counter = (draw_Bn & _MASK, draw_Bn >> 32, self.choices_B[:, None], torch.full_like(draw_Bn, 1 + tier))
         high, low, _, _ = philox(counter, self._keys_R2B[..., None])
         self.draws[tier] += there(used_B, self.draws.device)
         return _bits(high, low).double() * 2.0**-53
@@ -120,7 +126,7 @@ class Noise:
         if extension.suits_triton(extension.wanted, rows_N.device):
             from triforce.kernels.triton.noise import exponentials
 
-            return exponentials(self._seeds_B[rows_N], self._choices_B[rows_N], positions_N, vocab_size)
+            return exponentials(self.seeds_B[rows_N], self.choices_B[rows_N], positions_N, vocab_size)
         pairs = (vocab_size + 1) // 2
         out_NP2 = torch.empty(len(rows_N), pairs, 2, dtype=torch.float64, device=rows_N.device)
         tile = _TILE if rows_N.device.type == "cpu" else out_NP2.numel()
@@ -133,7 +139,7 @@ class Noise:
 
     def _tile(self, rows_N: Tensor, positions_N: Tensor, pairs_P: Tensor) -> Tensor:
         """Exponentials of N places and P pairs of tokens, (N, P, 2)."""
-        choices_N1 = self._choices_B[rows_N, None]
+        choices_N1 = self.choices_B[rows_N, None]
         counter = (pairs_P[None], positions_N[:, None], choices_N1, torch.zeros_like(choices_N1))
         w0, w1, w2, w3 = philox(counter, self._keys_R2B[..., rows_N, None])
         # Odd multiples of 2**-53 avoid both ends: an exponential of 0 would win every race, even with probability 0.

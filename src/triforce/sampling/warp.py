@@ -86,17 +86,27 @@ class Warper:
 
         Where that raises, the law is nonsense.
         """
-        scores_BJV = logits_BJV.to(torch.float64, copy=True)
-        self._penalize(scores_BJV, ids_BS, lengths_B)
-        if self._bias is not None:
-            rows_N, ids_N, values_N1 = self._bias
-            scores_BJV[rows_N, :, ids_N] += values_N1
+        scores_BJV = self.adjusted(logits_BJV, ids_BS, lengths_B)
         peaks_BJ1 = scores_BJV.amax(-1, keepdim=True)
         peaks_BJ = peaks_BJ1.squeeze(-1)
         if self._all_greedy:
             return _one_hot(scores_BJV), peaks_BJ
         scores_BJV -= peaks_BJ1  # before the division: then a tiny temperature cannot overflow
         return self._probabilities(scores_BJV), peaks_BJ
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether a row has penalties or biases."""
+        return bool(self._repetition or self._output or self._bias is not None)
+
+    def adjusted(self, logits_BJV: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> Tensor:
+        """The logits with penalties and biases, before temperature and cuts: a new tensor, float64."""
+        scores_BJV = logits_BJV.to(torch.float64, copy=True)
+        self._penalize(scores_BJV, ids_BS, lengths_B)
+        if self._bias is not None:
+            rows_N, ids_N, values_N1 = self._bias
+            scores_BJV[rows_N, :, ids_N] += values_N1
+        return scores_BJV
 
     def _penalize(self, scores_BJV: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> None:
         """Penalties for the tokens before each column, in place."""

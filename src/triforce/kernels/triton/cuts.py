@@ -1,0 +1,183 @@
+"""Jitted parts of the sampler: from the logits of one column to its law, as `sampling.warp` defines it.
+
+What is left of the vocabulary is a list of ids, ascending, and a value of each. A cut's edge is the value of the last
+token that stays, found by halving the range where it lies until that has one value; among equals at the edge the
+lowest ids stay. Passes over one list need a barrier between them, as a thread may read what another has written.
+
+V vocabulary, N tokens of a block.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def widest(logits, V, N: tl.constexpr):
+    """The smallest and the largest logit; the largest is NaN if one of them is."""
+    low_N = tl.full([N], float("inf"), logits.dtype.element_ty)
+    high_N, odd_N = -low_N, tl.full([N], 0, tl.int32)
+    for start in range(0, V, N):
+        at_N = start + tl.arange(0, N)
+        low_N = tl.minimum(low_N, tl.load(logits + at_N, mask=at_N < V, other=float("inf")))
+        x_N = tl.load(logits + at_N, mask=at_N < V, other=-float("inf"))
+        high_N, odd_N = tl.maximum(high_N, x_N), odd_N | (x_N != x_N).to(tl.int32)
+    high = tl.where(tl.max(odd_N, 0) > 0, float("nan"), tl.max(high_N, 0).to(tl.float64))
+    return tl.min(low_N, 0).to(tl.float64), high
+
+
+@triton.jit
+def law(logits, settings, ids, values, B, V, low, peak, N: tl.constexpr):
+    """Writes the list of a law; returns how many tokens it has, and by what to divide their values.
+
+    The settings stand B apart: temperature, top-k (0 is off), top-p, the least score, the share below which all tokens
+    together hold less than top-p leaves out.
+    """
+    temperature, k = tl.load(settings), tl.load(settings + B).to(tl.int32)
+    mass, least, light = tl.load(settings + 2 * B), tl.load(settings + 3 * B), tl.load(settings + 4 * B)
+    edge = tl.full([], -float("inf"), tl.float64)
+    if k > 0:
+        # Scores rise with logits, so the edge of both is the same token's.
+        edge = (find_edge(logits, V, tl.where(k == 1, peak, low), peak, k, False, N) - peak) / temperature
+    count = _scores(logits, ids, values, V, peak, temperature, tl.maximum(least, edge), N)
+    count, total = _weights(ids, values, count, edge, k, light, N)
+    held = _shares(values, count, total, N)
+    divisor = tl.full([], 1.0, tl.float64)
+    if (mass < 1) & (held >= mass):
+        edge = find_edge(values, count, light, 1 / total, mass, True, N)
+        count, divisor = _nucleus(ids, values, count, edge, mass, N)
+    return count, divisor
+
+
+@triton.jit
+def find_edge(values, count, low, high, wanted, MASS: tl.constexpr, N: tl.constexpr):
+    """The largest value that, with all that are as large, makes up `wanted`: a number of values, or their sum.
+
+    It lies from `low` to `high`, and the values from `low` on make up enough.
+    """
+    turn = tl.full([], 0, tl.int32)
+    while low < high:
+        pivot = _middle(low, high)
+        if not MASS:  # shares differ by factors, but logits by differences: every other time the middle of the values
+            mean = 0.5 * low + 0.5 * high
+            pivot = tl.where((turn % 2 == 0) & (mean > low) & (mean <= high), mean, pivot)
+        above, below, enough = _count_from(values, count, pivot, wanted, MASS, N)
+        low, high, turn = tl.where(enough, above, low), tl.where(enough, high, below), turn + 1
+    return low
+
+
+@triton.jit
+def _middle(low, high):
+    """The upper middle of all float64 numbers from one to another: above the first."""
+    low_bits, high_bits = low.to(tl.int64, bitcast=True), high.to(tl.int64, bitcast=True)
+    low_rank = low_bits ^ ((low_bits >> 63) & 0x7FFFFFFFFFFFFFFF)
+    high_rank = high_bits ^ ((high_bits >> 63) & 0x7FFFFFFFFFFFFFFF)
+    rank = (low_rank & high_rank) + ((low_rank ^ high_rank) >> 1) + 1  # without overflow
+    return (rank ^ ((rank >> 63) & 0x7FFFFFFFFFFFFFFF)).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _count_from(values, count, pivot, wanted, MASS: tl.constexpr, N: tl.constexpr):
+    """The values next to a pivot, from it on and before it, and whether those from it on make up enough."""
+    sum_N, above_N = tl.full([N], 0.0, tl.float64), tl.full([N], float("inf"), tl.float64)
+    below_N = -above_N
+    for start in range(0, count, N):
+        at_N = start + tl.arange(0, N)
+        value_N = tl.load(values + at_N, mask=at_N < count, other=-float("inf")).to(tl.float64)
+        there_N = (value_N >= pivot) & (at_N < count)
+        sum_N += tl.where(there_N, value_N if MASS else 1.0, 0.0)
+        above_N = tl.minimum(above_N, tl.where(there_N, value_N, float("inf")))
+        below_N = tl.maximum(below_N, tl.where(there_N, -float("inf"), value_N))
+    return tl.min(above_N, 0), tl.max(below_N, 0), tl.sum(sum_N, 0) >= wanted
+
+
+@triton.jit
+def _scores(logits, ids, values, V, peak, temperature, least, N: tl.constexpr):
+    """A list of the tokens with at least this score."""
+    count = tl.full([], 0, tl.int32)
+    for start in range(0, V, N):
+        id_N = start + tl.arange(0, N)
+        x_N = tl.load(logits + id_N, mask=id_N < V, other=-float("inf")).to(tl.float64)
+        score_N = (x_N - peak) / temperature  # in this order: then a tiny temperature cannot overflow
+        stays_N = (score_N >= least) & (score_N > -float("inf"))
+        count = _append(ids, values, count, id_N, score_N, stays_N)
+    tl.debug_barrier()
+    return count
+
+
+@triton.jit
+def _weights(ids, values, count, edge, k, light, N: tl.constexpr):
+    """Of scores: cuts to the k largest, makes exponentials, leaves out the light ones; their number, the sum of all."""
+    room, level, left = k, tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    sum_N = tl.full([N], 0.0, tl.float64)
+    if k > 0:
+        for start in range(0, count, N):
+            at_N = start + tl.arange(0, N)
+            above_N = tl.load(values + at_N, mask=at_N < count, other=-float("inf")) > edge
+            room -= tl.sum(above_N.to(tl.int32), 0)
+    for start in range(0, count, N):
+        at_N = start + tl.arange(0, N)
+        id_N = tl.load(ids + at_N, mask=at_N < count, other=0)
+        score_N = tl.load(values + at_N, mask=at_N < count, other=-float("inf"))
+        stays_N, level = _down_to(score_N, at_N < count, edge, level, room)
+        weight_N = tl.where(stays_N, tl.exp(score_N), 0.0)
+        sum_N += weight_N
+        left = _append(ids, values, left, id_N, weight_N, (weight_N > 0) & (weight_N >= light))
+    tl.debug_barrier()
+    return left, tl.sum(sum_N, 0)
+
+
+@triton.jit
+def _shares(values, count, total, N: tl.constexpr):
+    """Of weights, of this total: their shares, and what these add up to."""
+    sum_N = tl.full([N], 0.0, tl.float64)
+    for start in range(0, count, N):
+        at_N = start + tl.arange(0, N)
+        share_N = tl.load(values + at_N, mask=at_N < count, other=0.0) / total
+        tl.store(values + at_N, share_N, mask=at_N < count)
+        sum_N += share_N
+    tl.debug_barrier()
+    return tl.sum(sum_N, 0)
+
+
+@triton.jit
+def _nucleus(ids, values, count, edge, mass, N: tl.constexpr):
+    """Of shares: the fewest that hold this mass, from the largest to some of those at the edge; number and sum."""
+    heavy_N, level_N = tl.full([N], 0.0, tl.float64), tl.full([N], 0, tl.int32)
+    for start in range(0, count, N):
+        at_N = start + tl.arange(0, N)
+        share_N = tl.load(values + at_N, mask=at_N < count, other=0.0)
+        heavy_N += tl.where(share_N > edge, share_N, 0.0)
+        level_N += (share_N == edge).to(tl.int32)
+    held, room, equals = tl.sum(heavy_N, 0), tl.full([], 0, tl.int32), tl.sum(level_N, 0)
+    while (held < mass) & (room < equals):  # one after the other, as the torch path rounds
+        held, room = held + edge, room + 1
+    left, level, sum_N = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32), tl.full([N], 0.0, tl.float64)
+    for start in range(0, count, N):
+        at_N = start + tl.arange(0, N)
+        id_N = tl.load(ids + at_N, mask=at_N < count, other=0)
+        share_N = tl.load(values + at_N, mask=at_N < count, other=0.0)
+        stays_N, level = _down_to(share_N, at_N < count, edge, level, room)
+        sum_N += tl.where(stays_N, share_N, 0.0)
+        left = _append(ids, values, left, id_N, share_N, stays_N)
+    tl.debug_barrier()
+    return left, tl.sum(sum_N, 0)
+
+
+@triton.jit
+def _down_to(value_N, real_N, edge, level, room):
+    """Which values stay, and how many equals there were so far: those above the edge, and `room` of the equal ones."""
+    equal_N = real_N & (value_N == edge)
+    rank_N = level + tl.cumsum(equal_N.to(tl.int32), 0)
+    return real_N & ((value_N > edge) | (equal_N & (rank_N <= room))), level + tl.sum(equal_N.to(tl.int32), 0)
+
+
+@triton.jit
+def _append(ids, values, count, id_N, value_N, stays_N):
+    """Adds some tokens to a list of `count`, perhaps the one they come from; returns how many it has then."""
+    at_N = count + tl.cumsum(stays_N.to(tl.int32), 0) - 1
+    tl.debug_barrier()  # all threads have read their part of this block
+    tl.store(ids + at_N, id_N, mask=stays_N)
+    tl.store(values + at_N, value_N, mask=stays_N)
+    return count + tl.sum(stays_N.to(tl.int32), 0)
