@@ -26,12 +26,12 @@ OWN_CODE = "triforce.py"
 
 
 def load(options: Namespace) -> LLM:
-    """The engine that the arguments describe, as far as they do."""
+    """The engine that the arguments describe, as far as they do: what is not given is as usual."""
     from triforce.llm import LLM
 
     draft = None if options.draft == NO_DRAFT else options.draft
-    names = [name for name in ("device", "dtype", *SPECULATION) if hasattr(options, name) and name != "mode"]
-    return LLM(options.model, draft, **{name: getattr(options, name) for name in names})
+    asked = {name: getattr(options, name, None) for name in ("device", "dtype", *SPECULATION) if name != "mode"}
+    return LLM(options.model, draft, **{name: value for name, value in asked.items() if value is not None})
 
 
 def modes(llm: LLM, asked: Sequence[str] | None, usual: Iterable[str]) -> list[str]:
