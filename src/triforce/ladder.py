@@ -11,9 +11,11 @@ from functools import cached_property
 from math import gcd
 
 from triforce import kernels
-from triforce.cache import PAGE, Full, Offload, Pool, Retrieval, Setting, Streaming, room, store
+from triforce.cache import PAGE, Full, Offload, Pool, Retrieval, Setting, Streaming, store
+from triforce.cache.device_room import needs_of
 from triforce.cache.full import prefill_chunk
 from triforce.cache.pool import pages_for
+from triforce.cache.room import Needs
 from triforce.cache.select import POLICIES, Policy, Recent
 from triforce.decoder import Decoder
 from triforce.errors import RequestError
@@ -124,11 +126,11 @@ class Store:
         return self.pool.bytes
 
     @property
-    def needs(self) -> room.Needs:
+    def needs(self) -> Needs:
         target, setting = self.models.target, self.setting
-        kernels.require_offload(target.config, target.dtype, target.device)
-        budget = setting.retrieval.budget
-        return room.Needs(target.config, target.dtype.itemsize, self.pages, self.rows, setting.reach, budget)
+        where = target.config, target.dtype, target.device
+        kernels.require_offload(*where, setting.offload.kind)
+        return needs_of(*where, self.pages, self.rows, setting.reach, setting.retrieval.budget)
 
     @cached_property
     def streaming(self) -> Streaming:

@@ -22,7 +22,7 @@ AHEAD = 2  # buffers beyond those of the head that is worked on
 SPARE = 1.25  # times what the retrieval tier reads: what comes into favour lies beside what was
 WHOLE, LAYER = 272, 512
 """Tokens of a prompt that are read at a time in all layers, where it is scored, or else in one."""
-SHARE = 0.5  # of the free memory, where nobody says how much
+SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +111,24 @@ class Needs:
         frames = self.config.layers * self.moving + self.selected + self.config.kv_heads * (LAYER // PAGE + 1) + 1
         return (frames + 2 * self.buffer_frames + 3 * self.sector) * self.page_bytes
 
+    @property
+    def free(self) -> int:
+        """Bytes of memory that are free where so much of it stays."""
+        return free_memory()
+
+    @property
+    def share(self) -> float:
+        """Of what is free, where nobody says how much."""
+        return SHARE
+
+    @property
+    def pinned(self) -> bool:
+        """Whether what does not stay lies in memory that a device reads."""
+        return False
+
     def split(self, offload: Offload, memory: int) -> tuple[int, int, int]:
         """Frames, buffers, and layers that stay whole, of so many bytes. Raises CacheError for too few."""
-        if memory < self.least:
-            raise CacheError(
-                f"--kv-memory {describe(memory)} is too little for {self.rows} texts at a time with this context and "
-                f"--budget; give {describe(up(self.least, 1 << 20))} or more, a smaller --budget, or fewer texts"
-            )
+        self.require(memory)
         wanted = ceil(self.pages / self.buffer_frames) + AHEAD
         spare = memory // self.page_bytes - self.config.layers * (self.moving + self.selected) - 3 * self.sector
         buffers = max(2, min(wanted, spare // self.buffer_frames))
@@ -128,11 +139,23 @@ class Needs:
             return frames, buffers, max((n for n in layers if self._left(frames, n) >= 0), default=0)
         asked = min(offload.layers, self.config.layers)
         if asked and self._left(frames, asked) < 0:
-            raise CacheError(
-                f"{asked} whole layers of KV do not fit into --kv-memory; give "
-                f"{describe(up(-self._left(frames, asked) * self.page_bytes, 1 << 20))} more, or a smaller --kv-layers"
-            )
+            raise self.too_many_whole(asked, -self._left(frames, asked))
         return frames, buffers, asked
+
+    def require(self, memory: int) -> None:
+        """Raises CacheError for too few bytes."""
+        if memory < self.least:
+            raise CacheError(
+                f"--kv-memory {describe(memory)} is too little for {self.rows} texts at a time with this context and "
+                f"--budget; give {describe(up(self.least, 1 << 20))} or more, a smaller --budget, or fewer texts"
+            )
+
+    def too_many_whole(self, layers: int, missing: int) -> CacheError:
+        """What to raise where so many frames are missing for so many whole layers."""
+        return CacheError(
+            f"{layers} whole layers of KV do not fit into --kv-memory; give "
+            f"{describe(up(missing * self.page_bytes, 1 << 20))} more, or a smaller --kv-layers"
+        )
 
     def _left(self, frames: int, whole: int) -> int:
         """Frames beside so many whole layers and what the others need."""
@@ -144,8 +167,8 @@ def memory_for(offload: Offload, needs: Needs) -> int | None:
     """Bytes of KV that stay in memory; None is all of them, where nobody said that they must not."""
     if offload.kind == "none" or offload.memory is not None:
         return offload.memory
-    free = free_memory()
-    return None if needs.bytes <= SHARE * free else int(SHARE * free)
+    free = needs.free
+    return None if needs.bytes <= needs.share * free else int(needs.share * free)
 
 
 def free_memory() -> int:
