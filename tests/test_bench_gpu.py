@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import gpu
 from benchmarks.on_gpu import decoding
+from triforce import kernels
 from triforce.bench import shapes
 
 FIELDS = {"figure", "shape", "acceptance", "machine", "command", "seconds", "fraction_of_limit", "speedup"}
@@ -49,7 +50,25 @@ def test_batches(tmp_path: Path) -> None:
     assert [row["what"] for row in rows] == [f"triforce, 2 rows, {rates} acceptance" for rates in ("paper", "ours")]
 
 
-@pytest.mark.parametrize(("arguments", "message"), [(["c", "--device", "cpu"], "store"), (["a"], "no CUDA device")])
+@pytest.mark.skipif(kernels.extension.native is None, reason="on a CPU a store is for the native kernels")
+@pytest.mark.parametrize(("figure", "labels"), [("c", [", 24 GiB"]), ("f", [""])])
+def test_kv_on_the_host(figure: str, labels: list[str], tmp_path: Path) -> None:
+    """Its second shape would be the same one here, and is not measured twice."""
+    rows = measure(figure, tmp_path, "--kv-memory", "2MiB")
+    rows = [row for row in rows if str(row["what"]).endswith(labels[0])]
+    assert [str(row["what"]).removesuffix(labels[0]) for row in rows] == [
+        "full pass, width 1, offloaded", "full pass, width 8, offloaded", "triforce, paper acceptance, offloaded",
+        "triforce, ours acceptance, offloaded", "transformers generate, offloaded cache", "DeepSpeed ZeRO-Inference",
+    ]  # fmt: skip
+    assert all(set(row) >= FIELDS for row in rows)
+    assert all(row["seconds"] > 0 for row in rows[:5])  # type: ignore[operator]
+    assert rows[5]["seconds"] or rows[5]["error"]
+
+
+SMALL = ["--device", "cpu", "--shape", "small", "--draft", "small-draft", "--contexts", "512"]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [(["c", *SMALL], "fits on the device"), (["a"], "no CUDA device")])
 def test_what_cannot_be_measured(
     arguments: list[str],
     message: str,

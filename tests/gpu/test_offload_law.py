@@ -53,10 +53,13 @@ MUTANTS = {
     ),
     "pages leave before they are full": Edit(Seats, "leaving", ("length // PAGE", "-(-length // PAGE)")),
     "pages leave without being stored": Edit(
-        Hosted, "store", ("self.places.to_store(range(self.config.layers), *self.at(pages))", "pass")
+        Hosted, "store", ("self.places.to_store(self.places.part, *self.at(pages))", "pass")
     ),
     "a page that makes room is still found": Edit(WorkingSet, "take", ("frames_LGP.scatter_(2, gone_LGN, 0)", "pass")),
-    "a layer that becomes whole is empty": Edit(Hosted, "prefer", ("self._load(coming, self.seats.known)", "pass")),
+    "a layer that becomes whole is empty": Edit(Places, "exchange", ("kept_GSD.copy_(here_GSD)", "pass")),
+    "a layer that was whole is not stored": Edit(
+        Places, "exchange", ("stored.copy_(there, non_blocking=True)", "pass")
+    ),
     "a layer that becomes whole leaves its working set behind": Edit(
         Hosted, "prefer", ("self.working.clear(coming)", "pass")
     ),

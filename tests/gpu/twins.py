@@ -97,7 +97,7 @@ def room(decoder: Decoder, whole: int, more: int = 0) -> Room:
     frames = 2 * needs.buffer_frames + whole * needs.buffer_frames + (LAYERS - whole) * needs.part
     memory = frames * needs.page_bytes + more
     parts = needs.split(Offload("host", memory, whole), memory)
-    store = HostStore(needs)
+    store = HostStore(needs.stored(parts[2]))
     store.memory.view(torch.float32).fill_(torch.nan)
     return Room(store, needs.page_bytes, *parts[:2], needs.buffer_frames, parts[2], needs.moving)
 

@@ -54,6 +54,10 @@ class LayeredNeeds(Needs):
         """Of a layer, and a page of scratch for each KV head."""
         return self.config.kv_heads * (self.pages + 1)
 
+    def stored(self, layers: int) -> int:
+        """Whole layers are not in the store."""
+        return (self.config.layers - layers) * self.buffer_frames * self.page_bytes
+
     @property
     def part(self) -> int:
         """Frames of a layer that is not whole."""

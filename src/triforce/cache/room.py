@@ -22,7 +22,6 @@ AHEAD = 2  # buffers beyond those of the head that is worked on
 SPARE = 1.25  # times what the retrieval tier reads: what comes into favour lies beside what was
 WHOLE, LAYER = 272, 512
 """Tokens of a prompt that are read at a time in all layers, where it is scored, or else in one."""
-SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +78,10 @@ class Needs:
     def bytes(self) -> int:
         return self.heads * (self.pages + 1) * self.page_bytes
 
+    def stored(self, layers: int) -> int:
+        """Bytes of the store where so many layers stay whole."""
+        return self.bytes
+
     @property
     def sector(self) -> int:
         """Pages that fill whole sectors."""
@@ -118,8 +121,8 @@ class Needs:
 
     @property
     def share(self) -> float:
-        """Of what is free, where nobody says how much."""
-        return SHARE
+        """Of what is free, where nobody says how much stays."""
+        return 0.5
 
     @property
     def pinned(self) -> bool:

@@ -24,7 +24,7 @@ def room(offload: Offload, needs: Needs) -> Room | None:
     if memory is None:
         return None
     frames, buffers, layers = needs.split(offload, memory)
-    store = HostStore(needs) if offload.kind == "host" else FileStore(needs)
+    store = HostStore(needs.stored(layers), needs.pinned) if offload.kind == "host" else FileStore(needs)
     return Room(store, needs.page_bytes, frames, buffers, needs.buffer_frames, layers, needs.moving)
 
 
@@ -62,16 +62,16 @@ class HostStore:
 
     file = direct = -1
 
-    def __init__(self, needs: Needs) -> None:
-        self.bytes = needs.bytes
-        too_much = f"the KV cache needs {describe(needs.bytes)} of memory, more than there is; use "
-        if needs.pinned and needs.bytes > free_memory():
-            raise CacheError(f"{too_much}a smaller --context, or fewer texts at a time")
+    def __init__(self, size: int, pinned: bool = False) -> None:
+        self.bytes = size
+        too_much = f"the KV cache needs {describe(size)} of memory, more than there is; use "
+        if pinned and size > free_memory():
+            raise CacheError(f"{too_much}a larger --kv-memory, a smaller --context, or fewer texts at a time")
         try:
-            self.memory = torch.empty(needs.bytes, dtype=torch.uint8)
+            self.memory = torch.empty(size, dtype=torch.uint8)
         except RuntimeError as error:
             raise CacheError(f"{too_much}--kv-offload file") from error
-        if needs.pinned:
+        if pinned and size:
             finalize(self, _unpin, _pin(self.memory)).atexit = False  # the end of a process unpins by itself
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from triforce.config import ModelConfig
 from triforce.kernels.contract import PAGE
-from triforce.kernels.lane import Buffers, Copies, Lane
+from triforce.kernels.lane import Buffers, Lane
 from triforce.kernels.offload import Room
 from triforce.kernels.places import Places, runs_of
 from triforce.kernels.seats import Seats
@@ -51,9 +51,9 @@ class Hosted:
         return places.at_frames(seats_N.to(self.device)).flatten(), places.at_pages(pages_N.to(self.device)).flatten()
 
     def store(self, pages: Sequence[int]) -> None:
-        """Pages with seats, as they are, in all layers."""
+        """Pages with seats, as they are."""
         if pages:
-            self.places.to_store(range(self.config.layers), *self.at(pages))
+            self.places.to_store(self.places.part, *self.at(pages))
             self.seats.store(pages)
 
     def write(self, pages: Sequence[int]) -> None:
@@ -96,36 +96,34 @@ class Hosted:
         places = self.places
         places.to_part(layer, home, places.at_frames(frames_1GN).flatten(), places.at_pages(pages_1GN).flatten())
 
-    def leave_home(self, layer: int, home: int, copies: Copies) -> None:
-        """A layer's home has been written to, and these copies are to be made of it."""
-        if layer not in self.places.home:
-            self.buffers.leave(home, copies)
-        else:
-            self.lane.after(self.lane.computed())
-            self.lane.copy(copies)
-
     def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         slots_N = slots_N.cpu()
         pages = (slots_N // PAGE).unique().tolist()
         self.store(self.seats.fresh(pages))  # the slots may be a part of what they hold
         if self.seats.seat_P[pages].any():
             self.seats.leave(pages)
-        self.finish()
-        for to_GSD, new_GND in zip(self.places.of_store(layer), (k_GND, v_GND), strict=True):
-            to_GSD.index_copy_(1, slots_N, new_GND.to("cpu", to_GSD.dtype))
         self.seats.stored_P[pages] = True
         self._tell(pages)
-        if layer in self.places.home:
-            self._load(layer, pages)
+        if layer in self.places.part:
+            self.finish()
+        for to_GSD, new_GND in zip(self._all_of(layer), (k_GND, v_GND), strict=True):
+            to_GSD.index_copy_(1, slots_N.to(to_GSD.device), new_GND.to(to_GSD.device, to_GSD.dtype))
 
     def get(self, layer: int, slots_N: Tensor) -> KeysValues:
         slots_N = slots_N.cpu()
         fresh = self.seats.fresh((slots_N // PAGE).unique().tolist())
-        if fresh:  # they stay so: others may be writing to them
-            self.places.to_store([layer], *self.at(fresh))
-        self.finish()
-        keys_GSD, values_GSD = self.places.of_store(layer)
+        if layer in self.places.part:
+            if fresh:  # they stay so: others may be writing to them
+                self.places.to_store([layer], *self.at(fresh))
+            self.finish()
+        keys_GSD, values_GSD = self._all_of(layer)
+        slots_N = slots_N.to(keys_GSD.device)
         return keys_GSD.index_select(1, slots_N).to(self.device), values_GSD.index_select(1, slots_N).to(self.device)
+
+    def _all_of(self, layer: int) -> KeysValues:
+        """All pages of a layer: its home, or on the host."""
+        places = self.places
+        return places.on_device(layer) if layer in places.home else places.of_store(layer)
 
     def finish(self) -> None:
         """Wait for the device: the host is to look at what it has stored, or to change it."""
@@ -137,17 +135,15 @@ class Hosted:
         places = self.places
         new = [layer for layer in sorted(layers) if layer not in places.home]
         old = [layer for layer in reversed(places.home) if layer not in layers]
+        runs, seated = runs_of(self.seats.known), [int(page) for page in self.seats.seat_P.nonzero()[0]]
         for coming, going in zip(new, old, strict=False):
-            seated = [int(page) for page in self.seats.seat_P.nonzero()[0]]
-            places.to_store([coming, going], *self.at(self.seats.fresh(seated)))
-            places.exchange(going, coming)
-            self._load(coming, self.seats.known)
+            places.to_store([coming], *self.at(self.seats.fresh(seated)))
+            self.lane.after(self.lane.computed())
+            buffer = self.buffers.fill(lambda home, layer=coming: places.copies_in(layer, home, runs))
+            self.buffers.use(buffer)
+            places.exchange(going, coming, buffer, runs)
+            self.buffers.leave(buffer)
             places.to_parts([going], *self.at(seated))
             self.working.clear(coming)
             self._place_layers()
         return bool(new and old)
-
-    def _load(self, layer: int, pages: Sequence[int]) -> None:
-        """Pages of a whole layer, from the store."""
-        for to, source in self.places.copies_in(layer, self.places.home[layer], runs_of(pages)):
-            to.copy_(source, non_blocking=True)

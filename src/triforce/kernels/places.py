@@ -1,7 +1,7 @@
 """Where the pages of an offloaded memory lie on a device: whole layers, buffers, and frames of the other layers.
 
-The store has all pages of all layers, as (layers, keys and values, KV heads, slots, D). A home is a layer of all pages
-on the device: that of a whole layer, or a buffer. A part is the frames of another layer: scratch, seats, working set.
+A home is a layer of all pages on the device: that of a whole layer, or a buffer. The store has all pages of the other
+layers, and a part, which is a layer's frames on the device: scratch, seats, working set.
 
 Shape suffixes as in contract.py; P pages, N some pages, X places of pages of all KV heads.
 """
@@ -28,13 +28,13 @@ class Places:
     def __init__(self, config: ModelConfig, pages: int, room: Room, homes: KeysValues) -> None:
         """`homes`: (room.layers + room.buffers, G, S, D) each."""
         self._homes, self._pages, self._size = homes, pages + 1, PAGE * config.head_dim
-        L, G, D, keys = config.layers, config.kv_heads, config.head_dim, homes[0]
-        assert room.store.memory is not None, "a store that a device reads is memory"
-        self.store = room.store.memory.view(keys.dtype).view(L, 2, G, self._pages * PAGE, D)
+        G, D, keys = config.kv_heads, config.head_dim, homes[0]
         self.home = {layer: layer for layer in range(room.layers)}
         """Of each whole layer."""
-        self.part = {layer: layer - room.layers for layer in range(room.layers, L)}
-        """Of each other one."""
+        self.part = {layer: layer - room.layers for layer in range(room.layers, config.layers)}
+        """Of each other one, in the store, too."""
+        assert room.store.memory is not None, "a store that a device reads is memory"
+        self._store = room.store.memory.view(keys.dtype).view(len(self.part), 2, G, self._pages * PAGE, D)
         self.seats, parts = room.moving // G, max(1, len(self.part))
         self._frames = (room.frames // G - room.layers * self._pages) // parts
         self.frames = max(1, self._frames - 1 - self.seats)
@@ -62,18 +62,18 @@ class Places:
         return (self._heads_G1 * self._frames + frames) * (frames > 0)
 
     def first_in_store(self, layers: range) -> Tensor:
-        """Where the pages of layers begin there, (L, 1, 1), for `fetch`."""
-        first = [2 * layer * len(self._heads_G1) * self._pages for layer in layers]
+        """Where the pages of layers begin there, (L, 1, 1), for `fetch`; 0 of whole layers."""
+        first = [2 * self.part.get(layer, 0) * len(self._heads_G1) * self._pages for layer in layers]
         return torch.tensor(first, device=self._heads_G1.device)[:, None, None]
 
     def first_in_parts(self, layers: range) -> Tensor:
-        """The same of their parts; 0 of whole layers."""
+        """The same of their parts."""
         first = [self.part.get(layer, 0) * len(self._heads_G1) * self._frames for layer in layers]
         return torch.tensor(first, device=self._heads_G1.device)[:, None, None]
 
     def fetch(self, from_X: Tensor, to_X: Tensor) -> None:
         """From places of the whole store to places of all parts."""
-        carry(self.of_store(0), from_X, self._parts, to_X, self._size)
+        carry((self._store[0, 0], self._store[0, 1]), from_X, self._parts, to_X, self._size)
 
     def from_part(self, layer: int, home: int, frames_X: Tensor, pages_X: Tensor) -> None:
         carry(self._of(self._parts, self.part[layer]), frames_X, self.of_home(home), pages_X, self._size)
@@ -82,13 +82,12 @@ class Places:
         carry(self.of_home(home), pages_X, self._of(self._parts, self.part[layer]), frames_X, self._size)
 
     def to_store(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
-        """From where layers have some pages on the device."""
+        """From the frames of layers that are not whole."""
         for layer in layers:
-            source_X = pages_X if layer in self.home else frames_X
-            carry(self.on_device(layer), source_X, self.of_store(layer), pages_X, self._size)
+            carry(self._of(self._parts, self.part[layer]), frames_X, self.of_store(layer), pages_X, self._size)
 
     def to_parts(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
-        """From the store to the frames of layers that are not whole."""
+        """And back."""
         for layer in layers:
             carry(self.of_store(layer), pages_X, self._of(self._parts, self.part[layer]), frames_X, self._size)
 
@@ -108,13 +107,18 @@ class Places:
                     slots = slice(first * PAGE, (first + count) * PAGE)
                     yield stored_SD[slots], there_SD[slots]
 
-    def exchange(self, whole: int, other: int) -> None:
-        """The layer `whole` takes the part of the layer `other`, which takes its home. What they hold does not move."""
+    def exchange(self, whole: int, other: int, buffer: int, runs: Sequence[Run]) -> None:
+        """The layer `whole` takes the place of the layer `other`, whose pages a buffer has, and the other way round."""
+        home = self.home[whole]
+        for stored, there in self._pairs(other, home, runs):
+            stored.copy_(there, non_blocking=True)
+        for kept_GSD, here_GSD in zip(self.of_home(home), self.of_home(buffer), strict=True):
+            kept_GSD.copy_(here_GSD)
         self.home[other], self.part[whole] = self.home.pop(whole), self.part.pop(other)
 
     def of_store(self, layer: int) -> KeysValues:
-        """All of a layer, (G, S, D) each, on the host."""
-        return self.store[layer, 0], self.store[layer, 1]
+        """All of a layer that is not whole, (G, S, D) each, on the host."""
+        return self._store[self.part[layer], 0], self._store[self.part[layer], 1]
 
     @staticmethod
     def _of(memories: KeysValues, index: int) -> KeysValues:

@@ -33,15 +33,17 @@ def read(hosted: Hosted, tables_PF: Rotation, model: Model, ids_1T: Tensor, this
     places, lane, units_1U = hosted.places, hosted.lane, this.views[0][1].units
     try:
         for layer, block in enumerate(model.blocks):
-            home = places.home.get(layer)
-            if home is None:
+            whole = layer in places.home
+            if not whole:
                 lane.after(lane.computed())
-                home = hosted.buffers.fill(lambda home, layer=layer: places.copies_in(layer, home, earlier))
-                hosted.buffers.use(home)
+                buffer = hosted.buffers.fill(lambda home, layer=layer: places.copies_in(layer, home, earlier))
+                hosted.buffers.use(buffer)
+            home = places.home[layer] if whole else buffer
             for at, end in zip([start, *ends], ends, strict=False):
                 x_NC, last = x_TC[at - start : end - start], layer + 1 == len(model.blocks)
                 _through(block, x_NC, at, units_1U, tables_PF, places.of_home(home), last)
-            hosted.leave_home(layer, home, places.copies_out(layer, home, leaving))
+            if not whole:
+                hosted.buffers.leave(home, places.copies_out(layer, home, leaving))
             yield (layer + 1) * T // len(model.blocks)
         hosted.seats.store(new)
     finally:
