@@ -62,6 +62,7 @@ def run(options: argparse.Namespace, command: str) -> None:
             return
         row = {"figure": options.figure, **piece.labels, **piece.run(), **common}
         rows.append(row)
+        known.add(piece.key)
         print(json.dumps(row), flush=True)
         file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
