@@ -43,15 +43,17 @@ def test_selections_by_keys_read_them_back(selection: str) -> None:
 
 
 MUTANTS = {
-    "what is freed is not forgotten on the device": Edit(Hosted, "forget", ("self._tell(pages)", "pass")),
-    "a text that is cut goes on in an empty page": Edit(Hosted, "write", ("self.places.to_parts", "id")),
+    "what another text left in a page is still found": Edit(Hosted, "leave", ("self._tell(pages)", "pass")),
+    "a text that is cut goes on in an empty page": Edit(
+        Hosted, "write", ("self.places.to_parts(self.places.part, *self.at(begun))", "pass")
+    ),
     "what is newer than the store is not laid over it": Edit(
         StreamedMemory, "_open", ("places.from_part(layer, home, *streams.seated)", "pass")
     ),
     "what a pass writes stays in the buffer": Edit(
         StreamedMemory, "_close", ("hosted.places.to_part(layer, home, *streams.written)", "pass")
     ),
-    "pages leave before they are full": Edit(Seats, "leaving", ("length // PAGE", "-(-length // PAGE)")),
+    "what is written is thought to be stored": Edit(Seats, "write", ("self._fresh.update(pages)", "pass")),
     "pages leave without being stored": Edit(
         Hosted, "store", ("self.places.to_store(self.places.part, *self.at(pages))", "pass")
     ),

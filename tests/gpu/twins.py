@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from triforce.bench import shapes
-from triforce.cache import Budget, Full, Offload, Pool, Retrieval, Setting
+from triforce.cache import Budget, Full, Pool, Retrieval, Setting
 from triforce.cache.device_room import LayeredNeeds
 from triforce.cache.select import POLICIES
 from triforce.cache.sight import Sight
@@ -33,6 +33,7 @@ from triforce.shapes import ints
 CPU, VOCAB, CAPACITY, ROWS, LAYERS = torch.device("cpu"), 50, 288, 2, 3
 SHAPE = shapes.Shape(32, 48, LAYERS, heads=4, kv_heads=2, vocab=VOCAB, head_dim=8)
 PAGES = ROWS * CAPACITY // PAGE
+SEATS = 9
 READ = 40
 """More tokens of a prompt than so many are read layer by layer."""
 
@@ -91,15 +92,13 @@ def replace_kernels(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("triforce.kernels.extension.wanted", "triton")
 
 
-def room(decoder: Decoder, whole: int, more: int = 0) -> Room:
-    """As little as works with so many whole layers; `more` bytes beyond."""
+def room(decoder: Decoder, whole: int) -> Room:
+    """So many whole layers, and so little for the others that pages make room for one another all the time."""
     needs = LayeredNeeds(decoder.config, 4, PAGES, ROWS, 30, Budget(48), CPU, 0)
-    frames = 2 * needs.buffer_frames + whole * needs.buffer_frames + (LAYERS - whole) * needs.part
-    memory = frames * needs.page_bytes + more
-    parts = needs.split(Offload("host", memory, whole), memory)
-    store = HostStore(needs.stored(parts[2]))
+    store, moving = HostStore(needs.stored(whole)), SEATS * decoder.config.kv_heads
     store.memory.view(torch.float32).fill_(torch.nan)
-    return Room(store, needs.page_bytes, *parts[:2], needs.buffer_frames, parts[2], needs.moving)
+    frames = whole * needs.buffer_frames + (LAYERS - whole) * (decoder.config.kv_heads + moving + needs.selected)
+    return Room(store, needs.page_bytes, frames, 2, needs.buffer_frames, whole, moving)
 
 
 class Side:

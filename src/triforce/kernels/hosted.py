@@ -73,8 +73,8 @@ class Hosted:
         self._tell(pages)
 
     def forget(self, pages: Sequence[int]) -> None:
+        """Nobody needs them. What the device has of them counts until somebody writes to them: nobody asks before."""
         self.seats.forget(pages)
-        self._tell(pages)
 
     def _tell(self, pages: Sequence[int]) -> None:
         pages_N = torch.tensor(pages, dtype=torch.long)
