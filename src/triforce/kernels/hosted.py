@@ -7,7 +7,9 @@ wanted. Shape suffixes as in contract.py; N some pages, X places of pages of all
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -98,7 +100,7 @@ class Hosted:
 
     def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         slots_N = slots_N.cpu()
-        pages = (slots_N // PAGE).unique().tolist()
+        pages = _pages(slots_N)
         self.store(self.seats.fresh(pages))  # the slots may be a part of what they hold
         if self.seats.seat_P[pages].any():
             self.seats.leave(pages)
@@ -111,7 +113,7 @@ class Hosted:
 
     def get(self, layer: int, slots_N: Tensor) -> KeysValues:
         slots_N = slots_N.cpu()
-        fresh = self.seats.fresh((slots_N // PAGE).unique().tolist())
+        fresh = self.seats.fresh(_pages(slots_N))
         if layer in self.places.part:
             if fresh:  # they stay so: others may be writing to them
                 self.places.to_store([layer], *self.at(fresh))
@@ -139,7 +141,7 @@ class Hosted:
         for coming, going in zip(new, old, strict=False):
             places.to_store([coming], *self.at(self.seats.fresh(seated)))
             self.lane.after(self.lane.computed())
-            buffer = self.buffers.fill(lambda home, layer=coming: places.copies_in(layer, home, runs))
+            buffer = self.buffers.fill(partial(places.copies_in, coming, runs))
             self.buffers.use(buffer)
             places.exchange(going, coming, buffer, runs)
             self.buffers.leave(buffer)
@@ -147,3 +149,9 @@ class Hosted:
             self.working.clear(coming)
             self._place_layers()
         return bool(new and old)
+
+
+def _pages(slots_N: Tensor) -> list[int]:
+    """Each page once, of slots on the host."""
+    pages: list[int] = np.unique(slots_N.numpy() // PAGE).tolist()
+    return pages

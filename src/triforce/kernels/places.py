@@ -91,15 +91,15 @@ class Places:
         for layer in layers:
             carry(self.of_store(layer), pages_X, self._of(self._parts, self.part[layer]), frames_X, self._size)
 
-    def copies_in(self, layer: int, home: int, runs: Sequence[Run]) -> Copies:
+    def copies_in(self, layer: int, runs: Sequence[Run], home: int) -> Copies:
         """Runs of pages from the store to a home."""
-        return ((there, stored) for stored, there in self._pairs(layer, home, runs))
+        return ((there, stored) for stored, there in self._pairs(layer, runs, home))
 
-    def copies_out(self, layer: int, home: int, runs: Sequence[Run]) -> Copies:
+    def copies_out(self, layer: int, runs: Sequence[Run], home: int) -> Copies:
         """And back."""
-        return self._pairs(layer, home, runs)
+        return self._pairs(layer, runs, home)
 
-    def _pairs(self, layer: int, home: int, runs: Sequence[Run]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _pairs(self, layer: int, runs: Sequence[Run], home: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Each head's keys and values in the store and in a home, run by run."""
         for stored_GSD, there_GSD in zip(self.of_store(layer), self.of_home(home), strict=True):
             for stored_SD, there_SD in zip(stored_GSD, there_GSD, strict=True):
@@ -110,7 +110,7 @@ class Places:
     def exchange(self, whole: int, other: int, buffer: int, runs: Sequence[Run]) -> None:
         """The layer `whole` takes the place of the layer `other`, whose pages a buffer has, and the other way round."""
         home = self.home[whole]
-        for stored, there in self._pairs(other, home, runs):
+        for stored, there in self._pairs(other, runs, home):
             stored.copy_(there, non_blocking=True)
         for kept_GSD, here_GSD in zip(self.of_home(home), self.of_home(buffer), strict=True):
             kept_GSD.copy_(here_GSD)

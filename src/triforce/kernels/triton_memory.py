@@ -75,7 +75,7 @@ class TritonMemory(PlainMemory):
     ) -> tuple[Tensor, Tensor]:
         starts_B, counts_B = (torch.tensor(each, device=self.device) for each in (lists.starts, lists.counts))
         seen = Seen(lists.units, starts_B, counts_B, lists.unit, lists.sinks, lists.window)
-        return attend(q_BTHD, self.keys_LGSD[layer], self.values_LGSD[layer], seen, weigh, q_sinks_BTHD)
+        return attend(q_BTHD, *self.run(layer, 0, self.keys_LGSD.shape[2]), seen, weigh, q_sinks_BTHD)
 
     def _run(self, captured: Captured) -> Outcome:
         return self._graphs.run(captured, lambda: self._pass(captured.model, captured.frame))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -124,8 +125,7 @@ class StreamedMemory(TritonMemory):
 
     def _fill(self, layer: int) -> None:
         hosted, runs = self._hosted, self._streams.runs
-        filled = hosted.buffers.fill(lambda home: hosted.places.copies_in(layer, home, runs))
-        self._streams.filled[layer] = filled
+        self._streams.filled[layer] = hosted.buffers.fill(partial(hosted.places.copies_in, layer, runs))
         self._streamed += self.config.kv_heads * sum(count for _, count in runs)
 
     def _run(self, captured: Captured) -> Outcome:

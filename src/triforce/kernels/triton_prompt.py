@@ -6,6 +6,7 @@ Shape suffixes as in contract.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,14 +37,14 @@ def read(hosted: Hosted, tables_PF: Rotation, model: Model, ids_1T: Tensor, this
             whole = layer in places.home
             if not whole:
                 lane.after(lane.computed())
-                buffer = hosted.buffers.fill(lambda home, layer=layer: places.copies_in(layer, home, earlier))
+                buffer = hosted.buffers.fill(partial(places.copies_in, layer, earlier))
                 hosted.buffers.use(buffer)
             home = places.home[layer] if whole else buffer
             for at, end in zip([start, *ends], ends, strict=False):
                 x_NC, last = x_TC[at - start : end - start], layer + 1 == len(model.blocks)
                 _through(block, x_NC, at, units_1U, tables_PF, places.of_home(home), last)
             if not whole:
-                hosted.buffers.leave(home, places.copies_out(layer, home, leaving))
+                hosted.buffers.leave(home, places.copies_out(layer, leaving, home))
             yield (layer + 1) * T // len(model.blocks)
         hosted.seats.store(new)
     finally:
