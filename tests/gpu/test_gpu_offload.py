@@ -119,6 +119,13 @@ def test_a_file_is_refused(folder: Path, by_name: None) -> None:
         answers(folder, "ar", [ids(70)], 0.0, kv_offload="file", kv_memory="300KiB")
 
 
+def test_without_triton_it_is_refused(needs: LayeredNeeds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extension, "_installed", lambda: False)
+    monkeypatch.setattr(extension, "wanted", "")
+    with pytest.raises(RequestError, match="needs Triton"):
+        kernels.require_offload(needs.config, torch.bfloat16, "cuda", "host")
+
+
 def test_too_little_memory_is_said_with_what_would_fit(folder: Path, by_name: None) -> None:
     with pytest.raises(CacheError, match=r"give [0-9]+MiB or more"):
         answers(folder, "ar", [ids(70)], 0.0, **host("20KiB", 0))

@@ -81,7 +81,7 @@ class HostStore:
 
 def _pin(memory: Tensor) -> int:
     """Not by torch's own allocation, which rounds up to a power of two. Raises CacheError. Returns where it begins."""
-    cudart, address = torch.cuda.cudart(), memory.data_ptr()  # type: ignore[no-untyped-call]
+    cudart, address = torch.cuda.cudart(), memory.data_ptr()
     if code := int(cudart.cudaHostRegister(address, memory.numel(), 0)):
         raise CacheError(
             f"{describe(memory.numel())} of memory cannot be pinned for the KV cache (CUDA error {code}); use a "
@@ -92,7 +92,7 @@ def _pin(memory: Tensor) -> int:
 
 def _unpin(address: int) -> None:
     torch.cuda.synchronize()  # copies from and to it may be under way
-    torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _aligned(page_bytes: int) -> bool:

@@ -96,6 +96,8 @@ def require_offload(config: ModelConfig, dtype: torch.dtype, device: torch.devic
     if layered(config, dtype, device):
         if kind == "file":
             raise RequestError("a GPU reads KV from the host's memory, not from a file; use --kv-offload host")
+    elif torch.device(device).type != "cpu":
+        raise RequestError("KV offload on a GPU needs Triton; pip install 'triforce[gpu]', or use --kv-offload none")
     elif not _suits_native(config, dtype, torch.device(device)):
         raise RequestError(f"KV offload needs native kernels, but {_why_not_native()}; use --kv-offload none")
 
