@@ -112,7 +112,7 @@ class Store:
             return self.given.more(0)
         target, unit = self.models.target, gcd(self.setting.retrieval.chunk, PAGE)
         setting, least = self.setting, self.setting.least(self.rows)
-        given = store.room(setting.offload, self.needs) if setting.offload.kind != "none" else None
+        given = self._room()
         return Pool(target.config, 0, self.pages, target.dtype, target.device, unit, setting.int8, least, given)
 
     @property
@@ -129,8 +129,16 @@ class Store:
     def needs(self) -> Needs:
         target, setting = self.models.target, self.setting
         where = target.config, target.dtype, target.device
-        kernels.require_offload(*where, setting.offload.kind)
         return needs_of(*where, self.pages, self.rows, setting.reach, setting.retrieval.budget)
+
+    def _room(self) -> kernels.Room | None:
+        """Where pages go that do not stay, if any do; what does not fit is told before anything is read."""
+        target, offload = self.models.target, self.setting.offload
+        if offload.kind == "none":
+            self.needs.require_all()
+            return None
+        kernels.require_offload(target.config, target.dtype, target.device, offload.kind)
+        return store.room(offload, self.needs)
 
     @cached_property
     def streaming(self) -> Streaming:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,16 @@ def test_what_would_not_fit_is_foreseen(needs: LayeredNeeds, monkeypatch: pytest
     free(monkeypatch, 5)
     with pytest.raises(CacheError, match=r"at least .* smaller --context"):
         needs.split(Offload("host"), int(needs.share * needs.free))
+
+
+def test_so_is_kv_that_was_to_stay_on_the_device(needs: LayeredNeeds, monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 70)
+    needs.require_all()
+    free(monkeypatch, 40)
+    with pytest.raises(CacheError, match=r"for (\d+) tokens in all; use --kv-offload host") as error:
+        needs.require_all()
+    pages = int(str(error.value).split(" for ")[1].split()[0]) // 16
+    assert replace(needs, pages=pages - 300).require_all() is None  # fewer tokens have fewer activations
 
 
 def test_what_is_said_to_be_enough_is_enough(needs: LayeredNeeds, monkeypatch: pytest.MonkeyPatch) -> None:

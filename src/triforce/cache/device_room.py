@@ -41,13 +41,11 @@ class LayeredNeeds(Needs):
     device: torch.device
     weights: int
 
-    @property
-    def pinned(self) -> bool:
-        return self.device.type == "cuda"
+    share = 0.9
 
     @property
-    def share(self) -> float:
-        return 0.9
+    def pinned(self) -> bool:  # type: ignore[override]
+        return self.device.type == "cuda"
 
     @property
     def buffer_frames(self) -> int:
@@ -98,8 +96,18 @@ class LayeredNeeds(Needs):
         most = whole * home + (layers - whole) * (self.config.kv_heads + self.moving + self.layer)
         return min(frames, most), BUFFERS, whole
 
+    def require_all(self) -> None:
+        """On a CUDA device: before a prompt is read for minutes. Raises CacheError."""
+        if self.pinned and self.bytes > (free := self.free):
+            tokens = free // (self.heads * self.page_bytes) * kernels.PAGE
+            raise CacheError(
+                f"the KV cache needs {describe(self.bytes)} on {self.device}, and {describe(free)} are free beside "
+                f"weights and a prompt's activations, for {tokens} tokens in all; use --kv-offload host, a smaller "
+                "--context or max_tokens, or fewer texts"
+            )
+
     def _require_free(self, memory: int) -> None:
-        """On a CUDA device: before a prompt is read for minutes."""
+        """As `require_all`, of what is to stay."""
         if not self.pinned or max(memory, self.least) <= (free := self.free):
             return
         if self.least > free:

@@ -64,6 +64,11 @@ class Needs:
     reach: int
     budget: Budget
 
+    share = 0.5
+    """Of what is free, where nobody says how much stays."""
+    pinned = False
+    """Whether what does not stay lies in memory that a device reads."""
+
     @property
     def page_bytes(self) -> int:
         """Of one layer and KV head."""
@@ -119,15 +124,8 @@ class Needs:
         """Bytes of memory that are free where so much of it stays."""
         return free_memory()
 
-    @property
-    def share(self) -> float:
-        """Of what is free, where nobody says how much stays."""
-        return 0.5
-
-    @property
-    def pinned(self) -> bool:
-        """Whether what does not stay lies in memory that a device reads."""
-        return False
+    def require_all(self) -> None:
+        """Raises CacheError where it is known that memory has no room for all of it."""
 
     def split(self, offload: Offload, memory: int) -> tuple[int, int, int]:
         """Frames, buffers, and layers that stay whole, of so many bytes. Raises CacheError for too few."""
