@@ -12,6 +12,7 @@ from triforce.bench import shapes
 from triforce.kernels.hosted import Hosted
 from triforce.kernels.places import Places
 from triforce.kernels.seats import Seats
+from triforce.kernels.triton_memory import TritonMemory
 from triforce.kernels.triton_offload import StreamedMemory
 from triforce.kernels.working_set import WorkingSet
 
@@ -40,6 +41,43 @@ def test_passes_give_what_they_give_in_memory(seed: int, whole: int) -> None:
 @pytest.mark.parametrize("selection", ["mean_key", "quest"])
 def test_selections_by_keys_read_them_back(selection: str) -> None:
     run(3, selection=selection)
+
+
+def fetched() -> int:
+    """Pages of single KV heads that passes below read from the host, between ten verifications."""
+    pair = twins.Twins(twins.room(shapes.decoder("twins", twins.CAPACITY), 0, seats=20), 0)
+    for b in range(twins.ROWS):
+        pair.same("begin", b, pair.ids(190))
+    pair.verify(4)
+    memory = pair.sides[1].pool.memory._hosted
+    before = int(memory.fetched)
+    for _ in range(10):
+        pair.verify(4)
+    return int(memory.fetched) - before
+
+
+def test_what_comes_into_favour_is_kept_as_it_streams_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = fetched()
+    monkeypatch.setattr("triforce.cache.full.Full.budget", property(lambda _: None, lambda *_: None), raising=False)
+    assert fetched() >= max(20, 3 * kept), "no more cross where nothing is kept"
+
+
+def test_passes_below_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those that stream are not."""
+    captured: list[bool] = []
+    monkeypatch.setattr(TritonMemory, "_run", lambda self, replay: captured.append(True) or plain(self, replay))
+    pair = twins.Twins(twins.room(shapes.decoder("twins", twins.CAPACITY), 0), 0)
+    for b in range(twins.ROWS):
+        pair.same("begin", b, pair.ids(120))
+    side = pair.sides[1]
+    captured.clear()
+    side.feed(side.full, [[1], [2]])
+    assert not captured
+    side.feed(side.lower, [[1], [2]])
+    assert captured
+
+
+plain = TritonMemory._run
 
 
 MUTANTS = {

@@ -92,10 +92,10 @@ def replace_kernels(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("triforce.kernels.extension.wanted", "triton")
 
 
-def room(decoder: Decoder, whole: int) -> Room:
+def room(decoder: Decoder, whole: int, seats: int = SEATS) -> Room:
     """So many whole layers, and so little for the others that pages make room for one another all the time."""
     needs = LayeredNeeds(decoder.config, 4, PAGES, ROWS, 30, Budget(48), CPU, 0)
-    store, moving = HostStore(needs.stored(whole)), SEATS * decoder.config.kv_heads
+    store, moving = HostStore(needs.stored(whole)), seats * decoder.config.kv_heads
     store.memory.view(torch.float32).fill_(torch.nan)
     frames = whole * needs.buffer_frames + (LAYERS - whole) * (decoder.config.kv_heads + moving + needs.selected)
     return Room(store, needs.page_bytes, frames, 2, needs.buffer_frames, whole, moving)
@@ -208,6 +208,11 @@ class Twins:
 
     def prefer(self) -> None:
         self.sides[1].pool.offloaded.prefer([self.dice.randrange(LAYERS)])
+
+    def verify(self, width: int) -> None:
+        """One pass below, and one that verifies it."""
+        self.same("feed", [self.ids(width) for _ in range(ROWS)], of="lower")
+        self.same("feed", [self.ids(width) for _ in range(ROWS)], of="full")
 
     def look(self) -> None:
         """Some layers are seen in full."""
