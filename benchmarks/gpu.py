@@ -50,7 +50,8 @@ def run(options: argparse.Namespace, command: str) -> None:
         raise RequestError("there is no CUDA device here; docs/gpu.md says what waits for one")
     began, file = perf_counter(), options.out / f"gpu_{options.figure}.json"
     rows: list[Row] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    setup = Setup(torch.device(options.device), options.shape, options.draft, options.contexts, options.tokens)
+    how = options.shape, options.draft, options.contexts, options.tokens, options.kv_memory
+    setup = Setup(torch.device(options.device), *how)
     common = {"machine": _device(setup.device), "command": command}
     known = {(row["what"], row["shape"], row["context"]) for row in rows}
     for piece in figures.FIGURES[options.figure](setup):
@@ -61,6 +62,7 @@ def run(options: argparse.Namespace, command: str) -> None:
             return
         row = {"figure": options.figure, **piece.labels, **piece.run(), **common}
         rows.append(row)
+        known.add(piece.key)
         print(json.dumps(row), flush=True)
         file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
@@ -80,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", help="instead of the figure's own (see triforce.bench.shapes)")
     parser.add_argument("--draft", help="the draft's shape, with --shape")
     parser.add_argument("--contexts", type=lambda text: [int(n) for n in text.split(",")], help="instead of its own")
+    parser.add_argument("--kv-memory", default="auto", help="KV that stays on the device in c and f")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each decoding")
     return parser
 

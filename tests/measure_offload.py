@@ -21,7 +21,7 @@ from triforce.request import SamplingParams
 def main(tokens: int, memory: str) -> None:
     how = dict(kv_offload="file", kv_memory=memory, kv_layers="auto")
     config = LLM(draft=None, context=tokens + 16).target.config
-    told = offloaded(config, 2, parameters(config) * 2, Namespace(**how))
+    told = offloaded(config, torch.bfloat16, torch.device("cpu"), parameters(config) * 2, Namespace(**how))
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     prompt = torch.randint(2, config.vocab_size, (tokens,)).tolist()
     llm = LLM(context=tokens + 16, kv_offload="file", kv_memory=memory)

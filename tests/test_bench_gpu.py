@@ -6,11 +6,19 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import gpu
 from benchmarks.on_gpu import decoding
+from benchmarks.on_gpu.figures import FIGURES
+from benchmarks.on_gpu.piece import Setup
+from triforce import kernels
 from triforce.bench import shapes
 
+HOSTED = [
+    "full pass, width 1, offloaded", "full pass, width 8, offloaded", "triforce, paper acceptance, offloaded",
+    "triforce, ours acceptance, offloaded", "transformers generate, offloaded cache", "DeepSpeed ZeRO-Inference",
+]  # fmt: skip
 FIELDS = {"figure", "shape", "acceptance", "machine", "command", "seconds", "fraction_of_limit", "speedup"}
 
 
@@ -49,7 +57,26 @@ def test_batches(tmp_path: Path) -> None:
     assert [row["what"] for row in rows] == [f"triforce, 2 rows, {rates} acceptance" for rates in ("paper", "ours")]
 
 
-@pytest.mark.parametrize(("arguments", "message"), [(["c", "--device", "cpu"], "store"), (["a"], "no CUDA device")])
+@pytest.mark.skipif(kernels.extension.native is None, reason="on a CPU a store is for the native kernels")
+def test_kv_on_the_host(tmp_path: Path) -> None:
+    """The figure's second shape would be the same one here, and is not measured twice."""
+    rows = measure("f", tmp_path, "--kv-memory", "2MiB")
+    assert [row["what"] for row in rows] == HOSTED
+    assert all(set(row) >= FIELDS for row in rows)
+    assert all(row["seconds"] > 0 for row in rows[:5])  # type: ignore[operator]
+    assert rows[5]["seconds"] or rows[5]["error"]
+
+
+def test_the_papers_cards() -> None:
+    pieces = list(FIGURES["c"](Setup(torch.device("cpu"), None, None, None, 128)))
+    assert [piece.what for piece in pieces] == [f"{what}, {cap} GiB" for cap in (24, 48) for what in HOSTED]
+    assert {piece.shape for piece in pieces} == {"llama-2-7b-128k", "llama-2-13b-128k"}
+
+
+SMALL = ["--device", "cpu", "--shape", "small", "--draft", "small-draft", "--contexts", "512"]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [(["c", *SMALL], "fits on the device"), (["a"], "no CUDA device")])
 def test_what_cannot_be_measured(
     arguments: list[str],
     message: str,

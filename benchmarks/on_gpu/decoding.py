@@ -10,6 +10,7 @@ from statistics import median
 import torch
 
 from benchmarks.on_gpu.piece import Piece, Row, Setup
+from triforce.batch import Batch
 from triforce.bench import shapes
 from triforce.bench.synthetic import Synthetic
 from triforce.cache import Setting
@@ -58,16 +59,21 @@ def _turn(
     seconds = []
     for mode, kept in (("ar", {}), ("triforce", {2: rates[0], 1: rates[1]})):
         batch = read(models, mode, setting, context, setup.tokens, rows)
-        batch.sampling = Synthetic(batch.sampling, kept)
-        batch.step()  # captures graphs
-        before, already = batch.decode_seconds, min(len(job.tokens) for job in batch.jobs)
-        while not batch.done:
-            batch.step()
-        tokens = sum(len(job.tokens) for job in batch.jobs) / rows - already
-        seconds.append((batch.decode_seconds - before) / tokens)
+        seconds.append(timed(batch, kept))
         del batch  # its KV, before the next one's
         gc.collect()
     return seconds[0], seconds[1]
+
+
+def timed(batch: Batch, kept: dict[int, float]) -> float:
+    """Seconds a token of each row, with so many guesses kept, tier by tier."""
+    batch.sampling = Synthetic(batch.sampling, kept)
+    batch.step()  # captures graphs
+    before, already = batch.decode_seconds, min(len(job.tokens) for job in batch.jobs)
+    while not batch.done:
+        batch.step()
+    tokens = sum(len(job.tokens) for job in batch.jobs) / len(batch.jobs) - already
+    return (batch.decode_seconds - before) / tokens
 
 
 def _require_room(setup: Setup, shape: str, context: int, rows: int) -> None:

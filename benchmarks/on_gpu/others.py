@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import resources
 from time import perf_counter
@@ -21,6 +21,30 @@ def transformers_pieces(setup: Setup, shape: str, context: int) -> Iterator[Piec
     yield Piece("transformers generate", shape, context, "none", partial(_transformers, setup, shape, context))
 
 
+def with_kv_on_the_host(setup: Setup, shape: str, context: int, label: str) -> Iterator[Piece]:
+    """`generate` with its offloaded cache, and DeepSpeed's ZeRO-Inference, the paper's baseline.
+
+    What cannot run here, for want of memory or of a package, leaves its error.
+    """
+    for what, run in (
+        ("transformers generate, offloaded cache", partial(_transformers, setup, shape, context, "offloaded")),
+        ("DeepSpeed ZeRO-Inference", partial(_deepspeed, setup, shape, context)),
+    ):  # fmt: skip
+        yield Piece(what + label, shape, context, "none", partial(_or_error, run))
+
+
+def _or_error(run: Callable[[], Row]) -> Row:
+    try:
+        return run()
+    except Exception as error:  # whatever other projects raise
+        return {
+            "seconds": None,
+            "fraction_of_limit": None,
+            "speedup": None,
+            "error": f"{type(error).__name__}: {error}",
+        }
+
+
 class Clock:
     """A streamer that notes when each token came."""
 
@@ -33,30 +57,52 @@ class Clock:
     def end(self) -> None: ...
 
 
-def _transformers(setup: Setup, shape: str, context: int) -> Row:
+def _transformers(setup: Setup, shape: str, context: int, cache: str | None = "static") -> Row:
     """Seconds a token, once compiled; random weights made on the device, as ours are."""
+    cache = cache if setup.device.type == "cuda" else None
+    return _generate(setup, _random_llama(setup, shape, context, setup.device), context, cache)
+
+
+def _random_llama(setup: Setup, shape: str, context: int, device: torch.device) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    s, on_gpu, clock = shapes.SHAPES[shape], setup.device.type == "cuda", Clock()
+    s, on_gpu = shapes.SHAPES[shape], setup.device.type == "cuda"
     config = LlamaConfig(
         vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,
         num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head_dim,
         max_position_embeddings=context + 1024, attn_implementation="sdpa", bos_token_id=1, eos_token_id=None,
         dtype=torch.bfloat16 if on_gpu else torch.float32,
     )  # fmt: skip
-    with setup.device:
+    with device:
         torch.set_default_dtype(config.dtype)
         try:
-            model = LlamaForCausalLM(config).eval()
+            return LlamaForCausalLM(config).eval()
         finally:
             torch.set_default_dtype(torch.float32)
-    ids = torch.randint(2, min(1000, s.vocab), (1, context), device=setup.device)
+
+
+def _generate(setup: Setup, model: Any, context: int, cache: str | None) -> Row:
+    clock, vocabulary = Clock(), model.config.vocab_size
+    ids = torch.randint(2, min(1000, vocabulary), (1, context), device=setup.device)
     model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=setup.tokens, do_sample=False, pad_token_id=0,
-        cache_implementation="static" if on_gpu else None, prefill_chunk_size=8192 if on_gpu else None, streamer=clock,
+        cache_implementation=cache, prefill_chunk_size=8192 if setup.device.type == "cuda" else None, streamer=clock,
     )  # fmt: skip
     late = clock.times[len(clock.times) // 2 :]
     return {"seconds": (late[-1] - late[0]) / (len(late) - 1), "fraction_of_limit": None, "speedup": None}
+
+
+def _deepspeed(setup: Setup, shape: str, context: int) -> Row:
+    """Weights on the host, layer by layer, as ZeRO-Inference has them."""
+    import deepspeed
+
+    how = {
+        "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": True}},
+    }  # fmt: skip
+    model = _random_llama(setup, shape, context, torch.device("cpu"))
+    engine, *_ = deepspeed.initialize(model=model, config=how)
+    return _generate(setup, engine.module, context, None)
 
 
 def shipped_pair(setup: Setup, contexts: list[int]) -> Iterator[Piece]:

@@ -35,7 +35,7 @@ def _pass(setup: Setup, names: tuple[str, str], of_draft: bool, context: int, se
     assert decoder is not None
     full = _filled(decoder, seen if of_draft else context)
     view = full if of_draft or seen == context else Few(full.pool, seen)
-    took = setup.seconds(partial(_once, decoder, view, width), 10)
+    took = setup.seconds(partial(once, decoder, view, width), 10)
     size, config = decoder.dtype.itemsize, decoder.config
     moved = size * (config.weights_read + config.kv_size * seen)
     return {"seconds": took, "bytes": moved, "fraction_of_limit": moved / setup.bandwidth / took, "speedup": None}
@@ -66,7 +66,7 @@ def _read(decoder: Decoder, pool: Pool, ids_1S: torch.Tensor) -> None:
         full.advance(ints([stop - start]))
 
 
-def _once(decoder: Decoder, view: Full, width: int) -> None:
+def once(decoder: Decoder, view: Full, width: int) -> None:
     view.begin(ints([width]), width)
     decoder(torch.ones(1, width, dtype=torch.long), view)  # not advanced: the next pass writes the same slots
 

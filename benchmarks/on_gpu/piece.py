@@ -45,6 +45,8 @@ class Setup:
     draft: str | None
     contexts: list[int] | None
     tokens: int
+    kv_memory: str = "auto"
+    """Of figures that keep KV on the host: what stays on the device."""
     _models: dict[tuple[str, str, int], Models] = field(default_factory=dict)
 
     def models(self, shape: str, draft: str, context: int) -> Models:
@@ -56,6 +58,10 @@ class Setup:
             target, small = (shapes.decoder(name, context, dtype, device=self.device) for name in (shape, draft))
             self._models[key] = Models(target, small)
         return self._models[key]
+
+    def forget(self) -> None:
+        """The models: somebody else needs their memory."""
+        self._models.clear()
 
     def seconds(self, call: Callable[[], object], repeats: int = 5) -> float:
         """Median of the times of a call, after one that is not counted."""
@@ -80,6 +86,14 @@ class Setup:
         source = torch.ones(size, dtype=torch.int8, device=self.device)
         to = torch.empty_like(source)
         return 2 * size / self.seconds(lambda: to.copy_(source), 20)
+
+    @cached_property
+    def bus(self) -> float:
+        """Bytes a second that come from pinned memory of the host."""
+        on_gpu = self.device.type == "cuda"
+        source = torch.ones(1 << (30 if on_gpu else 22), dtype=torch.int8, pin_memory=on_gpu)
+        to = torch.empty_like(source, device=self.device)
+        return source.numel() / self.seconds(lambda: to.copy_(source, non_blocking=True), 10)
 
     @cached_property
     def matrix_rate(self) -> float:

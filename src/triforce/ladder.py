@@ -11,9 +11,11 @@ from functools import cached_property
 from math import gcd
 
 from triforce import kernels
-from triforce.cache import PAGE, Full, Offload, Pool, Retrieval, Setting, Streaming, room, store
+from triforce.cache import PAGE, Full, Offload, Pool, Retrieval, Setting, Streaming, store
+from triforce.cache.device_room import needs_of
 from triforce.cache.full import prefill_chunk
 from triforce.cache.pool import pages_for
+from triforce.cache.room import Needs
 from triforce.cache.select import POLICIES, Policy, Recent
 from triforce.decoder import Decoder
 from triforce.errors import RequestError
@@ -110,8 +112,7 @@ class Store:
             return self.given.more(0)
         target, unit = self.models.target, gcd(self.setting.retrieval.chunk, PAGE)
         setting, least = self.setting, self.setting.least(self.rows)
-        offloads = setting.offload.kind != "none"
-        given = store.room(setting.offload, self.needs, target.ranks) if offloads else None
+        given = self._room()
         return Pool(target.config, 0, self.pages, target.dtype, target.device, unit, setting.int8, least, given)
 
     @property
@@ -125,11 +126,19 @@ class Store:
         return self.pool.bytes
 
     @property
-    def needs(self) -> room.Needs:
+    def needs(self) -> Needs:
         target, setting = self.models.target, self.setting
-        kernels.require_offload(target.config, target.dtype, target.device)
-        budget = setting.retrieval.budget
-        return room.Needs(target.config, target.dtype.itemsize, self.pages, self.rows, setting.reach, budget)
+        where = target.config, target.dtype, target.device
+        return needs_of(*where, self.pages, self.rows, setting.reach, setting.retrieval.budget)
+
+    def _room(self) -> kernels.Room | None:
+        """Where pages go that do not stay, if any do; what does not fit is told before anything is read."""
+        target, offload = self.models.target, self.setting.offload
+        if offload.kind == "none":
+            self.needs.require_all()
+            return None
+        kernels.require_offload(target.config, target.dtype, target.device, offload.kind)
+        return store.room(offload, self.needs, target.ranks)
 
     @cached_property
     def streaming(self) -> Streaming:

@@ -62,11 +62,12 @@ class LLM:
     refusal. full_layers: layers that the retrieval tier sees in full, such as "0,1" or "none"; "auto" finds those that
     need it, and has them search. lower_tiers: "int8" has the tiers below the full one read weights, and committed KV of
     the target, as int8 copies; "same" does not. kv_offload: where the target's KV lies, "file" or "host" memory, but
-    for kv_memory of it (bytes, or such as "512MiB"; "auto": all, if half of what is free holds it); kv_layers: how many
-    layers stay whole ("auto": as many as fit). strict: on a GPU, where bits depend on the shape of a pass, all passes
-    of the full tier have one shape, plain decoding's included, so that greedy and `seeded` texts are the same in every
-    mode; full_layers "auto" is then "none", as to find them the prompt's end is read again. ranks: the processes that
-    share the target (see `processes`); each makes the same calls, and has the same answers. Raises ModelError,
+    for kv_memory of it, on a GPU of what lies there (bytes, or such as "512MiB"; "auto": all, if half of what is free
+    holds it, of a GPU nine tenths); kv_layers: how many layers stay whole ("auto": as many as fit). strict: on a GPU,
+    where bits depend on the shape of a pass, all passes of the full tier have one shape, plain decoding's included, so
+    that greedy and `seeded` texts are the same in every mode; full_layers "auto" is then "none", as to find them the
+    prompt's end is read again. ranks: the processes that share the target (see `processes`); each makes the same calls,
+    and has the same answers. Raises ModelError,
     RequestError or RankError.
     """
 

@@ -15,12 +15,13 @@ import torch
 
 from triforce import kernels
 from triforce.batch import Batch
-from triforce.cache import PAGE, Pool
+from triforce.cache import PAGE, Full, Pool
 from triforce.errors import CacheError
 from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation
 from triforce.planner import Costs, Pilot, Plan
 from triforce.request import SamplingParams
+from triforce.shapes import ints
 from triforce.speculation import Tier
 
 CONTEXTS = (1024, 1), (1024, 4), (4096, 1), (16_384, 1)
@@ -83,13 +84,27 @@ def profile(models: Models, setting: Speculation, costs: Costs) -> None:
                     pilot.forget()
 
 
-def read(models: Models, mode: str, setting: Speculation, context: int, tokens: int, rows: int = 1) -> Batch:
-    """A batch whose prompts of random tokens have been read, as far as its caches can tell: its KV is noise."""
+def read(
+    models: Models,
+    mode: str,
+    setting: Speculation,
+    context: int,
+    tokens: int,
+    rows: int = 1,
+    memory: Full | None = None,
+) -> Batch:
+    """A batch whose prompts of random tokens have been read, as far as its caches can tell: its KV is noise.
+
+    `memory`: that of an earlier such batch of one row, to be used again.
+    """
     params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=tokens, ignore_eos=True)
     vocabulary = min(1000, models.target.config.vocab_size)
     prompt = torch.randint(vocabulary, (context,), generator=torch.Generator().manual_seed(2)).tolist()
-    batch = Batch(models, MODES[mode], setting, "seeded", [Job(prompt, params, seed=1) for _ in range(rows)])
-    fill(batch.top.cache.pool, context - PAGE)  # the other rows' is copied from there
+    if memory:
+        memory.rewind(ints([context - PAGE]))
+    batch = Batch(models, MODES[mode], setting, "seeded", [Job(prompt, params, seed=1) for _ in range(rows)], memory)
+    if memory is None:
+        fill(batch.top.cache.pool, context - PAGE)  # the other rows' is copied from there
     for _ in batch.prefill():
         pass
     return batch

@@ -19,6 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from triforce.kernels.triton import noise, pointwise, sampler, select
 from triforce.kernels.triton.attention import Seen, attend
+from triforce.kernels.triton.carry import carry
 from triforce.kernels.triton.rotate import rotate_and_write
 
 POINTERS = {
@@ -56,7 +57,9 @@ def main() -> None:
     pointwise.norm(x, x[0], 1e-5)
     pointwise.swiglu(x, x)
     select.best(torch.zeros(4, 8000), range(1, 7900), 200)
-    some = torch.zeros(3, dtype=torch.int64)
+    some, pages = torch.zeros(3, dtype=torch.int64), (x, x)
+    carry(pages, some, pages, some, 16 * 128)
+    carry(pages, some, pages, some, 16 * 80)
     noise.exponentials(some, some, some, 32_000)
     noise.uniforms(some, some, some, 0, 9)
     sampling(torch.float32)

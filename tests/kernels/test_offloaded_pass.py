@@ -57,7 +57,7 @@ def memories(dtype: torch.dtype, kind: type[Host] | type[File]) -> tuple[NativeM
     config, model = random_model(torch.Generator().manual_seed(1), dtype)
     page = 2 * PAGE * D * dtype.itemsize
     size = -(-L * G * (PAGES + 1) * page // SECTOR) * SECTOR
-    room = Room(kind(size), page, FRAMES, BUFFERS, BUFFER, layers=1)
+    room = Room(kind(size), page, FRAMES, BUFFERS, BUFFER, layers=1, moving=40)
     return model, NativeMemory(config, PAGES, dtype), OffloadedMemory(config, PAGES, dtype, room)
 
 

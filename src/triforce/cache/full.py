@@ -61,7 +61,8 @@ class Full:
         weigh = observe and self.grain > 0
         keep = max(map(self.budget.of, starts)) // PAGE if self.budget and observe else 0
         views = [(self.pool.config.layers, lists)]
-        self._pass = Pass(starts, views, observe, weigh, self.pool.least, exact=True, keep=keep)
+        tables = self.pool.tables[self.rows.start : self.rows.stop]
+        self._pass = Pass(starts, views, observe, weigh, self.pool.least, exact=True, keep=keep, tables=tables)
 
     def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
         this = self._pass

@@ -16,12 +16,8 @@ from triforce import kernels
 from triforce.config import ModelConfig
 from triforce.errors import CacheError
 from triforce.kernels import PAGE
+from triforce.kernels import pages_for as pages_for
 from triforce.request import KvBytes
-
-
-def pages_for(tokens: int) -> int:
-    """Pages that hold `tokens` tokens."""
-    return -(-tokens // PAGE)
 
 
 class Pool:
@@ -50,7 +46,7 @@ class Pool:
         room: kernels.Room | None = None,
     ) -> None:
         self.config, self.dtype, self.device, self.unit, self.least = config, dtype, torch.device(device), unit, least
-        self.offloaded = kernels.offloaded(config, pages, dtype, room) if room else None
+        self.offloaded = kernels.offloaded(config, pages, dtype, device, room) if room else None
         self.memory = self.offloaded or kernels.memory(config, pages, dtype, device, unit, int8)
         self.pages = pages
         self._free = list(range(1, pages + 1))

@@ -89,7 +89,9 @@ class Retrieval:
             if count and self._due(b):
                 self.choices[b] = self._choose(b, committed)
             self.recent[b] = self._recent_from(b, committed)
-        self._pass = Pass(starts, self._views(starts, counts))
+        rows = self.full.rows
+        tables = self.full.pool.tables[rows.start : rows.stop]
+        self._pass = Pass(starts, self._views(starts, counts), tables=tables)
 
     def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
         assert self._pass is not None, "begin() comes before forward()"

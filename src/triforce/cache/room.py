@@ -23,7 +23,6 @@ AHEAD = 2  # buffers beyond those of the head that is worked on
 SPARE = 1.25  # times what the retrieval tier reads: what comes into favour lies beside what was
 WHOLE, LAYER = 272, 512
 """Tokens of a prompt that are read at a time in all layers, where it is scored, or else in one."""
-SHARE = 0.5  # of the free memory, where nobody says how much
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,11 @@ class Needs:
     reach: int
     budget: Budget
 
+    share = 0.5
+    """Of what is free, where nobody says how much stays."""
+    pinned = False
+    """Whether what does not stay lies in memory that a device reads."""
+
     @property
     def page_bytes(self) -> int:
         """Of one layer and KV head."""
@@ -82,6 +86,10 @@ class Needs:
     @property
     def bytes(self) -> int:
         return self.heads * (self.pages + 1) * self.page_bytes
+
+    def stored(self, layers: int) -> int:
+        """Bytes of the store where so many layers stay whole."""
+        return self.bytes
 
     @property
     def sector(self) -> int:
@@ -115,32 +123,49 @@ class Needs:
         frames = self.config.layers * self.moving + self.selected + self.config.kv_heads * (LAYER // PAGE + 1) + 1
         return (frames + 2 * self.buffer_frames + 3 * self.sector) * self.page_bytes
 
+    @property
+    def free(self) -> int:
+        """Bytes of memory that are free where so much of it stays."""
+        return free_memory()
+
+    def require_all(self) -> None:
+        """Raises CacheError where it is known that memory has no room for all of it."""
+
     def split(self, offload: Offload, memory: int) -> tuple[int, int, int]:
-        """Frames, buffers, and layers that stay whole, of so many bytes of all ranks. Raises CacheError for too few."""
-        ranks = self.config.ranks
-        mine = memory // ranks
-        if mine < self.least:
-            what, fewer = ("one text", "") if self.rows == 1 else (f"{self.rows} texts at a time", ", or fewer texts")
-            raise CacheError(
-                f"--kv-memory {describe(memory)} is too little for {what} with this context and --budget; give "
-                f"{describe(up(ranks * self.least, 1 << 20))} or more, or a smaller --budget{fewer}"
-            )
+        """Frames, buffers, and layers that stay whole, of so many bytes. Raises CacheError for too few."""
+        self.require(memory)
         wanted = ceil(self.pages / self.buffer_frames) + AHEAD
-        spare = mine // self.page_bytes - self.config.layers * (self.moving + self.selected) - 3 * self.sector
+        spare = memory // self.page_bytes - self.config.layers * (self.moving + self.selected) - 3 * self.sector
         buffers = max(2, min(wanted, spare // self.buffer_frames))
-        frames = mine // self.page_bytes - buffers * self.buffer_frames
+        frames = memory // self.page_bytes - buffers * self.buffer_frames
         frames = min(frames, self.heads * self.pages + 2 * self.sector) // self.sector * self.sector
         layers = range(self.config.layers + 1)
         if offload.layers is None:
             return frames, buffers, max((n for n in layers if self._left(frames, n) >= 0), default=0)
         asked = min(offload.layers, self.config.layers)
         if asked and self._left(frames, asked) < 0:
-            lacking = -self._left(frames, asked) * self.page_bytes * ranks
-            raise CacheError(
-                f"{asked} whole layers of KV do not fit into --kv-memory; give {describe(up(lacking, 1 << 20))} more, "
-                "or a smaller --kv-layers"
-            )
+            raise self.too_many_whole(asked, -self._left(frames, asked))
         return frames, buffers, asked
+
+    def require(self, memory: int) -> None:
+        """Raises CacheError for too few bytes."""
+        if memory < self.least:
+            what, fewer = ("one text", "") if self.rows == 1 else (f"{self.rows} texts at a time", ", or fewer texts")
+            raise CacheError(
+                f"--kv-memory {self._of_all(memory)} is too little for {what} with this context and --budget; give "
+                f"{self._of_all(self.least)} or more, or a smaller --budget{fewer}"
+            )
+
+    def too_many_whole(self, layers: int, missing: int) -> CacheError:
+        """What to raise where so many frames are missing for so many whole layers."""
+        return CacheError(
+            f"{layers} whole layers of KV do not fit into --kv-memory; give "
+            f"{self._of_all(missing * self.page_bytes)} more, or a smaller --kv-layers"
+        )
+
+    def _of_all(self, mine: int) -> str:
+        """What users write for all ranks, of bytes of one."""
+        return describe(up(self.config.ranks * mine, 1 << 20 if mine >= 1 << 20 else 1))
 
     def _left(self, frames: int, whole: int) -> int:
         """Frames beside so many whole layers and what the others need."""
@@ -152,8 +177,8 @@ def memory_for(offload: Offload, needs: Needs, ranks: Ranks = ALONE) -> int | No
     """Bytes of all ranks' KV that stay in memory; None is all of them, where nobody said that they must not."""
     if offload.kind == "none" or offload.memory is not None:
         return offload.memory
-    free = ranks.agree(free_memory())
-    return None if needs.bytes * needs.config.ranks <= SHARE * free else int(SHARE * free)
+    free = ranks.agree(needs.free)
+    return None if needs.bytes * needs.config.ranks <= needs.share * free else int(needs.share * free)
 
 
 def free_memory() -> int:

@@ -8,8 +8,9 @@ from contextlib import suppress
 from weakref import finalize
 
 import torch
+from torch import Tensor
 
-from triforce.cache.room import Needs, Offload, describe, memory_for, up
+from triforce.cache.room import Needs, Offload, describe, free_memory, memory_for, up
 from triforce.errors import CacheError
 from triforce.kernels import SECTOR, Room
 from triforce.ranks import ALONE, Ranks
@@ -23,9 +24,9 @@ def room(offload: Offload, needs: Needs, ranks: Ranks = ALONE) -> Room | None:
     memory = memory_for(offload, needs, ranks)
     if memory is None:
         return None
-    frames, buffers, layers = needs.split(offload, memory)
-    store = HostStore(needs) if offload.kind == "host" else FileStore(needs)
-    return Room(store, needs.page_bytes, frames, buffers, needs.buffer_frames, layers)
+    frames, buffers, layers = needs.split(offload, memory // ranks.count)
+    store = HostStore(needs.stored(layers), needs.pinned) if offload.kind == "host" else FileStore(needs)
+    return Room(store, needs.page_bytes, frames, buffers, needs.buffer_frames, layers, needs.moving)
 
 
 class FileStore:
@@ -55,22 +56,44 @@ class FileStore:
 
 
 class HostStore:
-    """Plain memory. On a CPU it has no use of its own: it shows what memory beside a GPU's would do."""
+    """Memory. On a CPU it has no use of its own: it shows what memory beside a GPU's would do.
+
+    Beside a GPU it is pinned: copies run at the rate of the bus, beside what is computed, and kernels may read it.
+    """
 
     file = direct = -1
 
-    def __init__(self, needs: Needs) -> None:
-        self.bytes = needs.bytes
+    def __init__(self, size: int, pinned: bool = False) -> None:
+        self.bytes = size
+        too_much = f"the KV cache needs {describe(size)} of memory, more than there is; use "
+        if pinned and size > free_memory():
+            raise CacheError(f"{too_much}a larger --kv-memory, a smaller --context, or fewer texts at a time")
         try:
-            self.memory = torch.empty(needs.bytes, dtype=torch.uint8)
+            self.memory = torch.empty(size, dtype=torch.uint8)
         except RuntimeError as error:
-            raise CacheError(
-                f"the KV cache needs {describe(needs.bytes)} of memory, more than there is; use --kv-offload file"
-            ) from error
+            raise CacheError(f"{too_much}--kv-offload file") from error
+        if pinned and size:
+            finalize(self, _unpin, _pin(self.memory)).atexit = False  # the end of a process unpins by itself
 
     @property
     def usage(self) -> tuple[int, int]:
         return self.memory.numel(), 0
+
+
+def _pin(memory: Tensor) -> int:
+    """Not by torch's own allocation, which rounds up to a power of two. Raises CacheError. Returns where it begins."""
+    cudart, address = torch.cuda.cudart(), memory.data_ptr()
+    if code := int(cudart.cudaHostRegister(address, memory.numel(), 0)):
+        raise CacheError(
+            f"{describe(memory.numel())} of memory cannot be pinned for the KV cache (CUDA error {code}); use a "
+            "smaller --context, or fewer texts at a time"
+        )
+    return address
+
+
+def _unpin(address: int) -> None:
+    torch.cuda.synchronize()  # copies from and to it may be under way
+    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _aligned(page_bytes: int) -> bool:

@@ -6,38 +6,48 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
     from triforce.config import ModelConfig
 
 
-def offloaded(config: ModelConfig, itemsize: int, weights: float, options: Namespace) -> dict[str, float | str]:
+def offloaded(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, weights: float, options: Namespace
+) -> dict[str, float | str]:
     """Bytes by name, of one text as long as the context whose KV is offloaded; {} where none is. Raises TriforceError.
 
     `weights`: bytes of them.
     """
     from triforce.cache import Offload
+    from triforce.cache.device_room import LayeredNeeds, needs_of
     from triforce.cache.pool import pages_for
-    from triforce.cache.room import Needs, memory_for
+    from triforce.cache.room import memory_for
+    from triforce.kernels import require_offload
     from triforce.ladder import Speculation
 
     offload, usual = Offload.parse(options.kv_offload, options.kv_memory, options.kv_layers), Speculation()
+    if offload.kind != "none":
+        require_offload(config, dtype, device, offload.kind)
     pages = pages_for(config.context + usual.reach)
-    needs = Needs(config, itemsize, pages, 1, usual.reach, usual.retrieval.budget)
+    needs = needs_of(config, dtype, device, pages, 1, usual.reach, usual.retrieval.budget, int(weights))
     memory = memory_for(offload, needs)
     if memory is None:
         return {}
     frames, buffers, layers = needs.split(offload, memory)
-    page, prefill = needs.page_bytes, config.context * config.hidden_size * 4
-    host = needs.bytes if offload.kind == "host" else 0
-    kept = (frames + buffers * needs.buffer_frames) * page
+    page, kept = needs.page_bytes, (frames + buffers * needs.buffer_frames) * needs.page_bytes
+    apart = isinstance(needs, LayeredNeeds)
+    prefill = needs.passing if isinstance(needs, LayeredNeeds) else config.context * config.hidden_size * 4
+    host = needs.stored(layers) if offload.kind == "host" else 0
     return {
-        "KV in memory": kept,
+        f"KV {'on the device' if apart else 'in memory'}": kept,
         "  read ahead": buffers * needs.buffer_frames * page,
         "  retrieval": (config.layers - layers) * needs.selected * page,
         "  whole layers": f"{layers} of {config.layers}",
-        f"KV in {'a file' if offload.kind == 'file' else 'host memory'}": needs.bytes,
+        f"KV in {'a file' if offload.kind == 'file' else 'host memory'}": needs.stored(layers),
         "prefill": prefill,
         "process": _resident(),
-        "in memory, in all": _resident() + weights + kept + host + prefill,
+        **({"on the device, in all": weights + kept + prefill} if apart else {}),
+        "in memory, in all": _resident() + host + (0 if apart else weights + kept + prefill),
     }
 
 

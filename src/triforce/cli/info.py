@@ -50,7 +50,7 @@ def run(options: Namespace) -> int:
         else "unknown",
         **{
             name: value if isinstance(value, str) else size(value)
-            for name, value in offloaded(config, dtype.itemsize, weights + copies, options).items()
+            for name, value in offloaded(config, dtype, device, weights + copies, options).items()
         },
     }.items():
         print(f"{name:<18} {value}")

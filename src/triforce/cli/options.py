@@ -59,7 +59,7 @@ def kv(parser: argparse._ActionsContainer) -> None:
     add(
         "--kv-offload", choices=KV_OFFLOAD, default="none", help=described("where KV goes that memory is too small for")
     )
-    text = "KV that stays in memory, such as 512MiB (default: auto, all that half of the free memory holds)"
+    text = "KV that stays in memory, or on a GPU, such as 512MiB (default: auto, what half of the free memory holds)"
     add("--kv-memory", default="auto", metavar="SIZE", help=text)
     add("--kv-layers", default="auto", metavar="N", help="layers whose KV stays whole (default: as many as fit)")
 

@@ -22,6 +22,7 @@ from triforce.kernels.contract import (
     Pass,
     Rotation,
     Search,
+    pages_for,
 )
 from triforce.kernels.layers import layer_by_layer
 from triforce.kernels.offload import SECTOR, Room
@@ -33,7 +34,8 @@ from triforce.weights import Weights
 
 __all__ = [
     "PAGE", "SECTOR", "Block", "Lists", "Memory", "Model", "Offloaded", "Outcome", "Pass", "Room", "Rotation", "Search",
-    "best", "best_dtype", "extension", "identity", "layer_by_layer", "memory", "model", "offloaded", "require_offload",
+    "best", "best_dtype", "extension", "identity", "layer_by_layer", "layered", "memory", "model", "offloaded",
+    "pages_for", "require_offload",
 ]  # fmt: skip
 
 
@@ -89,14 +91,31 @@ def memory(
     return PlainMemory(config, pages, dtype, device)
 
 
-def require_offload(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> None:
-    """Raises RequestError where no kernels read KV from a store."""
-    if not _suits_native(config, dtype, torch.device(device)):
+def require_offload(config: ModelConfig, dtype: torch.dtype, device: torch.device | str, kind: str) -> None:
+    """Raises RequestError where no kernels read KV from a store of this kind, `host` or `file`."""
+    if layered(config, dtype, device):
+        if kind == "file":
+            raise RequestError("a GPU reads KV from the host's memory, not from a file; use --kv-offload host")
+        if config.ranks > 1:
+            raise RequestError("on GPUs KV is offloaded in one process only; leave out --kv-offload, or --tp")
+    elif torch.device(device).type != "cpu":
+        raise RequestError("KV offload on a GPU needs Triton; pip install 'triforce[gpu]', or use --kv-offload none")
+    elif not _suits_native(config, dtype, torch.device(device)):
         raise RequestError(f"KV offload needs native kernels, but {_why_not_native()}; use --kv-offload none")
 
 
-def offloaded(config: ModelConfig, pages: int, dtype: torch.dtype, room: Room) -> Offloaded:
+def layered(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> bool:
+    """Whether offloaded KV comes by in whole layers, each of which has room on the device, and from memory only."""
+    device = torch.device(device)
+    return not _suits_native(config, dtype, device) and _suits_triton(config, dtype, device)
+
+
+def offloaded(config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str, room: Room) -> Offloaded:
     """KV memory of so many pages in a store. Raises CacheError where even what stays of it does not fit."""
+    if layered(config, dtype, device):
+        from triforce.kernels.triton_offload import StreamedMemory
+
+        return StreamedMemory(config, pages, dtype, device, room)
     from triforce.kernels.native_offload import OffloadedMemory
 
     return OffloadedMemory(config, pages, dtype, room)

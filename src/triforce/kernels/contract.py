@@ -21,6 +21,11 @@ PAGE = 16
 """Tokens per page of KV memory. Page 0 is scratch: padding is written there and nothing is read from it."""
 
 
+def pages_for(tokens: int) -> int:
+    """Pages that hold `tokens` tokens."""
+    return -(-tokens // PAGE)
+
+
 class Search(NamedTuple):
     """Of the units [first[b], last[b]) of row b's list its queries need see only the nearest `picks[b]`.
 
@@ -74,6 +79,8 @@ class Pass:
     """Whether each row's keys before its own are committed: where some memory is offloaded, they may leave."""
     keep: int = 0
     """How many pages of most mass, of each row, layer and KV head, such memory has at hand from then on."""
+    tables: list[list[int]] = field(default_factory=list)
+    """Each row's pages in order, on the host; none where a memory that is offloaded will not be asked."""
 
     def lists(self) -> list[Lists]:
         """Those of each layer."""

@@ -45,6 +45,8 @@ class Room:
     """What is read ahead goes through so many buffers of so many pages."""
     layers: int
     """How many layers of all pages stay."""
+    moving: int
+    """Pages that are being written in a layer, at most."""
 
     @property
     def memory(self) -> int:

@@ -29,8 +29,15 @@ class PlainMemory:
     """torch's matrix products do not promise it."""
     searches = False
 
-    def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
-        shape = (config.layers, config.kv_heads, (pages + 1) * PAGE, config.head_dim)
+    def __init__(
+        self,
+        config: ModelConfig,
+        pages: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        layers: int | None = None,
+    ) -> None:
+        shape = (config.layers if layers is None else layers, config.kv_heads, (pages + 1) * PAGE, config.head_dim)
         self.config = config
         # Zeros: what a window hides has weight 0 here, and 0 times whatever lay in the memory may be NaN.
         self.keys_LGSD, self.values_LGSD = (allocate(shape, dtype, device).zero_() for _ in range(2))
@@ -71,34 +78,48 @@ class PlainMemory:
     def attend(
         self, layer: int, q_BTHD: Tensor, lists: Lists, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        G, U = self.keys_LGSD.shape[1], lists.units.shape[-1]
-        mixed_BTHD = torch.zeros_like(q_BTHD)
-        mass_BGU = torch.zeros(len(q_BTHD), G, U, device=q_BTHD.device) if weigh else q_BTHD.new_empty(0)
-        for b, (start, count) in enumerate(zip(lists.starts, lists.counts, strict=True)):
-            if count == 0:
-                continue
-            k_GKD, v_GKD = self._seen(layer, lists.units[b], lists.unit, start + count)
-            q_THD = q_BTHD[b, :count]
-            if count > WIDE and not (weigh or lists.window):
-                mixed_BTHD[b, :count] = attend_causal(q_THD, k_GKD, v_GKD)
-                continue
-            q_sinks_THD = q_sinks_BTHD[b, :count] if q_sinks_BTHD is not None else None
-            mixed_BTHD[b, :count], mass_GK = attend(q_THD, k_GKD, v_GKD, weigh, q_sinks_THD, lists.sinks, lists.window)
-            if weigh:
-                whole_GK = torch.nn.functional.pad(mass_GK, (0, -mass_GK.shape[1] % lists.unit))
-                units_GU = whole_GK.view(G, -1, lists.unit).sum(2)
-                mass_BGU[b, :, : units_GU.shape[1]] = units_GU
-        return mixed_BTHD, mass_BGU
+        return attend_lists(q_BTHD, self.keys_LGSD[layer], self.values_LGSD[layer], lists, weigh, q_sinks_BTHD)
 
-    def _seen(self, layer: int, units: Tensor, unit: int, length: int) -> tuple[Tensor, Tensor]:
-        """The first keys and values of a list, each (G, K, D); a plain slice where its units are consecutive."""
-        units = units[..., : -(-length // unit)].long()
-        if units.ndim == 1 and bool((units.diff() == 1).all()):
-            return self.run(layer, int(units[0]) * unit, length)
-        slots = (units[..., None] * unit + torch.arange(unit, device=units.device)).flatten(-2)[..., :length]
-        if slots.ndim == 1:
-            return self.get(layer, slots)
-        return gather(self.keys_LGSD[layer], slots), gather(self.values_LGSD[layer], slots)
+
+def attend_lists(
+    q_BTHD: Tensor,
+    k_GSD: Tensor,
+    v_GSD: Tensor,
+    lists: Lists,
+    weigh: bool = False,
+    q_sinks_BTHD: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `Memory.attend`, over the slots of one layer."""
+    G, U = len(k_GSD), lists.units.shape[-1]
+    mixed_BTHD = torch.zeros_like(q_BTHD)
+    mass_BGU = torch.zeros(len(q_BTHD), G, U, device=q_BTHD.device) if weigh else q_BTHD.new_empty(0)
+    for b, (start, count) in enumerate(zip(lists.starts, lists.counts, strict=True)):
+        if count == 0:
+            continue
+        k_GKD, v_GKD = _seen(k_GSD, v_GSD, lists.units[b], lists.unit, start + count)
+        q_THD = q_BTHD[b, :count]
+        if count > WIDE and not (weigh or lists.window):
+            mixed_BTHD[b, :count] = attend_causal(q_THD, k_GKD, v_GKD)
+            continue
+        q_sinks_THD = q_sinks_BTHD[b, :count] if q_sinks_BTHD is not None else None
+        mixed_BTHD[b, :count], mass_GK = attend(q_THD, k_GKD, v_GKD, weigh, q_sinks_THD, lists.sinks, lists.window)
+        if weigh:
+            whole_GK = torch.nn.functional.pad(mass_GK, (0, -mass_GK.shape[1] % lists.unit))
+            units_GU = whole_GK.view(G, -1, lists.unit).sum(2)
+            mass_BGU[b, :, : units_GU.shape[1]] = units_GU
+    return mixed_BTHD, mass_BGU
+
+
+def _seen(k_GSD: Tensor, v_GSD: Tensor, units: Tensor, unit: int, length: int) -> tuple[Tensor, Tensor]:
+    """The first keys and values of a list, each (G, K, D); a plain slice where its units are consecutive."""
+    units = units[..., : -(-length // unit)].long()
+    if units.ndim == 1 and bool((units.diff() == 1).all()):
+        first = int(units[0]) * unit
+        return k_GSD[:, first : first + length], v_GSD[:, first : first + length]
+    slots = (units[..., None] * unit + torch.arange(unit, device=units.device)).flatten(-2)[..., :length]
+    if slots.ndim == 1:
+        return k_GSD.index_select(1, slots), v_GSD.index_select(1, slots)
+    return gather(k_GSD, slots), gather(v_GSD, slots)
 
 
 def turn(q_BTHD: Tensor, rotation: Rotation) -> Tensor:
@@ -131,5 +152,6 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | 
     except RuntimeError as error:  # torch has no narrower one for a CPU
         raise CacheError(
             f"the KV cache needs {2 * prod(shape) * dtype.itemsize / 2**30:.1f} GiB, more than there is. "
-            "Use a smaller max_tokens, a shorter prompt, fewer rows at once, --context, or --dtype bfloat16"
+            "Use a smaller max_tokens, a shorter prompt, fewer rows at once, --context, --kv-offload host, or --dtype "
+            "bfloat16"
         ) from error

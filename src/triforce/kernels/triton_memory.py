@@ -14,11 +14,12 @@ from torch import Tensor
 
 from triforce.config import ModelConfig
 from triforce.kernels.contract import Lists, Model, Outcome, Pass, Rotation
-from triforce.kernels.frame import Frame, shape_of
+from triforce.kernels.frame import Frame, Seeing, shape_of
 from triforce.kernels.graphs import Graphs, Replay
 from triforce.kernels.layers import layer_by_layer
-from triforce.kernels.plain_memory import WIDE, PlainMemory
-from triforce.kernels.triton.attention import Seen, attend
+from triforce.kernels.plain_memory import WIDE, PlainMemory, attend_lists
+from triforce.kernels.triton.attention import SPLIT, SPLIT_BY_HEAD, Seen, attend
+from triforce.kernels.triton.carry import KeysValues
 from triforce.kernels.triton.rotate import rotate_and_write
 
 NARROW = 64
@@ -37,8 +38,15 @@ class Captured(Replay):
 
 
 class TritonMemory(PlainMemory):
-    def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
-        super().__init__(config, pages, dtype, device)
+    def __init__(
+        self,
+        config: ModelConfig,
+        pages: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        layers: int | None = None,
+    ) -> None:
+        super().__init__(config, pages, dtype, device, layers)
         self.device = self.keys_LGSD.device
         self._graphs = Graphs(self.device)
         self._tables_PF = self._rotations(config.context + AHEAD)
@@ -59,7 +67,7 @@ class TritonMemory(PlainMemory):
         captured = self._graphs.get((id(model), shape), lambda: Captured(model, Frame(shape, self.device)))
         assert isinstance(captured, Captured)
         captured.frame.fill(ids_BT, at_BJ, this)
-        outcome = self._graphs.run(captured, lambda: self._pass(model, captured.frame))
+        outcome = self._run(captured)
         return _cut(outcome, B, T, at_BJ.shape[1], this)
 
     def attend(
@@ -67,34 +75,67 @@ class TritonMemory(PlainMemory):
     ) -> tuple[Tensor, Tensor]:
         starts_B, counts_B = (torch.tensor(each, device=self.device) for each in (lists.starts, lists.counts))
         seen = Seen(lists.units, starts_B, counts_B, lists.unit, lists.sinks, lists.window)
-        return attend(q_BTHD, self.keys_LGSD[layer], self.values_LGSD[layer], seen, weigh, q_sinks_BTHD)
+        return attend(q_BTHD, *self.run(layer, 0, self.keys_LGSD.shape[2]), seen, weigh, q_sinks_BTHD)
+
+    def _run(self, captured: Captured) -> Outcome:
+        return self._graphs.run(captured, lambda: self._pass(captured.model, captured.frame))
 
     def _pass(self, model: Model, frame: Frame, wide: list[Lists] | None = None) -> Outcome:
         """A function of what lies in the frame; `wide`: each layer's lists, where torch's fused attention is wanted."""
-        lists_L, shape = frame.lists(), frame.shape
+        lists_L, shape = self._lists(frame), frame.shape
         queries: list[Tensor] = []
         masses: list[Tensor] = []
 
         def layer(index: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
-            (units, starts_B, view), kv = lists_L[index], (self.keys_LGSD[index], self.values_LGSD[index])
+            (units, starts_B, view), kv = lists_L[index], self._open(index)
             seen = Seen(units, starts_B, frame.counts_B, view.unit, view.sinks, view.window)
-            q_BTHD, q_sinks_BTHD = rotate_and_write(
-                q_BTHD, k_BTGD, v_BTGD, frame.positions_B, self._tables_PF, seen, kv
+            whole, by_head = wide[index] if wide else None, len(view.units) > 2
+            q_BTHD, mixed_BTHD, mass_BGU = mix(
+                (q_BTHD, k_BTGD, v_BTGD), frame.positions_B, self._tables_PF, seen, kv, whole, shape.weigh, by_head
             )
             queries.append(q_BTHD)
-            if wide:
-                return PlainMemory.attend(self, index, q_BTHD, wide[index])[0]
-            mixed_BTHD, mass_BGU = attend(q_BTHD, *kv, seen, shape.weigh, q_sinks_BTHD)
             masses.append(mass_BGU)
+            self._close(index, seen, mass_BGU)
             return mixed_BTHD
 
         logits_BJV = layer_by_layer(model, frame.ids_BT, frame.at_BJ, layer)
         queries_LBTHD = torch.stack(queries) if shape.observe else None
         return Outcome(logits_BJV, queries_LBTHD, torch.stack(masses) if shape.weigh else None)
 
+    def _lists(self, frame: Frame) -> list[tuple[Tensor, Tensor, Seeing]]:
+        """Of each layer: its units, where `_open` will have them; starts, and settings."""
+        return frame.lists()
+
+    def _open(self, layer: int) -> KeysValues:
+        """Where a layer's keys and values are in this pass, (G, S, D) each."""
+        return self.keys_LGSD[layer], self.values_LGSD[layer]
+
+    def _close(self, layer: int, seen: Seen, mass_BGU: Tensor) -> None:
+        """The pass is done with a layer's keys and values."""
+
     def _rotations(self, length: int) -> Rotation:
         cos_PF, sin_PF = self.config.rope.cos_sin(torch.arange(length, device=self.device))
         return cos_PF, sin_PF
+
+
+def mix(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    positions_B: Tensor,
+    tables_PF: Rotation,
+    seen: Seen,
+    kv: KeysValues,
+    wide: Lists | None = None,
+    weigh: bool = False,
+    by_head: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a layer makes of new tokens, which are remembered: rotated queries, mixed values, and mass as `attend`.
+
+    `wide`: what is seen, if by torch's fused attention. `by_head`: lists are split as those of KV heads' own.
+    """
+    q_BTHD, q_sinks_BTHD = rotate_and_write(*qkv, positions_B, tables_PF, seen, kv)
+    if wide:
+        return q_BTHD, *attend_lists(q_BTHD, *kv, wide)
+    return q_BTHD, *attend(q_BTHD, *kv, seen, weigh, q_sinks_BTHD, SPLIT_BY_HEAD if by_head else SPLIT)
 
 
 def _cut(whole: Outcome, rows: int, width: int, columns: int, this: Pass) -> Outcome:

@@ -1,0 +1,129 @@
+"""How much KV stays on a device that takes it in whole layers: two of them on their way, and parts of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from triforce import kernels
+from triforce.cache.budget import Budget
+from triforce.cache.room import Needs, Offload, describe
+from triforce.config import ModelConfig
+from triforce.errors import CacheError
+
+BUFFERS = 2
+AT_ONCE = 8192
+"""Tokens of a prompt whose activations lie beside one another, at most."""
+
+
+def needs_of(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    pages: int,
+    rows: int,
+    reach: int,
+    budget: Budget,
+    weights: int = 0,
+) -> Needs:
+    """What KV of so many pages needs where these kernels keep it; `weights`: bytes that are not there yet."""
+    kept = pages, rows, reach, budget
+    if kernels.layered(config, dtype, device):
+        return LayeredNeeds(config, dtype.itemsize, *kept, device, weights)
+    return Needs(config, dtype.itemsize, *kept)
+
+
+@dataclass(frozen=True, slots=True)
+class LayeredNeeds(Needs):
+    """A layer is whole, or has frames for what is written and for what a retrieval tier reads."""
+
+    device: torch.device
+    weights: int
+
+    share = 0.9
+
+    @property
+    def pinned(self) -> bool:  # type: ignore[override]
+        return self.device.type == "cuda"
+
+    @property
+    def buffer_frames(self) -> int:
+        """Of a layer, and a page of scratch for each KV head."""
+        return self.config.kv_heads * (self.pages + 1)
+
+    def stored(self, layers: int) -> int:
+        """Whole layers are not in the store."""
+        return (self.config.layers - layers) * self.buffer_frames * self.page_bytes
+
+    @property
+    def part(self) -> int:
+        """Frames of a layer that is not whole."""
+        return self.config.kv_heads + self.moving + self.selected
+
+    @property
+    def passing(self) -> int:
+        """Bytes of the activations of a prompt, roughly."""
+        config, tokens = self.config, self.pages * kernels.PAGE
+        at_once = 4 * config.hidden_size + 3 * config.intermediate_size
+        return self.itemsize * (tokens * config.hidden_size + min(tokens, AT_ONCE) * at_once)
+
+    @property
+    def free(self) -> int:
+        """Bytes on the device beside weights and activations."""
+        return max(0, free_on(self.device) - self.passing - self.weights)
+
+    @property
+    def least(self) -> int:
+        layers = self.config.layers
+        parts = layers * self.part + BUFFERS * self.buffer_frames
+        return min(layers * self.buffer_frames, parts) * self.page_bytes
+
+    def split(self, offload: Offload, memory: int) -> tuple[int, int, int]:
+        """Frames, buffers, and layers that stay whole, of so many bytes. Raises CacheError for too few or too many."""
+        self._require_free(memory)
+        self.require(memory)
+        frames, layers, home = memory // self.page_bytes, self.config.layers, self.buffer_frames
+        asked = layers if offload.layers is None else min(offload.layers, layers)
+        if asked == layers and frames >= layers * home:
+            return layers * home, 0, layers
+        frames -= BUFFERS * home
+        fits = max((n for n in range(layers) if n * home + (layers - n) * self.part <= frames), default=-1)
+        if fits < 0 or (offload.layers is not None and asked > fits):
+            more = asked * home + (layers - asked) * self.part - frames
+            raise self.too_many_whole(asked, more)
+        whole = min(asked, fits)
+        most = whole * home + (layers - whole) * (self.config.kv_heads + self.moving + self.layer)
+        return min(frames, most), BUFFERS, whole
+
+    def require_all(self) -> None:
+        """On a CUDA device: before a prompt is read for minutes. Raises CacheError."""
+        if self.pinned and self.bytes > (free := self.free):
+            tokens = free // (self.heads * self.page_bytes) * kernels.PAGE
+            raise CacheError(
+                f"the KV cache needs {describe(self.bytes)} on {self.device}, and {describe(free)} are free beside "
+                f"weights and a prompt's activations, for {tokens} tokens in all; use --kv-offload host, a smaller "
+                "--context or max_tokens, or fewer texts"
+            )
+
+    def _require_free(self, memory: int) -> None:
+        """As `require_all`, of what is to stay."""
+        if not self.pinned or max(memory, self.least) <= (free := self.free):
+            return
+        if self.least > free:
+            raise CacheError(
+                f"offloaded KV needs at least {describe(self.least)} on {self.device}, and {describe(free)} are free "
+                "beside weights and a prompt's activations; use a smaller --context, a smaller --budget, or fewer texts"
+            )
+        raise CacheError(
+            f"--kv-memory {describe(memory)} is more than the {describe(free)} that are free on {self.device} beside "
+            f"weights and a prompt's activations; give {describe(free)} or less, or a smaller --context"
+        )
+
+
+def free_on(device: torch.device) -> int:
+    """Bytes that this process may still take on a CUDA device, as far as its share goes if it has one."""
+    free, total = torch.cuda.mem_get_info(device)
+    used = torch.cuda.memory_allocated(device)
+    share = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    return int(min(free + torch.cuda.memory_reserved(device) - used, share - used))

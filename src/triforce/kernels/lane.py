@@ -1,0 +1,79 @@
+"""Copies beside the computation: on a CUDA device a queue of their own; elsewhere each is done when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+Copies = Iterable[tuple[Tensor, Tensor]]
+"""Each from the second to the first, contiguous and alike."""
+Mark = torch.cuda.Event | None
+"""A point that the computation or the lane comes to."""
+
+
+class Lane:
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def copy(self, copies: Copies) -> None:
+        """Behind the lane's earlier copies, and what it waits for."""
+        aside: AbstractContextManager[object] = torch.cuda.stream(self._stream) if self._stream else nullcontext()
+        with aside:
+            for to, source in copies:
+                to.copy_(source, non_blocking=True)
+
+    def reached(self) -> Mark:
+        """All that the lane has been asked for so far."""
+        return self._stream.record_event() if self._stream else None
+
+    def computed(self) -> Mark:
+        """All that has been computed so far."""
+        return torch.cuda.current_stream().record_event() if self._stream else None
+
+    def after(self, mark: Mark) -> None:
+        """What the lane is asked for from now on waits for this."""
+        if self._stream and mark:
+            self._stream.wait_event(mark)
+
+    def hold(self, mark: Mark) -> None:
+        """What is computed from now on waits for this."""
+        if mark:
+            torch.cuda.current_stream().wait_event(mark)
+
+
+class Buffers:
+    """Places that layers take in turns: while one is computed with, the next one is filled.
+
+    Each use is `fill`, `use`, `leave`, in this order; no more places than there are may be between the first and the
+    last.
+    """
+
+    def __init__(self, lane: Lane, places: Sequence[int]) -> None:
+        self._lane = lane
+        self._ready: dict[int, Mark] = dict.fromkeys(places)
+        self._free: dict[int, Mark] = dict.fromkeys(places)
+
+    def fill(self, copies: Callable[[int], Copies]) -> int:
+        """Take the place that was filled longest ago and fill it anew, once it is free; returns it."""
+        place = next(iter(self._free))
+        self._lane.after(self._free.pop(place))
+        self._lane.copy(copies(place))
+        self._ready[place] = self._lane.reached()
+        self._free[place] = None
+        return place
+
+    def use(self, place: int) -> None:
+        """What is computed from now on sees it filled."""
+        self._lane.hold(self._ready[place])
+
+    def leave(self, place: int, copies: Copies = ()) -> None:
+        """It is free when all that has been asked for so far is done, and these copies from it."""
+        mark = self._lane.computed()
+        if copies := list(copies):
+            self._lane.after(mark)
+            self._lane.copy(copies)
+            mark = self._lane.reached()
+        self._free[place] = mark
