@@ -56,13 +56,15 @@ def model(config: ModelConfig, weights: Weights, int8: bool = False, ranks: Rank
         return NativeModel(config, weights, int8)
     if int8:
         raise _no_int8()
-    if _suits_triton(config, weights.embedding_VC.dtype, weights.embedding_VC.device):
+    plain: PlainModel
+    if _suits_triton(config, dtype, weights.embedding_VC.device):
         from triforce.kernels.triton_model import TritonModel
 
-        return TritonModel(config, weights)
-    if weights.embedding_VC.device.type == "cpu" and extension.missing:
-        _say_that_they_are_missing()
-    plain = PlainModel(config, weights)
+        plain = TritonModel(config, weights)
+    else:
+        if weights.embedding_VC.device.type == "cpu" and extension.missing:
+            _say_that_they_are_missing()
+        plain = PlainModel(config, weights)
     return ShardedModel(config, plain, ranks, dtype) if ranks.count > 1 else plain
 
 
