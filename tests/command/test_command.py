@@ -1,30 +1,18 @@
-"""`triforce generate` and `info` as a user meets them: streams, JSON, colours, and what is said of mistakes."""
+"""`triforce generate` and `info` as a user meets them: streams, JSON, colours."""
 
 from __future__ import annotations
 
-import io
 import json
-import math
-import os
-import subprocess
-import sys
-import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_llm import Characters, FakeLLM, Piece, answer
 
 from triforce.cli import main
 from triforce.cli.common import Painter, Prefill, report
 from triforce.cli.info import size
-from triforce.errors import ModelError
-from triforce.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
-from triforce.stats import TierStats
-
-ROOT = Path(__file__).parents[1]
-
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+from triforce.request import RequestOutput
 
 JSON_KEYS = [
     "text",
@@ -44,80 +32,6 @@ JSON_KEYS = [
     "plans",
     "kv",
 ]
-
-
-class Characters:
-    """A tokenizer: tokens are characters."""
-
-    class Stream:
-        def step(self, token: int) -> str:
-            return chr(token)
-
-    def stream(self, after: object = ()) -> Stream:
-        return self.Stream()
-
-
-class Piece:
-    def __init__(self, text: str, origins: list[str]) -> None:
-        self.text, self.token_ids, self.origins = text, [ord(c) for c in text], origins
-
-
-def answer(text: str, n: int = 1, **changes: Any) -> RequestOutput:
-    tiers = [TierStats("draft", 4, 3, 2, 0.1), TierStats("full", 5, 5, 2, 0.4)]
-    outputs = [
-        CompletionOutput(
-            i, text, [ord(c) for c in text], "length", changes.get("logprobs"), ["full"] * len(text), 7, tiers
-        )
-        for i in range(n)
-    ]
-    return RequestOutput([1, 2], None, outputs, "triforce", "seeded", "bitwise", 1.0, 0.5)
-
-
-class FakeLLM:
-    """Says "héllo", as two passes would."""
-
-    made: dict[str, Any]
-    called: dict[str, Any]
-    fault: Exception | None = None
-    tokenizer = Characters()
-
-    def __init__(self, model: str | None, **settings: Any) -> None:
-        type(self).made = {"model": model} | settings
-
-    def encode(self, prompt: str) -> list[int]:
-        return [ord(c) for c in prompt]
-
-    def generate(self, prompt: str, params: SamplingParams, **settings: Any) -> list[RequestOutput]:
-        type(self).called = {"prompt": prompt, "params": params} | settings
-        if self.fault:
-            raise self.fault
-        logprobs = [TokenLogprobs(Logprob(1, -0.5), (Logprob(2, -math.inf),))] if params.logprobs is not None else None
-        return [answer("héllo", params.n, logprobs=logprobs)]
-
-    def stream(self, prompt: list[int], params: SamplingParams, **settings: Any) -> Iterator[Piece | RequestOutput]:
-        self.generate("".join(map(chr, prompt)), params, **settings)
-        settings["on_prefill"](1, 2)
-        settings["on_prefill"](2, 2)
-        yield Piece("hé", ["draft", "full"])
-        yield Piece("llo", ["draft", "draft", "full"])
-        yield answer("héllo")
-
-
-@pytest.fixture
-def llm(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
-    module = types.ModuleType("triforce.llm")
-    fake = type("LLM", (FakeLLM,), {})
-    module.LLM = fake  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "triforce.llm", module)
-    return fake
-
-
-@pytest.fixture
-def stdin(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def give(data: bytes) -> None:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
-
-    return give
 
 
 def test_text_on_stdout_and_statistics_on_stderr(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,72 +127,6 @@ def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str
     bar(1, 2)
     bar(2, 2)
     assert not capsys.readouterr().err
-
-
-MISTAKES = {
-    "a file that is missing": (["--prompt-file", "no/such/file"], "cannot be read"),
-    "a file that is a folder": (["--prompt-file", "."], "cannot be read"),
-    "two prompts": (["model", "a prompt", "--prompt-file", "-"], "leave one"),
-    "an empty prompt": ([""], "empty"),
-    "an empty prompt after a model": (["model", ""], "empty"),
-    "an argument that is not UTF-8": (["a \udcff"], "UTF-8"),
-    "a temperature below zero": (["a prompt", "--temperature", "-1"], "temperature"),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.usefixtures("llm")
-def test_mistakes_are_code_2_and_one_message(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments, message = MISTAKES[mistake]
-    assert main(["generate", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert err.startswith("triforce: error: ")
-    assert message in err
-    assert err.count("\n") == 1
-
-
-@pytest.mark.usefixtures("llm")
-def test_bytes_that_are_not_utf8(stdin: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "latin").write_bytes(b"caf\xe9")
-    assert main(["generate", "--prompt-file", str(tmp_path / "latin")]) == 2
-    assert "byte 0xe9 at offset 3" in capsys.readouterr().err
-    stdin(b"\xff")
-    assert main(["generate"]) == 2
-    assert "stdin is not UTF-8" in capsys.readouterr().err
-    stdin(b"")
-    assert main(["generate"]) == 2
-    assert "empty" in capsys.readouterr().err
-
-
-def test_errors_of_the_engine(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
-    llm.fault = ModelError("no such model")
-    assert main(["generate", "a prompt"]) == 2
-    assert capsys.readouterr().err == "triforce: error: no such model\n"
-    llm.fault = KeyboardInterrupt()  # type: ignore[assignment]
-    assert main(["generate", "a prompt"]) == 130
-
-
-def test_a_missing_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", "no/such/folder"]) == 2
-    assert "no/such/folder" in capsys.readouterr().err
-
-
-def test_a_closed_pipe_is_quiet() -> None:
-    code = (
-        "import sys, types; from triforce import cli\n"
-        "module = types.ModuleType('triforce.cli.info'); sys.modules['triforce.cli.info'] = module\n"
-        "def run(options):\n    [print('x' * 1000) for _ in range(1000)]; return 0\n"
-        "module.run = run\nsys.exit(cli.main(['info']))"
-    )
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.returncode == 141
 
 
 def test_info_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,67 @@
+"""An engine that says one thing, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from triforce.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
+from triforce.stats import TierStats
+
+
+class Characters:
+    """A tokenizer: tokens are characters."""
+
+    class Stream:
+        def step(self, token: int) -> str:
+            return chr(token)
+
+    def stream(self, after: object = ()) -> Stream:
+        return self.Stream()
+
+
+class Piece:
+    def __init__(self, text: str, origins: list[str]) -> None:
+        self.text, self.token_ids, self.origins = text, [ord(c) for c in text], origins
+
+
+def answer(text: str, n: int = 1, **changes: Any) -> RequestOutput:
+    tiers = [TierStats("draft", 4, 3, 2, 0.1), TierStats("full", 5, 5, 2, 0.4)]
+    outputs = [
+        CompletionOutput(
+            i, text, [ord(c) for c in text], "length", changes.get("logprobs"), ["full"] * len(text), 7, tiers
+        )
+        for i in range(n)
+    ]
+    return RequestOutput([1, 2], None, outputs, "triforce", "seeded", "bitwise", 1.0, 0.5)
+
+
+class FakeLLM:
+    """Says "héllo", as two passes would."""
+
+    made: dict[str, Any]
+    called: dict[str, Any]
+    fault: Exception | None = None
+    tokenizer = Characters()
+
+    def __init__(self, model: str | None, **settings: Any) -> None:
+        type(self).made = {"model": model} | settings
+
+    def encode(self, prompt: str) -> list[int]:
+        return [ord(c) for c in prompt]
+
+    def generate(self, prompt: str, params: SamplingParams, **settings: Any) -> list[RequestOutput]:
+        type(self).called = {"prompt": prompt, "params": params} | settings
+        if self.fault:
+            raise self.fault
+        logprobs = [TokenLogprobs(Logprob(1, -0.5), (Logprob(2, -math.inf),))] if params.logprobs is not None else None
+        return [answer("héllo", params.n, logprobs=logprobs)]
+
+    def stream(self, prompt: list[int], params: SamplingParams, **settings: Any) -> Iterator[Piece | RequestOutput]:
+        self.generate("".join(map(chr, prompt)), params, **settings)
+        settings["on_prefill"](1, 2)
+        settings["on_prefill"](2, 2)
+        yield Piece("hé", ["draft", "full"])
+        yield Piece("llo", ["draft", "draft", "full"])
+        yield answer("héllo")
