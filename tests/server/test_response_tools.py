@@ -15,7 +15,7 @@ from asking import ask, events, good, refused
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from starlette.types import ASGIApp
-from test_tools import CALLS, TOOLS, TURNS, nested
+from test_tools import CALLS, TOOLS, nested, writing
 
 from triforce.llm import LLM
 from triforce.server.app import create_app
@@ -35,12 +35,7 @@ RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "30 cm"
 
 @pytest.fixture(scope="module", params=CALLS)
 def app(request: pytest.FixtureRequest, pair: Path) -> Iterator[ASGIApp]:
-    llm = LLM(pair / "target", pair / "draft", budget=64)
-    assert llm.tokenizer
-    llm.tokenizer._hf.chat_template = TURNS.replace("CALL", CALLS[request.param])
-    engine = Worker(llm, Limits(waiting=2))
-    yield create_app(llm, engine, "tiny")
-    asyncio.run(engine.close())
+    yield from writing(request.param, pair)
 
 
 def called(items: list[dict[str, Any]]) -> list[tuple[str, str]]:

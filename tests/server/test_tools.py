@@ -42,14 +42,19 @@ TOOLS = [
 BODY = {"messages": [{"role": "user", "content": "the cat?"}], "tools": TOOLS, "max_tokens": 300, "seed": 2, "top_k": 9}
 
 
-@pytest.fixture(scope="module", params=CALLS)
-def app(request: pytest.FixtureRequest, pair: Path) -> Iterator[ASGIApp]:
+def writing(form: str, pair: Path) -> Iterator[ASGIApp]:
+    """The server on a model that writes calls in this form."""
     llm = LLM(pair / "target", pair / "draft", budget=64)
     assert llm.tokenizer
-    llm.tokenizer._hf.chat_template = TURNS.replace("CALL", CALLS[request.param])
+    llm.tokenizer._hf.chat_template = TURNS.replace("CALL", CALLS[form])
     engine = Worker(llm, Limits(waiting=2))
     yield create_app(llm, engine, "tiny")
     asyncio.run(engine.close())
+
+
+@pytest.fixture(scope="module", params=CALLS)
+def app(request: pytest.FixtureRequest, pair: Path) -> Iterator[ASGIApp]:
+    yield from writing(request.param, pair)
 
 
 def checked(call: dict[str, Any]) -> str:
