@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import gcd
 
 from triforce import kernels
+from triforce.burst import burst
 from triforce.cache import PAGE, Full, Offload, Pool, Retrieval, Setting, Streaming, store
 from triforce.cache.device_room import needs_of
 from triforce.cache.full import prefill_chunk
@@ -199,7 +200,9 @@ class Rows:
         """The draft model, through sinks and a window."""
         view, draft = self.store.streaming.more(len(self.capacities)), self.models.draft
         assert draft is not None, "the store has seen to it"
-        return Tier("draft", draft, view, self.setting.gamma_1)
+        tier = Tier("draft", draft, view, self.setting.gamma_1)
+        tier.burst = partial(burst, draft.model)
+        return tier
 
 
 Ladder = Callable[[Rows], Tier[Full]]

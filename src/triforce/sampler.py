@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -109,7 +110,7 @@ class NativeSampling:
         self.coupling, self.vocab_size = coupling, vocab_size
         self._law_size = coupling.law_size(vocab_size)
         self._keys = coupling.noise.keys if isinstance(coupling.noise, Noise) else None
-        rows = extension.native.Sampler(vocab_size)
+        self.rows = rows = extension.native.Sampler(vocab_size)
         for p, prompt_length in zip(params, prompt_lengths, strict=True):
             penalties = p.repetition_penalty, p.presence_penalty, p.frequency_penalty
             bias = list((p.logit_bias or {}).items())
@@ -133,6 +134,17 @@ class NativeSampling:
         if longest < J:  # behind it no law was written
             tokens_BJ, origins_BJ, laws_BJV = tokens_BJ[:, :longest], origins_BJ[:, :longest], laws_BJV[:, :longest]
         return Draft(tokens_BJ, laws_BJV, origins_BJ, counts_B)
+
+    def draws(self, tier: int, count: int, live_B: Bools) -> tuple[Any, Any, Tensor] | None:
+        """For `count` tokens of each live row behind no guess: sampler, noise, and where laws (count, B, V) go.
+
+        None where the noise is not known natively.
+        """
+        laws_KBV = torch.empty(count, len(live_B), self._law_size, dtype=torch.float64)
+        if isinstance(self.coupling, Rejection):
+            uniforms_BK = self.coupling.noise.uniforms(tier, count, count * live_B)
+            return self.rows, uniforms_BK.T.contiguous(), laws_KBV
+        return (self.rows, self._keys, laws_KBV) if self._keys else None
 
     def _noise(self, guess: Draft, lengths_B: Ints, live_B: Bools, width: int, tier: int) -> object:
         """The uniforms of `rejection`; of `seeded` the keys, which are enough, or all exponentials."""

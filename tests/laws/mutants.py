@@ -71,13 +71,13 @@ DECISIONS = [
         [
             Edit(
                 Tier,
-                "propose",
+                "verify",
                 (
                     "if self.record:",
                     "if not self.below:\n"
-                    "            raw_BJV = logits_BJV.double().softmax(-1)\n"
-                    "            step = Draft(step.tokens_BK, raw_BJV, step.origins_BK, step.counts_B)\n"
-                    "        if self.record:",
+                    "        raw_BJV = logits_BJV.double().softmax(-1)\n"
+                    "        step = Draft(step.tokens_BK, raw_BJV, step.origins_BK, step.counts_B)\n"
+                    "    if self.record:",
                 ),
             )
         ],

@@ -89,6 +89,16 @@ class Streaming:
         self.rows = range(len(self.rings))
         self._forget_lists()
 
+    def steps(self, counts_B: Ints, most: int) -> int:
+        """How many tokens, at most `most`, can be fed one by one behind the next pass before its lists have to move.
+
+        The pass feeds `counts_B`.
+        """
+        first = self.sinks + self.window - 1
+        dropped_B = np.maximum(self.lengths_B - first, 0) // self.unit
+        left_B = (dropped_B + 1) * self.unit + first - (self.lengths_B + counts_B)
+        return max(min(most, int(left_B[counts_B > 0].min())), 0)
+
     def begin(self, counts_B: Ints, width: int) -> None:
         # On the host: a pass of the draft costs less than a dozen operations on tensors would.
         starts, counts = self.lengths_B.tolist(), counts_B.tolist()
@@ -106,8 +116,12 @@ class Streaming:
         self._pass = Pass(starts, [(self.config.layers, lists)])
 
     def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
-        assert self._pass is not None, "begin() comes before forward()"
-        return self.memory.forward(model, ids_BT, at_BJ, self._pass).logits_BJV
+        return self.memory.forward(model, ids_BT, at_BJ, self.begun).logits_BJV
+
+    @property
+    def begun(self) -> Pass:
+        assert self._pass is not None, "begin() comes before a pass"
+        return self._pass
 
     def advance(self, counts_B: Ints) -> None:
         self.lengths_B += counts_B

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -34,9 +35,11 @@ from triforce.weights import Weights
 
 __all__ = [
     "PAGE", "SECTOR", "Block", "Lists", "Memory", "Model", "Offloaded", "Outcome", "Pass", "Room", "Rotation", "Search",
-    "best", "best_dtype", "extension", "identity", "layer_by_layer", "layered", "memory", "model", "offloaded",
-    "pages_for", "require_offload",
+    "best", "best_dtype", "bursting", "extension", "identity", "layer_by_layer", "layered", "memory", "model",
+    "offloaded", "pages_for", "require_offload",
 ]  # fmt: skip
+
+Burst = Callable[..., tuple[int, float] | None]
 
 
 def model(config: ModelConfig, weights: Weights, int8: bool = False, ranks: Ranks = ALONE) -> Model:
@@ -121,6 +124,18 @@ def offloaded(config: ModelConfig, pages: int, dtype: torch.dtype, device: torch
     from triforce.kernels.native_offload import OffloadedMemory
 
     return OffloadedMemory(config, pages, dtype, room)
+
+
+def bursting(model: Model, memory: Memory) -> Burst | None:
+    """`NativeMemory.burst` with this model: several tokens in one call. None where there is none."""
+    if not extension.native:
+        return None
+    from triforce.kernels.native_memory import NativeMemory
+    from triforce.kernels.native_model import NativeModel
+
+    if isinstance(memory, NativeMemory) and isinstance(model, NativeModel):
+        return partial(memory.burst, model)
+    return None
 
 
 def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Array = NDArray[Any]
+View = tuple[int, Tensor, Sequence[int], int, int, Sequence[int], tuple[Sequence[int], ...]]
+"""Layers, pages as in `attend` or for each of the layers (layers, B, G, P), starts, sinks, window, coarse, search."""
 
 def levels() -> list[str]: ...
 def level() -> str: ...
@@ -174,7 +176,7 @@ class Decoder:
         counts: Sequence[int],
         cos: Tensor,
         sin: Tensor,
-        views: Sequence[tuple[int, Tensor, Sequence[int], int, int, Sequence[int], tuple[Sequence[int], ...]]],
+        views: Sequence[View],
         at: Tensor | None,
         logits: Tensor,
         queries: Tensor | None,
@@ -187,12 +189,32 @@ class Decoder:
     ) -> None:
         """A pass of ids (B, T) int64 over the pages of each layer, counts[b] tokens of row b from positions[b] on.
 
-        A view: layers, pages as in `attend` or for each of the layers (layers, B, G, P), starts, sinks, window,
-        coarse, search.
         Out: logits (B, J, V) of columns at (B, J) int64, rotated queries (L, B, T, H, D) dtype, mass (L, B, G, P).
         Some layers only: the residual stream stays in x (B, T, C) float32. For offloaded memory: keys before the starts
         are committed if `exact`, and the `keep` pages of most mass stay at hand.
         """
+
+def burst(
+    decoder: Decoder,
+    memory: Sequence[Pages],
+    positions: Sequence[int],
+    cos: Tensor,
+    sin: Tensor,
+    view: View,
+    texts: Array,
+    lengths: Array,
+    live: Array,
+    sampler: Sampler,
+    noise: Noise | Tensor,
+    laws: Tensor,
+    tokens: Array,
+) -> tuple[int, float] | None:
+    """tokens (B, K) behind each live row of texts (B, S) int64, one after another, and written there too.
+
+    Row b has seen positions[b] tokens of its text; the view is what the first pass sees. Under `seeded` noise is the
+    keys, under `rejection` uniforms (K, B), and laws (K, B, V) are those that tokens were drawn from. None, or row and
+    largest logit of a token without a law.
+    """
 
 class OffloadError(RuntimeError): ...
 

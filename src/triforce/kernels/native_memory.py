@@ -22,7 +22,9 @@ from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass, Search
 from triforce.kernels.native_layers import Mix, by_layers, rotations
 from triforce.kernels.native_model import NativeModel
 from triforce.kernels.plain_memory import allocate
+from triforce.shapes import Bools, Ints
 
+Draws = tuple[_native.Sampler, "_native.Noise | Tensor", Tensor]
 NOTHING = Search([], [], [])
 
 
@@ -59,17 +61,30 @@ class NativeMemory:
             mass_LBGU = torch.empty(config.layers, B, config.kv_heads, this.views[0][1].units.shape[-1])
         model.decoder.run(
             self._layers, ids_BT.contiguous(), this.positions, this.views[0][1].counts,
-            *rotations(config.rope, this, T),
-            [
-                (
-                    layers, lists.units, lists.starts, lists.sinks, lists.window,
-                    lists.coarse if self.int8 else [], self._search(lists),
-                )
-                for layers, lists in this.views
-            ],
+            *rotations(config.rope, this, T), [self._view(*view) for view in this.views],
             at_BJ, logits_BJV, queries_LBTHD, mass_LBGU, exact=this.exact, keep=this.keep,
         )  # fmt: skip
         return Outcome(logits_BJV, queries_LBTHD, mass_LBGU)
+
+    def burst(
+        self, model: NativeModel, this: Pass, texts: tuple[Ints, Ints, Bools], draws: Draws, tokens_BK: Ints
+    ) -> tuple[int, float] | None:
+        """K tokens behind each text, one after another in one call, as so many passes and draws would give them.
+
+        this: what the first pass sees, from which the others go on. texts: ids (B, S) with room for the tokens, which
+        are written there too, lengths, and which rows are live. draws: sampler, noise, and where laws go, as in
+        `_native.burst`. Answers the row and its largest logit where a token has no law.
+        """
+        (view,), (sampler, noise, laws), (ids_BS, lengths_B, live_B) = this.views, draws, texts
+        longest = int((lengths_B - np.array(this.positions)).max()) + tokens_BK.shape[1]
+        return _native.burst(
+            model.decoder, self._layers, this.positions, *rotations(self.config.rope, this, longest), self._view(*view),
+            ids_BS, lengths_B, live_B, sampler, noise, laws, tokens_BK,
+        )  # fmt: skip
+
+    def _view(self, layers: int, lists: Lists) -> _native.View:
+        coarse = lists.coarse if self.int8 else []
+        return layers, lists.units, lists.starts, lists.sinks, lists.window, coarse, self._search(lists)
 
     def attend(
         self, layer: int, q_BTHD: Tensor, lists: Lists, weigh: bool = False, q_sinks_BTHD: Tensor | None = None

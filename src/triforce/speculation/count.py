@@ -28,11 +28,11 @@ class Counters:
         self.kept = self.refused = 0
         self._passes: deque[tuple[int, int, float]] = deque(maxlen=REMEMBERED)
 
-    def passed(self, live_B: Bools, seconds: float, width: int = 1) -> None:
-        """The tier made one pass of so many columns for its live rows."""
-        self.passes_B += live_B
+    def passed(self, live_B: Bools, seconds: float, width: int = 1, passes: int = 1) -> None:
+        """The tier made so many passes, of so many columns each, for its live rows."""
+        self.passes_B += passes * live_B
         self.seconds_B += seconds * live_B
-        self._passes.append((width, int(live_B.sum()), seconds))
+        self._passes += [(width, int(live_B.sum()), seconds / passes)] * passes
 
     def fresh(self) -> list[tuple[int, int, float]]:
         """The passes since this was last asked, the latest of them: tokens of a row, rows, and seconds."""

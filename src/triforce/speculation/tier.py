@@ -122,6 +122,9 @@ class Sampling(Protocol):
         """The guesses kept and one token more, as samples of the law of these logits. Column j follows j guesses."""
 
 
+Burst = Callable[["Tier[C]", Prefix, Sampling, Bools, int], Draft | None]
+"""Several tokens of each live row at once, for a tier with nothing below it: so many or fewer; None where it cannot."""
+
 Record = Callable[[Tensor, Draft], None]
 """Shown the raw logits (B, J, V) of a verification and its outcome."""
 
@@ -143,6 +146,7 @@ class Tier(Generic[C]):
         self.level: int = below.level + 1 if below else 0
         self.counters = Counters(len(cache.lengths_B))
         self.record: Record | None = None
+        self.burst: Burst[C] | None = None
         self.read: Read[C] | None = None
 
     def propose(self, prefix: Prefix, sampling: Sampling, live_B: Bools) -> Draft:
@@ -151,16 +155,24 @@ class Tier(Generic[C]):
         while (live_B := live_B & (draft.counts_B < self.gamma)).any():
             guess = self.below.propose(prefix, sampling, live_B) if self.below else nothing
             started = perf_counter()
-            logits_BJV = self.score(prefix, guess, live_B)
-            step = sampling.verify(guess, logits_BJV, prefix, live_B, self.level)
-            if self.record:
-                self.record(logits_BJV, step)
+            missing = self.gamma - int(draft.counts_B[live_B].max())
+            several = self.burst(self, prefix, sampling, live_B, missing) if self.burst else None
+            step = several or self.verify(prefix, guess, sampling, live_B)
             draft = draft.then(step, live_B)
             prefix = self.settle(prefix, step, live_B)
             if self.below:
                 self.below.judged(guess, step.counts_B - 1, live_B)
-            self.counters.passed(live_B, perf_counter() - started, logits_BJV.shape[1])
+            passes = int(several.counts_B.max()) if several else 1
+            self.counters.passed(live_B, perf_counter() - started, guess.tokens_BK.shape[1] + 1, passes)
         return draft
+
+    def verify(self, prefix: Prefix, guess: Draft, sampling: Sampling, live_B: Bools) -> Draft:
+        """One pass: the guesses that are kept, and one token more."""
+        logits_BJV = self.score(prefix, guess, live_B)
+        step = sampling.verify(guess, logits_BJV, prefix, live_B, self.level)
+        if self.record:
+            self.record(logits_BJV, step)
+        return step
 
     def score(self, prefix: Prefix, guess: Draft, live_B: Bools) -> Tensor:
         """Raw logits before and after each guess: one pass over what the cache has not seen."""

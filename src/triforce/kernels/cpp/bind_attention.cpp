@@ -23,12 +23,6 @@ namespace {
 
 using Found = std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>>;  // as Search
 
-[[noreturn]] void refuse(const std::string& why) { throw nb::value_error(why.c_str()); }
-
-void check(bool fine, const char* why) {
-    if (!fine) refuse(why);
-}
-
 Copies copies_over(const Pages& pages, nb::handle keys, nb::handle values, nb::handle scales) {
     const int64_t G = pages.heads, P = pages.count, E = pages.page_numbers();
     int8_t* k = tensor("int8_keys", keys).as<int8_t>({G, P, E});

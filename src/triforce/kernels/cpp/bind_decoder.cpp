@@ -1,27 +1,15 @@
+#include "bind_decoder.hpp"
+
 #include <optional>
-#include <vector>
 
-#include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
-#include "decoder.hpp"
 #include "tensor.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace triforce {
-namespace {
-
-using Ints = std::vector<int64_t>;
-// As View; the object is its lists, and the last three are its search.
-using Seen = std::tuple<int64_t, nb::object, Ints, int64_t, int64_t, Ints, std::tuple<Ints, Ints, Ints>>;
-
-void check(bool fine, const char* why) {
-    if (!fine) throw nb::value_error(why);
-}
 
 View view(const Seen& seen, int64_t rows, int64_t heads) {
     const auto& [layers, units, starts, sinks, window, coarse, search] = seen;
@@ -40,6 +28,14 @@ View view(const Seen& seen, int64_t rows, int64_t heads) {
     view.lists = lists.dims == 4 ? lists.as<int32_t>({L, B, G, P}) : lists.as<int32_t>({B, G, P});
     return view;
 }
+
+std::pair<Rotation, int64_t> rotation(nb::handle cos, nb::handle sin, int64_t dim) {
+    const Tensor cos_tensor = tensor("cos", cos);
+    const int64_t half = dim / 2, positions = cos_tensor.dims ? cos_tensor[0] : 0;
+    return {{cos_tensor.as<float>({positions, half}), tensor("sin", sin).as<float>({positions, half})}, positions};
+}
+
+namespace {
 
 void outputs(Feed& feed, const Decoder& decoder, const Pages& pages, nb::handle logits, nb::handle queries,
              nb::handle mass) {
@@ -60,14 +56,14 @@ void forward(const Decoder& decoder, const std::vector<const Pages*>& memory, nb
              nb::handle logits, nb::handle queries, nb::handle mass, int64_t first_layer, int64_t last_layer,
              nb::handle x, bool exact, int64_t keep) {
     check(!memory.empty() && !views.empty(), "there must be pages and views");
-    const Tensor ids_tensor = tensor("ids", ids), cos_tensor = tensor("cos", cos);
+    const Tensor ids_tensor = tensor("ids", ids);
     Feed feed{};
     feed.ids = ids_tensor.as<int64_t>({-1, -1});
     feed.rows = ids_tensor[0], feed.width = feed.scored = ids_tensor[1];
     check(static_cast<int64_t>(positions.size()) == feed.rows && positions.size() == counts.size(),
           "positions and counts must have one number for each row");
-    const int64_t half = memory[0]->dim / 2, table = cos_tensor.dims ? cos_tensor[0] : 0;
-    feed.rotation = {cos_tensor.as<float>({table, half}), tensor("sin", sin).as<float>({table, half})};
+    int64_t table = 0;
+    std::tie(feed.rotation, table) = rotation(cos, sin, memory[0]->dim);
     for (size_t b = 0; b < counts.size(); b++)
         check(0 <= counts[b] && counts[b] <= feed.width && 0 <= positions[b] && positions[b] <= table - counts[b],
               "counts must lie in [0, T] and positions in the tables");

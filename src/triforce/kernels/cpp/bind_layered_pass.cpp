@@ -16,10 +16,6 @@ using namespace nb::literals;
 namespace triforce {
 namespace {
 
-void check(bool fine, const char* why) {
-    if (!fine) throw nb::value_error(why);
-}
-
 /// A pass over an offloaded memory between whose layers something else is done: the store is read meanwhile.
 class LayeredPass {
   public:

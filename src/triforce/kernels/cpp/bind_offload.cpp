@@ -16,10 +16,6 @@ using namespace nb::literals;
 namespace triforce {
 namespace {
 
-void check(bool fine, const char* why) {
-    if (!fine) throw nb::value_error(why);
-}
-
 void init_memory_store(Store* self, nb::handle memory) {
     const Tensor bytes = tensor("memory", memory);
     bytes.expect(Type::u8, {-1});

@@ -19,18 +19,6 @@ namespace {
 
 using Answer = std::optional<std::tuple<int, int, double>>;
 
-/// How the rows of a batch are sampled.
-struct Sampler {
-    int vocabulary;
-    std::vector<Row> rows;
-
-    void add(Row row) {
-        for (const auto& [token, value] : row.bias)
-            if (token < 0 || token >= vocabulary) throw nb::value_error("a bias is outside of the vocabulary");
-        rows.push_back(std::move(row));
-    }
-};
-
 /// The arrays of a pass as the bindings take them, in this order. A law has no entries under `seeded`.
 struct Arrays {
     nb::handle logits, ids, lengths, live;
@@ -41,10 +29,10 @@ struct Arrays {
 
 void check_guesses(const Pass& p) {
     for (int b = 0; b < p.rows; b++) {
-        if (p.counts[b] < 0 || p.counts[b] >= p.columns) throw nb::value_error("counts must be from 0 to K");
+        check(p.counts[b] >= 0 && p.counts[b] < p.columns, "counts must be from 0 to K");
         for (int64_t k = 0; k < p.counts[b]; k++) {
             const int64_t token = p.tokens[static_cast<int64_t>(b) * (p.columns - 1) + k];
-            if (token < 0 || token >= p.vocabulary) throw nb::value_error("tokens must be in the vocabulary");
+            check(token >= 0 && token < p.vocabulary, "tokens must be in the vocabulary");
         }
     }
 }
@@ -84,7 +72,10 @@ Answer run(Verify verify, const Sampler& sampler, const Pass& pass, const Source
 
 void add(Sampler& sampler, double temperature, int64_t top_k, double top_p, double min_p, double repetition,
          double presence, double frequency, std::vector<std::pair<int64_t, double>> bias, int64_t prompt) {
-    sampler.add({temperature, top_k, top_p, min_p, repetition, presence, frequency, std::move(bias), prompt});
+    for (const auto& [token, value] : bias)
+        check(token >= 0 && token < sampler.vocabulary, "a bias is outside of the vocabulary");
+    sampler.rows.push_back(
+        {temperature, top_k, top_p, min_p, repetition, presence, frequency, std::move(bias), prompt});
 }
 
 Answer seeded(const Sampler& sampler, const Arrays& arrays, nb::handle noise) {
@@ -93,7 +84,7 @@ Answer seeded(const Sampler& sampler, const Arrays& arrays, nb::handle noise) {
     if (!nb::try_cast(noise, keyed))
         return run(verify_seeded, sampler, p,
                    Exponentials{nullptr, tensor("noise", noise).as<double>({p.rows, p.columns, p.vocabulary})});
-    if (keyed->seeds.size() != sampler.rows.size()) throw nb::value_error("noise must have a key for each row");
+    check(keyed->seeds.size() == sampler.rows.size(), "noise must have a key for each row");
     return run(verify_seeded, sampler, p, Exponentials{keyed, nullptr});
 }
 
@@ -115,7 +106,7 @@ Answer call(const Sampler& sampler, nb::handle logits, nb::handle ids, nb::handl
 }
 
 void init_noise(Noise* self, std::vector<uint64_t> seeds, std::vector<uint32_t> choices) {
-    if (seeds.size() != choices.size()) throw nb::value_error("as many choices as seeds");
+    check(seeds.size() == choices.size(), "as many choices as seeds");
     new (self) Noise{std::move(seeds), std::move(choices)};
 }
 
@@ -125,7 +116,7 @@ void uniforms(const Noise& noise, nb::handle draws_object, int tier, nb::handle 
     int64_t* drawn = draws.as<int64_t>({-1, B});
     const int64_t* used = tensor("used", used_object).as<int64_t>({B});
     double* to = out.as<double>({B, -1});
-    if (tier < 0 || tier >= draws[0]) throw nb::value_error("no such tier in draws");
+    check(tier >= 0 && tier < draws[0], "no such tier in draws");
     drawn += tier * B;
     for (int64_t b = 0; b < B; b++) {
         for (int64_t i = 0; i < out[1]; i++) *to++ = noise.uniform(static_cast<int>(b), tier, drawn[b] + i);

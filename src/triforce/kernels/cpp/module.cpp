@@ -16,6 +16,7 @@ void bind_decoder(nb::module_& m);
 void bind_offload(nb::module_& m);
 void bind_layered_pass(nb::module_& m);
 void bind_sampler(nb::module_& m);
+void bind_burst(nb::module_& m);
 void bind_bandwidth(nb::module_& m);
 
 namespace {
@@ -42,6 +43,7 @@ NB_MODULE(_native, m) {
     bind_offload(m);
     bind_layered_pass(m);
     bind_sampler(m);
+    bind_burst(m);
     bind_bandwidth(m);
 }
 

@@ -13,6 +13,12 @@
 
 namespace triforce {
 
+/// How the rows of a batch are sampled.
+struct Sampler {
+    int vocabulary;
+    std::vector<Row> rows;
+};
+
 /// The arrays of one pass, checked.
 struct Pass {
     int rows, columns, vocabulary;

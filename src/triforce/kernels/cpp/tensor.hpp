@@ -35,4 +35,7 @@ struct Tensor {
 /// DLPack and outlives the call).
 Tensor tensor(const char* name, nanobind::handle object);
 
+/// Throws nb::value_error.
+void check(bool fine, const char* why);
+
 }  // namespace triforce

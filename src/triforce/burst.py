@@ -1,0 +1,42 @@
+"""Several tokens of the draft model in one native call: Python between them would take longer than the model does.
+
+Shape suffixes: B rows, K drafted tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from triforce import kernels
+from triforce.cache import Streaming
+from triforce.kernels import Model
+from triforce.sampler import NativeSampling
+from triforce.sampling.warp import no_law
+from triforce.shapes import Bools
+from triforce.speculation import Draft, Prefix, Sampling, Tier
+
+
+def burst(
+    model: Model, tier: Tier[Streaming], prefix: Prefix, sampling: Sampling, live_B: Bools, count: int
+) -> Draft | None:
+    """`count` tokens of each live row, or fewer, bit for bit those that passes and draws one by one would give.
+
+    For a tier of `model` with nothing below it. None where they have to be asked for one by one. Raises ModelError
+    where there is no law.
+    """
+    view, run = tier.cache, kernels.bursting(model, tier.cache.memory)
+    if not (run and isinstance(sampling, NativeSampling)):
+        return None
+    unseen_B = (prefix.lengths_B - view.lengths_B) * live_B
+    more = view.steps(unseen_B, count - 1)
+    draws = sampling.draws(tier.level, more + 1, live_B)
+    if draws is None:
+        return None
+    view.begin(unseen_B + more * live_B, int(unseen_B.max()) + more)
+    tokens_BK = np.empty((len(live_B), more + 1), dtype=np.int64)
+    unlawful = run(view.begun, (prefix.ids_BS, prefix.lengths_B, live_B), draws, tokens_BK)
+    if unlawful:
+        raise no_law(unlawful[0], 0, unlawful[1])
+    view.advance(unseen_B + more * live_B)
+    origins_BK = np.full_like(tokens_BK, tier.level)
+    return Draft(tokens_BK, draws[2].transpose(0, 1), origins_BK, (more + 1) * live_B)
