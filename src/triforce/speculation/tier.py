@@ -156,7 +156,7 @@ class Tier(Generic[C]):
             guess = self.below.propose(prefix, sampling, live_B) if self.below else nothing
             started = perf_counter()
             missing = self.gamma - int(draft.counts_B[live_B].max())
-            several = self.burst(self, prefix, sampling, live_B, missing) if self.burst else None
+            several = self.burst(self, prefix, sampling, live_B, missing) if self.burst and not self.below else None
             step = several or self.verify(prefix, guess, sampling, live_B)
             draft = draft.then(step, live_B)
             prefix = self.settle(prefix, step, live_B)
