@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from triforce.cli import replicas, together
-from triforce.cli.common import require_writable
+from triforce.cli.common import load, require_writable
 from triforce.cli.serving import extra, model_name
 from triforce.errors import RequestError
+
+if TYPE_CHECKING:
+    from triforce.server.batch import Answers
 
 
 def run(options: Namespace) -> int:
@@ -21,7 +22,6 @@ def run(options: Namespace) -> int:
     together.refuse("batch")
     with extra():
         from triforce.server import batch
-        from triforce.server.app import create_app
 
     source, output = Path(options.file), Path(options.output or Path(options.file).with_suffix(".out.jsonl"))
     with _opened(source) as file:
@@ -30,24 +30,33 @@ def run(options: Namespace) -> int:
         if output.exists() and output.samefile(source):
             raise RequestError(f"{output} is the input; name another file with -o")
         require_writable(str(output))
-        batch.resume(output)
-        name, engines = options.name or model_name(options.model), max(replicas.wanted(options), 1)
-        limits = replace(batch.LIMITS, waiting=engines * batch.LIMITS.waiting)
-        llm, engine = replicas.engine(options, limits, f"batch {os.getpid()}")
-
-        async def answer() -> batch.Tally:
-            try:
-                app = create_app(llm, engine, name, limits=limits)
-                with _progress(lines) as bar:
-                    return await batch.run(app, file, output, bar.update, engines * batch.AT_ONCE)
-            finally:
-                await engine.close()
-
-        tally = asyncio.run(answer())
+        name = options.name or model_name(options.model)
+        with _progress(lines) as bar, batch.Answers(output, bar.update) as answers:
+            (replicas.answer if replicas.wanted(options) else _answer)(options, name, file, answers)
+    tally = answers.tally
     print(
         f"{tally.answered} answered, {tally.refused} refused, {tally.skipped} there already: {output}", file=sys.stderr
     )
     return 0
+
+
+def _answer(options: Namespace, name: str, source: BinaryIO, answers: Answers) -> None:
+    """By an engine in this process. Raises TriforceError."""
+    with extra():
+        from triforce.server import batch
+        from triforce.server.app import create_app
+        from triforce.server.worker import Worker
+
+    llm = load(options)
+    engine = Worker(llm, batch.LIMITS)
+
+    async def run() -> None:
+        try:
+            await batch.run(create_app(llm, engine, name, limits=batch.LIMITS), source, answers)
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
 
 
 def _progress(lines: int) -> Any:

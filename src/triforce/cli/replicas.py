@@ -1,18 +1,21 @@
-"""Several engines behind one command: `--replicas N` and `--ray-address` put them on Ray Serve."""
+"""Several engines behind one command: `--replicas N` and `--ray-address` put them on Ray."""
 
 from __future__ import annotations
 
 import socket
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from triforce.cli.common import load, settings
 from triforce.cli.serving import extra
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
+    from triforce.server.batch import Answers
     from triforce.server.engine import Engine, Served
     from triforce.server.limits import Limits
 
@@ -41,19 +44,38 @@ def engine(options: Namespace, limits: Limits, purpose: str) -> tuple[Served, En
 
 
 def _replicas(options: Namespace, limits: Limits, purpose: str) -> tuple[Served, Engine]:
+    with _importing(options):
+        from triforce.replicas.cluster import replicated
+
+    name, count = f"triforce {socket.gethostname()} {purpose}", wanted(options)
+    with _Progress(count) as progress:
+        return replicated(_settings(options), limits, count, options.ray_address, name, progress)
+
+
+def answer(options: Namespace, name: str, source: BinaryIO, answers: Answers) -> None:
+    """Answer the lines of a batch, on Ray Data. Raises TriforceError."""
+    with _importing(options):
+        from triforce.replicas import lines
+
+    lines.answer(_settings(options), name, wanted(options), options.ray_address, source, answers)
+
+
+@contextmanager
+def _importing(options: Namespace) -> Iterator[None]:
+    """Imports of Ray go in here. Raises RequestError where it is not installed."""
     with extra("ray"):
         from triforce.replicas import environment
 
         environment.prepare(options.ray_address)
-        from triforce.replicas.cluster import replicated
+        yield
 
+
+def _settings(options: Namespace) -> dict[str, Any]:
     given = settings(options)
     for name in ("model", "draft"):  # a folder is the same one wherever a replica works
         if given[name] is not None and Path(given[name]).is_dir():
             given[name] = str(Path(given[name]).resolve())
-    name, count = f"triforce {socket.gethostname()} {purpose}", wanted(options)
-    with _Progress(count) as progress:
-        return replicated(given, limits, count, options.ray_address, name, progress)
+    return given
 
 
 class _Progress:

@@ -11,4 +11,5 @@ one thread in a process of its own. The modules import one way, and tests/replic
 - `router`: which replica a request goes to
 - `engine`: all replicas as one engine
 - `cluster`: Ray, started or found, and the replicas on it
+- `lines`: those of a batch, answered by engines on Ray Data instead
 """

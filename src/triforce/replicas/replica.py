@@ -32,8 +32,7 @@ class Replica:
     def __init__(self, settings: dict[str, Any], limits: Limits) -> None:
         if ray.util.get_node_ip_address() == LOOPBACK:
             _keep_to_loopback()
-        context = ray.get_runtime_context()
-        extension.use_threads(int(context.get_assigned_resources().get("CPU", 1)))
+        use_share()
         self._name = str(serve.get_replica_context().replica_id.unique_id)
         self._desk: Desk | TriforceError
         self._worker: Worker | None = None
@@ -70,6 +69,11 @@ class Replica:
     def _word(self, event: Any = None, waited: float = 0.0) -> Word:
         assert self._worker
         return Word(self._name, self._worker.load().kv_tokens, event, waited)
+
+
+def use_share() -> None:
+    """As many threads as this process has processors of its node."""
+    extension.use_threads(int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
 
 
 def _keep_to_loopback() -> None:

@@ -1,0 +1,108 @@
+"""The lines of a batch on Ray Data: actors have an engine and the application each, and answer what comes as a server.
+
+A line is a block of its own. So a text waits for no other one, and if an actor dies, what it had not answered, and
+nothing else, is asked again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from typing import Any, BinaryIO
+
+import ray
+import ray.data
+from ray.exceptions import RayError
+
+from triforce.errors import RequestError, TriforceError
+from triforce.llm import LLM
+from triforce.replicas.cluster import connect, planned
+from triforce.replicas.replica import use_share
+from triforce.server.app import create_app
+from triforce.server.batch import LIMITS, Answers, Job, post
+from triforce.server.worker import Worker
+
+TRIES = 3
+"""Actors that a line is given to, if they die with it: it may be what they die of."""
+
+Row = dict[str, Any]
+
+
+class Answerer:
+    """An actor. A mistake in the settings is said by its first answer: its constructor would tell it with a traceback."""
+
+    def __init__(self, settings: dict[str, Any], name: str) -> None:
+        use_share()
+        self._mistake = ""
+        try:
+            llm = LLM(**settings)
+            self._app = create_app(llm, Worker(llm, LIMITS), name, limits=LIMITS)
+        except TriforceError as error:
+            self._mistake = str(error)
+
+    async def __call__(self, row: Row) -> Row:
+        said = b"" if self._mistake else json.dumps(await post(self._app, row["url"], row["body"])).encode()
+        return {"place": row["place"], "response": said, "mistake": self._mistake}
+
+
+def answer(
+    settings: dict[str, Any], name: str, count: int, address: str | None, source: BinaryIO, answers: Answers
+) -> None:
+    """Answer what is missing, by `count` engines LLM(**settings) on the Ray at `address` (None: one of our own).
+
+    Raises RequestError; whatever is raised, what has been answered is kept.
+    """
+    jobs: dict[int, Job] = {}
+    for place, job in enumerate(answers.missing(source)):
+        if job.error is None:
+            jobs[place] = job
+        else:
+            answers.add(job)
+    if not jobs:
+        return
+    connect(address)
+    _quiet()
+    try:
+        count = min(count, len(jobs))
+        for row in _rows(_answered(jobs, count, settings, name)):
+            if row["mistake"]:
+                raise RequestError(row["mistake"])
+            answers.add(jobs.pop(row["place"]), json.loads(row["response"]))
+    except RayError as error:
+        what = str(error).strip().splitlines()[-1]
+        raise RequestError(f"the engines do not start ({what}); triforce[ray] of one version must be installed on all "
+                           "machines of this Ray, and the model be there") from error  # fmt: skip
+    finally:
+        ray.shutdown()
+    for job in jobs.values():
+        died = f"{TRIES} engines died while they made this; look into the logs of Ray, and ask for less"
+        answers.add(replace(job, error=died, code="replica_lost"))
+
+
+def _answered(jobs: dict[int, Job], count: int, settings: dict[str, Any], name: str) -> ray.data.Dataset:
+    plan = planned(ray.nodes(), count, settings["device"])
+    rows = [{"place": place, "url": job.url, "body": job.body} for place, job in jobs.items()]
+    return ray.data.from_items(rows, override_num_blocks=len(rows)).map(
+        Answerer,
+        fn_constructor_args=(settings, name),
+        compute=ray.data.ActorPoolStrategy(size=count, max_tasks_in_flight_per_actor=LIMITS.rows),
+        num_cpus=plan.cpus,
+        num_gpus=plan.gpus,
+        max_concurrency=LIMITS.rows,
+        max_task_retries=TRIES - 1,
+    )
+
+
+def _rows(dataset: ray.data.Dataset) -> Any:
+    """Each as soon as it is there."""
+    for batch in dataset.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
+        yield from batch.to_pylist()
+
+
+def _quiet() -> None:
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = context.print_on_execution_start = False
+    context.execution_no_progress_timeout_s = -1  # a text may take as long as it takes
+    context.max_errored_blocks = -1  # a line whose engine died is told as one, and others go on
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
