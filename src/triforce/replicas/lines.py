@@ -17,20 +17,20 @@ from ray.exceptions import RayError
 
 from triforce.errors import RequestError, TriforceError
 from triforce.llm import LLM
-from triforce.replicas.cluster import connect, planned
+from triforce.replicas.cluster import Plan, connect, planned
 from triforce.replicas.replica import use_share
 from triforce.server.app import create_app
 from triforce.server.batch import LIMITS, Answers, Job, post
 from triforce.server.worker import Worker
 
-TRIES = 3
-"""Actors that a line is given to, if they die with it: it may be what they die of."""
+RETRIES = 1
+"""Of a line whose actor has died: among others, and then alone, as one of them may be what it died of."""
 
 Row = dict[str, Any]
 
 
 class Answerer:
-    """An actor. A mistake in the settings is said by its first answer: its constructor would tell it with a traceback."""
+    """An actor. A mistake in the settings is said by its answers: its constructor would say it with a traceback."""
 
     def __init__(self, settings: dict[str, Any], name: str) -> None:
         use_share()
@@ -62,13 +62,12 @@ def answer(
     if not jobs:
         return
     connect(address)
-    _quiet()
     try:
-        count = min(count, len(jobs))
-        for row in _rows(_answered(jobs, count, settings, name)):
-            if row["mistake"]:
-                raise RequestError(row["mistake"])
-            answers.add(jobs.pop(row["place"]), json.loads(row["response"]))
+        _quiet()
+        for engines, at_once in (min(count, len(jobs)), LIMITS.rows), (1, 1):
+            if jobs:
+                plan = planned(ray.nodes(), engines, settings["device"])
+                _take(_answered(jobs, plan, at_once, (settings, name)), jobs, answers)
     except RayError as error:
         what = str(error).strip().splitlines()[-1]
         raise RequestError(f"the engines do not start ({what}); triforce[ray] of one version must be installed on all "
@@ -76,28 +75,31 @@ def answer(
     finally:
         ray.shutdown()
     for job in jobs.values():
-        died = f"{TRIES} engines died while they made this; look into the logs of Ray, and ask for less"
+        died = "each engine that made this died, the last ones with nothing else to make; ask for less"
         answers.add(replace(job, error=died, code="replica_lost"))
 
 
-def _answered(jobs: dict[int, Job], count: int, settings: dict[str, Any], name: str) -> ray.data.Dataset:
-    plan = planned(ray.nodes(), count, settings["device"])
+def _answered(jobs: dict[int, Job], plan: Plan, at_once: int, model: tuple[dict[str, Any], str]) -> ray.data.Dataset:
     rows = [{"place": place, "url": job.url, "body": job.body} for place, job in jobs.items()]
     return ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         Answerer,
-        fn_constructor_args=(settings, name),
-        compute=ray.data.ActorPoolStrategy(size=count, max_tasks_in_flight_per_actor=LIMITS.rows),
+        fn_constructor_args=model,
+        compute=ray.data.ActorPoolStrategy(
+            size=plan.count, max_tasks_in_flight_per_actor=at_once, max_concurrent_calls_per_actor=at_once
+        ),
         num_cpus=plan.cpus,
         num_gpus=plan.gpus,
-        max_concurrency=LIMITS.rows,
-        max_task_retries=TRIES - 1,
+        ray_remote_args_fn=lambda: {"max_task_retries": RETRIES},
     )
 
 
-def _rows(dataset: ray.data.Dataset) -> Any:
+def _take(dataset: ray.data.Dataset, jobs: dict[int, Job], answers: Answers) -> None:
     """Each as soon as it is there."""
     for batch in dataset.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
-        yield from batch.to_pylist()
+        for row in batch.to_pylist():
+            if row["mistake"]:
+                raise RequestError(row["mistake"])
+            answers.add(jobs.pop(row["place"]), json.loads(row["response"]))
 
 
 def _quiet() -> None:
