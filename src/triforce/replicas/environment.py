@@ -9,7 +9,6 @@ import secrets
 def prepare(address: str | None) -> None:
     """For a Ray at `address`, or one that is started for this process alone: on loopback only, and behind a token."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers of every start
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # to stderr, and of what is not wrong here
     # How busy a replica is counts as known for so long. Nobody else sends to ours, so what is counted here stays true.
     os.environ["RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S"] = "1e9"
     if address is None:
