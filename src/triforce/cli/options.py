@@ -103,7 +103,7 @@ def engine(parser: argparse.ArgumentParser) -> None:
 
 def replicas(parser: argparse._ActionsContainer) -> None:
     add = parser.add_argument
-    add("--replicas", type=int, metavar="N", help="engines, on Ray Serve (default: one, in this process, without Ray)")
+    add("--replicas", type=int, metavar="N", help="engines, on Ray (default: one, in this process, without Ray)")
     text = "the Ray whose machines have the replicas, such as HOST:6379 or auto (default: one of this machine alone)"
     add("--ray-address", metavar="ADDRESS", help=text)
 
