@@ -53,30 +53,39 @@ def answer(
 
     Raises RequestError; whatever is raised, what has been answered is kept.
     """
-    jobs: dict[int, Job] = {}
-    for place, job in enumerate(answers.missing(source)):
-        if job.error is None:
-            jobs[place] = job
-        else:
+    missing = list(answers.missing(source))
+    jobs = {place: job for place, job in enumerate(missing) if job.error is None}
+    for job in missing:
+        if job.error is not None:
             answers.add(job)
-    if not jobs:
-        return
-    connect(address)
-    try:
-        _quiet()
-        for engines, at_once in (min(count, len(jobs)), LIMITS.rows), (1, 1):
-            if jobs:
-                plan = planned(ray.nodes(), engines, settings["device"])
-                _take(_answered(jobs, plan, at_once, (settings, name)), jobs, answers)
-    except RayError as error:
-        what = str(error).strip().splitlines()[-1]
-        raise RequestError(f"the engines do not start ({what}); triforce[ray] of one version must be installed on all "
-                           "machines of this Ray, and the model be there") from error  # fmt: skip
-    finally:
-        ray.shutdown()
+    if jobs:
+        connect(address)
+        try:
+            for engines, at_once in (min(count, len(jobs)), LIMITS.rows), (1, 1):
+                _ask(jobs, planned(ray.nodes(), engines, settings["device"]), at_once, (settings, name), answers)
+        finally:
+            ray.shutdown()
     for job in jobs.values():
         died = "each engine that made this died, the last ones with nothing else to make; ask for less"
         answers.add(replace(job, error=died, code="replica_lost"))
+
+
+def _ask(jobs: dict[int, Job], plan: Plan, at_once: int, model: tuple[dict[str, Any], str], answers: Answers) -> None:
+    """Take out of `jobs` what is answered, each as soon as it is. Raises RequestError."""
+    if not jobs:
+        return
+    _quiet()
+    dataset = _answered(jobs, plan, at_once, model)
+    try:
+        for batch in dataset.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
+            for row in batch.to_pylist():
+                if row["mistake"]:
+                    raise RequestError(row["mistake"])
+                answers.add(jobs.pop(row["place"]), json.loads(row["response"]))
+    except RayError as error:
+        what = f"Ray gave up ({str(error).strip().splitlines()[-1]})"
+        advice = "triforce[ray] of one version must be on all machines of this Ray, and the model; then start it again"
+        raise RequestError(f"{what}; {advice}") from error
 
 
 def _answered(jobs: dict[int, Job], plan: Plan, at_once: int, model: tuple[dict[str, Any], str]) -> ray.data.Dataset:
@@ -91,15 +100,6 @@ def _answered(jobs: dict[int, Job], plan: Plan, at_once: int, model: tuple[dict[
         num_gpus=plan.gpus,
         ray_remote_args_fn=lambda: {"max_task_retries": RETRIES},
     )
-
-
-def _take(dataset: ray.data.Dataset, jobs: dict[int, Job], answers: Answers) -> None:
-    """Each as soon as it is there."""
-    for batch in dataset.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
-        for row in batch.to_pylist():
-            if row["mistake"]:
-                raise RequestError(row["mistake"])
-            answers.add(jobs.pop(row["place"]), json.loads(row["response"]))
 
 
 def _quiet() -> None:
