@@ -8,21 +8,32 @@ import sys
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from triforce.cli import replicas, together
+from triforce.cli import replicas
 from triforce.cli.common import require_writable
-from triforce.cli.serving import extra, model_name
+from triforce.cli.serving import extra, follow, model_name
 from triforce.errors import RequestError
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from triforce.ranks import Ranks
 
 
 def run(options: Namespace) -> int:
+    """In one process, or in several that share the model; or in those of replicas."""
+    return replicas.run(options, answer_all)
+
+
+def answer_all(options: Namespace, ranks: Ranks) -> int:
     """Answer what is not answered yet. What cannot be read or written is said before the model is loaded."""
-    together.refuse("batch")
     with extra():
         from triforce.server import batch
         from triforce.server.app import create_app
 
+    if ranks.rank:
+        return follow(options, ranks, batch.LIMITS)
     source, output = Path(options.file), Path(options.output or Path(options.file).with_suffix(".out.jsonl"))
     with _opened(source) as file:
         lines = sum(bool(line.strip()) for line in file)
@@ -33,13 +44,19 @@ def run(options: Namespace) -> int:
         batch.resume(output)
         name, engines = options.name or model_name(options.model), max(replicas.wanted(options), 1)
         limits = replace(batch.LIMITS, waiting=engines * batch.LIMITS.waiting)
-        llm, engine = replicas.engine(options, limits, f"batch {os.getpid()}")
+        llm, engine = replicas.engine(options, ranks, limits, f"batch {os.getpid()}")
 
         async def answer() -> batch.Tally:
+            app = create_app(llm, engine, name, limits=limits)
+
+            async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+                await app(scope, receive, send)
+                if engine.failure:  # what was answered is that, and will be asked again
+                    raise engine.failure
+
             try:
-                app = create_app(llm, engine, name, limits=limits)
                 with _progress(lines) as bar:
-                    return await batch.run(app, file, output, bar.update, engines * batch.AT_ONCE)
+                    return await batch.run(checked, file, output, bar.update, engines * batch.AT_ONCE)
             finally:
                 await engine.close()
 

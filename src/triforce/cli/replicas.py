@@ -8,11 +8,14 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from triforce.cli import together
 from triforce.cli.common import load, settings
 from triforce.cli.serving import extra
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
+    from triforce.cli.together import Command
+    from triforce.ranks import Ranks
     from triforce.server.engine import Engine, Served
     from triforce.server.limits import Limits
 
@@ -27,7 +30,19 @@ def wanted(options: Namespace) -> int:
     return count
 
 
-def engine(options: Namespace, limits: Limits, purpose: str) -> tuple[Served, Engine]:
+def run(options: Namespace, command: Command, *, winds_down: bool = False) -> int:
+    """As `together.run`; but where replicas are wanted it is they who have ranks."""
+    if not wanted(options):
+        return together.run(options, command, winds_down=winds_down)
+    together.refuse("what has replicas")
+    if options.tp is not None:
+        raise RequestError("--tp and --replicas: a replica is one process yet; leave one of them out")
+    from triforce.ranks import ALONE
+
+    return command(options, ALONE)
+
+
+def engine(options: Namespace, ranks: Ranks, limits: Limits, purpose: str) -> tuple[Served, Engine]:
     """What is served, and what makes its texts: replicas, if they are wanted, or a thread. Raises TriforceError.
 
     purpose: tells apart what this machine has on one Ray.
@@ -36,7 +51,7 @@ def engine(options: Namespace, limits: Limits, purpose: str) -> tuple[Served, En
         return _replicas(options, limits, purpose)
     from triforce.server.worker import Worker
 
-    llm = load(options)
+    llm = load(options, ranks if ranks.count > 1 else None)
     return llm, Worker(llm, limits)
 
 

@@ -7,6 +7,7 @@ when they are what went wrong.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from argparse import Namespace
@@ -27,8 +28,11 @@ MOST = 64
 Command = Callable[[Namespace, "Ranks"], int]
 
 
-def run(options: Namespace, command: Command) -> int:
-    """The command, in as many processes as the options or torchrun want. Raises RequestError."""
+def run(options: Namespace, command: Command, *, winds_down: bool = False) -> int:
+    """The command, in as many processes as the options or torchrun want. Raises RequestError.
+
+    winds_down: told to end by a signal, rank 0 ends when it is ready, and the others with it.
+    """
     wanted = options.tp if options.tp is not None else 1
     if not 1 <= wanted <= MOST:
         raise RequestError(f"--tp is {wanted}; give 1 to {MOST} processes")
@@ -38,20 +42,23 @@ def run(options: Namespace, command: Command) -> int:
     if started > 1:
         if options.tp not in (None, started):
             raise RequestError(f"--tp is {options.tp}, but {started} processes were started; leave out --tp")
+        if winds_down and os.environ["RANK"] != "0":
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
         return _as_rank(options, command, started)
     if wanted > 1:
         from triforce.cli.launch import launch
 
-        return launch(wanted, options.arguments)
+        return launch(wanted, options.arguments, winds_down=winds_down)
     from triforce.ranks import ALONE
 
     return command(options, ALONE)
 
 
-def refuse(command: str) -> None:
-    """For commands of one process. Raises RequestError where torchrun has started several."""
+def refuse(what: str) -> None:
+    """For what is done in one process. Raises RequestError where torchrun has started several."""
     if _started(os.environ) > 1:
-        raise RequestError(f"{command} runs in one process; start it without torchrun (generate can be shared)")
+        raise RequestError(f"{what} starts in one process; start it without torchrun")
 
 
 def _started(environment: Mapping[str, str]) -> int:
