@@ -225,7 +225,7 @@ class Engine:
             self.cancel(group)
 
     def _require_alone(self) -> None:
-        """Raise what is being handled if several ranks are in that pass: others may have come through, or wait in it."""
+        """Raise what is handled now if several ranks are in that pass: others may have come through, or wait in it."""
         if self._models.target.ranks.count > 1:
             raise
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-
 from typing import TYPE_CHECKING
 
 from triforce.cli import replicas

@@ -47,7 +47,7 @@ class Crew:
             yield number, None
         for number, ask in orders.fresh:
             begun = self._begin(ask)
-            if isinstance(begun, Request):
+            if not isinstance(begun, Exception):
                 self._requests[number], self._numbers[begun] = begun, number
             yield number, begun
         for request, event in self.texts.step():

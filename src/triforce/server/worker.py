@@ -88,7 +88,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.is_alive() and self.failure is None
 
     def drain(self) -> None:
         with self._changed:
