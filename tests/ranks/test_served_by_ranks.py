@@ -48,14 +48,15 @@ def served(pair: Path, log: Path, *arguments: str) -> Iterator[tuple[subprocess.
     """A server of two ranks, of which nothing is left behind."""
     with log.open("w") as said:
         process = triforce("serve", pair, "--port", "0", *arguments, stderr=said)
+    assert process.stdout
     try:
-        assert process.stdout
         line = process.stdout.readline()
         assert line.startswith("triforce serves target at http://"), log.read_text()
         yield process, line.split()[-1]
     finally:
         process.kill()
         process.wait()
+        process.stdout.close()
 
 
 def ranks(process: subprocess.Popen[str]) -> dict[str, psutil.Process]:
@@ -72,7 +73,7 @@ def text_of(pair: Path, seed: int) -> str:
 
 
 def test_a_server_of_two_ranks(pair: Path, tmp_path: Path) -> None:
-    """Texts of seeds, at once and as streams, one of which is left; idle ranks rest; SIGTERM lets a text be finished."""
+    """Texts of seeds beside a stream that is left; ranks that rest; a text that SIGTERM lets be finished."""
     log = tmp_path / "log"
     with served(pair, log) as (process, url), httpx.Client(base_url=url, timeout=120) as web:
         started = ranks(process)
@@ -82,10 +83,9 @@ def test_a_server_of_two_ranks(pair: Path, tmp_path: Path) -> None:
             body = {"prompt": PROMPT, "seed": seed, **SAMPLED}
             return str(web.post("/v1/completions", json=body).json()["choices"][0]["text"])
 
-        with ThreadPoolExecutor() as pool:
-            with web.stream("POST", "/v1/completions", json=LONG) as left:
-                next(left.iter_lines())
-                got = list(pool.map(ask, [5, 6, 5, 7]))
+        with ThreadPoolExecutor() as pool, web.stream("POST", "/v1/completions", json=LONG) as left:
+            next(left.iter_lines())
+            got = list(pool.map(ask, [5, 6, 5, 7]))
         assert got[:2] == [text_of(pair, 5), text_of(pair, 6)] and got[2] == got[0] != got[3]
         answer = web.post("/v1/completions", json={"prompt": PROMPT, "temperature": -1})
         assert answer.status_code == 400
@@ -126,7 +126,7 @@ def test_an_idle_server_ends_too(pair: Path, tmp_path: Path, lost: str) -> None:
     """A rank is lost, or whoever started them."""
     with served(pair, tmp_path / "log") as (process, _):
         started = ranks(process)
-        (started[lost] if lost in started else process).kill()
+        started.get(lost, process).kill()
         assert process.wait(60) != 0 and gone(started)
 
 

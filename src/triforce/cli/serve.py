@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
@@ -46,5 +47,9 @@ def serve(options: Namespace, ranks: Ranks) -> int:
         url = listener.url(sock)
         print(f"triforce serves {name} at {url}", flush=True)
         logs.event("listening", url=url, model=name)
-        listener.serve(app, engine, sock, options.grace)
+        try:
+            listener.serve(app, engine, sock, options.grace)
+        finally:
+            if ranks.count > 1:  # a second signal leaves no time for it, and the others are to be told
+                asyncio.run(engine.close())
     return 0
