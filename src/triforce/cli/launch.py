@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from triforce import kin
 from triforce.cli import LOST, MISTAKE
-from triforce.cli.together import LIFELINE, MEETING
 
 GRACE = 5.0
 """Seconds in which ranks may end by themselves once the first has ended."""
@@ -47,19 +47,12 @@ def _start(
     rank: int, count: int, arguments: Sequence[str], folder: Path, lifeline: int, apart: bool
 ) -> subprocess.Popen[bytes]:
     """Rank 0 has our streams; what the others say goes to a file each. `apart`: a terminal's Ctrl-C is for us alone."""
-    # As multiprocessing does, which would import the main module again: the same modules as here, whatever the folder.
-    code = f"import sys; sys.path[:] = {sys.path!r}; from triforce.cli import main; sys.exit(main(sys.argv[1:]))"
-    environment = os.environ | {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count),
-        MEETING: f"file://{folder / 'meeting'}", LIFELINE: str(lifeline),
-        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
-    }  # fmt: skip
-    streams: dict[str, Any] = {}
+    run = "from triforce.cli import main; sys.exit(main(sys.argv[1:]))"
+    options: dict[str, Any] = {"start_new_session": apart}
     with (folder / f"rank-{rank}").open("wb") as said:
         if rank:
-            streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
-        command = [sys.executable, "-c", code, *arguments]
-        return subprocess.Popen(command, env=environment, pass_fds=(lifeline,), start_new_session=apart, **streams)
+            options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
+        return kin.start(run, arguments, kin.introduce(rank, count, folder), lifeline, **options)
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:

@@ -35,8 +35,7 @@ def run(options: Namespace, command: Command, *, winds_down: bool = False) -> in
     if not wanted(options):
         return together.run(options, command, winds_down=winds_down)
     together.refuse("what has replicas")
-    if options.tp is not None:
-        raise RequestError("--tp and --replicas: a replica is one process yet; leave one of them out")
+    together.wanted(options)
     from triforce.ranks import ALONE
 
     return command(options, ALONE)
@@ -68,7 +67,9 @@ def _replicas(options: Namespace, limits: Limits, purpose: str) -> tuple[Served,
             given[name] = str(Path(given[name]).resolve())
     name, count = f"triforce {socket.gethostname()} {purpose}", wanted(options)
     with _Progress(count) as progress:
-        return replicated(given, limits, count, options.ray_address, name, progress)
+        return replicated(
+            given, limits, count, options.ray_address, name, progress, together.wanted(options), not options.tp_reduce
+        )
 
 
 class _Progress:

@@ -14,8 +14,9 @@ from triforce.errors import TriforceError
 from triforce.kernels import extension
 from triforce.llm import LLM
 from triforce.replicas.desk import Desk
+from triforce.replicas.others import accompanied
 from triforce.replicas.words import Word
-from triforce.server.engine import Ask, Stopping
+from triforce.server.engine import Ask, Lost, Stopping
 from triforce.server.limits import Limits
 from triforce.server.worker import Worker
 
@@ -26,18 +27,22 @@ LOOPBACK = "127.0.0.1"
 class Replica:
     """`settings` are those of LLM; of the limits it keeps `rows` and `kv_tokens`. Prompts wait elsewhere.
 
+    It is the first of so many ranks, `exact` as in `Ranks`, which share the processors and GPUs that it was given.
     A mistake in the settings is said by `desk`: what a constructor raises Ray tries again, and tells with a traceback.
     """
 
-    def __init__(self, settings: dict[str, Any], limits: Limits) -> None:
+    def __init__(self, settings: dict[str, Any], limits: Limits, ranks: int = 1, exact: bool = True) -> None:
         if ray.util.get_node_ip_address() == LOOPBACK:
             _keep_to_loopback()
         context = ray.get_runtime_context()
-        extension.use_threads(int(context.get_assigned_resources().get("CPU", 1)))
+        threads = max(1, int(context.get_assigned_resources().get("CPU", 1)) // ranks)
+        extension.use_threads(threads)
         self._name = str(serve.get_replica_context().replica_id.unique_id)
         self._desk: Desk | TriforceError
         self._worker: Worker | None = None
         try:
+            if ranks > 1:
+                settings = settings | accompanied(settings, limits, ranks, exact, threads)
             llm = LLM(**settings)
             self._desk = Desk.of(llm)
             self._worker = Worker(llm, replace(limits, waiting=limits.rows))
@@ -62,7 +67,7 @@ class Replica:
             async with aclosing(aiter(answer)) as events:  # type: ignore[type-var]
                 async for event in events:
                     yield self._word(event, answer.waited or 0.0)
-        except (TriforceError, Stopping) as error:
+        except (TriforceError, Stopping, Lost) as error:
             yield self._word(error)
         finally:
             answer.cancel()
