@@ -16,9 +16,10 @@ from triforce.cli.serving import extra, follow, model_name
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from triforce.ranks import Ranks
+    from triforce.server.engine import Engine
 
 
 def run(options: Namespace) -> int:
@@ -47,16 +48,10 @@ def answer_all(options: Namespace, ranks: Ranks) -> int:
         llm, engine = replicas.engine(options, ranks, limits, f"batch {os.getpid()}")
 
         async def answer() -> batch.Tally:
-            app = create_app(llm, engine, name, limits=limits)
-
-            async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-                await app(scope, receive, send)
-                if engine.failure:  # what was answered is that, and will be asked again
-                    raise engine.failure
-
             try:
+                app = _unless_broken(create_app(llm, engine, name, limits=limits), engine)
                 with _progress(lines) as bar:
-                    return await batch.run(checked, file, output, bar.update, engines * batch.AT_ONCE)
+                    return await batch.run(app, file, output, bar.update, engines * batch.AT_ONCE)
             finally:
                 await engine.close()
 
@@ -65,6 +60,17 @@ def answer_all(options: Namespace, ranks: Ranks) -> int:
         f"{tally.answered} answered, {tally.refused} refused, {tally.skipped} there already: {output}", file=sys.stderr
     )
     return 0
+
+
+def _unless_broken(app: ASGIApp, engine: Engine) -> ASGIApp:
+    """Raises what has ended the engine, instead of having each line answered with that."""
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        await app(scope, receive, send)
+        if engine.failure:
+            raise engine.failure
+
+    return checked
 
 
 def _progress(lines: int) -> Any:
