@@ -1,11 +1,13 @@
 """The algorithm: drafts, couplings, tiers. Knows no model, no cache and no generator of random numbers."""
 
+from triforce.speculation.ahead import Beside
 from triforce.speculation.coupling import Block, Coupling, Rejection, Seeded, block, rejection, seeded
 from triforce.speculation.draft import Draft, Prefix
 from triforce.speculation.lookup import Lookup
 from triforce.speculation.tier import Proposer, Record, Sampling, Tier, Watch
 
 __all__ = [
+    "Beside",
     "Block",
     "Coupling",
     "Draft",

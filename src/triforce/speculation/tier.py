@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from triforce.shapes import Bools, Ints, columns, ints, rows
 from triforce.speculation.count import Counters
 from triforce.speculation.coupling import Coupling
 from triforce.speculation.draft import Draft, Prefix
+
+if TYPE_CHECKING:
+    from triforce.speculation.ahead import Ahead
 
 WATCHED = 256
 """Prompt tokens scored in one pass when somebody watches: it bounds the memory of their logits."""
@@ -125,6 +129,9 @@ class Sampling(Protocol):
 Record = Callable[[Tensor, Draft], None]
 """Shown the raw logits (B, J, V) of a verification and its outcome."""
 
+Meanwhile = Callable[["Tier[Any]", Prefix, Draft, Sampling, Bools], AbstractContextManager[None]]
+"""Around a pass of a tier that scores a guess behind a prefix."""
+
 Watch = Callable[[int, Tensor], None]
 """Shown the position of the first of some prompt tokens, and the logits (1, T, V) that follow each."""
 
@@ -144,14 +151,21 @@ class Tier(Generic[C]):
         self.counters = Counters(len(cache.lengths_B))
         self.record: Record | None = None
         self.read: Read[C] | None = None
+        self.meanwhile: Meanwhile | None = None
+        self.ahead: Ahead | None = None
 
     def propose(self, prefix: Prefix, sampling: Sampling, live_B: Bools) -> Draft:
         """At least `gamma` tokens for each live row, each a sample of this tier's law given the text before it."""
         draft = nothing = Draft.empty(len(live_B), sampling.coupling.law_size(sampling.vocab_size))
+        if self.ahead:
+            draft, self.ahead = self.ahead.handed(self, prefix, sampling, live_B), None
+            prefix = prefix.append(draft)
         while (live_B := live_B & (draft.counts_B < self.gamma)).any():
             guess = self.below.propose(prefix, sampling, live_B) if self.below else nothing
             started = perf_counter()
-            logits_BJV = self.score(prefix, guess, live_B)
+            beside = self.meanwhile(self, prefix, guess, sampling, live_B) if self.meanwhile else nullcontext()
+            with beside:
+                logits_BJV = self.score(prefix, guess, live_B)
             step = sampling.verify(guess, logits_BJV, prefix, live_B, self.level)
             if self.record:
                 self.record(logits_BJV, step)
@@ -194,11 +208,13 @@ class Tier(Generic[C]):
         """Row i is from now on what row `rows[i]` was. The tier below is told apart."""
         self.cache.select(rows)
         self.counters.select(rows)
+        self.ahead = None
 
     def join(self, other: Self) -> None:
         """The rows of another tier, alike but for its rows, follow these. The tier below is told apart."""
         self.cache.join(other.cache)
         self.counters.join(other.counters)
+        self.ahead = None
 
     def aside(self, b: int) -> tuple[Any, ...]:
         """What a row holds, for `bring_back`. The tier below is told apart."""

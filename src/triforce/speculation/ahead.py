@@ -1,0 +1,107 @@
+"""What the lowest tier does while a pass of the exact one waits for KV: it drafts on behind the guess being verified.
+
+It does what it will be asked for next if the whole guess is kept: it guesses the token that the exact tier would draw,
+and drafts behind it. If the text becomes just that, the draft is there already; otherwise it is forgotten.
+
+Why it is exact: the draft that is handed over is the one that would be made now, of the same text with the same noise,
+as it is handed over to that text only. Where it is forgotten, its noise is drawn again, and nothing has read what was
+made of it. So every text is the one without drafting ahead, under all couplings, whatever clocks, batch mates and disks
+do. Shape suffixes: B rows, S text capacity, J columns, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from triforce.errors import TriforceError
+from triforce.shapes import Bools
+from triforce.speculation.count import Counters
+from triforce.speculation.draft import Draft, Prefix
+from triforce.speculation.lookup import FAR
+from triforce.speculation.tier import Proposer, Sampling, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A draft of `gamma` tokens behind texts that may come."""
+
+    text: Prefix
+    draft: Draft
+    gamma: int
+
+    def handed(self, tier: Tier[Any], prefix: Prefix, sampling: Sampling, live_B: Bools) -> Draft:
+        """The draft in rows whose text has come; there the tier has seen and drawn what it would have."""
+        came_B = live_B & self._came(prefix) if tier.gamma == self.gamma else np.zeros_like(live_B)
+        draft = Draft.empty(len(live_B), sampling.coupling.law_size(sampling.vocab_size)).then(self.draft, came_B)
+        sampling.coupling.skip(tier.level, draft.counts_B)
+        tier.cache.advance(draft.counts_B)  # all but the last one, behind the last of the text, which is fed too
+        return draft
+
+    def _came(self, prefix: Prefix) -> Bools:
+        lengths_B = self.text.lengths_B
+        same = [
+            np.array_equal(came_S[:length], thought_S[:length])
+            for came_S, thought_S, length in zip(prefix.ids_BS, self.text.ids_BS, lengths_B.tolist(), strict=True)
+        ]
+        came_B: Bools = np.array(same) & (prefix.lengths_B == lengths_B)
+        return came_B
+
+
+class Beside:
+    """What a tier does while it scores a guess (`Tier.meanwhile`). `streams`: whether there is time for it."""
+
+    def __init__(self, streams: Callable[[], bool]) -> None:
+        self._streams, self._thread = streams, ThreadPoolExecutor(1, "drafting-ahead")
+
+    @contextmanager
+    def __call__(
+        self, top: Tier[Any], prefix: Prefix, guess: Draft, sampling: Sampling, live_B: Bools
+    ) -> Iterator[None]:
+        """The pass goes in the body; what goes wrong there waits for the draft, too."""
+        lowest = lowest_of(top)
+        if lowest is top or not isinstance(lowest, Tier) or not self._streams():
+            yield
+            return
+        text = Prefix(prefix.ids_BS.copy(), prefix.lengths_B).append(guess)  # the pass writes to the original
+        work = self._thread.submit(draft_on, lowest, top.level, text, sampling, live_B)
+        try:
+            yield
+        finally:
+            wait([work])
+        lowest.ahead = work.result()
+
+
+def draft_on(tier: Tier[Any], level: int, text: Prefix, sampling: Sampling, live_B: Bools) -> Ahead | None:
+    """Draft behind a text and the token that tier `level` is to draw next, which is guessed with the noise it will use.
+
+    None where nothing was drafted: what goes wrong here does so again where it matters.
+    """
+    live_B = live_B & (text.lengths_B - tier.cache.lengths_B <= FAR)
+    if not live_B.any():
+        return None
+    nothing = Draft.empty(len(live_B), sampling.coupling.law_size(sampling.vocab_size))
+    counters, tier.counters = tier.counters, Counters(len(live_B))
+    try:
+        with sampling.coupling.rehearsal():
+            logits_BJV = tier.score(text, nothing, live_B)
+            tier.counters.passed(live_B, 0.0)
+            text = tier.settle(text, sampling.verify(nothing, logits_BJV, text, live_B, level), live_B)
+            return Ahead(text, tier.propose(text, sampling, live_B), tier.gamma)
+    except TriforceError:
+        return None
+    finally:
+        counters.passes_B += tier.counters.passes_B
+        tier.counters = counters
+
+
+def lowest_of(tier: Proposer) -> Proposer:
+    """What stands below all others."""
+    while tier.below:
+        tier = tier.below
+    return tier
