@@ -1,7 +1,11 @@
 """Drafting ahead changes no text: for each noise it is the one that is made without, and so its law is the same."""
 
+import threading
 from dataclasses import replace
+from time import sleep
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,8 +14,9 @@ from tests.laws.ahead import Standing, ahead_error, handed
 from tests.laws.cases import BY_NAME, EXACT, Case
 from tests.laws.toy import PLAIN
 from tests.samplers import Sampler, each_sampler, torch_sampling
+from triforce.errors import ModelError
 from triforce.sampling import Noise
-from triforce.speculation import Block, Rejection, Seeded
+from triforce.speculation import Beside, Block, Draft, Prefix, Rejection, Seeded, Tier
 
 torch.set_num_threads(1)
 ROWS, ALONE, HORIZON = 200, 20, 16
@@ -73,3 +78,54 @@ def test_seeded_texts_are_those_of_plain_decoding(case: Case) -> None:
     noise = seeded.Assigned(len(ladder.prompt), ladder.vocab_size)
     made = Standing(ladder, seeded.HORIZON, ahead=True).texts(noise, len(seeded.ASSIGNED))
     assert torch.equal(made.texts_BT, seeded.plain(ladder))
+
+
+def trouble(monkeypatch: pytest.MonkeyPatch, error: Exception, ahead: bool) -> None:
+    """Passes that are made ahead fail, or the exact tier's that are made meanwhile; drafting takes its time."""
+    score = Tier.score
+
+    def broken(tier: Tier, *args: Any) -> Any:
+        apart = threading.current_thread() is not threading.main_thread()
+        if apart:
+            sleep(0.02)
+        if apart == ahead and (apart or tier.below):
+            raise error
+        return score(tier, *args)
+
+    monkeypatch.setattr(Tier, "score", broken)
+
+
+def started() -> tuple[Tier, Prefix, Any]:
+    ladder = replace(seeded.random_ladder(BY_NAME["two tiers, gamma 3"], PLAIN), coupling=Rejection)
+    worlds = ladder.start(HORIZON)
+    top: Any = ladder.build(worlds)
+    top.meanwhile = Beside(lambda: True)
+    sampling = ladder.sampler([PLAIN], [2], ladder.vocab_size, Rejection(Noise([5], [0])))
+    return top, Prefix(worlds.ids_BS.numpy(), worlds.lengths_B.numpy()), sampling
+
+
+def test_a_pass_that_fails_waits_for_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    top, prefix, sampling = started()
+    counters = top.below.counters
+    trouble(monkeypatch, OSError("no store"), ahead=False)
+    with pytest.raises(OSError, match="no store"):
+        top.propose(prefix, sampling, np.ones(1, dtype=np.bool_))
+    assert top.below.ahead is None and top.below.counters is counters
+    assert counters.passes_B.tolist() == [3 + 1 + 3] and counters.proposed_B.tolist() == [0]
+
+
+def test_what_fails_ahead_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be of a text that never comes. What is a fault of the program shows."""
+    live_B = np.ones(1, dtype=np.bool_)
+    top, prefix, sampling = started()
+    plain: Draft = top.propose(prefix, sampling, live_B)
+    for error in (ModelError("all -inf"), ZeroDivisionError()):
+        with monkeypatch.context() as patch:
+            top, prefix, sampling = started()
+            trouble(patch, error, ahead=True)
+            if isinstance(error, ModelError):
+                assert (top.propose(prefix, sampling, live_B).tokens_BK == plain.tokens_BK).all()
+                assert top.below.ahead is None
+            else:
+                with pytest.raises(ZeroDivisionError):
+                    top.propose(prefix, sampling, live_B)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from triforce.errors import TriforceError
-from triforce.shapes import Bools
+from triforce.shapes import Bools, Ints
 from triforce.speculation.count import Counters
 from triforce.speculation.draft import Draft, Prefix
 from triforce.speculation.lookup import FAR
@@ -29,18 +29,19 @@ from triforce.speculation.tier import Proposer, Sampling, Tier
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """A draft of `gamma` tokens behind texts that may come."""
+    """A draft of `gamma` tokens behind texts that may come, and what the tier had seen when it was made."""
 
     text: Prefix
     draft: Draft
     gamma: int
+    seen_B: Ints
 
     def handed(self, tier: Tier[Any], prefix: Prefix, sampling: Sampling, live_B: Bools) -> Draft:
         """The draft in rows whose text has come; there the tier has seen and drawn what it would have."""
         came_B = live_B & self._came(prefix) if tier.gamma == self.gamma else np.zeros_like(live_B)
         draft = Draft.empty(len(live_B), sampling.coupling.law_size(sampling.vocab_size)).then(self.draft, came_B)
         sampling.coupling.skip(tier.level, draft.counts_B)
-        tier.cache.advance(draft.counts_B)  # all but the last one, behind the last of the text, which is fed too
+        tier.cache.advance((self.seen_B - tier.cache.lengths_B) * came_B)
         return draft
 
     def _came(self, prefix: Prefix) -> Bools:
@@ -80,22 +81,27 @@ class Beside:
 def draft_on(tier: Tier[Any], level: int, text: Prefix, sampling: Sampling, live_B: Bools) -> Ahead | None:
     """Draft behind a text and the token that tier `level` is to draw next, which is guessed with the noise it will use.
 
-    None where nothing was drafted: what goes wrong here does so again where it matters.
+    None where nothing was drafted: what goes wrong here does so again where it matters. What the tier had seen it sees
+    again afterwards, and it feeds the same tokens in the same passes as it would, as bits may depend on them.
     """
     live_B = live_B & (text.lengths_B - tier.cache.lengths_B <= FAR)
     if not live_B.any():
         return None
     nothing = Draft.empty(len(live_B), sampling.coupling.law_size(sampling.vocab_size))
     counters, tier.counters = tier.counters, Counters(len(live_B))
+    seen_B = tier.cache.lengths_B.copy()
     try:
         with sampling.coupling.rehearsal():
             logits_BJV = tier.score(text, nothing, live_B)
             tier.counters.passed(live_B, 0.0)
             text = tier.settle(text, sampling.verify(nothing, logits_BJV, text, live_B, level), live_B)
-            return Ahead(text, tier.propose(text, sampling, live_B), tier.gamma)
+            tier.cache.rewind(seen_B)
+            draft = tier.propose(text, sampling, live_B)
+            return Ahead(text, draft, tier.gamma, tier.cache.lengths_B.copy())
     except TriforceError:
         return None
     finally:
+        tier.cache.rewind(seen_B)
         counters.passes_B += tier.counters.passes_B
         tier.counters = counters
 
