@@ -5,6 +5,7 @@ Shape suffixes: B worlds, T new tokens, D digits.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from tests.laws.replay import Keyed
 from tests.laws.toy import Ladder, Law, distance
 from triforce.ladder import tiers
 from triforce.shapes import Bools
-from triforce.speculation import Beside, Draft, Prefix, Sampling, Tier
+from triforce.speculation import Beside, Draft, Prefix, Sampling, Tier, ahead
 from triforce.speculation.ahead import Ahead
 
 
@@ -76,15 +77,16 @@ def ahead_error(case: Case, horizon: int) -> float:
 
 @contextmanager
 def handed() -> Iterator[list[int]]:
-    """How many drafts were handed over, each time that one might have been."""
+    """How many drafts were handed over, each time that one might have been, where guesses are refused, too."""
     counts: list[int] = []
     plain = Ahead.handed
 
-    def watched(ahead: Ahead, tier: Tier, prefix: Prefix, sampling: Sampling, live_B: Bools) -> Draft:
-        draft = plain(ahead, tier, prefix, sampling, live_B)
+    def watched(made: Ahead, tier: Tier, prefix: Prefix, sampling: Sampling, live_B: Bools) -> Draft:
+        draft = plain(made, tier, prefix, sampling, live_B)
         counts.append(int((draft.counts_B > 0).sum()))
         return draft
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ahead, "handed", watched)
+        patch.setattr(ahead, "PATIENCE", math.inf)
         yield counts

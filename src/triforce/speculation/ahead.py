@@ -26,6 +26,10 @@ from triforce.speculation.draft import Draft, Prefix
 from triforce.speculation.lookup import FAR
 from triforce.speculation.tier import Proposer, Sampling, Tier
 
+PATIENCE = 1
+"""In a row nothing is drafted ahead once of its guesses so many more were refused than were kept whole: it costs some
+time of processors that pass and reads could use."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
@@ -65,8 +69,8 @@ class Beside:
         self, top: Tier[Any], prefix: Prefix, guess: Draft, sampling: Sampling, live_B: Bools
     ) -> Iterator[None]:
         """The pass goes in the body; what goes wrong there waits for the draft, too."""
-        lowest = lowest_of(top)
-        if lowest is top or not isinstance(lowest, Tier) or not self._streams():
+        lowest, live_B = lowest_of(top), live_B & self._worth_it(top)
+        if not isinstance(lowest, Tier) or not live_B.any():
             yield
             return
         text = Prefix(prefix.ids_BS.copy(), prefix.lengths_B).append(guess)  # the pass writes to the original
@@ -76,6 +80,13 @@ class Beside:
         finally:
             wait([work])
         lowest.ahead = work.result()
+
+    def _worth_it(self, top: Tier[Any]) -> Bools:
+        if top.below is None or not self._streams():
+            return np.zeros(len(top.counters.passes_B), dtype=np.bool_)
+        counters = top.below.counters
+        worth_B: Bools = 2 * counters.refused_B - counters.kept_BN.sum(1) <= PATIENCE
+        return worth_B
 
 
 def draft_on(tier: Tier[Any], level: int, text: Prefix, sampling: Sampling, live_B: Bools) -> Ahead | None:
