@@ -12,6 +12,7 @@ import torch
 from tests.laws import test_law_seeded as seeded
 from tests.laws.ahead import Standing, ahead_error, handed
 from tests.laws.cases import BY_NAME, EXACT, Case
+from tests.laws.test_law_of_constraints import ladder as restricted
 from tests.laws.toy import PLAIN
 from tests.samplers import Sampler, each_sampler, torch_sampling
 from triforce.errors import ModelError
@@ -58,6 +59,14 @@ def test_and_where_guesses_are_judged_as_a_block(name: str) -> None:
 
 def test_and_of_a_row_alone() -> None:
     same("two tiers, gamma 3", rows=1)
+
+
+def test_and_behind_a_constraint() -> None:
+    both = [
+        Standing(restricted("three tiers", torch_sampling), HORIZON, ahead).texts(Noise([5] * ROWS, range(ROWS)), ROWS)
+        for ahead in (True, False)
+    ]
+    assert torch.equal(both[0].texts_BT, both[1].texts_BT) and both[0].judged == both[1].judged
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
