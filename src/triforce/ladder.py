@@ -187,7 +187,7 @@ class Rows:
         top = Tier("full", self.models.target, full, below=below)
         if offloaded := full.pool.offloaded:
             top.read = lambda view, ids_1T: view.read(self.models.target.model, ids_1T)
-            top.meanwhile = Beside(lambda: offloaded.streams)
+            top.meanwhile = Beside(lambda: offloaded.streams, Streaming)
         return top
 
     def middle(

@@ -71,6 +71,11 @@ def test_a_draft_that_sees_what_it_had_not_seen_shows(folder: Path, monkeypatch:
         compare(folder, "triforce", "rejection", "host")
 
 
+def test_a_tier_that_reads_what_is_being_verified_does_not_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "draft_on", lambda *_: pytest.fail("the retrieval tier goes on"))
+    answer(folder, "retrieval", kv_offload="host", **STREAMED)
+
+
 def test_nothing_is_drafted_ahead_where_all_fits(folder: Path) -> None:
     _, counts = answer(folder, "triforce", kv_offload="host", kv_memory="64MiB")
     assert not counts

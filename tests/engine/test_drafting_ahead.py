@@ -14,7 +14,7 @@ from tiny_llm import CONTEXT, llm
 
 from tests.laws.ahead import handed
 from tests.laws.mutants import Edit
-from triforce.cache import Full
+from triforce.cache import Full, Streaming
 from triforce.ladder import Rows
 from triforce.llm import LLM
 from triforce.request import CompletionOutput, RequestOutput
@@ -43,7 +43,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     def exact(rows: Rows, full: Full, below: Proposer | None = None) -> Tier[Full]:
         top = plain(rows, full, below)
-        top.meanwhile = Beside(lambda: True)
+        top.meanwhile = Beside(lambda: True, Streaming)
         return top
 
     with handed() as counts:

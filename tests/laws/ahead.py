@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tests.laws.cases import Case
 from tests.laws.replay import Keyed
-from tests.laws.toy import Ladder, Law, distance
+from tests.laws.toy import Ladder, Law, Memory, distance
 from triforce.ladder import tiers
 from triforce.shapes import Bools
 from triforce.speculation import Beside, Draft, Prefix, Sampling, Tier, ahead
@@ -47,7 +47,7 @@ class Standing:
         worlds = ladder.start(self.horizon, rows)
         top = ladder.build(worlds)
         if self.ahead:
-            top.meanwhile = Beside(lambda: True)
+            top.meanwhile = Beside(lambda: True, Memory)
         prompt, coupling = len(ladder.prompt), ladder.coupling(noise)
         sampling = ladder.sampler([ladder.params] * rows, [prompt] * rows, ladder.vocab_size, coupling)
         prefix = Prefix(worlds.ids_BS.numpy(), worlds.lengths_B.numpy())

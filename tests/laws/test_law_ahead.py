@@ -13,7 +13,7 @@ from tests.laws import test_law_seeded as seeded
 from tests.laws.ahead import Standing, ahead_error, handed
 from tests.laws.cases import BY_NAME, EXACT, Case
 from tests.laws.test_law_of_constraints import ladder as restricted
-from tests.laws.toy import PLAIN
+from tests.laws.toy import PLAIN, Memory
 from tests.samplers import Sampler, each_sampler, torch_sampling
 from triforce.errors import ModelError
 from triforce.sampling import Noise
@@ -108,7 +108,7 @@ def started() -> tuple[Tier, Prefix, Any]:
     ladder = replace(seeded.random_ladder(BY_NAME["two tiers, gamma 3"], PLAIN), coupling=Rejection)
     worlds = ladder.start(HORIZON)
     top: Any = ladder.build(worlds)
-    top.meanwhile = Beside(lambda: True)
+    top.meanwhile = Beside(lambda: True, Memory)
     sampling = ladder.sampler([PLAIN], [2], ladder.vocab_size, Rejection(Noise([5], [0])))
     return top, Prefix(worlds.ids_BS.numpy(), worlds.lengths_B.numpy()), sampling
 

@@ -59,10 +59,13 @@ class Ahead:
 
 
 class Beside:
-    """What a tier does while it scores a guess (`Tier.meanwhile`). `streams`: whether there is time for it."""
+    """What a tier does while it scores a guess (`Tier.meanwhile`). `streams`: whether there is time for it.
 
-    def __init__(self, streams: Callable[[], bool]) -> None:
-        self._streams, self._thread = streams, ThreadPoolExecutor(1, "drafting-ahead")
+    `apart`: the kind of cache that has nothing in common with the tier's own; only one that has it may go on.
+    """
+
+    def __init__(self, streams: Callable[[], bool], apart: type) -> None:
+        self._streams, self._apart, self._thread = streams, apart, ThreadPoolExecutor(1, "drafting-ahead")
 
     @contextmanager
     def __call__(
@@ -70,7 +73,7 @@ class Beside:
     ) -> Iterator[None]:
         """The pass goes in the body; what goes wrong there waits for the draft, too."""
         lowest, live_B = lowest_of(top), live_B & self._worth_it(top)
-        if not isinstance(lowest, Tier) or not live_B.any():
+        if not isinstance(lowest, Tier) or not isinstance(lowest.cache, self._apart) or not live_B.any():
             yield
             return
         text = Prefix(prefix.ids_BS.copy(), prefix.lengths_B).append(guess)  # the pass writes to the original
