@@ -1,4 +1,4 @@
-"""Loss by position beyond a span, to the end of the context: one text of each kind, as it takes minutes."""
+"""Loss by position beyond a span, to the end of the context: two texts of each kind, as each takes minutes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def measure(subject: Subject) -> dict[str, Any]:
     plan = subject.plan
     if plan.deepest <= plan.span:
         return {"skipped": f"--max-context {plan.deepest:,} or the model's context ends where `positions` does"}
-    return positions.by_kind(subject, subject.windows(plan.deepest, most=1))
+    return positions.by_kind(subject, subject.windows(plan.deepest, most=2))
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
