@@ -53,7 +53,7 @@ class Subject:
         return tokenizer_of(self.llm)
 
     def windows(self, length: int | None = None, most: int | None = None) -> list[Text]:
-        """Stretches of `length` tokens (None: a span), spread evenly over each text; the `most` longest of each kind."""
+        """Stretches of `length` tokens (None: a span), spread over each text; the `most` longest of each kind."""
         found = []
         for kind in KINDS:
             texts = [text for text in self.texts if text.kind == kind]
