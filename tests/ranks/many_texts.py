@@ -20,7 +20,7 @@ LENGTH = 600  # tokens of a prompt, more than twice the budget
 
 
 def main(prompts: int, tokens: int, kv_memory: str, modes: str, rank: int, count: int, meeting: str) -> None:
-    ranks: Ranks = Processes(rank, count, meeting, cuda=False) if count > 1 else ALONE
+    ranks: Ranks = Processes(rank, count, meeting, cuda=False, patience=250) if count > 1 else ALONE
     offload = {} if kv_memory == "all" else {"kv_offload": "file", "kv_memory": kv_memory}
     llm = LLM(budget=256, ranks=ranks, **offload)
     assert llm.tokenizer
