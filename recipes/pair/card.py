@@ -13,6 +13,7 @@ from recipes.pair import pictures, sources
 from recipes.pair.config import Config, Stage
 from recipes.pair.export import folder_bytes
 from triforce.evaluate import MEASUREMENTS, tables
+from triforce.evaluate import far as longest
 
 MIB = 1024 * 1024
 Figures = dict[str, Any]
@@ -119,8 +120,8 @@ def _setting(found: Figures, far: Figures) -> str:
     return (
         "Measured by `triforce eval MODEL --draft DRAFT --texts FOLDER "
         f"--max-context {found['plan']['deepest']}` on the {len(found['texts'])} evaluation texts, in "
-        f"{_cost(found)}. Readings are of {found['plan']['span']:,} tokens from inside the texts. The longest readings "
-        f"are by `--only far --max-context {far['plan']['deepest']}`, in {_cost(far)}."
+        f"{_cost(found)}. Readings are of {found['plan']['span']:,} tokens from inside the texts. The longest ones, up to "
+        f"{longest.READINGS} of each kind, are by `--only far --max-context {far['plan']['deepest']}`, in {_cost(far)}."
     )
 
 
