@@ -120,13 +120,10 @@ def _setting(found: Figures, far: Figures) -> str:
     return (
         "Measured by `triforce eval MODEL --draft DRAFT --texts FOLDER "
         f"--max-context {found['plan']['deepest']}` on the {len(found['texts'])} evaluation texts, in "
-        f"{_cost(found)}. Readings are of {found['plan']['span']:,} tokens from inside the texts. The longest ones, up to "
-        f"{longest.READINGS} of each kind, are by `--only far --max-context {far['plan']['deepest']}`, in {_cost(far)}."
+        f"{found['seconds'] / 60:.0f} minutes on {found['device']} ({found['dtype']}). Readings are of "
+        f"{found['plan']['span']:,} tokens from inside the texts; the longest ones, up to {longest.READINGS} of each "
+        f"kind, by `--only far --max-context {far['plan']['deepest']}`."
     )
-
-
-def _cost(found: Figures) -> str:
-    return f"{found['seconds'] / 60:.0f} minutes on {found['device']} ({found['dtype']})"
 
 
 def _abilities(config: Config, figures: Figures) -> str:
