@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from weakref import WeakSet
 
 import torch
 
@@ -16,6 +17,15 @@ MOST = 64
 """Graphs that are kept; the one that was longest unused makes room."""
 
 
+_all: WeakSet[Graphs] = WeakSet()
+
+
+def forget() -> None:
+    """All graphs of this process: ranks must, before they leave, as NCCL waits for graphs that hold its copies."""
+    for graphs in list(_all):
+        graphs.clear()
+
+
 class Graphs:
     """Captured passes of one memory, by what they depend on. They share their working memory, as one runs at a time."""
 
@@ -23,6 +33,7 @@ class Graphs:
         self._captures = device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self._captures else None
         self._known: OrderedDict[Hashable, Replay] = OrderedDict()
+        _all.add(self)
 
     def get(self, key: Hashable, make: Callable[[], Replay]) -> Replay:
         """What was captured for `key`, or made now."""
