@@ -46,7 +46,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def text(folder: Path, mode: str, ranks: Ranks = ALONE, **how: Any) -> list[int]:
-    llm = LLM(folder, ranks=ranks, dtype="float32", budget=32, full_layers="none", **how)
+    llm = LLM(folder, ranks=ranks, device="cpu", dtype="float32", budget=32, full_layers="none", **how)
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)
     output = llm.generate([PROMPT], params, mode=mode)[0]
     assert output.kv.host_bytes > 0 or not how
@@ -81,7 +81,7 @@ def test_a_layer_that_does_not_come_shows(
 
 
 def needs(folder: Path, count: int) -> LayeredNeeds:
-    config = LLM(folder, dtype="float32").target.config.shared(count)
+    config = LLM(folder, device="cpu", dtype="float32").target.config.shared(count)
     return LayeredNeeds(config, 4, 30_000, 1, 30, Budget(48), torch.device("cuda"), 0)
 
 

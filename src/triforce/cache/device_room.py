@@ -122,9 +122,10 @@ class LayeredNeeds(Needs):
             )
         every = self.config.ranks
         where = self.device if every == 1 else f"{every} devices"
+        asked, fits = describe(every * memory), describe(every * free)
         raise CacheError(
-            f"--kv-memory {describe(every * memory)} is more than the {describe(every * free)} that are free on {where} "
-            f"beside weights and a prompt's activations; give {describe(every * free)} or less, or a smaller --context"
+            f"--kv-memory {asked} is more than the {fits} that are free on {where} beside weights and a prompt's "
+            f"activations; give {fits} or less, or a smaller --context"
         )
 
 
