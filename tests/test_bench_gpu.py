@@ -14,6 +14,7 @@ from benchmarks.on_gpu.figures import FIGURES
 from benchmarks.on_gpu.piece import Setup
 from triforce import kernels
 from triforce.bench import shapes
+from triforce.kernels import graphs
 
 HOSTED = [
     "full pass, width 1, offloaded", "full pass, width 8, offloaded", "triforce, paper acceptance, offloaded",
@@ -65,6 +66,44 @@ def test_kv_on_the_host(tmp_path: Path) -> None:
     assert all(set(row) >= FIELDS for row in rows)
     assert all(row["seconds"] > 0 for row in rows[:5])  # type: ignore[operator]
     assert rows[5]["seconds"] or rows[5]["error"]
+
+
+@pytest.mark.skipif(kernels.extension.native is None, reason="on a CPU a store is for the native kernels")
+def test_one_piece_of_the_papers_cards(tmp_path: Path) -> None:
+    (row,) = measure("c", tmp_path, "--kv-memory", "2MiB", "--only", "triforce, paper acceptance, offloaded, 24")
+    assert set(row) >= FIELDS and row["shape"] == "small" and row["bus"]
+
+
+def test_grouped_queries(tmp_path: Path) -> None:
+    rows = measure("e", tmp_path, "--only", "paper acceptance", contexts="256")
+    assert [row["what"] for row in rows] == [f"triforce, {rows} rows, paper acceptance" for rows in (1, 6)]
+
+
+def test_the_shipped_pair(tmp_path: Path) -> None:
+    (row,) = measure("b", tmp_path, "--only", "temperature 0.6")
+    assert set(row) >= FIELDS and row["acceptance"] == "real" and row["same_text_as_ar"]
+    assert set(row["kept"]) == {"draft", "retrieval"}  # type: ignore[call-overload]
+
+
+def test_steps_that_capture_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor the first one: ten tokens in five steps, of which two capture a graph."""
+    captured = iter([0, 1, 1, 1, 1, 3, 3, 3, 3, 3])
+    monkeypatch.setattr(graphs, "captured", lambda: next(captured))
+
+    class Five:
+        jobs, sampling, decode_seconds, steps = (1, 2), None, 0.0, 0
+
+        @property
+        def done(self) -> bool:
+            return self.steps == 5
+
+        def step(self) -> list[int]:
+            self.steps += 1
+            self.decode_seconds += {1: 50.0, 3: 90.0}.get(self.steps, self.steps)
+            return [2, 4]
+
+    monkeypatch.setattr(decoding, "Synthetic", lambda sampling, kept: sampling)
+    assert decoding.timed(Five(), {}) == pytest.approx((2 + 4 + 5) / 9)  # type: ignore[arg-type]
 
 
 def test_the_papers_cards() -> None:

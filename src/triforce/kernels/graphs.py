@@ -26,6 +26,11 @@ def forget() -> None:
         graphs.clear()
 
 
+def captured() -> int:
+    """How many graphs there are in this process: where a pass adds one, its time is not that of such a pass."""
+    return sum(graphs.captured for graphs in _all)
+
+
 class Graphs:
     """Captured passes of one memory, by what they depend on. They share their working memory, as one runs at a time."""
 
@@ -56,6 +61,11 @@ class Graphs:
         replay.graph.replay()
         assert replay.outcome
         return replay.outcome
+
+    @property
+    def captured(self) -> int:
+        """How many of those that are kept were captured."""
+        return sum(replay.graph is not None for replay in self._known.values())
 
     def _capture(self, call: Callable[[], Outcome]) -> tuple[torch.cuda.CUDAGraph, Outcome]:
         """First for real, as libraries set themselves up and kernels are compiled when they are first called."""
