@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,10 @@ from benchmarks.on_gpu.figures import FIGURES
 from benchmarks.on_gpu.piece import Setup
 from triforce import kernels
 from triforce.bench import shapes
+from triforce.cli.parser import parse
 from triforce.kernels import graphs
 
+ROOT = Path(__file__).parents[1]
 HOSTED = [
     "full pass, width 1, offloaded", "full pass, width 8, offloaded", "triforce, paper acceptance, offloaded",
     "triforce, ours acceptance, offloaded", "transformers generate, offloaded cache", "DeepSpeed ZeRO-Inference",
@@ -110,6 +114,26 @@ def test_the_papers_cards() -> None:
     pieces = list(FIGURES["c"](Setup(torch.device("cpu"), None, None, None, 128)))
     assert [piece.what for piece in pieces] == [f"{what}, {cap} GiB" for cap in (24, 48) for what in HOSTED]
     assert {piece.shape for piece in pieces} == {"llama-2-7b-128k", "llama-2-13b-128k"}
+
+
+def test_the_lines_that_wait_for_a_gpu() -> None:
+    """Those of docs/gpu.md are understood, and their pieces and tests are there."""
+    lines = re.findall(r"`PY -m ([^`]+)`", (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8"))
+    asked: dict[str, list[str]] = {}
+    for module, *arguments in map(shlex.split, lines):
+        if module == "benchmarks.gpu":
+            options = gpu._parser().parse_args(arguments)
+            pieces = FIGURES[options.figure](Setup(torch.device("cpu"), None, None, None, 128))
+            found = [piece.what for piece in pieces if options.only in piece.what]
+            assert found, arguments
+            asked[options.figure] = asked.get(options.figure, []) + found
+        elif module == "triforce":
+            parse(arguments)
+        elif module == "pytest":
+            assert all((ROOT / path).exists() for path in arguments if path.startswith("tests/"))
+    assert set(asked) == set(FIGURES)
+    measured = [what for what in asked["c"] if "48" not in what]
+    assert sorted(measured) == sorted(f"{what}, 24 GiB" for what in HOSTED)
 
 
 SMALL = ["--device", "cpu", "--shape", "small", "--draft", "small-draft", "--contexts", "512"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import resources
@@ -102,6 +103,8 @@ def _deepspeed(setup: Setup, shape: str, context: int) -> Row:
     """Weights on the host, layer by layer, as ZeRO-Inference has them."""
     import deepspeed
 
+    # What its launcher sets.
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     how = {
         "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True},
         "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": True}},

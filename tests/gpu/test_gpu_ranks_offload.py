@@ -22,6 +22,8 @@ from triforce.cache.device_room import LayeredNeeds
 from triforce.cache.room import memory_for
 from triforce.errors import CacheError
 from triforce.kernels import extension
+from triforce.kernels.graphs import Graphs
+from triforce.kernels.sharded_model import ShardedModel
 from triforce.kernels.triton_offload import StreamedMemory
 from triforce.llm import LLM
 from triforce.ranks import ALONE, Ranks
@@ -67,8 +69,17 @@ def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(("mode", "layers"), [("ar", 0), ("retrieval", 0), ("retrieval", 1)])
-def test_the_text_of_one_process(folder: Path, mode: str, layers: int, plainly: list[int], as_on_a_gpu: None) -> None:
+def test_the_text_of_one_process(
+    folder: Path, mode: str, layers: int, plainly: list[int], as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And passes that do not stream are such that can be captured."""
+    captured: list[type] = []
+    run = Graphs.run
+    monkeypatch.setattr(
+        Graphs, "run", lambda self, replay, call: captured.append(type(replay.model)) or run(self, replay, call)
+    )
     assert of_ranks(folder, mode, layers) == [plainly] * 2
+    assert {*captured} == ({ShardedModel} if mode == "retrieval" else set())
 
 
 def test_a_layer_that_does_not_come_shows(

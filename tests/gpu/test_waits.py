@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from tests.gpu.test_gpu_engine import SIZE, ids
 from tests.laws.mutants import Edit
 from tests.tiny_checkpoint import save, tiny_model
 from triforce.cache.select import Observed
+from triforce.kernels.sharded_model import ShardedModel
 from triforce.llm import LLM
+from triforce.ranks import Ranks
 from triforce.request import SamplingParams
 from triforce.triton_sampler import TritonSampling
 
@@ -137,3 +140,14 @@ def test_what_counts_as_a_wait() -> None:
         assert not watch.waits
         there.copy_(host), host.to(device), torch.tensor([1], device=device), (2 * there).tolist(), there[there > 0]
     assert [wait.split()[0] for wait in watch.waits] == ["copy_", "to", "tensor", "tolist", "__getitem__"]
+
+
+def test_a_model_that_ranks_share_can_be_captured(folder: Path, by_name: None) -> None:
+    """A graph can bring nothing from the host's memory."""
+    decoder = LLM(folder / "target", dtype="float32").target.decoder
+    ranks = cast(Ranks, SimpleNamespace(rank=1, count=2, exact=True, gather=lambda x, width: x.repeat(1, 2)))
+    model = ShardedModel(decoder.config, decoder.model, ranks, decoder.dtype)  # type: ignore[arg-type]
+    with Watch() as watch:
+        ids_N = torch.zeros(3, dtype=torch.long, device=torch.device("cpu"))
+        assert isinstance(ids_N, OnDevice) and model.embed(ids_N).shape == (3, decoder.config.hidden_size)
+    assert not watch.waits
