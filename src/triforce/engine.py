@@ -163,7 +163,7 @@ class Engine:
         except RankError:
             raise
         except Exception as error:
-            group.error = error
+            group.fail(error)
         if self._models.target.ranks.unanimous(batch is not None) and batch:
             self._reading, self._read_so_far = (group, batch, group.read(batch)), 0
         elif batch:
@@ -187,7 +187,7 @@ class Engine:
                 group.on_prefill(*progress)
         except Exception as error:
             self._require_alone()
-            group.error = error
+            group.fail(error)
             self._stop_reading()
             return 0
         if progress:
@@ -221,7 +221,7 @@ class Engine:
         """A pass went wrong: nobody knows what its rows hold now, nor what their beginnings do."""
         self._prefixes.clear()
         for group in [group for group in self._groups if group.mode == mode]:
-            group.error = error
+            group.fail(error)
             self.cancel(group)
 
     def _require_alone(self) -> None:

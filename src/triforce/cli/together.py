@@ -70,12 +70,15 @@ def _started(environment: Mapping[str, str]) -> int:
 
 
 def _as_rank(options: Namespace, command: Command, count: int) -> int:
+    from triforce.kernels import graphs
+
     options.device = kin.own_device(options.device, int(os.environ.get("LOCAL_RANK", 0)))
     _share_processors(int(os.environ.get("LOCAL_WORLD_SIZE", count)))
     ranks = kin.join(count, options.device, not options.tp_reduce)
     try:
         return command(options, ranks)
     finally:
+        graphs.forget()
         ranks.leave()
 
 
