@@ -17,8 +17,7 @@ from benchmarks.on_gpu.piece import Piece, Row, Setup
 from triforce.bench import shapes
 from triforce.errors import RequestError
 from triforce.llm import LLM
-from triforce.request import RequestOutput, SamplingParams
-from triforce.texts import Request, Texts
+from triforce.request import SamplingParams
 
 
 def transformers_pieces(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
@@ -134,8 +133,11 @@ def _real(setup: Setup, context: int, temperature: float) -> Row:
     for seed in range(decoding.TURNS):
         params = SamplingParams(temperature, top_p=0.9, seed=seed, max_tokens=setup.tokens, ignore_eos=True)
         requests = [llm.request(ids[:context], params, mode) for mode in ("ar", "triforce") for _ in range(2)]
-        _, plain, _, fast = (_answer(texts, request) for request in requests)
-        turns.append((plain, fast))
+        outputs = []
+        for request in requests:
+            texts.submit([request])
+            outputs.append(texts.finish(request))
+        turns.append((outputs[1], outputs[3]))
     plains, fasts = ([each.decode_seconds / setup.tokens for each in some] for some in zip(*turns, strict=True))
     speedups = [a / b for a, b in zip(plains, fasts, strict=True)]
     return {
@@ -144,15 +146,3 @@ def _real(setup: Setup, context: int, temperature: float) -> Row:
         "kept": {tier.name: tier.accepted / max(1, tier.proposed) for tier in turns[0][1].tiers[:-1]},
         "same_text_as_ar": all(a.outputs[0].token_ids == b.outputs[0].token_ids for a, b in turns),
     }  # fmt: skip
-
-
-def _answer(texts: Texts, request: Request) -> RequestOutput:
-    """Raises what ended it."""
-    texts.submit([request])
-    while texts.busy:
-        for _, event in texts.step():
-            if isinstance(event, Exception):
-                raise event
-            if isinstance(event, RequestOutput):
-                return event
-    raise AssertionError("a request ends with its output")

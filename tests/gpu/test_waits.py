@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from triton.runtime import interpreter
 
-from tests.gpu.test_gpu_engine import SIZE, ids
+from tests.gpu.test_gpu_engine import ids
 from tests.laws.mutants import Edit
-from tests.tiny_checkpoint import save, tiny_model
 from triforce.cache.select import Observed
 from triforce.kernels.sharded_model import ShardedModel
 from triforce.llm import LLM
@@ -108,14 +107,6 @@ def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: An
     for _ in range(2):
         list(texts.step())
     return watch.waits, len(passes)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    save(tiny_model(**SIZE), folder / "target")
-    save(tiny_model(**SIZE | {"hidden_size": 16, "head_dim": 8}), folder / "draft")
-    return folder
 
 
 def test_once_a_pass(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
