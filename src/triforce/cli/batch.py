@@ -8,21 +8,31 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from triforce.cli import replicas, together
-from triforce.cli.common import load, require_writable
-from triforce.cli.serving import extra, model_name
+from triforce.cli import replicas
+from triforce.cli.common import require_writable
+from triforce.cli.serving import extra, follow, model_name
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from triforce.ranks import Ranks
     from triforce.server.batch import Answers
+    from triforce.server.engine import Engine
 
 
 def run(options: Namespace) -> int:
+    """In one process, or in several that share the model; or in those of replicas."""
+    return replicas.run(options, answer_all)
+
+
+def answer_all(options: Namespace, ranks: Ranks) -> int:
     """Answer what is not answered yet. What cannot be read or written is said before the model is loaded."""
-    together.refuse("batch")
     with extra():
         from triforce.server import batch
 
+    if ranks.rank:
+        return follow(options, ranks, batch.LIMITS)
     source, output = Path(options.file), Path(options.output or Path(options.file).with_suffix(".out.jsonl"))
     with _opened(source) as file:
         lines = sum(bool(line.strip()) for line in file)
@@ -32,7 +42,10 @@ def run(options: Namespace) -> int:
         require_writable(str(output))
         name = options.name or model_name(options.model)
         with _progress(lines) as bar, batch.Answers(output, bar.update) as answers:
-            (replicas.answer if replicas.wanted(options) else _answer)(options, name, file, answers)
+            if replicas.wanted(options):
+                replicas.answer(options, name, file, answers)
+            else:
+                _answer(options, ranks, name, file, answers)
     tally = answers.tally
     print(
         f"{tally.answered} answered, {tally.refused} refused, {tally.skipped} there already: {output}", file=sys.stderr
@@ -40,23 +53,33 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _answer(options: Namespace, name: str, source: BinaryIO, answers: Answers) -> None:
-    """By an engine in this process. Raises TriforceError."""
+def _answer(options: Namespace, ranks: Ranks, name: str, source: BinaryIO, answers: Answers) -> None:
+    """By an engine of this process and the other ranks. Raises TriforceError."""
     with extra():
         from triforce.server import batch
         from triforce.server.app import create_app
-        from triforce.server.worker import Worker
 
-    llm = load(options)
-    engine = Worker(llm, batch.LIMITS)
+    llm, engine = replicas.engine(options, ranks, batch.LIMITS, "batch")
 
     async def run() -> None:
         try:
-            await batch.run(create_app(llm, engine, name, limits=batch.LIMITS), source, answers)
+            app = _unless_broken(create_app(llm, engine, name, limits=batch.LIMITS), engine)
+            await batch.run(app, source, answers)
         finally:
             await engine.close()
 
     asyncio.run(run())
+
+
+def _unless_broken(app: ASGIApp, engine: Engine) -> ASGIApp:
+    """Raises what has ended the engine, instead of having each line answered with that."""
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        await app(scope, receive, send)
+        if engine.failure:
+            raise engine.failure
+
+    return checked
 
 
 def _progress(lines: int) -> Any:

@@ -110,7 +110,12 @@ def replicas(parser: argparse._ActionsContainer) -> None:
 
 def ranks(parser: argparse._ActionsContainer) -> None:
     add = parser.add_argument
-    add("--tp", type=int, metavar="N", help="processes that share the target's heads and weights (default: 1)")
+    add(
+        "--tp",
+        type=int,
+        metavar="N",
+        help="processes of an engine, which share the target's heads and weights (default: 1)",
+    )
     add("--tp-reduce", action="store_true", help="they add up parts of sums: less to send, but no longer the same bits")
 
 

@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from triforce.cli import together
 from triforce.cli.common import load, settings
 from triforce.cli.serving import extra
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
+    from triforce.cli.together import Command
+    from triforce.ranks import Ranks
     from triforce.server.batch import Answers
     from triforce.server.engine import Engine, Served
     from triforce.server.limits import Limits
@@ -30,7 +33,18 @@ def wanted(options: Namespace) -> int:
     return count
 
 
-def engine(options: Namespace, limits: Limits, purpose: str) -> tuple[Served, Engine]:
+def run(options: Namespace, command: Command, *, winds_down: bool = False) -> int:
+    """As `together.run`; but where replicas are wanted it is they who have ranks."""
+    if not wanted(options):
+        return together.run(options, command, winds_down=winds_down)
+    together.refuse("what has replicas")
+    together.wanted(options)
+    from triforce.ranks import ALONE
+
+    return command(options, ALONE)
+
+
+def engine(options: Namespace, ranks: Ranks, limits: Limits, purpose: str) -> tuple[Served, Engine]:
     """What is served, and what makes its texts: replicas, if they are wanted, or a thread. Raises TriforceError.
 
     purpose: tells apart what this machine has on one Ray.
@@ -39,7 +53,7 @@ def engine(options: Namespace, limits: Limits, purpose: str) -> tuple[Served, En
         return _replicas(options, limits, purpose)
     from triforce.server.worker import Worker
 
-    llm = load(options)
+    llm = load(options, ranks if ranks.count > 1 else None)
     return llm, Worker(llm, limits)
 
 
@@ -49,7 +63,7 @@ def _replicas(options: Namespace, limits: Limits, purpose: str) -> tuple[Served,
 
     name, count = f"triforce {socket.gethostname()} {purpose}", wanted(options)
     with _Progress(count) as progress:
-        return replicated(_settings(options), limits, count, options.ray_address, name, progress)
+        return replicated(_settings(options), limits, count, options.ray_address, name, progress, *_shared(options))
 
 
 def answer(options: Namespace, name: str, source: BinaryIO, answers: Answers) -> None:
@@ -57,7 +71,12 @@ def answer(options: Namespace, name: str, source: BinaryIO, answers: Answers) ->
     with _importing(options):
         from triforce.replicas import lines
 
-    lines.answer(_settings(options), name, wanted(options), options.ray_address, source, answers)
+    lines.answer(_settings(options), name, wanted(options), options.ray_address, source, answers, *_shared(options))
+
+
+def _shared(options: Namespace) -> tuple[int, bool]:
+    """How many ranks each replica has, and whether their sums are exact."""
+    return together.wanted(options), not options.tp_reduce
 
 
 @contextmanager

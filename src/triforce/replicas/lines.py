@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 from triforce.errors import RequestError, TriforceError
 from triforce.llm import LLM
 from triforce.replicas.cluster import Plan, connect, planned
+from triforce.replicas.others import accompanied
 from triforce.replicas.replica import use_share
 from triforce.server.app import create_app
 from triforce.server.batch import LIMITS, Answers, Job, post
@@ -27,15 +28,20 @@ RETRIES = 1
 """Of a line whose actor has died: among others, and then alone, as one of them may be what it died of."""
 
 Row = dict[str, Any]
+Model = tuple[dict[str, Any], str, bool]
+"""Settings of LLM, how answers call it, and `exact` as in `Ranks`."""
 
 
 class Answerer:
-    """An actor. A mistake in the settings is said by its answers: its constructor would say it with a traceback."""
+    """An actor, the first of so many ranks. A mistake in the settings is said by its answers, as by `Replica.desk`."""
 
-    def __init__(self, settings: dict[str, Any], name: str) -> None:
-        use_share()
+    def __init__(self, model: Model, ranks: int) -> None:
+        threads = use_share(ranks)
+        settings, name, exact = model
         self._mistake = ""
         try:
+            if ranks > 1:
+                settings = settings | accompanied(settings, LIMITS, ranks, exact, threads)
             llm = LLM(**settings)
             self._app = create_app(llm, Worker(llm, LIMITS), name, limits=LIMITS)
         except TriforceError as error:
@@ -47,10 +53,18 @@ class Answerer:
 
 
 def answer(
-    settings: dict[str, Any], name: str, count: int, address: str | None, source: BinaryIO, answers: Answers
+    settings: dict[str, Any],
+    name: str,
+    count: int,
+    address: str | None,
+    source: BinaryIO,
+    answers: Answers,
+    ranks: int = 1,
+    exact: bool = True,
 ) -> None:
     """Answer what is missing, by `count` engines LLM(**settings) on the Ray at `address` (None: one of our own).
 
+    ranks: processes that share the model in each of them, `exact` as in `Ranks`.
     Raises RequestError; whatever is raised, what has been answered is kept.
     """
     missing = list(answers.missing(source))
@@ -62,7 +76,8 @@ def answer(
         connect(address)
         try:
             for engines, at_once in (min(count, len(jobs)), LIMITS.rows), (1, 1):
-                _ask(jobs, planned(ray.nodes(), engines, settings["device"]), at_once, (settings, name), answers)
+                plan = planned(ray.nodes(), engines, settings["device"], ranks)
+                _ask(jobs, plan, at_once, (settings, name, exact), answers)
         finally:
             ray.shutdown()
     for job in jobs.values():
@@ -70,7 +85,7 @@ def answer(
         answers.add(replace(job, error=died, code="replica_lost"))
 
 
-def _ask(jobs: dict[int, Job], plan: Plan, at_once: int, model: tuple[dict[str, Any], str], answers: Answers) -> None:
+def _ask(jobs: dict[int, Job], plan: Plan, at_once: int, model: Model, answers: Answers) -> None:
     """Take out of `jobs` what is answered, each as soon as it is. Raises RequestError."""
     if not jobs:
         return
@@ -88,11 +103,11 @@ def _ask(jobs: dict[int, Job], plan: Plan, at_once: int, model: tuple[dict[str, 
         raise RequestError(f"{what}; {advice}") from error
 
 
-def _answered(jobs: dict[int, Job], plan: Plan, at_once: int, model: tuple[dict[str, Any], str]) -> ray.data.Dataset:
+def _answered(jobs: dict[int, Job], plan: Plan, at_once: int, model: Model) -> ray.data.Dataset:
     rows = [{"place": place, "url": job.url, "body": job.body} for place, job in jobs.items()]
     return ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         Answerer,
-        fn_constructor_args=model,
+        fn_constructor_args=(model, plan.ranks),
         compute=ray.data.ActorPoolStrategy(
             size=plan.count, max_tasks_in_flight_per_actor=at_once, max_concurrent_calls_per_actor=at_once
         ),
