@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -38,9 +39,11 @@ def batch(*arguments: Any) -> str:
     return done.stderr.splitlines()[-1]
 
 
-def write(file: Path, **more: Any) -> None:
-    """Requests, and lines that are none or ask for what there is not."""
-    asked = [{"prompt": f"the cat {i}", **SAMPLED, "seed": i, **more} for i in range(LINES)]
+def write(file: Path, longest: int = 120) -> None:
+    """Requests, the later the longer, and lines that are none or ask for what there is not."""
+    asked = [{"prompt": f"the cat {i}", **SAMPLED, "seed": i} for i in range(LINES)]
+    for i, body in enumerate(asked, 1):
+        body |= {"max_tokens": longest * i // LINES}
     lines = [{"custom_id": f"c{i}", **HEAD, "body": body} for i, body in enumerate(asked)]
     wrong = [lines[0], {"custom_id": "wrong", **HEAD, "body": {"prompt": "a", "max_tokens": -1}}]
     file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *wrong]) + "{\n")
@@ -62,23 +65,25 @@ def test_two_engines_write_what_one_writes(pair: Path, tmp_path: Path) -> None:
     file, output, alone = tmp_path / "in.jsonl", tmp_path / "in.out.jsonl", tmp_path / "alone.jsonl"
     write(file)
     batch(pair, file, "-o", str(alone))
-    output.write_text("".join(alone.read_text().splitlines(keepends=True)[:2]))
-    assert batch(pair, file, "--replicas", "2").startswith(f"{LINES - 1} answered, 2 refused, 2 there already")
+    texts = [line for line in alone.read_text().splitlines(keepends=True) if '"custom_id": "c' in line]
+    output.write_text("".join(texts[:2]))
+    assert batch(pair, file, "--replicas", "2").startswith(f"{LINES - 2} answered, 3 refused, 2 there already")
     assert answered(output) == answered(alone) and len(set(map(str, answered(alone).values()))) == LINES + 3
 
 
 def test_a_killed_run_is_taken_up(pair: Path, tmp_path: Path) -> None:
     file, output, alone = tmp_path / "in.jsonl", tmp_path / "in.out.jsonl", tmp_path / "alone.jsonl"
-    write(file, max_tokens=600)
+    write(file, longest=1800)
     with subprocess.Popen(command(pair, file, "--replicas", "2"), env=environment()) as process:
         while output.read_bytes().count(b"\n") < 4 if output.exists() else process.poll() is None:
-            time.sleep(0.05)  # two lines are refused at once
+            time.sleep(0.02)  # three lines are refused at once
+        process.send_signal(signal.SIGSTOP)
         family = psutil.Process(process.pid).children(recursive=True)
         assert any("MapWorker" in " ".join(child.cmdline()) for child in family)
         sockets = [c for p in family for c in p.net_connections("inet") if c.status == "LISTEN"]
         assert sockets and {c.laddr.ip for c in sockets} <= LOOPBACK
         process.kill()
-    _, alive = psutil.wait_procs(family, timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=180)  # a minute of it Ray's agents try to tell what is dead
     assert not alive, "Ray was to go with the command"
     kept = output.read_bytes()
     assert kept.endswith(b"\n") and kept.count(b"\n") < LINES + 3, "it was too fast to be killed"

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from time import sleep
@@ -77,9 +78,10 @@ def working(node: Any) -> Iterator[str]:
     """Actors of a node that answer a line."""
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
     for child in raylet.children(recursive=True):
-        title = " ".join(child.cmdline())
-        if "MapWorker" in title and "submit" in title:
-            yield title
+        with suppress(psutil.Error):  # gone
+            title = " ".join(child.cmdline())
+            if "MapWorker" in title and "submit" in title:
+                yield title
 
 
 def test_a_node_is_killed(cluster: Any, answer: Answer, texts: dict[str, str]) -> None:

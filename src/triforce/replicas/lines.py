@@ -113,7 +113,7 @@ def _answered(jobs: dict[int, Job], plan: Plan, at_once: int, model: Model) -> r
         ),
         num_cpus=plan.cpus,
         num_gpus=plan.gpus,
-        ray_remote_args_fn=lambda: {"max_task_retries": RETRIES},
+        max_task_retries=RETRIES,
     )
 
 
