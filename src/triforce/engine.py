@@ -15,7 +15,7 @@ from triforce.batch import Batch
 from triforce.cache.full import TAIL
 from triforce.cache.pool import pages_for
 from triforce.cache.prefixes import Prefixes
-from triforce.errors import CacheError
+from triforce.errors import CacheError, RankError
 from triforce.group import Group
 from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation, Store
@@ -104,7 +104,8 @@ class Engine:
     def step(self) -> Iterator[tuple[Job, int]]:
         """Read some of the prompts, and make one proposal for each row; yields jobs and how many tokens they took.
 
-        A job that has its `finish` when it is asked for the next one leaves. What fails has its `error`, and no others.
+        A job that has its `finish` when it is asked for the next one leaves. What fails has its `error`, and no others;
+        but what breaks a pass of several ranks is raised.
         """
         left = READ
         while left > 0 and self._admit():
@@ -114,6 +115,7 @@ class Engine:
             try:
                 taken = batch.step()
             except Exception as error:
+                self._require_alone()
                 self._fail(mode, error)
                 continue
             yield from ((job, count) for job, count in zip(list(batch.jobs), taken, strict=True) if count)
@@ -154,13 +156,21 @@ class Engine:
 
     def _begin(self, group: Group, begun: list[int]) -> None:
         group.started, group.steps = group.started or perf_counter(), 0
-        ladder, how = MODES[group.mode], (self._setting, self._coupling)
+        ladder, how, batch = MODES[group.mode], (self._setting, self._coupling), None
         try:
             costs = self._costs() if group.mode == "auto" else None
             batch = Batch(self._models, ladder, *how, group.left, group.memory, costs, self._focus, self.store, begun)
-            self._reading, self._read_so_far = (group, batch, group.read(batch)), 0
+        except RankError:
+            raise
         except Exception as error:
             group.fail(error)
+        if self._models.target.ranks.unanimous(batch is not None) and batch:
+            self._reading, self._read_so_far = (group, batch, group.read(batch)), 0
+        elif batch:
+            batch.keep([])
+            group.error = CacheError(
+                "one of the processes that share the model has no room for its KV; see --kv-offload and --max-rows"
+            )
 
     def _pages(self, group: Group) -> int:
         """Pages that it takes from the store: enough to come to its end."""
@@ -176,6 +186,7 @@ class Engine:
             if progress and group.on_prefill:
                 group.on_prefill(*progress)
         except Exception as error:
+            self._require_alone()
             group.fail(error)
             self._stop_reading()
             return 0
@@ -212,6 +223,11 @@ class Engine:
         for group in [group for group in self._groups if group.mode == mode]:
             group.fail(error)
             self.cancel(group)
+
+    def _require_alone(self) -> None:
+        """Raise what is handled now if several ranks are in that pass: others may have come through, or wait in it."""
+        if self._models.target.ranks.count > 1:
+            raise
 
     def _drop(self, mode: str, jobs: list[Job]) -> None:
         """Some rows of a batch leave, if they are still there."""

@@ -193,13 +193,12 @@ class LLM:
         """An engine for requests that come and go: `rows` texts at a time, whose KV has room for so many tokens.
 
         None is the model's context. It keeps that memory as long as it lives, and is for one thread at a time. `turn`:
-        steps after which a request makes room for those who wait, if there is none; None: it never does. Raises
-        RequestError where several ranks share the model: they would have to be told of each request.
+        steps after which a request makes room for those who wait, if there is none; None: it never does. Where several
+        ranks share the model each of them opens one, and does the same with it (see `server.crew`).
         """
-        if self.ranks.count > 1:
-            raise RequestError("requests that come and go are for one process; leave out --tp and torchrun")
         slack = rows * pages_for(self.speculation.reach + PAGE)
         pages = pages_for(kv_tokens or self.target.config.context) + slack
+        self._compare("limits", (rows, pages, turn))
         return self._open(Store(self.models, self.speculation, rows, pages), turn)
 
     def request(self, prompt: Prompt, params: SamplingParams, mode: str | None = None, scope: str = "") -> Request:

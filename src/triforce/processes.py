@@ -90,6 +90,11 @@ class Processes:
             self._try(dist.recv, data, 0)
         return pickle.loads(data.numpy().tobytes())
 
+    def unanimous(self, well: bool) -> bool:
+        well_1 = torch.tensor([int(well)])
+        self._try(dist.all_reduce, well_1, dist.ReduceOp.MIN)
+        return bool(well_1)
+
     def compare(self, number: int, what: str) -> None:
         numbers_R1 = torch.empty(self.count, 1, dtype=torch.int64)
         self._try(self._exchange, numbers_R1, torch.tensor([number]))

@@ -39,6 +39,9 @@ class Ranks(Protocol):
     def agree(self, value: T) -> T:
         """What rank 0 passes in. It may take its time: nobody loses patience."""
 
+    def unanimous(self, well: bool) -> bool:
+        """Whether all ranks say so. Each may take its time."""
+
     def compare(self, number: int, what: str) -> None:
         """Raise RankError on each rank, saying `what` differs, unless all of them bring the same number (32 bits)."""
 
@@ -59,6 +62,9 @@ class Alone:
 
     def agree(self, value: T) -> T:
         return value
+
+    def unanimous(self, well: bool) -> bool:
+        return well
 
     def compare(self, number: int, what: str) -> None:
         pass

@@ -35,6 +35,9 @@ class Threads:
         first: T = self._all("agree", value)[0]
         return first
 
+    def unanimous(self, well: bool) -> bool:
+        return all(self._all("unanimous", well))
+
     def compare(self, number: int, what: str) -> None:
         if len(set(self._all("compare", number))) > 1:
             raise RankError(f"{what} differs")

@@ -199,9 +199,9 @@ def test_the_end_of_all(
         (["generate", "x y", "--tp", "3"], {"WORLD_SIZE": "2"}, "but 2 processes were started; leave out --tp"),
         (["generate", "x y", "--device", "cuda:1"], {"WORLD_SIZE": "2"}, "use --device cuda"),
         (["generate", "x y", "--tp-reduce"], {}, "such as --tp 2"),
-        (["serve"], {"WORLD_SIZE": "2"}, "serve runs in one process"),
-        (["chat"], {"WORLD_SIZE": "2"}, "chat runs in one process"),
-        (["batch", "x"], {"WORLD_SIZE": "2"}, "batch runs in one process"),
+        (["serve", "--replicas", "2"], {"WORLD_SIZE": "2"}, "start it without torchrun"),
+        (["batch", "x", "--tp", "65"], {}, "--tp is 65; give 1 to 64 processes"),
+        (["chat", "--tp-reduce"], {}, "such as --tp 2"),
     ],
 )
 def test_what_cannot_be(

@@ -133,5 +133,3 @@ def test_other_settings_are_noticed(pair: Path) -> None:
 def test_what_is_of_one_process(pair: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="saved KV cache is of one process"):
         together(2, lambda ranks: made(pair, ranks).generate(PROMPTS[0], params(), save_cache=tmp_path / "kv"))
-    with pytest.raises(RequestError, match="leave out --tp"):
-        together(2, lambda ranks: made(pair, ranks).open())

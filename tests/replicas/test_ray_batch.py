@@ -4,40 +4,98 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from asking import SAMPLED
 from process import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 LINES = 6
+HEAD = {"method": "POST", "url": "/v1/completions"}
+LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
 
 
-def batch(pair: Path, file: Path, *arguments: str) -> str:
-    """What is said at the end."""
+def command(pair: Path, file: Path, *arguments: str) -> list[str]:
     models = (str(pair / "target"), "--draft", str(pair / "draft"), "--budget", "64")
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "triforce", "batch", str(file), *models, *arguments]
-    environment = os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    return [sys.executable, "-m", "triforce", "batch", str(file), *models, *arguments]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+
+
+def batch(*arguments: Any) -> str:
+    """What is said at the end."""
+    options = {"capture_output": True, "text": True, "timeout": 300, "env": environment()}
+    done = subprocess.run(command(*arguments), **options)
     assert done.returncode == 0, done.stderr
     return done.stderr.splitlines()[-1]
 
 
-def texts(output: Path) -> dict[str, str]:
+def write(file: Path, longest: int = 120) -> None:
+    """Requests, the later the longer, and lines that are none or ask for what there is not."""
+    asked = [{"prompt": f"the cat {i}", **SAMPLED, "seed": i} for i in range(LINES)]
+    for i, body in enumerate(asked, 1):
+        body |= {"max_tokens": longest * i // LINES}
+    lines = [{"custom_id": f"c{i}", **HEAD, "body": body} for i, body in enumerate(asked)]
+    wrong = [lines[0], {"custom_id": "wrong", **HEAD, "body": {"prompt": "a", "max_tokens": -1}}]
+    file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *wrong]) + "{\n")
+
+
+def answered(output: Path) -> dict[str, Any]:
+    """By line: a text, or what is wrong."""
     answers = [json.loads(line) for line in output.read_text().splitlines()]
-    return {a["custom_id"]: a["response"]["body"]["choices"][0]["text"] for a in answers}
+    found = {}
+    for answer in answers:
+        body = (answer["response"] or {"body": {}})["body"]
+        name = answer["custom_id"] or answer["error"]["line"]
+        found[name] = body["choices"][0]["text"] if "choices" in body else (answer["error"], body.get("error"))
+    assert len(found) == len(answers)
+    return found
 
 
 def test_two_engines_write_what_one_writes(pair: Path, tmp_path: Path) -> None:
     file, output, alone = tmp_path / "in.jsonl", tmp_path / "in.out.jsonl", tmp_path / "alone.jsonl"
-    asked = [{"prompt": f"the cat {i}", **SAMPLED, "seed": i} for i in range(LINES)]
-    head = {"method": "POST", "url": "/v1/completions"}
-    file.write_text("".join(json.dumps(head | {"custom_id": f"c{i}", "body": b}) + "\n" for i, b in enumerate(asked)))
+    write(file)
     batch(pair, file, "-o", str(alone))
-    output.write_text("".join(alone.read_text().splitlines(keepends=True)[:2]))
-    assert batch(pair, file, "--replicas", "2").startswith("4 answered, 0 refused, 2 there already")
-    assert texts(output) == texts(alone) and len(set(texts(alone).values())) == LINES
+    texts = [line for line in alone.read_text().splitlines(keepends=True) if '"custom_id": "c' in line]
+    output.write_text("".join(texts[:2]))
+    assert batch(pair, file, "--replicas", "2").startswith(f"{LINES - 2} answered, 3 refused, 2 there already")
+    assert answered(output) == answered(alone) and len(set(map(str, answered(alone).values()))) == LINES + 3
+
+
+def test_a_killed_run_is_taken_up(pair: Path, tmp_path: Path) -> None:
+    file, output, alone = tmp_path / "in.jsonl", tmp_path / "in.out.jsonl", tmp_path / "alone.jsonl"
+    write(file, longest=1800)
+    with subprocess.Popen(command(pair, file, "--replicas", "2"), env=environment()) as process:
+        while output.read_bytes().count(b"\n") < 4 if output.exists() else process.poll() is None:
+            time.sleep(0.02)  # three lines are refused at once
+        process.send_signal(signal.SIGSTOP)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert any("MapWorker" in " ".join(child.cmdline()) for child in family)
+        sockets = [c for p in family for c in p.net_connections("inet") if c.status == "LISTEN"]
+        assert sockets and {c.laddr.ip for c in sockets} <= LOOPBACK
+        process.kill()
+    _, alive = psutil.wait_procs(family, timeout=180)  # a minute of it Ray's agents try to tell what is dead
+    assert not alive, "Ray was to go with the command"
+    kept = output.read_bytes()
+    assert kept.endswith(b"\n") and kept.count(b"\n") < LINES + 3, "it was too fast to be killed"
+    batch(pair, file, "--replicas", "2")
+    batch(pair, file, "-o", str(alone))
+    assert output.read_bytes().startswith(kept) and answered(output) == answered(alone)
+
+
+def test_mistakes_are_said(pair: Path, tmp_path: Path) -> None:
+    """By the first answer, as an actor's constructor would say them with a traceback."""
+    write(tmp_path / "in.jsonl")
+    asked = command(pair, tmp_path / "in.jsonl", "--replicas", "1", "--gamma-1", "0")
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=300, env=environment())
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("triforce: error: ") and "gamma_1" in done.stderr

@@ -113,6 +113,13 @@ def test_replicas_share_what_there_is(machines: Any, count: int, device: str, pl
     assert planned(machines, count, device) == plan
 
 
+def test_ranks_have_a_processor_each_or_a_gpu() -> None:
+    assert planned(nodes(8, 3), 3, "cpu", 3) == Plan(3, 3, 0, 3)
+    assert planned(nodes(8, gpus=(4,)), 2, "auto", 2) == Plan(2, 4, 2, 2)
+    with pytest.raises(RequestError, match=r"3 replicas need a GPU and a processor for each of their 2 ranks.*for 2"):
+        planned(nodes(8, 1, gpus=(4, 4)), 3, "auto", 2)
+
+
 @pytest.mark.parametrize(
     ("machines", "count", "device", "says"),
     [

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import ast
-import asyncio
-import json
 import pickle
 import re
 import sys
 from importlib.metadata import version
 from importlib.util import find_spec
-from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +19,6 @@ from triforce.grammar import Grammar
 from triforce.llm import LLM
 from triforce.replicas.desk import Desk
 from triforce.request import SamplingParams
-from triforce.server import batch
 
 FOLDER = Path(triforce.replicas.__file__).parent
 ORDER = re.findall(r"^- `(\w+)`", triforce.replicas.__doc__ or "", re.MULTILINE)
@@ -39,24 +34,6 @@ def test_it_is_said_how_to_get_it(
     monkeypatch.setattr("triforce.replicas.environment.prepare", lambda address: None)
     assert main(["serve", "--port", "0", *arguments]) == 2
     assert "pip install 'triforce[ray]'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("lost", "status"), [(0, 200), (2, 200), (3, 503)])
-def test_a_line_whose_engine_is_lost_is_asked_again(tmp_path: Path, lost: int, status: int) -> None:
-    """A client would be told, as it may have seen some of the text; nobody has seen any of a line."""
-    sent = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        sent.append(scope["path"])
-        code = 503 if len(sent) <= lost else 200
-        await send({"type": "http.response.start", "status": code, "headers": [(b"x-request-id", b"1")]})
-        await send({"type": "http.response.body", "body": b"{}"})
-
-    line = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}'
-    output = tmp_path / "out.jsonl"
-    tally = asyncio.run(batch.run(app, BytesIO(line), output, lambda: None))
-    assert json.loads(output.read_text())["response"]["status_code"] == status
-    assert tally.answered == (status == 200) and len(sent) == min(lost + 1, batch.TRIES)
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: test_ray_*.py are not even read")

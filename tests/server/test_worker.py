@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from triforce.completion import Piece
 from triforce.errors import RequestError
 from triforce.llm import LLM
+from triforce.ranks import ALONE
 from triforce.request import RequestOutput, SamplingParams
 from triforce.server.app import create_app
 from triforce.server.engine import Ask, QueueFull, Stopping
@@ -36,7 +37,7 @@ class Req:
 class Scripted:
     """Stands for a model and its texts. A step, once it is let, makes a piece for each of as many as there are rows."""
 
-    target = SimpleNamespace(config=SimpleNamespace(context=100))
+    target, ranks = SimpleNamespace(config=SimpleNamespace(context=100)), ALONE
 
     def __init__(self) -> None:
         self.let, self.log, self.requests, self.engine = threading.Semaphore(0), [], [], self
@@ -208,7 +209,7 @@ async def until_idle(worker: Worker) -> None:
 
 def held(worker: Worker) -> int:
     """Pages that rows have."""
-    engine = worker._texts.engine
+    engine = worker._crew.texts.engine
     return engine.store.pages - engine.store.pool.free_pages - len(engine._prefixes)
 
 

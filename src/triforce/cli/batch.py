@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from triforce.cli import replicas, together
+from triforce.cli import replicas
 from triforce.cli.common import require_writable
-from triforce.cli.serving import extra, model_name
+from triforce.cli.serving import extra, follow, model_name
 from triforce.errors import RequestError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from triforce.ranks import Ranks
+    from triforce.server.batch import Answers
+    from triforce.server.engine import Engine
 
 
 def run(options: Namespace) -> int:
+    """In one process, or in several that share the model; or in those of replicas."""
+    return replicas.run(options, answer_all)
+
+
+def answer_all(options: Namespace, ranks: Ranks) -> int:
     """Answer what is not answered yet. What cannot be read or written is said before the model is loaded."""
-    together.refuse("batch")
     with extra():
         from triforce.server import batch
-        from triforce.server.app import create_app
 
+    if ranks.rank:
+        return follow(options, ranks, batch.LIMITS)
     source, output = Path(options.file), Path(options.output or Path(options.file).with_suffix(".out.jsonl"))
     with _opened(source) as file:
         lines = sum(bool(line.strip()) for line in file)
@@ -30,24 +40,46 @@ def run(options: Namespace) -> int:
         if output.exists() and output.samefile(source):
             raise RequestError(f"{output} is the input; name another file with -o")
         require_writable(str(output))
-        batch.resume(output)
-        name, engines = options.name or model_name(options.model), max(replicas.wanted(options), 1)
-        limits = replace(batch.LIMITS, waiting=engines * batch.LIMITS.waiting)
-        llm, engine = replicas.engine(options, limits, f"batch {os.getpid()}")
-
-        async def answer() -> batch.Tally:
-            try:
-                app = create_app(llm, engine, name, limits=limits)
-                with _progress(lines) as bar:
-                    return await batch.run(app, file, output, bar.update, engines * batch.AT_ONCE)
-            finally:
-                await engine.close()
-
-        tally = asyncio.run(answer())
+        name = options.name or model_name(options.model)
+        with _progress(lines) as bar, batch.Answers(output, bar.update) as answers:
+            if replicas.wanted(options):
+                replicas.answer(options, name, file, answers)
+            else:
+                _answer(options, ranks, name, file, answers)
+    tally = answers.tally
     print(
         f"{tally.answered} answered, {tally.refused} refused, {tally.skipped} there already: {output}", file=sys.stderr
     )
     return 0
+
+
+def _answer(options: Namespace, ranks: Ranks, name: str, source: BinaryIO, answers: Answers) -> None:
+    """By an engine of this process and the other ranks. Raises TriforceError."""
+    with extra():
+        from triforce.server import batch
+        from triforce.server.app import create_app
+
+    llm, engine = replicas.engine(options, ranks, batch.LIMITS, "batch")
+
+    async def run() -> None:
+        try:
+            app = _unless_broken(create_app(llm, engine, name, limits=batch.LIMITS), engine)
+            await batch.run(app, source, answers)
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
+
+
+def _unless_broken(app: ASGIApp, engine: Engine) -> ASGIApp:
+    """Raises what has ended the engine, instead of having each line answered with that."""
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        await app(scope, receive, send)
+        if engine.failure:
+            raise engine.failure
+
+    return checked
 
 
 def _progress(lines: int) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from triforce.cli import together
 from triforce.cli.common import (
@@ -20,34 +21,57 @@ from triforce.cli.common import (
     show,
 )
 from triforce.errors import ModelError, RequestError
-from triforce.request import RequestOutput
+from triforce.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from triforce.checkpoint.tokenizer import Tokenizer
     from triforce.llm import LLM
+    from triforce.ranks import Ranks
+    from triforce.session import Session
 
 Message = dict[str, str]
 
 
 def run(options: Namespace) -> int:
-    """One session: what the turns have in common stays in its KV cache."""
-    together.refuse("chat")
-    params = sampling_params(options)
-    if params.n != 1:
-        raise RequestError("chat gives one answer at a time; leave out --n")
-    document = read_text(options.file) + "\n\n" if options.file else ""
-    llm = load(options)
+    """In one process, or in several that share the model."""
+    return together.run(options, chat)
+
+
+def chat(options: Namespace, ranks: Ranks) -> int:
+    """One session: what the turns have in common stays in its KV cache. Rank 0 reads and prints."""
+    asked: Any = None if ranks.rank else _asked(options)
+    params, document = ranks.agree(asked)
+    llm = load(options, ranks if ranks.count > 1 else None)
     tokenizer = _chat_tokenizer(llm)
     from triforce.session import Session
 
     session = Session(llm)
+    if ranks.rank:
+        return _follow(session, params)
     messages: list[Message] = []
     for question in _questions():
         messages.append({"role": "user", "content": question if messages else document + question})
-        ids = tokenizer.chat(messages)
+        ids = ranks.agree(tokenizer.chat(messages))
         output = show(session.ask(ids, params, Prefill()), Painter(tokenizer, ids) if options.color else None)
         messages.append({"role": "assistant", "content": output.outputs[0].text})
         _report(output, options.color)
+    ranks.agree(None)
+    return 0
+
+
+def _asked(options: Namespace) -> tuple[SamplingParams, str]:
+    """How to sample, and the document to talk about. Raises RequestError."""
+    params = sampling_params(options)
+    if params.n != 1:
+        raise RequestError("chat gives one answer at a time; leave out --n")
+    return params, read_text(options.file) + "\n\n" if options.file else ""
+
+
+def _follow(session: Session, params: SamplingParams) -> int:
+    """What the ranks do that are not the first: the same turns."""
+    unheard: list[int] | None = None
+    while ids := session.llm.ranks.agree(unheard):
+        deque(session.ask(ids, params), maxlen=0)
     return 0
 
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from triforce import kin
 from triforce.cli import LOST, MISTAKE
-from triforce.cli.together import LIFELINE, MEETING
 
 GRACE = 5.0
 """Seconds in which ranks may end by themselves once the first has ended."""
@@ -22,14 +22,17 @@ GRACE = 5.0
 LOOK = 0.05  # seconds between two looks at them
 
 
-def launch(count: int, arguments: Sequence[str]) -> int:
-    """A command line in `count` processes; the exit code of them all."""
-    with tempfile.TemporaryDirectory(prefix="triforce-") as name, _terminable():
+def launch(count: int, arguments: Sequence[str], *, winds_down: bool = False) -> int:
+    """A command line in `count` processes; the exit code of them all.
+
+    winds_down: rank 0 is told of signals, and has its time to end.
+    """
+    ranks: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory(prefix="triforce-") as name, _heeding(ranks if winds_down else None):
         folder, (lifeline, held) = Path(name), os.pipe()
-        ranks: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(count):
-                ranks.append(_start(rank, count, arguments, folder, lifeline))
+                ranks.append(_start(rank, count, arguments, folder, lifeline, apart=winds_down))
             return verdict(_wait(ranks), folder)
         finally:
             for process in ranks:
@@ -40,21 +43,16 @@ def launch(count: int, arguments: Sequence[str]) -> int:
             os.close(held)
 
 
-def _start(rank: int, count: int, arguments: Sequence[str], folder: Path, lifeline: int) -> subprocess.Popen[bytes]:
-    """Rank 0 has our streams; what the others say goes to a file each."""
-    # As multiprocessing does, which would import the main module again: the same modules as here, whatever the folder.
-    code = f"import sys; sys.path[:] = {sys.path!r}; from triforce.cli import main; sys.exit(main(sys.argv[1:]))"
-    environment = os.environ | {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count),
-        MEETING: f"file://{folder / 'meeting'}", LIFELINE: str(lifeline),
-        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
-    }  # fmt: skip
-    streams: dict[str, Any] = {}
+def _start(
+    rank: int, count: int, arguments: Sequence[str], folder: Path, lifeline: int, apart: bool
+) -> subprocess.Popen[bytes]:
+    """Rank 0 has our streams; what the others say goes to a file each. `apart`: a terminal's Ctrl-C is for us alone."""
+    run = "from triforce.cli import main; sys.exit(main(sys.argv[1:]))"
+    options: dict[str, Any] = {"start_new_session": apart}
     with (folder / f"rank-{rank}").open("wb") as said:
         if rank:
-            streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
-        command = [sys.executable, "-c", code, *arguments]
-        return subprocess.Popen(command, env=environment, pass_fds=(lifeline,), **streams)
+            options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
+        return kin.start(run, arguments, kin.introduce(rank, count, folder), lifeline, **options)
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
@@ -86,10 +84,18 @@ def _end(code: int | None) -> str:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends the ranks, too."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+def _heeding(told: Sequence[subprocess.Popen[bytes]] | None) -> Iterator[None]:
+    """SIGTERM ends the ranks, too; but the first of `told`, if it is there, is told of it, and of SIGINT."""
+
+    def heed(number: int, frame: object) -> None:
+        if not told:
+            sys.exit(128 + number)
+        told[0].send_signal(number)
+
+    numbers = [signal.SIGTERM] if told is None else [signal.SIGTERM, signal.SIGINT]
+    before = {number: signal.signal(number, heed) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

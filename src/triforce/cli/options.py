@@ -103,14 +103,19 @@ def engine(parser: argparse.ArgumentParser) -> None:
 
 def replicas(parser: argparse._ActionsContainer) -> None:
     add = parser.add_argument
-    add("--replicas", type=int, metavar="N", help="engines, on Ray Serve (default: one, in this process, without Ray)")
+    add("--replicas", type=int, metavar="N", help="engines, on Ray (default: one, in this process, without Ray)")
     text = "the Ray whose machines have the replicas, such as HOST:6379 or auto (default: one of this machine alone)"
     add("--ray-address", metavar="ADDRESS", help=text)
 
 
 def ranks(parser: argparse._ActionsContainer) -> None:
     add = parser.add_argument
-    add("--tp", type=int, metavar="N", help="processes that share the target's heads and weights (default: 1)")
+    add(
+        "--tp",
+        type=int,
+        metavar="N",
+        help="processes of an engine, which share the target's heads and weights (default: 1)",
+    )
     add("--tp-reduce", action="store_true", help="they add up parts of sums: less to send, but no longer the same bits")
 
 

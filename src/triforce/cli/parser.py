@@ -89,6 +89,7 @@ def _chat(parser: argparse.ArgumentParser) -> None:
     model(parser)
     parser.add_argument("--file", metavar="DOC", help="a UTF-8 document to talk about")
     engine(parser)
+    ranks(parser.add_argument_group("several processes"))
     sampling(parser)
     color(parser.add_argument_group("output"))
 
@@ -142,6 +143,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     )
     replicas(parser.add_argument_group("several engines"))
     engine(parser)
+    ranks(parser.add_argument_group("several processes"))
 
 
 def _batch(parser: argparse.ArgumentParser) -> None:
@@ -157,6 +159,7 @@ def _batch(parser: argparse.ArgumentParser) -> None:
     add("--name", help="what the requests call the model (default: as its hub or folder calls it)")
     replicas(parser.add_argument_group("several engines"))
     engine(parser)
+    ranks(parser.add_argument_group("several processes"))
 
 
 def _info(parser: argparse.ArgumentParser) -> None:

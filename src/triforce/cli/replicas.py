@@ -1,18 +1,24 @@
-"""Several engines behind one command: `--replicas N` and `--ray-address` put them on Ray Serve."""
+"""Several engines behind one command: `--replicas N` and `--ray-address` put them on Ray."""
 
 from __future__ import annotations
 
 import socket
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from triforce.cli import together
 from triforce.cli.common import load, settings
 from triforce.cli.serving import extra
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
+    from triforce.cli.together import Command
+    from triforce.ranks import Ranks
+    from triforce.server.batch import Answers
     from triforce.server.engine import Engine, Served
     from triforce.server.limits import Limits
 
@@ -27,7 +33,18 @@ def wanted(options: Namespace) -> int:
     return count
 
 
-def engine(options: Namespace, limits: Limits, purpose: str) -> tuple[Served, Engine]:
+def run(options: Namespace, command: Command, *, winds_down: bool = False) -> int:
+    """As `together.run`; but where replicas are wanted it is they who have ranks."""
+    if not wanted(options):
+        return together.run(options, command, winds_down=winds_down)
+    together.refuse("what has replicas")
+    together.wanted(options)
+    from triforce.ranks import ALONE
+
+    return command(options, ALONE)
+
+
+def engine(options: Namespace, ranks: Ranks, limits: Limits, purpose: str) -> tuple[Served, Engine]:
     """What is served, and what makes its texts: replicas, if they are wanted, or a thread. Raises TriforceError.
 
     purpose: tells apart what this machine has on one Ray.
@@ -36,24 +53,48 @@ def engine(options: Namespace, limits: Limits, purpose: str) -> tuple[Served, En
         return _replicas(options, limits, purpose)
     from triforce.server.worker import Worker
 
-    llm = load(options)
+    llm = load(options, ranks if ranks.count > 1 else None)
     return llm, Worker(llm, limits)
 
 
 def _replicas(options: Namespace, limits: Limits, purpose: str) -> tuple[Served, Engine]:
+    with _importing(options):
+        from triforce.replicas.cluster import replicated
+
+    name, count = f"triforce {socket.gethostname()} {purpose}", wanted(options)
+    with _Progress(count) as progress:
+        return replicated(_settings(options), limits, count, options.ray_address, name, progress, *_shared(options))
+
+
+def answer(options: Namespace, name: str, source: BinaryIO, answers: Answers) -> None:
+    """Answer the lines of a batch, on Ray Data. Raises TriforceError."""
+    with _importing(options):
+        from triforce.replicas import lines
+
+    lines.answer(_settings(options), name, wanted(options), options.ray_address, source, answers, *_shared(options))
+
+
+def _shared(options: Namespace) -> tuple[int, bool]:
+    """How many ranks each replica has, and whether their sums are exact."""
+    return together.wanted(options), not options.tp_reduce
+
+
+@contextmanager
+def _importing(options: Namespace) -> Iterator[None]:
+    """Imports of Ray go in here. Raises RequestError where it is not installed."""
     with extra("ray"):
         from triforce.replicas import environment
 
         environment.prepare(options.ray_address)
-        from triforce.replicas.cluster import replicated
+        yield
 
+
+def _settings(options: Namespace) -> dict[str, Any]:
     given = settings(options)
     for name in ("model", "draft"):  # a folder is the same one wherever a replica works
         if given[name] is not None and Path(given[name]).is_dir():
             given[name] = str(Path(given[name]).resolve())
-    name, count = f"triforce {socket.gethostname()} {purpose}", wanted(options)
-    with _Progress(count) as progress:
-        return replicated(given, limits, count, options.ray_address, name, progress)
+    return given
 
 
 class _Progress:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from argparse import Namespace
+from typing import TYPE_CHECKING
 
-from triforce.cli import replicas, together
-from triforce.cli.serving import extra, model_name
+from triforce.cli import replicas
+from triforce.cli.serving import extra, follow, model_name
 from triforce.errors import RequestError
+
+if TYPE_CHECKING:
+    from triforce.ranks import Ranks
 
 
 def run(options: Namespace) -> int:
-    """Serve until SIGTERM or SIGINT. What cannot work is said before the model is loaded."""
-    together.refuse("serve")
+    """In one process, or in several that share the model; or in those of replicas."""
+    return replicas.run(options, serve, winds_down=True)
+
+
+def serve(options: Namespace, ranks: Ranks) -> int:
+    """Serve until SIGTERM or SIGINT. What cannot work is said before the model is loaded. Rank 0 listens."""
     with extra():
         from triforce.server import listener, logs, security
         from triforce.server.app import create_app
@@ -28,13 +37,19 @@ def run(options: Namespace) -> int:
         rows=options.max_rows,
         kv_tokens=options.max_kv_tokens,
     )
+    if ranks.rank:
+        return follow(options, ranks, limits)
     name = options.name or model_name(options.model)
     with listener.listen(options.host, options.port) as sock:
-        llm, engine = replicas.engine(options, limits, f"serve {sock.getsockname()[1]}")
+        llm, engine = replicas.engine(options, ranks, limits, f"serve {sock.getsockname()[1]}")
         logs.configure()
         app = create_app(llm, engine, name, limits=limits, keys=keys, hosts=[options.host, *options.allowed_host])
         url = listener.url(sock)
         print(f"triforce serves {name} at {url}", flush=True)
         logs.event("listening", url=url, model=name)
-        listener.serve(app, engine, sock, options.grace)
+        try:
+            listener.serve(app, engine, sock, options.grace)
+        finally:
+            if ranks.count > 1:  # a second signal leaves no time for it, and the others are to be told
+                asyncio.run(engine.close())
     return 0

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from triforce.cli.common import load
 from triforce.errors import RequestError
+
+if TYPE_CHECKING:
+    from triforce.ranks import Ranks
+    from triforce.server.limits import Limits
 
 
 @contextmanager
@@ -16,6 +23,14 @@ def extra(name: str = "serve") -> Iterator[None]:
         yield
     except ImportError as error:
         raise RequestError(f"{error.name} is not installed; get it with: pip install 'triforce[{name}]'") from error
+
+
+def follow(options: Namespace, ranks: Ranks, limits: Limits) -> int:
+    """What the ranks do that are not the first. Raises TriforceError."""
+    from triforce.server.crew import follow
+
+    follow(load(options, ranks), limits)
+    return 0
 
 
 def model_name(model: str | None) -> str:

@@ -33,18 +33,27 @@ OnWait = Callable[[int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`count` replicas with so many processors and GPUs each."""
+    """`count` replicas with so many processors, GPUs and ranks each."""
 
     count: int
     cpus: int
     gpus: int
+    ranks: int = 1
 
 
 def replicated(
-    settings: dict[str, Any], limits: Limits, count: int, address: str | None, name: str, on_wait: OnWait
+    settings: dict[str, Any],
+    limits: Limits,
+    count: int,
+    address: str | None,
+    name: str,
+    on_wait: OnWait,
+    ranks: int = 1,
+    exact: bool = True,
 ) -> tuple[Desk, Replicas]:
     """Replicas of LLM(**settings) on the Ray at `address` (None: one of our own), and what requests are read with.
 
+    ranks: processes that share the model in each of them, `exact` as in `Ranks`.
     name: what Ray calls them; those of that name that a server left behind are replaced. Raises RequestError or
     ModelError; then, and when the engine is closed, nothing of it stays.
     """
@@ -56,10 +65,12 @@ def replicated(
         ray.shutdown()
 
     try:
-        plan = planned(ray.nodes(), count, settings["device"])
+        plan = planned(ray.nodes(), count, settings["device"], ranks)
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(proxy_location="Disabled")  # nobody but this process is to reach a replica
-        serve.run_many([serve.RunTarget(_bound(plan, settings, limits), name)], wait_for_applications_running=False)
+        serve.run_many(
+            [serve.RunTarget(_bound(plan, settings, limits, exact), name)], wait_for_applications_running=False
+        )
         _wait(name, on_wait)
         handle = serve.get_app_handle(name)
         desk = handle.desk.remote().result(timeout_s=DESK_SECONDS)
@@ -95,27 +106,30 @@ def _knock(address: str) -> None:
     socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
 
 
-def planned(nodes: Sequence[Mapping[str, Any]], count: int, device: str) -> Plan:
-    """As many processors for each replica as there are if all have the same. Raises RequestError if some have none."""
+def planned(nodes: Sequence[Mapping[str, Any]], count: int, device: str, ranks: int = 1) -> Plan:
+    """As many processors for each rank as there are if all have the same. Raises RequestError if some have none."""
     machines = [node["Resources"] for node in nodes if node["Alive"]]
-    gpus = int(device != "cpu" and any(machine.get("GPU") for machine in machines))
+    gpus = ranks * (device != "cpu" and any(machine.get("GPU") for machine in machines))
     if gpus and device not in ("auto", "cuda"):
         raise RequestError(f"--device {device} is one device, and each replica has its own; use --device cuda")
 
     def room(cpus: int) -> int:
-        needs = {"CPU": cpus} | ({"GPU": 1} if gpus else {})
+        needs = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
         return sum(min(int(machine.get(what, 0)) // need for what, need in needs.items()) for machine in machines)
 
     most = max((int(machine.get("CPU", 0)) for machine in machines), default=0)
-    enough = [cpus for cpus in range(1, most + 1) if room(cpus) >= count]
+    enough = [cpus for cpus in range(ranks, most + 1, ranks) if room(cpus) >= count]
     if not enough:
         need = "a GPU and a processor" if gpus else "a processor"
-        raise RequestError(f"{count} replicas need {need} each, and this Ray has them for {room(1)}; give that many "
-                           "with --replicas, or start Ray on more machines")  # fmt: skip
-    return Plan(count, enough[-1], gpus)
+        of_each = "each" if ranks == 1 else f"for each of their {ranks} ranks"
+        raise RequestError(
+            f"{count} replicas need {need} {of_each}, and this Ray has them for {room(ranks)}; give that many "
+            "with --replicas, or start Ray on more machines"
+        )
+    return Plan(count, enough[-1], gpus, ranks)
 
 
-def _bound(plan: Plan, settings: dict[str, Any], limits: Limits) -> Any:
+def _bound(plan: Plan, settings: dict[str, Any], limits: Limits, exact: bool) -> Any:
     deployment = serve.deployment(
         name=_DEPLOYMENT,
         num_replicas=plan.count,
@@ -125,7 +139,7 @@ def _bound(plan: Plan, settings: dict[str, Any], limits: Limits) -> Any:
         ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus},
         request_router_config=RequestRouterConfig(request_router_class=ROUTER, max_backoff_s=0.1),
     )
-    return deployment(Replica).bind(settings, limits)
+    return deployment(Replica).bind(settings, limits, plan.ranks, exact)
 
 
 def _wait(name: str, on_wait: OnWait) -> None:

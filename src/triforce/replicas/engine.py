@@ -126,6 +126,11 @@ class Replicas:
     def alive(self) -> bool:
         return self._alive
 
+    @property
+    def failure(self) -> None:
+        """Replicas that are gone may come back."""
+        return None
+
     def drain(self) -> None:
         self._open = False
 

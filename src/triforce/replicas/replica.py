@@ -14,8 +14,9 @@ from triforce.errors import TriforceError
 from triforce.kernels import extension
 from triforce.llm import LLM
 from triforce.replicas.desk import Desk
+from triforce.replicas.others import accompanied
 from triforce.replicas.words import Word
-from triforce.server.engine import Ask, Stopping
+from triforce.server.engine import Ask, Lost, Stopping
 from triforce.server.limits import Limits
 from triforce.server.worker import Worker
 
@@ -26,18 +27,20 @@ LOOPBACK = "127.0.0.1"
 class Replica:
     """`settings` are those of LLM; of the limits it keeps `rows` and `kv_tokens`. Prompts wait elsewhere.
 
+    It is the first of so many ranks, `exact` as in `Ranks`, which share the processors and GPUs that it was given.
     A mistake in the settings is said by `desk`: what a constructor raises Ray tries again, and tells with a traceback.
     """
 
-    def __init__(self, settings: dict[str, Any], limits: Limits) -> None:
+    def __init__(self, settings: dict[str, Any], limits: Limits, ranks: int = 1, exact: bool = True) -> None:
         if ray.util.get_node_ip_address() == LOOPBACK:
             _keep_to_loopback()
-        context = ray.get_runtime_context()
-        extension.use_threads(int(context.get_assigned_resources().get("CPU", 1)))
+        threads = use_share(ranks)
         self._name = str(serve.get_replica_context().replica_id.unique_id)
         self._desk: Desk | TriforceError
         self._worker: Worker | None = None
         try:
+            if ranks > 1:
+                settings = settings | accompanied(settings, limits, ranks, exact, threads)
             llm = LLM(**settings)
             self._desk = Desk.of(llm)
             self._worker = Worker(llm, replace(limits, waiting=limits.rows))
@@ -62,7 +65,7 @@ class Replica:
             async with aclosing(aiter(answer)) as events:  # type: ignore[type-var]
                 async for event in events:
                     yield self._word(event, answer.waited or 0.0)
-        except (TriforceError, Stopping) as error:
+        except (TriforceError, Stopping, Lost) as error:
             yield self._word(error)
         finally:
             answer.cancel()
@@ -70,6 +73,13 @@ class Replica:
     def _word(self, event: Any = None, waited: float = 0.0) -> Word:
         assert self._worker
         return Word(self._name, self._worker.load().kv_tokens, event, waited)
+
+
+def use_share(ranks: int) -> int:
+    """As many threads as each rank has of the processors that this process was given."""
+    given = int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))
+    extension.use_threads(threads := max(1, given // ranks))
+    return threads
 
 
 def _keep_to_loopback() -> None:

@@ -13,6 +13,7 @@ Its modules import one way, and tests/server/test_order.py reads it from this li
 - `schemas`: what may be sent
 - `toolbox`: the tools of one request
 - `turns`: what was said so far
+- `crew`: the same requests on each rank that makes them
 - `worker`: one thread that makes them, first come first served
 - `prompts`: from what was sent to what the engine takes
 - `logs`: one JSON object a line

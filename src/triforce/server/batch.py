@@ -21,14 +21,13 @@ from triforce.server.limits import Limits
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 AT_ONCE = 32
-"""Requests that are under way together for each engine, which has them wait for one another."""
-UNAVAILABLE = 503
-TRIES = 3
-"""Of a request whose engine is lost under it: nobody has seen any of its text."""
+"""Requests that are under way together for an engine, which has them wait for one another."""
 LIMITS = Limits(seconds=float("inf"), waiting=AT_ONCE * Limits().prompts)
 """Whoever runs a batch waits for it, and is not refused for it."""
 _BEGINNING = b'{"id": "batch_req_'
 
+OnLine = Callable[[], object]
+Response = dict[str, Any]
 Name = str | int
 """What tells lines apart: the custom_id, or the number of a line that has none of its own."""
 
@@ -41,6 +40,7 @@ class Job:
     url: str = ""
     body: bytes = b""
     error: str | None = None
+    code: str = "invalid_line"
 
 
 @dataclass(slots=True)
@@ -104,52 +104,63 @@ def resume(output: Path) -> set[Name]:
     return done
 
 
-async def run(
-    app: ASGIApp, source: BinaryIO, output: Path, on_line: Callable[[], None], at_once: int = AT_ONCE
-) -> Tally:
-    """Answer each line of `source` that `output` does not; `on_line` is called once for each line there is."""
-    done, tally, room = resume(output), Tally(), asyncio.Semaphore(at_once)
-    with output.open("ab") as file:
+class Answers:
+    """An output that is open: what it has not answered is asked of it, and each answer is added to it at once."""
 
-        async def work(job: Job) -> None:
-            try:
-                answer = await _answer(app, job)
-            finally:
-                room.release()
-            good = answer["error"] is None and answer["response"]["status_code"] == 200
-            tally.answered, tally.refused = tally.answered + good, tally.refused + (not good)
-            file.write(json.dumps(answer, allow_nan=False).encode() + b"\n")
-            file.flush()
-            on_line()
+    def __init__(self, path: Path, on_line: OnLine) -> None:
+        """`on_line` is called once for each line of the input. Raises RequestError as `resume` does."""
+        self.tally = Tally()
+        self._done, self._on_line, self._file = resume(path), on_line, path.open("ab")
 
+    def __enter__(self) -> Answers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def missing(self, source: BinaryIO) -> Iterator[Job]:
+        for job in jobs(source):
+            if job.name not in self._done:
+                yield job
+                continue
+            self.tally.skipped += 1
+            self._on_line()
+
+    def add(self, job: Job, response: Response | None = None) -> None:
+        """What the application answered; nothing where the job says what is wrong with it."""
+        named, error = isinstance(job.name, str), None
+        if job.error is not None:
+            error = {"code": job.code, "message": job.error} | ({} if named else {"line": job.name})
+        head = {"id": f"batch_req_{uuid4().hex}", "custom_id": job.name if named else None}
+        answer = head | {"response": response, "error": error}
+        self._file.write(json.dumps(answer, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        good = response is not None and response["status_code"] == 200
+        self.tally.answered, self.tally.refused = self.tally.answered + good, self.tally.refused + (not good)
+        self._on_line()
+
+
+async def run(app: ASGIApp, source: BinaryIO, answers: Answers) -> None:
+    """Answer each line of `source` that is not answered yet."""
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def work(job: Job) -> None:
         try:
-            async with asyncio.TaskGroup() as group:
-                for job in jobs(source):
-                    if job.name in done:
-                        tally.skipped += 1
-                        on_line()
-                        continue
-                    await room.acquire()
-                    group.create_task(work(job))
-        except ExceptionGroup as errors:  # a full disk, say
-            raise errors.exceptions[0] from None
-    return tally
+            response = None if job.error is not None else await post(app, job.url, job.body)
+        finally:
+            room.release()
+        answers.add(job, response)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for job in answers.missing(source):
+                await room.acquire()
+                group.create_task(work(job))
+    except ExceptionGroup as errors:  # a full disk, say
+        raise errors.exceptions[0] from None
 
 
-async def _answer(app: ASGIApp, job: Job) -> dict[str, Any]:
-    named = isinstance(job.name, str)
-    answer = {"id": f"batch_req_{uuid4().hex}", "custom_id": job.name if named else None}
-    if job.error is not None:
-        error = {"code": "invalid_line", "message": job.error} | ({} if named else {"line": job.name})
-        return answer | {"response": None, "error": error}
-    for _ in range(TRIES):
-        response = await _post(app, job.url, job.body)
-        if response["status_code"] != UNAVAILABLE:
-            break
-    return answer | {"response": response, "error": None}
-
-
-async def _post(app: ASGIApp, path: str, body: bytes) -> dict[str, Any]:
+async def post(app: ASGIApp, path: str, body: bytes) -> Response:
     """What the application answers to a POST, as the output has it."""
     unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     sent: list[Message] = []

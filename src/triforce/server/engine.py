@@ -102,6 +102,10 @@ class Engine(Protocol):
     def alive(self) -> bool:
         """Whether it can still make texts."""
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What has ended it for good, if it did not end as it was told."""
+
     def drain(self) -> None:
         """Take no more requests; go on with those that were taken."""
 

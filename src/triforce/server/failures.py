@@ -122,5 +122,5 @@ def _stopping() -> Refusal:
 
 
 def _lost() -> Refusal:
-    text = "the replica that was making this text is gone; send the request again"
+    text = "what was making this text is gone; send the request again"
     return Refusal(503, text, code="replica_lost", headers={"Retry-After": str(RETRY_SECONDS)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from time import monotonic
 from types import FrameType
 
 import uvicorn
@@ -15,6 +16,8 @@ from triforce.server.engine import Engine
 
 _SLACK = 5
 """Seconds beyond the grace period in which answers that were ended reach their clients."""
+TWICE = 0.5
+"""Seconds in which two signals are one: a service manager may tell a process and who started it, which passes it on."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -33,7 +36,10 @@ def url(sock: socket.socket) -> str:
 
 
 def serve(app: FastAPI, engine: Engine, sock: socket.socket, grace: float) -> None:
-    """Answer until SIGTERM or SIGINT. Then no request is taken, and those that run have `grace` seconds to finish."""
+    """Answer until SIGTERM or SIGINT. Then no request is taken, and those that run have `grace` seconds to finish.
+
+    Raises what has ended the engine, if it was not that.
+    """
     config = uvicorn.Config(
         app,
         loop="asyncio",
@@ -47,6 +53,8 @@ def serve(app: FastAPI, engine: Engine, sock: socket.socket, grace: float) -> No
         timeout_graceful_shutdown=int(grace) + _SLACK,
     )
     asyncio.run(_Server(config, engine, grace).serve([sock]))
+    if engine.failure:
+        raise engine.failure
 
 
 class _Server(uvicorn.Server):
@@ -55,14 +63,22 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, engine: Engine, grace: float) -> None:
         super().__init__(config)
         self._engine, self._grace = engine, grace
+        self._told = 0.0
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
 
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second: whether to stop."""
+        return await super().on_tick(counter) or self._engine.failure is not None
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called as a signal handler, between any two instructions."""
-        self.force_exit = self.should_exit  # a second signal: at once
+        now = monotonic()
+        if self.should_exit and now - self._told < TWICE:
+            return
+        self.force_exit, self._told = self.should_exit, now  # a second signal: at once
         self.should_exit = True
         self._loop.call_soon_threadsafe(self._wind_down)
 

@@ -1,16 +1,18 @@
-"""An engine of one thread (see `server.engine`): requests come and go between two steps of `texts.Texts`."""
+"""An engine of one thread (see `server.engine`): requests come and go between two steps of a `Crew`."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from itertools import count
 from time import perf_counter
 
 from triforce.completion import Piece
 from triforce.llm import LLM
 from triforce.request import RequestOutput
-from triforce.server.engine import Ask, Event, Load, QueueFull, Stopping
+from triforce.server.crew import Crew, Orders
+from triforce.server.engine import Ask, Event, Load, Lost, QueueFull, Stopping
 from triforce.server.limits import Limits
 from triforce.texts import Request
 
@@ -18,8 +20,8 @@ from triforce.texts import Request
 class _Answer:
     """Events cross from the worker's thread to the event loop that asked for them."""
 
-    def __init__(self, ask: Ask) -> None:
-        self.ask = ask
+    def __init__(self, ask: Ask, number: int) -> None:
+        self.ask, self.number = ask, number
         self.cancelled = False
         self.request: Request | None = None
         self._loop = asyncio.get_running_loop()
@@ -50,13 +52,15 @@ class _Answer:
 
 
 class Worker:
-    """Of the limits it keeps `rows`, `waiting` and `kv_tokens`."""
+    """Of the limits it keeps `rows`, `waiting` and `kv_tokens`. Ranks that share the model `follow` what it does."""
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
-        self._llm, self._most = llm, limits.waiting + limits.rows
-        self._texts = llm.open(limits.rows, limits.room(llm.target.config.context))
-        self._answers: list[_Answer] = []
-        """All that are not done, in the order in which they came."""
+        self._ranks, self._most = llm.ranks, limits.waiting + limits.rows
+        self._crew = Crew(llm, limits)
+        self._answers: dict[int, _Answer] = {}
+        """All that are not done, by number, in the order in which they came."""
+        self._numbers = count()
+        self.failure: BaseException | None = None
         self._kv_tokens = 0
         self._open = True
         self._changed = threading.Condition()
@@ -67,23 +71,24 @@ class Worker:
         with self._changed:
             if not self._open:
                 raise Stopping
-            wanted = [answer for answer in self._answers if not answer.cancelled]
+            wanted = [answer for answer in self._answers.values() if not answer.cancelled]
             if len(wanted) + len(asks) > self._most:
                 raise QueueFull(sum(answer.waited is None for answer in wanted))
-            answers = [_Answer(ask) for ask in asks]
-            self._answers.extend(answers)
+            answers = [_Answer(ask, next(self._numbers)) for ask in asks]
+            self._answers |= {answer.number: answer for answer in answers}
             self._changed.notify()
         return answers
 
     def load(self) -> Load:
         with self._changed:
-            running = sum(answer.waited is not None for answer in self._answers)
-            waiting = sum(answer.waited is None and not answer.cancelled for answer in self._answers)
+            answers = self._answers.values()
+            running = sum(answer.waited is not None for answer in answers)
+            waiting = sum(answer.waited is None and not answer.cancelled for answer in answers)
             return Load(running, waiting, self._kv_tokens)
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.is_alive() and self.failure is None
 
     def drain(self) -> None:
         with self._changed:
@@ -93,7 +98,7 @@ class Worker:
     def stop(self) -> None:
         self.drain()
         with self._changed:
-            ended = list(self._answers)
+            ended = list(self._answers.values())
         for answer in ended:
             answer.tell(Stopping())
             answer.cancel()
@@ -103,47 +108,54 @@ class Worker:
         await asyncio.to_thread(self._thread.join)
 
     def _work(self) -> None:
-        while answers := self._wait():
-            try:
-                for answer in answers:
-                    if answer.cancelled:
-                        self._end(answer)
-                    elif answer.request is None:
-                        self._begin(answer)
-                self._step({answer.request: answer for answer in answers if answer.request})
-            except BaseException as error:  # no one request's fault: all must hear of it, and those to come may go well
-                self._texts.close()
-                for answer in set(answers).intersection(self._answers):
-                    self._end(answer, error)
-            self._kv_tokens = self._texts.engine.kv_tokens
+        try:
+            while answers := self._wait():
+                self._turn(answers)
+            self._ranks.agree(None)
+        except BaseException as error:
+            self._fail(error)
 
     def _wait(self) -> list[_Answer]:
         """All that there is to go on with, once there is something; nothing when no more will come."""
         with self._changed:
             self._changed.wait_for(lambda: self._answers or not self._open)
-            return list(self._answers)
+            return list(self._answers.values())
 
-    def _begin(self, answer: _Answer) -> None:
-        ask = answer.ask
+    def _turn(self, answers: list[_Answer]) -> None:
+        gone = [answer.number for answer in answers if answer.cancelled]
+        fresh = [(answer.number, answer.ask) for answer in answers if not (answer.request or answer.number in gone)]
+        orders = Orders(gone, fresh)
         try:
-            answer.request = self._llm.request(ask.prompt, ask.params, ask.mode, ask.scope)
-            self._texts.submit([answer.request])
-        except Exception as error:
-            self._end(answer, error)
+            for number, event in self._crew.obey(self._ranks.agree(orders)):
+                self._tell(number, event)
+        except BaseException as error:  # no one request's fault: all must hear of it, and those to come may go well
+            if self._ranks.count > 1:  # the others may stand elsewhere
+                raise
+            self._crew.close()
+            for answer in answers:
+                self._end(answer.number, error)
+        self._kv_tokens = self._crew.texts.engine.kv_tokens
 
-    def _step(self, answers: dict[Request, _Answer]) -> None:
-        for request, event in self._texts.step():
-            if isinstance(event, Piece):
-                answers[request].tell(event)
-            else:
-                self._end(answers[request], event)
+    def _tell(self, number: int, event: Event | Exception | Request | None) -> None:
+        if isinstance(event, Piece):
+            self._answers[number].tell(event)
+        elif event is None or isinstance(event, RequestOutput | Exception):
+            self._end(number, event)
+        else:
+            self._answers[number].request = event
 
-    def _end(self, answer: _Answer, event: RequestOutput | BaseException | None = None) -> None:
+    def _end(self, number: int, event: RequestOutput | BaseException | None = None) -> None:
         """With an event to tell, unless nobody listens. Who hears of it finds it gone."""
-        if answer.request:
-            self._texts.cancel(answer.request)
         with self._changed:
-            self._answers.remove(answer)
-            self._kv_tokens = self._texts.engine.kv_tokens
-        if event is not None:
+            answer = self._answers.pop(number, None)
+            self._kv_tokens = self._crew.texts.engine.kv_tokens
+        if answer and event is not None:
             answer.tell(event)
+
+    def _fail(self, error: BaseException) -> None:
+        """There is no going on, and nobody is to wait for it."""
+        with self._changed:
+            self._open, self.failure = False, error
+            left = list(self._answers)
+        for number in left:
+            self._end(number, Lost())

@@ -1,0 +1,125 @@
+"""The lines of a batch on Ray Data: actors have an engine and the application each, and answer what comes as a server.
+
+A line is a block of its own. So a text waits for no other one, and if an actor dies, what it had not answered, and
+nothing else, is asked again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from typing import Any, BinaryIO
+
+import ray
+import ray.data
+from ray.exceptions import RayError
+
+from triforce.errors import RequestError, TriforceError
+from triforce.llm import LLM
+from triforce.replicas.cluster import Plan, connect, planned
+from triforce.replicas.others import accompanied
+from triforce.replicas.replica import use_share
+from triforce.server.app import create_app
+from triforce.server.batch import LIMITS, Answers, Job, post
+from triforce.server.worker import Worker
+
+RETRIES = 1
+"""Of a line whose actor has died: among others, and then alone, as one of them may be what it died of."""
+
+Row = dict[str, Any]
+Model = tuple[dict[str, Any], str, bool]
+"""Settings of LLM, how answers call it, and `exact` as in `Ranks`."""
+
+
+class Answerer:
+    """An actor, the first of so many ranks. A mistake in the settings is said by its answers, as by `Replica.desk`."""
+
+    def __init__(self, model: Model, ranks: int) -> None:
+        threads = use_share(ranks)
+        settings, name, exact = model
+        self._mistake = ""
+        try:
+            if ranks > 1:
+                settings = settings | accompanied(settings, LIMITS, ranks, exact, threads)
+            llm = LLM(**settings)
+            self._app = create_app(llm, Worker(llm, LIMITS), name, limits=LIMITS)
+        except TriforceError as error:
+            self._mistake = str(error)
+
+    async def __call__(self, row: Row) -> Row:
+        said = b"" if self._mistake else json.dumps(await post(self._app, row["url"], row["body"])).encode()
+        return {"place": row["place"], "response": said, "mistake": self._mistake}
+
+
+def answer(
+    settings: dict[str, Any],
+    name: str,
+    count: int,
+    address: str | None,
+    source: BinaryIO,
+    answers: Answers,
+    ranks: int = 1,
+    exact: bool = True,
+) -> None:
+    """Answer what is missing, by `count` engines LLM(**settings) on the Ray at `address` (None: one of our own).
+
+    ranks: processes that share the model in each of them, `exact` as in `Ranks`.
+    Raises RequestError; whatever is raised, what has been answered is kept.
+    """
+    missing = list(answers.missing(source))
+    jobs = {place: job for place, job in enumerate(missing) if job.error is None}
+    for job in missing:
+        if job.error is not None:
+            answers.add(job)
+    if jobs:
+        connect(address)
+        try:
+            for engines, at_once in (min(count, len(jobs)), LIMITS.rows), (1, 1):
+                plan = planned(ray.nodes(), engines, settings["device"], ranks)
+                _ask(jobs, plan, at_once, (settings, name, exact), answers)
+        finally:
+            ray.shutdown()
+    for job in jobs.values():
+        died = "each engine that made this died, the last ones with nothing else to make; ask for less"
+        answers.add(replace(job, error=died, code="replica_lost"))
+
+
+def _ask(jobs: dict[int, Job], plan: Plan, at_once: int, model: Model, answers: Answers) -> None:
+    """Take out of `jobs` what is answered, each as soon as it is. Raises RequestError."""
+    if not jobs:
+        return
+    _quiet()
+    dataset = _answered(jobs, plan, at_once, model)
+    try:
+        for batch in dataset.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
+            for row in batch.to_pylist():
+                if row["mistake"]:
+                    raise RequestError(row["mistake"])
+                answers.add(jobs.pop(row["place"]), json.loads(row["response"]))
+    except RayError as error:
+        what = f"Ray gave up ({str(error).strip().splitlines()[-1]})"
+        advice = "triforce[ray] of one version must be on all machines of this Ray, and the model; then start it again"
+        raise RequestError(f"{what}; {advice}") from error
+
+
+def _answered(jobs: dict[int, Job], plan: Plan, at_once: int, model: Model) -> ray.data.Dataset:
+    rows = [{"place": place, "url": job.url, "body": job.body} for place, job in jobs.items()]
+    return ray.data.from_items(rows, override_num_blocks=len(rows)).map(
+        Answerer,
+        fn_constructor_args=(model, plan.ranks),
+        compute=ray.data.ActorPoolStrategy(
+            size=plan.count, max_tasks_in_flight_per_actor=at_once, max_concurrent_calls_per_actor=at_once
+        ),
+        num_cpus=plan.cpus,
+        num_gpus=plan.gpus,
+        max_task_retries=RETRIES,
+    )
+
+
+def _quiet() -> None:
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = context.print_on_execution_start = False
+    context.execution_no_progress_timeout_s = -1  # a text may take as long as it takes
+    context.max_errored_blocks = -1  # a line whose engine died is told as one, and others go on
+    logging.getLogger("ray.data").setLevel(logging.ERROR)

@@ -1,0 +1,95 @@
+"""The engine behind a server, on each rank that shares it: rank 0 says what comes and goes, and all do it alike.
+
+Its orders are carried out between two steps, which are made together; so the requests of all ranks are in the same
+state wherever one of them looks, and what only rank 0 knows (who asks, who has hung up) is in the orders.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from triforce.errors import RequestError
+from triforce.llm import LLM
+from triforce.request import RequestOutput
+from triforce.server.engine import Ask
+from triforce.server.limits import Limits
+from triforce.texts import Event, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What is done before a step. Requests are told apart by numbers."""
+
+    gone: list[int]
+    """Those that nobody waits for any more."""
+    fresh: list[tuple[int, Ask]]
+
+
+class Crew:
+    """Of the limits it keeps `rows` and `kv_tokens`."""
+
+    def __init__(self, llm: LLM, limits: Limits) -> None:
+        self._llm = llm
+        self.texts = llm.open(limits.rows, limits.room(llm.target.config.context))
+        self._requests: dict[int, Request] = {}
+        self._numbers: dict[Request, int] = {}
+
+    def obey(self, orders: Orders) -> Iterator[tuple[int, Event | Request | None]]:
+        """Carry out orders and make a step; yields, by number, None for who has gone, requests, and what comes of them.
+
+        Where several ranks share the engine each of them has to come to the end. What this raises is no one request's
+        fault.
+        """
+        for number in orders.gone:
+            self._forget(number)
+            yield number, None
+        for number, ask in orders.fresh:
+            begun = self._begin(ask)
+            if not isinstance(begun, Exception):
+                self._requests[number], self._numbers[begun] = begun, number
+            yield number, begun
+        for request, event in self.texts.step():
+            number = self._numbers[request]
+            if isinstance(event, Exception | RequestOutput):
+                self._forget(number)
+            yield number, event
+
+    def close(self) -> None:
+        """Cancel all there are."""
+        self.texts.close()
+        self._requests.clear()
+        self._numbers.clear()
+
+    def _begin(self, ask: Ask) -> Request | Exception:
+        """A request in the queue, or why not. What one rank has no use for (a grammar, say) none of them begins."""
+        request, error = None, None
+        try:
+            request = self._llm.request(ask.prompt, ask.params, ask.mode, ask.scope)
+        except Exception as reason:
+            error = reason
+        if not self._llm.ranks.unanimous(error is None):
+            return error or RequestError(
+                "one of the processes that share the model cannot serve this; try again, or start with --tp 1"
+            )
+        assert request
+        try:
+            self.texts.submit([request])
+        except Exception as reason:
+            return reason
+        return request
+
+    def _forget(self, number: int) -> None:
+        request = self._requests.pop(number, None)
+        if request:
+            del self._numbers[request]
+            self.texts.cancel(request)
+
+
+def follow(llm: LLM, limits: Limits) -> None:
+    """What every rank does that is not the first, until that one says that it was all. Raises RankError."""
+    crew = Crew(llm, limits)
+    unheard: Orders | None = None
+    while orders := llm.ranks.agree(unheard):
+        deque(crew.obey(orders), maxlen=0)
