@@ -22,15 +22,20 @@ TIMES = 0.5, 1.0, 2.0
 LEAST = 2
 """Times as long as another budget a context is, at least."""
 
+OTHER = 1.06
+"""Times the worth with the usual budget: less is not worth another one, for rows of each size."""
+
 Times = Mapping[int, float]
 
 
 def options(view: Retrieval, times: Times, lengths: Sequence[int]) -> list[dict[int, float]]:
     """The budgets as they are, and all that differ by one step for rows of one size, where they are to be chosen."""
-    found = [dict(times)]
+    sizes = sorted({length.bit_length() for length in lengths})
+    times = {bits: times[bits] for bits in sizes if bits in times}
+    found = [times]
     if not (view.setting.budget.open and view.setting.refresh == 1 and not view.full.pool.offloaded):
         return found
-    for bits in sorted({length.bit_length() for length in lengths}):
+    for bits in sizes:
         possible = [each for each in TIMES if each == 1.0 or _fits(view, bits, each)]
         at = possible.index(times.get(bits, 1.0))
         for other in possible[max(0, at - 1) : at] + possible[at + 1 : at + 2]:
@@ -73,6 +78,8 @@ class Outlook:
                 kept += count * watch.share("retrieval", mean, each)
             lines.append(costs.line("retrieval", self.rows, keys))
             shares.append(kept / self.rows)
+        self.caution = _column([OTHER ** len(times) for times in options])
+        """How much better these budgets have to be."""
         base, each_token = zip(*lines, strict=True)
         self._lines["retrieval"] = _column(base), _column(each_token)
         self._share = _column(shares)

@@ -16,8 +16,8 @@ import numpy as np
 from triforce.cache import Full, Retrieval
 from triforce.planner.costs import Costs
 from triforce.planner.echo import Echo
-from triforce.planner.outlook import Outlook, Times, options
-from triforce.planner.plan import Plan, families, rate
+from triforce.planner.outlook import OTHER, Outlook, Times, options
+from triforce.planner.plan import Amount, Plan, families, rate
 from triforce.planner.shares import Watch
 from triforce.ranks import ALONE, Ranks
 from triforce.shapes import Bools
@@ -26,8 +26,8 @@ from triforce.speculation.lookup import FAR
 
 EVERY = 4  # proposals between two thoughts, at least
 WORTH = 100.0  # times the time that a thought takes is spent until the next one
+SOMETIMES = 4  # thoughts of which one weighs other budgets, too: it takes half as long again
 BETTER = 1.04  # times the present plan's worth: less is not worth a change
-OTHER = 1.06  # times the worth of the best plan with the present budgets: less is not worth trying others
 SAFE = 1.06  # times the worth of plain decoding: less is not worth the risk
 SELDOM = 4  # proposals of plain decoding, of whose passes the last is learnt from: they are many, and alike
 PROBE = 64  # proposals between two of plain decoding, so that its cost stays known
@@ -75,7 +75,7 @@ class Pilot:
         self.name = str(PLAIN)
         self._echo, self._watch = Echo(lookup), Watch(costs.shares, heat)
         self._grain = top.cache.grain
-        self._steps = self._grounded = self._thought = 0
+        self._steps = self._grounded = self._thought = self._thoughts = 0
         self._rest = GROUNDED[0]
         self._course = self.plan
         self._since, self._pause = 0.0, 0.0
@@ -109,7 +109,7 @@ class Pilot:
                 self._measure_plain(lengths, seconds)
             return
         self.time(lengths, seconds)
-        self._watch.fade()
+        self._watch.fade(max(lengths))
         for name in self.plan.tiers[:-1]:
             self._judge(name, lengths)
         self._compare(lengths, taken, seconds)
@@ -145,20 +145,21 @@ class Pilot:
         self._echo.listen(prefix, rows[self._steps % len(rows)])
         began = self._clock()
         self._course = self._best(prefix.lengths_B[live_B].tolist())
+        self._thoughts += 1
         self._pause, self._since, self._thought = WORTH * (self._clock() - began), 0.0, self._steps
 
     def _best(self, lengths: list[int]) -> Plan:
         """The plan that is worth most, or the one that is followed if that is about as good."""
-        budgets = options(self._view, self._times, lengths) if self._sees_less(lengths) else [self._times]
+        less = any(length > self._view.budget(length) for length in lengths)
+        budgets = options(self._view, self._times, lengths) if less else [{}]
+        budgets = budgets if self._thoughts % SOMETIMES == 0 else budgets[:1]
         world, best, highest, present = self._outlook(lengths, budgets), PLAIN, 0.0, 0.0
-        for tiers, gammas in families("draft" in self._parts, self._sees_less(lengths)):
-            off = self._off[tiers != PLAIN.tiers]
-            worth_KN = np.atleast_2d(rate(tiers, gammas, world)) * off
+        for tiers, gammas in families("draft" in self._parts, less):
+            worth_KN = self._worth(tiers, gammas, world)
             if tiers == PLAIN.tiers:
                 self.plain = float(worth_KN[0, 0])
             if tiers == self._course.tiers:
-                present = float(np.ravel(rate(tiers, self._course.gammas, world))[0]) * off
-            worth_KN[1:] /= OTHER
+                present = float(self._worth(tiers, self._course.gammas, world)[0, 0])
             k, at = divmod(int(worth_KN.argmax()), worth_KN.shape[1])
             if worth_KN[k, at] > highest:
                 times = tuple(sorted(budgets[k].items())) if "retrieval" in tiers else ()
@@ -167,8 +168,13 @@ class Pilot:
             best, highest = PLAIN, self.plain
         if best != PLAIN and present > SAFE * self.plain and highest < BETTER * present:
             best, highest = self._course, present
-        self.foretold = highest
+        self.foretold = highest * OTHER ** len(best.times)
         return PLAIN if best == PLAIN else best
+
+    def _worth(self, tiers: tuple[str, ...], gammas: Sequence[Amount], world: Outlook) -> np.ndarray:
+        """Of plans of these tiers, tokens per second as things proved so far, by budget and gammas."""
+        worth_KN = np.atleast_2d(rate(tiers, tuple(gammas), world)) * self._off[tiers != PLAIN.tiers]
+        return worth_KN / world.caution if "retrieval" in tiers else worth_KN
 
     def wire(self, plan: Plan, prefix: Prefix, live_B: Bools) -> None:
         """Let the ladder follow a plan."""
@@ -233,9 +239,6 @@ class Pilot:
         if tier == "retrieval":
             return sum(map(self._view.keys, lengths))
         return 0
-
-    def _sees_less(self, lengths: Sequence[int]) -> bool:
-        return any(length > self._view.budget(length) for length in lengths)
 
     def _outlook(self, lengths: Sequence[int], budgets: Sequence[Times]) -> Outlook:
         others = [name for name in self._parts if name != "retrieval"]

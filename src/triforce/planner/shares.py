@@ -4,11 +4,12 @@ from __future__ import annotations
 
 EXPECTED = {"draft": 0.7, "retrieval": 0.96}  # shares kept, before anything was seen: high, so that they are tried
 HEATS = (0.0, 0.5, 0.9, 1.1)  # temperatures at which texts differ in how easily they are guessed
-BELIEF = 4.0  # guesses' worth of `EXPECTED`
+BELIEF = 16.0  # guesses' worth of `EXPECTED`
 REMEMBERED = 400.0  # guesses of earlier texts, at most
 PRIOR = 32.0  # guesses' worth of what earlier texts say: a text's first few say little of it
 UNTRIED = 32.0  # guesses' worth of what another budget tells of one
 FEWER = 0.3  # refusals go with the budget to the power of minus this (docs/acceptance.md)
+FORGOTTEN = 0.997  # of what all texts say, per proposal: who was unlucky, and is not tried since, is tried again
 FADE = 0.98  # of what was seen in this text, per proposal
 
 
@@ -24,6 +25,12 @@ class Shares:
         sums[:] = sums[0] + kept, sums[1] + refused
         if (total := sum(sums)) > REMEMBERED:
             sums[:] = (each * REMEMBERED / total for each in sums)
+
+    def forget(self, about: str) -> None:
+        """A proposal in these circumstances is over."""
+        for key, sums in self.sums.items():
+            if key == about or key.startswith(f"{about} "):
+                sums[:] = FORGOTTEN * sums[0], FORGOTTEN * sums[1]
 
     def of(self, tier: str, about: str, times: float = 1.0) -> float:
         """The share that is to be expected, with so many times the budget."""
@@ -57,8 +64,10 @@ class Watch:
         sums[:] = sums[0] + kept, sums[1] + refused
         self._shares.add(with_budget(about, times), kept, refused)
 
-    def fade(self) -> None:
-        """A proposal is over."""
+    def fade(self, length: int) -> None:
+        """A proposal is over, of texts of at most this length."""
+        for tier in EXPECTED:
+            self._shares.forget(self._about(tier, length))
         for seen in self._seen.values():
             for sums in seen.values():
                 sums[:] = FADE * sums[0], FADE * sums[1]
