@@ -11,7 +11,7 @@ import pytest
 
 from tests.laws.tiny import MODELS, PROMPTS, SETTING
 from tests.planner.test_worlds import LONG, MS
-from tests.planner.world import World, flown
+from tests.planner.world import Silence, World, flown
 from triforce.batch import Batch
 from triforce.cache import Budget, Setting
 from triforce.job import Job
@@ -110,6 +110,7 @@ def test_other_budgets_are_one_step_away_and_no_more_than_half_the_context() -> 
 def both() -> tuple[Pilot, Batch]:
     made = batch(LONGER, SHORTER)
     it = Pilot(made.top, 2, informed(LARGER), clock=lambda: 0.0)
+    it._echo = Silence(LARGER)  # type: ignore[assignment]
     return it, made
 
 
