@@ -39,7 +39,7 @@ class Shares:
         if times == 1.0:
             return usual
         kept, refused = self.sums.get(with_budget(about, times), (0.0, 0.0))
-        return (kept + UNTRIED * max(0.0, 1 - (1 - usual) * times**-FEWER)) / (kept + refused + UNTRIED)
+        return (kept + UNTRIED * max(0.0, 1 - (1 - usual) * float(times**-FEWER))) / (kept + refused + UNTRIED)
 
 
 def with_budget(about: str, times: float) -> str:
