@@ -49,7 +49,7 @@ def informed(world: World) -> Costs:
     costs = Costs()
     for times, tier, width in [(t, tier, width) for t in TIMES for tier in world.costs for width in (1, 3, 7) * 4]:
         world.times = times
-        keys = OPEN.budget.of(400, times) if tier == "retrieval" else 400
+        keys = OPEN.budget.of(400, times) if tier == "retrieval" else 400 * times
         costs.observe(tier, width, 1, keys, world.cost(tier, width))
     return costs
 
@@ -137,6 +137,21 @@ def test_rows_teach_the_share_of_their_size() -> None:
     it.learn([400, 150], 8, 0.02)
     assert it.costs.shares.sums["retrieval 3 9 x2"] == [4.0, 0.0]
     assert it.costs.shares.sums["retrieval 3 8"] == [1.0, 1.0]
+
+
+def test_keys_that_were_never_varied_cost_what_those_of_the_exact_tier_do() -> None:
+    it, _ = both()
+    it.costs = Costs()
+    for width in (1, 3, 7) * 4:
+        it.costs.observe("retrieval", width, 1, 64, 2 * MS)
+        for keys in (100, 400):
+            it.costs.observe("full", width, 1, keys, 3 * MS + keys * 0.01 * MS)
+    others = [name for name in it._parts if name != "retrieval"]
+    it_sees = it.costs, it._watch, it._echo, it._view, others, [400]
+    few, usual, many = (
+        np.ravel(Outlook(*it_sees, [{}, {9: 0.5}, {9: 2.0}]).cost("retrieval", 1))[i] for i in (1, 0, 2)
+    )
+    assert (usual - few, many - usual) == pytest.approx((0.32 * MS, 0.64 * MS), rel=0.05)
 
 
 def test_the_worth_of_several_budgets_is_that_of_each() -> None:

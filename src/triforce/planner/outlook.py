@@ -69,18 +69,18 @@ class Outlook:
         for length in lengths:
             sizes.setdefault(length.bit_length(), []).append(length)
         means = {bits: (len(some), sum(some) // len(some)) for bits, some in sizes.items()}
-        lines, shares = [], []
+        reads, shares = [], []
         for times in options:
             keys = kept = 0.0
             for bits, (count, mean) in means.items():
                 each = times.get(bits, 1.0)
                 keys += count * view.keys(mean, budget=view.setting.budget.of(mean, each))
                 kept += count * watch.share("retrieval", mean, each)
-            lines.append(costs.line("retrieval", self.rows, keys))
+            reads.append(keys)
             shares.append(kept / self.rows)
         self.caution = _column([OTHER ** len(times) for times in options])
         """How much better these budgets have to be."""
-        base, each_token = zip(*lines, strict=True)
+        base, each_token = zip(*(_retrieval(costs, self.rows, reads[0], keys) for keys in reads), strict=True)
         self._lines["retrieval"] = _column(base), _column(each_token)
         self._share = _column(shares)
 
@@ -92,6 +92,18 @@ class Outlook:
         if tier == "full":
             return 1.0
         return self._share if tier == "retrieval" else self._watch.share(tier, self._longest)
+
+
+def _retrieval(costs: Costs, rows: int, present: float, keys: float) -> tuple[float, float]:
+    """What a retrieval pass over so many keys takes, as `Costs.line` has it, where so many are usual.
+
+    As long as they are alike nothing tells what a key costs: no less than one of the exact tier, it is taken to be.
+    """
+    usual, nothing = costs.line("retrieval", rows, present), costs.line("full", rows, 0)
+    own, exact = costs.line("retrieval", rows, keys), costs.line("full", rows, abs(keys - present))
+    sign = 1 if keys > present else -1
+    more = [max(sign * (a - b), c - d) for a, b, c, d in zip(own, usual, exact, nothing, strict=True)]
+    return usual[0] + sign * more[0], usual[1] + sign * more[1]
 
 
 def _column(amounts: Sequence[float]) -> Any:
