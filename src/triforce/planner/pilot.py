@@ -26,7 +26,7 @@ from triforce.speculation.lookup import FAR
 
 EVERY = 4  # proposals between two thoughts, at least
 WORTH = 100.0  # times the time that a thought takes is spent until the next one
-SOMETIMES = 4  # thoughts of which one weighs other budgets, too: it takes half as long again
+SOMETIMES = 4  # thoughts of which one weighs other budgets, too: they take half as long again
 BETTER = 1.04  # times the present plan's worth: less is not worth a change
 SAFE = 1.06  # times the worth of plain decoding: less is not worth the risk
 SELDOM = 4  # proposals of plain decoding, of whose passes the last is learnt from: they are many, and alike

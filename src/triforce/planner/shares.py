@@ -4,7 +4,7 @@ from __future__ import annotations
 
 EXPECTED = {"draft": 0.7, "retrieval": 0.96}  # shares kept, before anything was seen: high, so that they are tried
 HEATS = (0.0, 0.5, 0.9, 1.1)  # temperatures at which texts differ in how easily they are guessed
-BELIEF = 16.0  # guesses' worth of `EXPECTED`
+BELIEF = 4.0  # guesses' worth of `EXPECTED`
 REMEMBERED = 400.0  # guesses of earlier texts, at most
 PRIOR = 32.0  # guesses' worth of what earlier texts say: a text's first few say little of it
 UNTRIED = 32.0  # guesses' worth of what another budget tells of one
