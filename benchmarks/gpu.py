@@ -4,6 +4,7 @@
 
 Each figure is a file of rows, `benchmarks/results/gpu_<figure>.json`, written after every piece; what is there already
 is not measured again, so a figure that takes longer than a session is finished by running the same command once more.
+A piece that does not come to an end is passed by with --only, which names others.
 
 a  on one chip, Llama-2-7B-128K's shape at 122K: passes against the measured limits, plain decoding, TriForce
 b  the shipped pair with real text at 32K and 128K
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace, command: str) -> None:
     common = {"machine": _device(setup.device), "command": command}
     known = {(row["what"], row["shape"], row["context"]) for row in rows}
     for piece in figures.FIGURES[options.figure](setup):
-        if piece.key in known:
+        if piece.key in known or options.only not in piece.what:
             continue
         if perf_counter() - began > options.max_seconds:
             print(f"not yet: {' '.join(map(str, piece.key))} and what follows; run this again", flush=True)
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("figure", choices=sorted(figures.FIGURES))
     parser.add_argument("--max-seconds", type=float, default=460, help="begin no piece after so long")
+    parser.add_argument("--only", default="", metavar="TEXT", help="pieces with this in what they are called")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the rows")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", help="instead of the figure's own (see triforce.bench.shapes)")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,10 @@ from benchmarks.on_gpu.figures import FIGURES
 from benchmarks.on_gpu.piece import Setup
 from triforce import kernels
 from triforce.bench import shapes
+from triforce.cli.parser import parse
+from triforce.kernels import graphs
 
+ROOT = Path(__file__).parents[1]
 HOSTED = [
     "full pass, width 1, offloaded", "full pass, width 8, offloaded", "triforce, paper acceptance, offloaded",
     "triforce, ours acceptance, offloaded", "transformers generate, offloaded cache", "DeepSpeed ZeRO-Inference",
@@ -67,10 +72,68 @@ def test_kv_on_the_host(tmp_path: Path) -> None:
     assert rows[5]["seconds"] or rows[5]["error"]
 
 
+@pytest.mark.skipif(kernels.extension.native is None, reason="on a CPU a store is for the native kernels")
+def test_one_piece_of_the_papers_cards(tmp_path: Path) -> None:
+    (row,) = measure("c", tmp_path, "--kv-memory", "2MiB", "--only", "triforce, paper acceptance, offloaded, 24")
+    assert set(row) >= FIELDS and row["shape"] == "small" and row["bus"]
+
+
+def test_grouped_queries(tmp_path: Path) -> None:
+    rows = measure("e", tmp_path, "--only", "paper acceptance", contexts="256")
+    assert [row["what"] for row in rows] == [f"triforce, {rows} rows, paper acceptance" for rows in (1, 6)]
+
+
+def test_the_shipped_pair(tmp_path: Path) -> None:
+    (row,) = measure("b", tmp_path, "--only", "temperature 0.6")
+    assert set(row) >= FIELDS and row["acceptance"] == "real" and row["same_text_as_ar"]
+    assert set(row["kept"]) == {"draft", "retrieval"}  # type: ignore[call-overload]
+
+
+def test_steps_that_capture_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor the first one: ten tokens in five steps, of which two capture a graph."""
+    captured = iter([0, 1, 1, 1, 1, 3, 3, 3, 3, 3])
+    monkeypatch.setattr(graphs, "captured", lambda: next(captured))
+
+    class Five:
+        jobs, sampling, decode_seconds, steps = (1, 2), None, 0.0, 0
+
+        @property
+        def done(self) -> bool:
+            return self.steps == 5
+
+        def step(self) -> list[int]:
+            self.steps += 1
+            self.decode_seconds += {1: 50.0, 3: 90.0}.get(self.steps, self.steps)
+            return [2, 4]
+
+    monkeypatch.setattr(decoding, "Synthetic", lambda sampling, kept: sampling)
+    assert decoding.timed(Five(), {}) == pytest.approx((2 + 4 + 5) / 9)  # type: ignore[arg-type]
+
+
 def test_the_papers_cards() -> None:
     pieces = list(FIGURES["c"](Setup(torch.device("cpu"), None, None, None, 128)))
     assert [piece.what for piece in pieces] == [f"{what}, {cap} GiB" for cap in (24, 48) for what in HOSTED]
     assert {piece.shape for piece in pieces} == {"llama-2-7b-128k", "llama-2-13b-128k"}
+
+
+def test_the_lines_that_wait_for_a_gpu() -> None:
+    """Those of docs/gpu.md are understood, and their pieces and tests are there."""
+    lines = re.findall(r"`PY -m ([^`]+)`", (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8"))
+    asked: dict[str, list[str]] = {}
+    for module, *arguments in map(shlex.split, lines):
+        if module == "benchmarks.gpu":
+            options = gpu._parser().parse_args(arguments)
+            pieces = FIGURES[options.figure](Setup(torch.device("cpu"), None, None, None, 128))
+            found = [piece.what for piece in pieces if options.only in piece.what]
+            assert found, arguments
+            asked[options.figure] = asked.get(options.figure, []) + found
+        elif module == "triforce":
+            parse(arguments)
+        elif module == "pytest":
+            assert all((ROOT / path).exists() for path in arguments if path.startswith("tests/"))
+    assert set(asked) == set(FIGURES)
+    measured = [what for what in asked["c"] if "48" not in what]
+    assert sorted(measured) == sorted(f"{what}, 24 GiB" for what in HOSTED)
 
 
 SMALL = ["--device", "cpu", "--shape", "small", "--draft", "small-draft", "--contexts", "512"]

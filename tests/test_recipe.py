@@ -7,6 +7,7 @@ import io
 import random
 import sys
 import tarfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -212,9 +213,10 @@ def test_stopping_waits_for_patience() -> None:
 
 
 def test_the_whole_recipe_ships_a_loadable_pair(
-    settings: Config, archives: Path, prepared: Path, tmp_path: Path
+    settings: Config, archives: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pictures = tmp_path / "pictures"
+    monkeypatch.setattr(import_module("triforce.evaluate.plan"), "SPAN", 256)  # so that there is something beyond it
     assert not run(settings, archives, prepared, tmp_path, pictures, max_seconds=0)
     assert run(settings, archives, prepared, tmp_path, pictures)
     for name in ("target", "draft"):
@@ -227,7 +229,14 @@ def test_the_whole_recipe_ships_a_loadable_pair(
         assert words.bos_token_id == words.eos_token_id == shipped.config.eos_token_id == 0
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "### Bits per byte" in card
-    assert "(pictures/positions.svg)" in card and (pictures / "positions.svg").exists()
+    near, far = (part.split("###")[0] for part in card.split("### Loss by position")[1:])
+    assert "0 to 256" in near and "256 to 512" not in near and "512 to 1K" in far
+    assert "(pictures/positions.svg)" in card
+    assert "longest readings" in (pictures / "positions.svg").read_text(encoding="utf-8")
+    files = [tmp_path / "README.md", pictures / "positions.svg", prepared / "far.json", prepared / "figures.json"]
+    written = [file.read_bytes() for file in files]
+    assert run(settings, archives, prepared, tmp_path, pictures)
+    assert [file.read_bytes() for file in files] == written
 
 
 def test_the_base_run_can_be_read() -> None:

@@ -16,6 +16,7 @@ from triforce.bench.synthetic import Synthetic
 from triforce.cache import Setting
 from triforce.cache.budget import Budget
 from triforce.errors import CacheError
+from triforce.kernels import graphs
 from triforce.ladder import Models, Speculation
 from triforce.profile import read
 
@@ -66,14 +67,16 @@ def _turn(
 
 
 def timed(batch: Batch, kept: dict[int, float]) -> float:
-    """Seconds a token of each row, with so many guesses kept, tier by tier."""
+    """Seconds a token of each row, with so many guesses kept, tier by tier; of steps that captured no graph."""
     batch.sampling = Synthetic(batch.sampling, kept)
-    batch.step()  # captures graphs
-    before, already = batch.decode_seconds, min(len(job.tokens) for job in batch.jobs)
+    steps: list[tuple[int, float, int]] = []
     while not batch.done:
-        batch.step()
-    tokens = sum(len(job.tokens) for job in batch.jobs) / len(batch.jobs) - already
-    return (batch.decode_seconds - before) / tokens
+        known, before = graphs.captured(), batch.decode_seconds
+        taken = sum(batch.step())
+        steps.append((graphs.captured() - known, batch.decode_seconds - before, taken))
+    steps = steps[1:] or steps  # the first compiles kernels
+    steps = [step for step in steps if not step[0]] or steps
+    return sum(seconds for _, seconds, _ in steps) * len(batch.jobs) / sum(taken for *_, taken in steps)
 
 
 def _require_room(setup: Setup, shape: str, context: int, rows: int) -> None:

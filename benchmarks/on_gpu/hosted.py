@@ -53,7 +53,6 @@ def _capped(setup: Setup, cap: int | None) -> Iterator[None]:
 
 
 def _under(setup: Setup, cap: int | None, piece: Piece) -> Row:
-    setup.forget()  # our weights, which would lie beside theirs
     with _capped(setup, cap):
         return piece.run()
 

@@ -62,6 +62,7 @@ class Setup:
     def forget(self) -> None:
         """The models: somebody else needs their memory."""
         self._models.clear()
+        torch.cuda.empty_cache()
 
     def seconds(self, call: Callable[[], object], repeats: int = 5) -> float:
         """Median of the times of a call, after one that is not counted."""

@@ -13,6 +13,7 @@ from recipes.pair import pictures, sources
 from recipes.pair.config import Config, Stage
 from recipes.pair.export import folder_bytes
 from triforce.evaluate import MEASUREMENTS, tables
+from triforce.evaluate import far as longest
 
 MIB = 1024 * 1024
 Figures = dict[str, Any]
@@ -26,6 +27,8 @@ any machine and without a download."""
 def run(config: Config, folder: Path, work: Path, out: Path, drawn_in: Path) -> None:
     """Writes `README.md` under `out`, and its pictures to `drawn_in`; `folder` holds the archives."""
     figures = json.loads((work / "figures.json").read_text(encoding="utf-8"))
+    figures["far"] = json.loads((work / "far.json").read_text(encoding="utf-8"))
+    figures["eval"]["results"]["far"] = figures["far"]["results"]["far"]
     drawn = pictures.draw(figures["eval"]["results"], drawn_in)
     links = [f"![{caption}]({relpath(drawn_in / name, out)})" for name, caption in drawn]
     sizes = {name: folder_bytes(out / name) for name in ("target", "draft")}
@@ -47,7 +50,7 @@ def text(config: Config, figures: Figures, sizes: dict[str, int], licences: Lice
         "## Training",
         _training(config, figures["training"]),
         "## Figures",
-        _setting(figures["eval"]),
+        _setting(figures["eval"], figures["far"]),
         *links,
         *(table.markdown() for name in MEASUREMENTS for table in tables(name, results[name])),
         "## A sample at temperature 0.8",
@@ -113,12 +116,13 @@ def _stage(stage: Stage, done: dict[str, Any]) -> list[str]:
     ]
 
 
-def _setting(found: Figures) -> str:
+def _setting(found: Figures, far: Figures) -> str:
     return (
         "Measured by `triforce eval MODEL --draft DRAFT --texts FOLDER "
         f"--max-context {found['plan']['deepest']}` on the {len(found['texts'])} evaluation texts, in "
         f"{found['seconds'] / 60:.0f} minutes on {found['device']} ({found['dtype']}). Readings are of "
-        f"{found['plan']['span']:,} tokens from inside the texts."
+        f"{found['plan']['span']:,} tokens from inside the texts; the longest ones, up to {longest.READINGS} of each "
+        f"kind, by `--only far --max-context {far['plan']['deepest']}`."
     )
 
 

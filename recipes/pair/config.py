@@ -96,9 +96,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Measure:
-    """The longest readings of `triforce eval`, in tokens, and the sample in the model card."""
+    """For the model card: the longest texts that `triforce eval` looks at in every way, and those of which it measures
+    loss by position only, both in tokens; the prompt of the sample, and how many tokens follow it.
+    """
 
     max_context: int
+    far_context: int
     prompt: str
     sample_tokens: int
 

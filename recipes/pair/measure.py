@@ -12,12 +12,24 @@ from recipes.pair.model import count
 from recipes.pair.train import load_model
 from triforce import LLM, SamplingParams
 from triforce.cli import main
+from triforce.evaluate import MEASUREMENTS
 
 
 def run(config: Config, folder: Path, work: Path, out: Path) -> None:
-    """Writes `figures.json` from the shipped folders under `out`, once. `folder` holds the archives."""
-    if (work / "figures.json").exists():
-        return
+    """Writes `figures.json` and, of the longest readings, `far.json`: each once, from the shipped folders under `out`.
+
+    `folder` holds the archives.
+    """
+    if not (work / "figures.json").exists():
+        _figures(config, folder, work, out)
+    if not (work / "far.json").exists():
+        texts = unpack(config, folder, work)
+        _evaluate(config, texts, out, work / "far.json", config.measure.far_context, ["far"])
+
+
+def _figures(config: Config, folder: Path, work: Path, out: Path) -> None:
+    near = [name for name in MEASUREMENTS if name != "far"]
+    texts = unpack(config, folder, work)
     apart.run(work)
     files.write_json(
         work / "figures.json",
@@ -25,7 +37,7 @@ def run(config: Config, folder: Path, work: Path, out: Path) -> None:
             "parameters": {name: count(load_model(config, name, work)) for name in ("target", "draft")},
             "training": training(work),
             "apart": json.loads((work / "apart.json").read_text(encoding="utf-8")),
-            "eval": _evaluate(config, unpack(config, folder, work), work, out),
+            "eval": _evaluate(config, texts, out, work / "eval.json", config.measure.max_context, near),
             "sample": _sample(config, out),
         },
     )
@@ -52,12 +64,14 @@ def training(work: Path) -> dict[str, Any]:
     return stages
 
 
-def _evaluate(config: Config, texts: Path, work: Path, out: Path) -> Any:
-    models = [str(out / "target"), "--draft", str(out / "draft"), "--texts", str(texts)]
-    options = ["--max-context", str(config.measure.max_context), "--device", config.machine.device]
-    if main(["eval", *models, *options, "--json", str(work / "eval.json")]) != 0:
+def _evaluate(config: Config, texts: Path, out: Path, path: Path, max_context: int, names: list[str]) -> Any:
+    """What `triforce eval` says of the shipped pair, and keeps at `path`, whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    models = [str(out / "target"), "--draft", str(out / "draft"), "--texts", str(texts), "--only", ",".join(names)]
+    options = ["--max-context", str(max_context), "--device", config.machine.device, "--json", str(partial)]
+    if main(["eval", *models, *options]) != 0:
         raise RuntimeError("triforce eval has failed; its message stands above")
-    return json.loads((work / "eval.json").read_text(encoding="utf-8"))
+    return json.loads(partial.replace(path).read_text(encoding="utf-8"))
 
 
 def _sample(config: Config, out: Path) -> str:

@@ -160,7 +160,7 @@ class Engine:
             batch = Batch(self._models, ladder, *how, group.left, group.memory, costs, self._focus, self.store, begun)
             self._reading, self._read_so_far = (group, batch, group.read(batch)), 0
         except Exception as error:
-            group.error = error
+            group.fail(error)
 
     def _pages(self, group: Group) -> int:
         """Pages that it takes from the store: enough to come to its end."""
@@ -176,7 +176,7 @@ class Engine:
             if progress and group.on_prefill:
                 group.on_prefill(*progress)
         except Exception as error:
-            group.error = error
+            group.fail(error)
             self._stop_reading()
             return 0
         if progress:
@@ -210,7 +210,7 @@ class Engine:
         """A pass went wrong: nobody knows what its rows hold now, nor what their beginnings do."""
         self._prefixes.clear()
         for group in [group for group in self._groups if group.mode == mode]:
-            group.error = error
+            group.fail(error)
             self.cancel(group)
 
     def _drop(self, mode: str, jobs: list[Job]) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from traceback import clear_frames
+
+import torch
 
 from triforce.batch import Aside, Batch
 from triforce.cache import Full
 from triforce.cache.prefixes import Prefixes
 from triforce.cache.saved import SavedCache
+from triforce.errors import CacheError
 from triforce.job import Job
 
 OnPrefill = Callable[[int, int], None]
@@ -42,6 +46,17 @@ class Group:
     def left(self) -> list[Job]:
         """Jobs that are not done."""
         return [job for job in self.jobs if job.finish is None]
+
+    def fail(self, error: Exception) -> None:
+        """It has ended before its time; of memory that ran out it is said what would need less."""
+        if isinstance(error, torch.OutOfMemoryError):
+            clear_frames(error.__traceback__)  # what the pass had made, which others need
+            torch.cuda.empty_cache()
+            error = CacheError(
+                "the device ran out of memory in this pass; use --kv-offload host, a smaller --kv-memory or --context, "
+                "or fewer texts at a time"
+            )
+        self.error = error
 
     def shared(self, prefixes: Prefixes) -> list[int]:
         """Pages that it can begin with."""

@@ -119,6 +119,16 @@ class Texts:
             request.kv = self.engine.store.kv
             yield request, request.error or request.output()
 
+    def finish(self, request: Request) -> RequestOutput:
+        """Steps until a request is done, whatever else is. Raises what ended it."""
+        while self.busy:
+            for one, event in self.step():
+                if one is request and isinstance(event, Exception):
+                    raise event
+                if one is request and isinstance(event, RequestOutput):
+                    return event
+        raise AssertionError("a request ends with its output")
+
     @property
     def busy(self) -> bool:
         return bool(self._requests)

@@ -27,12 +27,13 @@ def test_ours_and_transformers_on_the_same_ids(
         "transformers": ENGINES["transformers"]._replace(variants=("f32",), assisted=()),
     }
     monkeypatch.setattr(run, "ENGINES", ENGINES | fewer)
+    monkeypatch.setattr(run, "BUSY", 0)  # however busy the machine is, one try is enough
     assert bench("compare", *FEW, "--engines", "triforce,transformers", "--json", str(file)) == 0
     ours, theirs = json.loads(file.read_text())["rows"]
     for row in (ours, theirs):
         assert row["tokens"] == 7 and row["tokens_per_second"] == pytest.approx(7 / row["seconds"])
         assert row["prefill_seconds"] > 0 and row["version"]
-        assert row["accepted"] == (row["busy_cores"] >= run.BUSY)
+        assert row["accepted"] and row["tries"] == 1
     assert (ours["engine"], theirs["engine"]) == ("triforce", "transformers")
     assert ours["as_plain"] == 1 and 0 <= theirs["as_plain"] <= 1
     assert "of plain" in capsys.readouterr().out
@@ -66,6 +67,18 @@ def test_rows_with_idle_cores_are_rejected(busy: float, accepted: bool) -> None:
     result = {"decoded": 10, "seconds": 2.0, "prefill_seconds": 1.0, "busy_cores": busy, "version": "1", "ids": []}
     row = run._speeds(result, 100, threads=2)
     assert row["accepted"] == accepted and row["tokens_per_second"] == 5 and row["prefill_tokens_per_second"] == 100
+
+
+@pytest.mark.parametrize("busy", [[0.3, 0.9, 1.0], [0.3, 0.6, 0.5]])
+def test_what_was_not_busy_is_tried_again(busy: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Until it is, three times at most; the busiest counts."""
+    cores = iter(busy)
+    tried = ({"busy_cores": each, "accepted": each >= run.BUSY} for each in cores)
+    monkeypatch.setattr(run, "_run", lambda *_: next(tried))
+    plan = run.Plan(tmp_path, None, ["triforce"], 8, 1, 60.0, {}, tmp_path)
+    row = run._row("triforce", "ar", [1], plan, "")
+    assert row["busy_cores"] == (0.9 if 0.9 in busy else 0.6)
+    assert row["tries"] == (2 if row["accepted"] else 3)
 
 
 def test_the_summary_takes_the_best_of_each_that_counts() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from engine_scene import (
     CHUNK,
     KV_TOKENS,
@@ -19,9 +21,10 @@ from engine_scene import (
     request,
 )
 from tiny_llm import MODES, ask, counted, ids, llm
+from torch import Tensor
 
 from triforce.batch import Batch
-from triforce.cache import PAGE
+from triforce.cache import PAGE, Full
 from triforce.cache.prefixes import LEFT
 from triforce.errors import CacheError
 from triforce.group import Group
@@ -160,6 +163,30 @@ def test_a_pass_that_fails_ends_those_who_were_in_it(folder: Path, monkeypatch: 
     while texts.busy:
         events.update(texts.step())
     assert [isinstance(events[one], ValueError) for one in requests] == [True, False, True]
+    check_empty(texts)
+
+
+def test_a_prompt_that_memory_runs_out_of_is_alone_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told what would need less, and the text beside it goes on."""
+    model, forward = llm(folder), Full.forward
+
+    def run_out(self: Full, decoder: Any, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
+        if self.lengths_B.max() > 150:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return forward(self, decoder, ids_BT, at_BJ)
+
+    wanted = alone(model, 91, mode="triforce")
+    monkeypatch.setattr(Full, "forward", run_out)
+    texts = model.open(ROWS, KV_TOKENS)
+    small, large = request(model, 91, "triforce"), request(model, 260, "triforce")
+    texts.submit([small])
+    list(texts.step())
+    texts.submit([large])
+    ended = dict[Request, Any]()
+    while texts.busy:
+        ended |= {one: event for one, event in texts.step() if isinstance(event, RequestOutput | Exception)}
+    assert isinstance(ended[large], CacheError) and "--kv-offload host" in str(ended[large])
+    check_same(ended[small].outputs, wanted)
     check_empty(texts)
 
 

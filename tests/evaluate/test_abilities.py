@@ -8,7 +8,7 @@ import pytest
 import torch
 from recaller import Recaller, noise, subject
 
-from triforce.evaluate import bits, copies, gain, loops, needles, plan, positions
+from triforce.evaluate import Plan, Text, bits, copies, far, gain, loops, needles, plan, positions
 from triforce.evaluate.loops import repeated
 from triforce.evaluate.positions import buckets
 from triforce.llm import LLM
@@ -128,3 +128,14 @@ def test_continuations_are_counted(llm: LLM) -> None:
     text.llm = llm
     found = loops.measure(text)
     assert len(found["shares"]) == 8 and found["tokens"] == 64 and found["texts"] == 0
+
+
+def test_the_longest_readings_are_of_the_two_longest_texts_of_a_kind(llm: LLM) -> None:
+    numbers = Plan(span=128, deepest=512)
+    several = subject(llm, Recaller(llm), noise(600), numbers)
+    several.texts += [Text(f"{n}", "prose", torch.tensor(noise(n))) for n in (130, 520, 700)]
+    several.texts += [Text("brief", "code", torch.tensor(noise(300)))]
+    found = far.measure(several)["kinds"]
+    assert [one["tokens"] for one in found["prose"]] == [2 * 255, 2 * 256]
+    assert [one["tokens"] for one in found["code"]] == [255]
+    assert "skipped" in far.measure(subject(llm, Recaller(llm), noise(600), Plan(span=128, deepest=128)))

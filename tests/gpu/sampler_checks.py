@@ -6,20 +6,47 @@ Shape suffixes: B rows, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tests.gpu.scene import DEVICE
 from tests.laws.cases import EXACT
 from tests.laws.one_verification import deviation, fused, warped
 from tests.sampler_scenes import CUTS, EQUAL, Scene, agree, laws, same_law, scene
 from tests.samplers import torch_sampling
 from triforce.request import SamplingParams
-from triforce.shapes import ints
+from triforce.shapes import Bools, ints
 from triforce.speculation import Draft, Prefix, Seeded
 from triforce.triton_sampler import TritonSampling
+
+
+class OnDevice:
+    """The Triton sampler, asked from a CPU."""
+
+    def __init__(
+        self, params: Sequence[SamplingParams], lengths: Sequence[int], vocab_size: int, coupling: Any
+    ) -> None:
+        move(coupling.noise)
+        self.coupling, self.vocab_size = coupling, vocab_size
+        self._sampling = TritonSampling(params, lengths, vocab_size, coupling, DEVICE)
+
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
+        draft = self._sampling.verify(guess, logits_BJV.to(DEVICE), prefix, live_B, tier)
+        return replace(draft, laws_BKV=draft.laws_BKV.cpu())
+
+
+def move(noise: Any) -> Any:
+    """To the device, if that is another one."""
+    if DEVICE.type != "cpu":
+        tensors = {name: value.to(DEVICE) for name, value in vars(noise).items() if isinstance(value, Tensor)}
+        vars(noise).update(tensors, keys=None)
+    return noise
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -28,11 +55,11 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def decides_as_torch_does(vocab_size: int, seeds: range, coupling: type) -> None:
     for seed in seeds:
-        agree(scene(seed, vocab_size, rows=3, guesses=2), TritonSampling, coupling)
+        agree(scene(seed, vocab_size, rows=3, guesses=2), OnDevice, coupling)
 
 
 def same_laws(logits_BV: Tensor, params: list[SamplingParams]) -> None:
-    same_law(*(laws(each, logits_BV, params) for each in (TritonSampling, torch_sampling)))
+    same_law(*(laws(each, logits_BV, params) for each in (OnDevice, torch_sampling)))
 
 
 def lowest_ids_stay(temperatures: list[float]) -> None:
@@ -75,10 +102,10 @@ def noise_far_away(vocab_size: int) -> None:
     prefix, live_B = Prefix(np.zeros((4, 1), dtype=np.int64), lengths_B), np.ones(4, dtype=np.bool_)
     logits_BJV = normal(4, 1, vocab_size) / 3
     whole = Scene([SamplingParams()] * 4, [0] * 4, prefix, live_B, logits_BJV, Draft.empty(4, 0))
-    agree(whole, TritonSampling, Seeded)
+    agree(whole, OnDevice, Seeded)
 
 
 def law_is_exact(vocab_size: int = 2, counts: tuple[int, ...] = (1,)) -> None:
     """Of what one verification emits: integrated as in tests/laws."""
     p, q = (warped(seed, SamplingParams(), vocab_size, 0.5) for seed in (1, 2))
-    assert deviation(p, q, counts, partial(fused, TritonSampling)) < EXACT
+    assert deviation(p, q, counts, partial(fused, OnDevice)) < EXACT

@@ -15,6 +15,9 @@ from tests.kernels.paged import by_the_book, visible
 from triforce.kernels import Lists
 from triforce.kernels.triton.attention import Seen, attend
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+"""Where kernels run that are compared: on a CPU in the interpreter."""
+
 SPLIT = 64  # the smallest, so that a few keys make several
 
 
@@ -80,9 +83,11 @@ class Scene:
     def by_kernel(self, late: int = 0, split: int | None = SPLIT) -> tuple[Tensor, Tensor]:
         """Mixed values and mass; `late` shifts where the queries stand."""
         case = self.case
-        starts_B, counts_B = torch.tensor(case.starts) + late, torch.tensor(case.counts)
-        seen = Seen(self.units, starts_B, counts_B, case.unit, case.sinks, case.window)
-        return attend(self.q, self.k, self.v, seen, case.weigh, self.q_sinks if case.turned else None, split)
+        integers = self.units, torch.tensor(case.starts) + late, torch.tensor(case.counts)
+        seen = Seen(*(x.to(DEVICE) for x in integers), case.unit, case.sinks, case.window)
+        q, k, v, q_sinks = (x.to(DEVICE) for x in (self.q, self.k, self.v, self.q_sinks))
+        mixed, mass = attend(q, k, v, seen, case.weigh, q_sinks if case.turned else None, split)
+        return mixed.cpu(), mass.cpu()
 
     def by_the_book(self) -> tuple[Tensor, Tensor]:
         case = self.case

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_checkpoint import save, tiny_model
 from triforce import kernels
 from triforce.cache import Pool
 from triforce.kernels import extension
@@ -15,17 +14,6 @@ from triforce.kernels.triton_memory import TritonMemory
 from triforce.kernels.triton_model import TritonModel
 from triforce.llm import LLM
 from triforce.request import SamplingParams
-
-SIZE = dict(vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-            num_key_value_heads=1, max_position_embeddings=256)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    save(tiny_model(**SIZE), folder / "target")
-    save(tiny_model(**SIZE | {"hidden_size": 16, "head_dim": 8}), folder / "draft")
-    return folder
 
 
 def texts(folder: Path, mode: str, tokens: int, prompts: list[list[int]], temperature: float) -> list[list[int]]:

@@ -7,7 +7,7 @@ import torch
 
 from triforce.kernels import Lists, Pass
 from triforce.kernels.frame import Frame, bucket, shape_of
-from triforce.kernels.graphs import MOST, Graphs, Replay
+from triforce.kernels.graphs import MOST, Graphs, Replay, forget
 
 CPU = torch.device("cpu")
 
@@ -66,6 +66,6 @@ def test_graphs_that_are_used_stay() -> None:
     for key in [*range(MOST), 0, MOST, 0, 1]:
         graphs.get(key, lambda key=key: make(key))  # type: ignore[misc]
     assert made == [*range(MOST), MOST, 1]
-    graphs.clear()
+    forget()
     graphs.get(0, lambda: make(0))
     assert made[-1] == 0

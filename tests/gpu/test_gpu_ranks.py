@@ -23,7 +23,7 @@ def token_ids(pair: Path, mode: str, count: int) -> list[int]:
         "PYTHONPATH": os.pathsep.join(paths), "TRIFORCE_KERNELS": "triton", "TRITON_INTERPRET": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
-    options = [*command, "--draft", str(pair / "draft"), *asked.split()]
+    options = [*command, "--draft", str(pair / "draft"), *asked.split(), "--device", "cpu"]
     done = subprocess.run(options, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)

@@ -12,14 +12,17 @@ import pytest
 import torch
 
 from tests.gpu.sampler_checks import (
+    OnDevice,
     decides_as_torch_does,
     exact_masses,
     law_is_exact,
     lowest_ids_stay,
     many_equals,
+    move,
     noise_far_away,
     nuclei,
 )
+from tests.gpu.scene import DEVICE
 from tests.sampler_scenes import COUPLINGS, TEMPERATURES, agree, laws, noise_of, scene, verdict
 from tests.samplers import torch_sampling
 from triforce.errors import ModelError, RequestError
@@ -67,7 +70,7 @@ def test_exact_masses() -> None:
 def test_the_smallest_probabilities() -> None:
     """Down to the subnormal ones and to what is 0."""
     logits_BV = -torch.arange(0, 800, 1.37)[None]
-    expected, got = (laws(each, logits_BV, [SamplingParams()]) for each in (torch_sampling, TritonSampling))
+    expected, got = (laws(each, logits_BV, [SamplingParams()]) for each in (torch_sampling, OnDevice))
     small = expected > 0
     assert torch.equal(got > 0, small) and 0 < expected[small].min() < 1e-310
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-322)
@@ -82,7 +85,7 @@ def test_parts_of_larger_tensors(coupling: type) -> None:
     longer = torch.full((4, 5, 30), math.nan).double()
     longer[:, :3] = whole.guess.laws_BKV
     guess = replace(whole.guess, laws_BKV=longer[:, :3])
-    agree(replace(whole, logits_BJV=padded[:4, :4], guess=guess), TritonSampling, coupling)
+    agree(replace(whole, logits_BJV=padded[:4, :4], guess=guess), OnDevice, coupling)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 513])
@@ -99,7 +102,7 @@ def test_refuses_logits_that_make_no_law(bad: float, what: str) -> None:
     whole.logits_BJV[3, 0, 5] = math.nan
     for coupling in COUPLINGS:
         with pytest.raises(ModelError, match=rf"{what} \(row 2, column 3\)"):
-            verdict(whole, TritonSampling, coupling)
+            verdict(whole, OnDevice, coupling)
 
 
 def test_refuses_a_bias_outside_the_vocabulary() -> None:
@@ -112,7 +115,7 @@ def test_uniforms_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = {}
     for wanted in ("torch", "triton"):
         monkeypatch.setattr(extension, "wanted", wanted)
-        rows = noise_of([0, 1, 2])
+        rows = move(noise_of([0, 1, 2]))
         rows.draws += 2**32 - 3  # both words of the counter
         asked = ((0, 3, [0, 2, 3]), (7, 1, [1, 0, 1]), (0, 9, [9, 9, 0]), (0, 0, [0, 0, 0]), (0, 4, [1, 2, 3]))
         drawn[wanted] = [rows.uniforms(tier, n, ints(used)) for tier, n, used in asked] + [rows.draws]
@@ -120,12 +123,13 @@ def test_uniforms_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_which_sampler_is_taken(by_name: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ([SamplingParams()], [0], 8)
-    assert isinstance(sampling(*arguments, Seeded(noise_of([0]))), TritonSampling)
-    assert isinstance(sampling(*arguments, Rejection(noise_of([0]))), TritonSampling)
-    assert isinstance(sampling(*arguments, Block(noise_of([0]))), TorchSampling)  # it judges one by one
+    def taken(coupling: type) -> type:
+        return type(sampling([SamplingParams()], [0], 8, coupling(noise_of([0])), DEVICE))
+
+    assert taken(Seeded) is taken(Rejection) is TritonSampling
+    assert taken(Block) is TorchSampling  # it judges one by one
     monkeypatch.setattr(extension, "wanted", "torch")
-    assert isinstance(sampling(*arguments, Seeded(noise_of([0]))), TorchSampling)
+    assert taken(Seeded) is TorchSampling
 
 
 def test_emits_the_law_of_the_verifier() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.gpu.scene import DEVICE
 from triforce.bench import shapes
 from triforce.decoder import Decoder
 from triforce.kernels import Lists, Outcome, Pass
@@ -27,13 +28,13 @@ PAGES, SMALL = 24, shapes.Shape(32, 48, layers=2, heads=4, kv_heads=2, vocab=50,
 def decoder() -> Decoder:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(shapes.SHAPES, "small", SMALL)
-        return shapes.decoder("small", 300, torch.float32)
+        return shapes.decoder("small", 300, torch.float32, device=DEVICE)
 
 
 def passes() -> dict[str, tuple[Tensor, Tensor | None, Pass]]:
     """Ids, columns to score, and the pass: one of each kind of view."""
     draw = torch.Generator().manual_seed(0)
-    places = torch.randperm(PAGES, generator=draw).int() + 1
+    places = (torch.randperm(PAGES, generator=draw).int() + 1).to(DEVICE)
     shared, ids_23 = places[:12].view(2, 6), torch.randint(50, (2, 3), generator=draw)
     of_heads = torch.cat([places[torch.randint(12, (2, 2, 2, 3), generator=draw)], places[12:16].expand(2, 2, 2, 4)], 3)
     wide, window = torch.randint(50, (1, 90), generator=draw), Lists(places[None, :8], [60], [3], 16, 16, 40)
@@ -54,10 +55,10 @@ def passes() -> dict[str, tuple[Tensor, Tensor | None, Pass]]:
 
 def both(decoder: Decoder, name: str) -> list[tuple[Outcome, Tensor]]:
     """The pass by torch and by Triton, and the memory afterwards, from the same noise."""
-    plain, weights = PlainMemory(decoder.config, PAGES, torch.float32), decoder.model.weights  # type: ignore[attr-defined]
-    fast = TritonMemory(decoder.config, PAGES, torch.float32)
+    plain, weights = PlainMemory(decoder.config, PAGES, torch.float32, DEVICE), decoder.model.weights  # type: ignore[attr-defined]
+    fast = TritonMemory(decoder.config, PAGES, torch.float32, DEVICE)
     for memory in (plain.keys_LGSD, plain.values_LGSD):
-        memory.normal_(generator=torch.Generator().manual_seed(1))
+        memory.copy_(torch.randn(memory.shape, generator=torch.Generator().manual_seed(1)))
     fast.keys_LGSD.copy_(plain.keys_LGSD)
     fast.values_LGSD.copy_(plain.values_LGSD)
     done = []
@@ -113,18 +114,22 @@ def test_a_pass_is_captured_once_for_its_bucket(decoder: Decoder, monkeypatch: p
 
 
 def test_tables_grow_where_positions_go_beyond_them(decoder: Decoder) -> None:
-    memory = TritonMemory(decoder.config, PAGES, torch.float32)
+    memory = TritonMemory(decoder.config, PAGES, torch.float32, DEVICE)
     model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
     far = len(memory._tables_PF[0]) + 5
-    memory.forward(model, torch.ones(1, 1).long(), None, Pass([far], [(2, Lists(torch.ones(1, 3).int(), [0], [1]))]))
+    memory.forward(
+        model, torch.ones(1, 1).long(), None, Pass([far], [(2, Lists(torch.ones(1, 3, device=DEVICE).int(), [0], [1]))])
+    )
     assert len(memory._tables_PF[0]) > far
 
 
 def test_it_goes_with_its_last_user(decoder: Decoder) -> None:
     """At once, not when cycles are looked for: the next request's KV would not fit beside it."""
-    memory = TritonMemory(decoder.config, PAGES, torch.float32)
+    memory = TritonMemory(decoder.config, PAGES, torch.float32, DEVICE)
     model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
-    memory.forward(model, torch.ones(1, 1).long(), None, Pass([0], [(2, Lists(torch.ones(1, 3).int(), [0], [1]))]))
+    memory.forward(
+        model, torch.ones(1, 1).long(), None, Pass([0], [(2, Lists(torch.ones(1, 3, device=DEVICE).int(), [0], [1]))])
+    )
     keys = weakref.ref(memory.keys_LGSD)
     gc.disable()
     try:

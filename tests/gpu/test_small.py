@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.gpu.scene import DEVICE
 from triforce.kernels import plain_model
 from triforce.kernels.triton import noise, pointwise, select
 from triforce.sampling.noise import Noise
@@ -21,6 +22,14 @@ def by_sorting(scores_GN: torch.Tensor, candidates: range, picks: int) -> torch.
     return order_GN[:, :picks].sort(1).values + candidates.start
 
 
+def chosen(scores_GN: torch.Tensor, candidates: range, picks: int) -> torch.Tensor:
+    return select.best(scores_GN.to(DEVICE), candidates, picks).cpu()
+
+
+def exponentials(*places_B: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    return noise.exponentials(*(x.to(DEVICE) for x in places_B), vocab_size).cpu()
+
+
 @given(values=st.lists(st.sampled_from(ODD), min_size=1, max_size=40), data=st.data())
 @settings(max_examples=8, deadline=None, derandomize=True)
 def test_the_best_of_odd_scores(values: list[float], data: st.DataObject) -> None:
@@ -28,14 +37,14 @@ def test_the_best_of_odd_scores(values: list[float], data: st.DataObject) -> Non
     start = data.draw(st.integers(0, len(values)))
     picks = data.draw(st.integers(0, len(values) - start))
     candidates = range(start, len(values))
-    assert torch.equal(select.best(scores_GN, candidates, picks), by_sorting(scores_GN, candidates, picks))
+    assert torch.equal(chosen(scores_GN, candidates, picks), by_sorting(scores_GN, candidates, picks))
 
 
 def test_the_best_of_many() -> None:
     scores_GN = torch.randn(3, 700, generator=torch.Generator().manual_seed(0)) ** 3
     wanted = by_sorting(scores_GN, range(16, 650), 100)
-    assert torch.equal(select.best(scores_GN, range(16, 650), 100), wanted)
-    assert not torch.equal(select.best(-scores_GN, range(16, 650), 100), wanted)
+    assert torch.equal(chosen(scores_GN, range(16, 650), 100), wanted)
+    assert not torch.equal(chosen(-scores_GN, range(16, 650), 100), wanted)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 97])
@@ -43,11 +52,11 @@ def test_noise_is_that_of_the_torch_path(vocab_size: int) -> None:
     seeds, choices, positions = [0, 2**64 - 1, 12345], [0, 7, 2**32 - 1], [3, 2**31, 2**32 - 1]
     wanted = Noise(seeds, choices).exponentials(torch.tensor(positions)[:, None], vocab_size)[:, 0]
     as_int64 = torch.tensor(seeds, dtype=torch.uint64).view(torch.int64)
-    got = noise.exponentials(as_int64, torch.tensor(choices), torch.tensor(positions), vocab_size)
+    got = exponentials(as_int64, torch.tensor(choices), torch.tensor(positions), vocab_size=vocab_size)
     torch.testing.assert_close(got, wanted, rtol=1e-15, atol=0)
     apart = torch.tensor(positions)[:, None].expand(3, 2).contiguous()[:, 0]  # as one of several columns
-    assert torch.equal(noise.exponentials(as_int64, torch.tensor(choices), apart, vocab_size), got)
-    later = noise.exponentials(as_int64, torch.tensor(choices), torch.tensor(positions) - 1, vocab_size)
+    assert torch.equal(exponentials(as_int64, torch.tensor(choices), apart, vocab_size=vocab_size), got)
+    later = exponentials(as_int64, torch.tensor(choices), torch.tensor(positions) - 1, vocab_size=vocab_size)
     assert (later != wanted).all()
 
 
@@ -57,6 +66,8 @@ def test_norm_and_gate(dtype: torch.dtype) -> None:
     draw, step = torch.Generator().manual_seed(0), torch.finfo(dtype).eps
     x, weight, up = (torch.randn(*shape, generator=draw).to(dtype) for shape in ((2, 3, 40), (40,), (2, 3, 40)))
     wanted = plain_model.norm(x, weight, 1e-5)
-    torch.testing.assert_close(pointwise.norm(x, weight, 1e-5), wanted, rtol=4 * step, atol=0)
+    found = pointwise.norm(x.to(DEVICE), weight.to(DEVICE), 1e-5).cpu()
+    torch.testing.assert_close(found, wanted, rtol=4 * step, atol=0)
     wanted = plain_model.swiglu(x.clone(), up)
-    torch.testing.assert_close(pointwise.swiglu(x.clone(), up), wanted, rtol=4 * step, atol=step / 100)
+    found = pointwise.swiglu(x.clone().to(DEVICE), up.to(DEVICE)).cpu()
+    torch.testing.assert_close(found, wanted, rtol=4 * step, atol=step / 100)

@@ -90,6 +90,7 @@ def replace_kernels(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("triforce.kernels.triton.select.MOST", -1)  # so torch selects
     patch.setattr("triforce.kernels.extension.native", None)
     patch.setattr("triforce.kernels.extension.wanted", "triton")
+    patch.setenv("TRITON_INTERPRET", "1")  # or a CPU is refused, where a GPU is beside it
 
 
 def room(decoder: Decoder, whole: int, seats: int = SEATS) -> Room:

@@ -112,6 +112,6 @@ def test_a_forked_child_makes_its_own() -> None:
 
 def test_two_processes_share_the_machine() -> None:
     """Each job waits for the one chunk that a descheduled worker holds, not for a time slice per thread."""
-    both = [start("work(3000)") for _ in range(2)]
+    both = [start("work(1000)") for _ in range(2)]
     for process in both:
         finish(process)

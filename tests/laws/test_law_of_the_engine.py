@@ -62,14 +62,14 @@ class Trial:
 
 
 SHORT = [
-    Trial("triforce", PLAIN, 200, 0.07),
-    Trial("triforce", WARPED, 200, 0.07),
-    Trial("retrieval", PLAIN, 120, 0.11, 40),
-    Trial("lookup", WARPED, 120, 0.11, 40),
-    Trial("streaming", PLAIN, 120, 0.11, 40),
-    Trial("hybrid", PLAIN, 120, 0.11, 40),
-    Trial("triforce", WARPED, 120, 0.11, 40, coupling="block"),
-    Trial("draft", WARPED, 120, 0.11, 40),
+    Trial("triforce", PLAIN, 120, 0.08),
+    Trial("triforce", WARPED, 120, 0.08),
+    Trial("retrieval", PLAIN, 80, 0.13, 40),
+    Trial("lookup", WARPED, 80, 0.13, 40),
+    Trial("streaming", PLAIN, 80, 0.13, 40),
+    Trial("hybrid", PLAIN, 80, 0.13, 40),
+    Trial("triforce", WARPED, 80, 0.13, 40, coupling="block"),
+    Trial("draft", WARPED, 80, 0.13, 40),
 ]
 LONG = [
     Trial("triforce", PLAIN, 3000, 0.018),

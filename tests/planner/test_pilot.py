@@ -77,14 +77,24 @@ def test_and_without_a_draft_model(whims: list[Plan]) -> None:
     assert not any("draft" in plan.tiers for plan in whims)
 
 
-@pytest.mark.parametrize("coupling", ["rejection", "block"])
-def test_under_rejection_the_law_stays(coupling: str, whims: list[Plan]) -> None:
-    texts_BT = finished(piloted(coupling, rows=200))
+def law_stays(coupling: str, whims: list[Plan], rows: int, bound: float) -> None:
+    texts_BT = finished(piloted(coupling, rows=rows))
     laws_BTV = laws(texts_BT, PARAMS)
     likings_BTV = laws_BTV / (laws(texts_BT, PARAMS, MODELS.draft) + 1e-9)  # where a fault would show most
     p_value, least = window_surprise(ranks(texts_BT, laws_BTV, likings_BTV), 12, 2, 4)
     print(f"p = {p_value:.3f}; detectable total variation {least:.4f}")
-    assert least < 0.07 and p_value > ALPHA and len({plan.tiers for plan in whims}) > 3
+    assert least < bound and p_value > ALPHA and len({plan.tiers for plan in whims}) > 3
+
+
+@pytest.mark.parametrize("coupling", ["rejection", "block"])
+def test_under_rejection_the_law_stays(coupling: str, whims: list[Plan]) -> None:
+    law_stays(coupling, whims, 120, 0.08)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("coupling", ["rejection", "block"])
+def test_and_the_law_of_many_texts(coupling: str, whims: list[Plan]) -> None:
+    law_stays(coupling, whims, 300, 0.05)
 
 
 def test_and_as_it_decides_itself() -> None:

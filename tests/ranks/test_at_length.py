@@ -18,6 +18,7 @@ from triforce.kernels import extension
 HERE = Path(__file__).parent
 PATH = os.pathsep.join([str(HERE.parents[1] / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
 ENVIRONMENT = os.environ | {"PYTHONPATH": PATH, "GLOO_SOCKET_IFNAME": "lo"}
+MODES = "ar,triforce,retrieval"
 pytestmark = pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
 
 
@@ -38,18 +39,19 @@ def run(script: str, *arguments: str, count: int, folder: Path) -> list[Any]:
 
 
 def test_a_few_texts(tmp_path: Path) -> None:
-    (alone,) = run("many_texts.py", "2", "16", "all", count=1, folder=tmp_path)
-    for texts in run("many_texts.py", "2", "16", "all", count=2, folder=tmp_path):
+    """Of the deepest ladder, greedy and drawn; other modes are in the long versions, and in test_shared_texts.py."""
+    (alone,) = run("many_texts.py", "1", "12", "all", "triforce", count=1, folder=tmp_path)
+    for texts in run("many_texts.py", "1", "12", "all", "triforce", count=2, folder=tmp_path):
         assert texts == alone
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_twenty_texts_of_512_tokens(tmp_path: Path) -> None:
-    (alone,) = run("many_texts.py", "20", "512", "all", count=1, folder=tmp_path)
+    (alone,) = run("many_texts.py", "20", "512", "all", MODES, count=1, folder=tmp_path)
     assert all(len(text) == 512 for texts in alone.values() for text in texts)
     assert alone["ar 0.8"] == alone["triforce 0.8"] == alone["retrieval 0.8"] != alone["ar 0"]
-    for texts in run("many_texts.py", "20", "512", "all", count=2, folder=tmp_path):
+    for texts in run("many_texts.py", "20", "512", "all", MODES, count=2, folder=tmp_path):
         assert texts == alone
 
 
@@ -57,8 +59,8 @@ def test_twenty_texts_of_512_tokens(tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 def test_texts_of_ranks_that_keep_their_kv_in_files(tmp_path: Path) -> None:
     """Eight texts have half as much KV again as stays in memory."""
-    (alone,) = run("many_texts.py", "8", "128", "all", count=1, folder=tmp_path)
-    for texts in run("many_texts.py", "8", "128", "24MiB", count=2, folder=tmp_path):
+    (alone,) = run("many_texts.py", "8", "128", "all", MODES, count=1, folder=tmp_path)
+    for texts in run("many_texts.py", "8", "128", "24MiB", MODES, count=2, folder=tmp_path):
         assert texts == alone
 
 

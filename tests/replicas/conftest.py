@@ -17,7 +17,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.server import chatting
+
 TESTS = Path(__file__).parent.parent
+pair, llm = chatting.pair, chatting.llm  # fixtures; `llm` is what replicas are compared with
 sys.path[:0] = [str(TESTS), str(TESTS / "server")]
 torch.set_num_threads(1)
 MISSING = importlib.util.find_spec("ray") is None
@@ -29,23 +32,6 @@ if not MISSING:
     prepare(None)
     with warnings.catch_warnings(action="ignore"):  # Ray's own, of what it uses
         importlib.import_module("ray.serve")
-
-
-@pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny target, whose tokenizer has a chat template, and a tiny draft."""
-    from asking import TEMPLATE
-    from tiny_checkpoint import tiny_pair
-
-    return tiny_pair(tmp_path_factory.mktemp("pair"), positions=2048, chat_template=TEMPLATE)
-
-
-@pytest.fixture(scope="session")
-def llm(pair: Path) -> object:
-    """In this process: what replicas are compared with."""
-    from triforce.llm import LLM
-
-    return LLM(pair / "target", pair / "draft", budget=64)
 
 
 @pytest.fixture(scope="module")

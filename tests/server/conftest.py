@@ -1,4 +1,4 @@
-"""A tiny pair that chats, and the application in front of it."""
+"""The application in front of a tiny pair that chats."""
 
 from __future__ import annotations
 
@@ -10,24 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.server import chatting
+
 sys.path.insert(0, str(Path(__file__).parent.parent))
 torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny target, whose tokenizer has a chat template, and a tiny draft."""
-    from asking import TEMPLATE
-    from tiny_checkpoint import tiny_pair
-
-    return tiny_pair(tmp_path_factory.mktemp("pair"), positions=2048, chat_template=TEMPLATE)
-
-
-@pytest.fixture(scope="session")
-def llm(pair: Path) -> object:
-    from triforce.llm import LLM
-
-    return LLM(pair / "target", pair / "draft", budget=64)
+pair, llm = chatting.pair, chatting.llm  # fixtures
 
 
 @pytest.fixture(scope="session")

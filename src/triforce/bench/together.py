@@ -31,15 +31,9 @@ def together(
     texts = llm.open(len(prompts), sum(len(prompt) + params.max_tokens for prompt in prompts))
     try:
         texts.submit([whole], earlier=earlier)
-        while texts.busy:
-            for _, event in texts.step():
-                if isinstance(event, Exception):
-                    raise event
-                if isinstance(event, RequestOutput):
-                    return event
+        return texts.finish(whole)
     finally:
         texts.close()
-    raise AssertionError("a request ends with its output")
 
 
 def varied(llm: LLM, coupling: str | None = None, **speculation: Any) -> LLM:

@@ -74,6 +74,11 @@ class LayeredNeeds(Needs):
         return max(0, free_on(self.device) - self.passing - self.weights)
 
     @property
+    def free_of_all(self) -> int:
+        """Each rank has a device of its own."""
+        return self.config.ranks * self.free
+
+    @property
     def least(self) -> int:
         layers = self.config.layers
         parts = layers * self.part + BUFFERS * self.buffer_frames
@@ -115,9 +120,12 @@ class LayeredNeeds(Needs):
                 f"offloaded KV needs at least {describe(self.least)} on {self.device}, and {describe(free)} are free "
                 "beside weights and a prompt's activations; use a smaller --context, a smaller --budget, or fewer texts"
             )
+        every = self.config.ranks
+        where = self.device if every == 1 else f"{every} devices"
+        asked, fits = describe(every * memory), describe(every * free)
         raise CacheError(
-            f"--kv-memory {describe(memory)} is more than the {describe(free)} that are free on {self.device} beside "
-            f"weights and a prompt's activations; give {describe(free)} or less, or a smaller --context"
+            f"--kv-memory {asked} is more than the {fits} that are free on {where} beside weights and a prompt's "
+            f"activations; give {fits} or less, or a smaller --context"
         )
 
 

@@ -128,6 +128,11 @@ class Needs:
         """Bytes of memory that are free where so much of it stays."""
         return free_memory()
 
+    @property
+    def free_of_all(self) -> int:
+        """The same of all ranks together."""
+        return self.free
+
     def require_all(self) -> None:
         """Raises CacheError where it is known that memory has no room for all of it."""
 
@@ -177,7 +182,7 @@ def memory_for(offload: Offload, needs: Needs, ranks: Ranks = ALONE) -> int | No
     """Bytes of all ranks' KV that stay in memory; None is all of them, where nobody said that they must not."""
     if offload.kind == "none" or offload.memory is not None:
         return offload.memory
-    free = ranks.agree(needs.free)
+    free = ranks.agree(needs.free_of_all)
     return None if needs.bytes * needs.config.ranks <= needs.share * free else int(needs.share * free)
 
 

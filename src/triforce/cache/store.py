@@ -13,6 +13,7 @@ from torch import Tensor
 from triforce.cache.room import Needs, Offload, describe, free_memory, memory_for, up
 from triforce.errors import CacheError
 from triforce.kernels import SECTOR, Room
+from triforce.kernels.offload import Store
 from triforce.ranks import ALONE, Ranks
 
 
@@ -25,7 +26,13 @@ def room(offload: Offload, needs: Needs, ranks: Ranks = ALONE) -> Room | None:
     if memory is None:
         return None
     frames, buffers, layers = needs.split(offload, memory // ranks.count)
-    store = HostStore(needs.stored(layers), needs.pinned) if offload.kind == "host" else FileStore(needs)
+    if offload.kind == "file":
+        store: Store = FileStore(needs)
+    else:
+        size = needs.stored(layers)
+        if needs.pinned and ranks.count * size > ranks.agree(free_memory()):
+            raise _too_much(ranks.count * size, "a larger --kv-memory, a smaller --context, or fewer texts at a time")
+        store = HostStore(size, needs.pinned)
     return Room(store, needs.page_bytes, frames, buffers, needs.buffer_frames, layers, needs.moving)
 
 
@@ -65,19 +72,20 @@ class HostStore:
 
     def __init__(self, size: int, pinned: bool = False) -> None:
         self.bytes = size
-        too_much = f"the KV cache needs {describe(size)} of memory, more than there is; use "
-        if pinned and size > free_memory():
-            raise CacheError(f"{too_much}a larger --kv-memory, a smaller --context, or fewer texts at a time")
         try:
             self.memory = torch.empty(size, dtype=torch.uint8)
         except RuntimeError as error:
-            raise CacheError(f"{too_much}--kv-offload file") from error
+            raise _too_much(size, "--kv-offload file") from error
         if pinned and size:
             finalize(self, _unpin, _pin(self.memory)).atexit = False  # the end of a process unpins by itself
 
     @property
     def usage(self) -> tuple[int, int]:
         return self.memory.numel(), 0
+
+
+def _too_much(size: int, instead: str) -> CacheError:
+    return CacheError(f"the KV cache needs {describe(size)} of memory, more than there is; use {instead}")
 
 
 def _pin(memory: Tensor) -> int:

@@ -18,7 +18,7 @@ from triforce.cache.aside import put_back, taken
 from triforce.config import ModelConfig
 from triforce.errors import CacheError
 from triforce.kernels import PAGE, Lists, Model, Pass
-from triforce.shapes import Ints
+from triforce.shapes import Ints, there
 
 Ring = tuple[list[tuple[Tensor, Tensor]], int, int]
 """K and V of a row's sinks and ring for each layer; its length, and how far it has been written."""
@@ -176,4 +176,4 @@ class Streaming:
             [*range(first, first + sinks), *(first + sinks + (drop + i) % ring for i in range(ring))]
             for first, drop in zip(firsts, dropped, strict=True)
         ]
-        return torch.tensor(rows, dtype=torch.int32, device=self.device)
+        return there(np.array(rows, dtype=np.int32), self.device)

@@ -63,6 +63,7 @@ def _started(environment: Mapping[str, str]) -> int:
 def _as_rank(options: Namespace, command: Command, count: int) -> int:
     import torch
 
+    from triforce.kernels import graphs
     from triforce.processes import Processes
 
     if lifeline := os.environ.pop(LIFELINE, ""):
@@ -79,6 +80,7 @@ def _as_rank(options: Namespace, command: Command, count: int) -> int:
     try:
         return command(options, ranks)
     finally:
+        graphs.forget()
         ranks.leave()
 
 

@@ -1,4 +1,4 @@
-"""Loss by position beyond a span, to the end of the context: one text of each kind, as it takes minutes."""
+"""Loss by position beyond a span, to the end of the context: a few of each kind, as each takes minutes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from triforce.evaluate import positions
 from triforce.evaluate.report import Table
 from triforce.evaluate.subject import Subject
 
+READINGS = 2
+"""Of each kind of text, if there are as many."""
+
 
 def measure(subject: Subject) -> dict[str, Any]:
     """As `positions`, up to `deepest`; nothing if a span is as deep."""
     plan = subject.plan
     if plan.deepest <= plan.span:
         return {"skipped": f"--max-context {plan.deepest:,} or the model's context ends where `positions` does"}
-    return positions.by_kind(subject, subject.windows(plan.deepest, most=1))
+    return positions.by_kind(subject, subject.windows(plan.deepest, most=READINGS))
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

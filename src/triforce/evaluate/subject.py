@@ -53,12 +53,13 @@ class Subject:
         return tokenizer_of(self.llm)
 
     def windows(self, length: int | None = None, most: int | None = None) -> list[Text]:
-        """Stretches of `length` tokens (None: a span), spread evenly over each text; `most` of each kind."""
+        """Stretches of `length` tokens (None: a span), spread over each text; the `most` longest of each kind."""
         found = []
         for kind in KINDS:
             texts = [text for text in self.texts if text.kind == kind]
             each = -(-self.plan.windows // max(1, len(texts)))
-            found += [window for text in texts for window in spread(text, length or self.plan.span, each)][:most]
+            windows = [window for text in texts for window in spread(text, length or self.plan.span, each)]
+            found += windows if most is None else sorted(windows, key=lambda one: -len(one.ids_N))[:most]
         return found
 
     def trace(self, text: Text) -> Tensor:

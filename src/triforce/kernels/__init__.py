@@ -101,8 +101,6 @@ def require_offload(config: ModelConfig, dtype: torch.dtype, device: torch.devic
     if layered(config, dtype, device):
         if kind == "file":
             raise RequestError("a GPU reads KV from the host's memory, not from a file; use --kv-offload host")
-        if config.ranks > 1:
-            raise RequestError("on GPUs KV is offloaded in one process only; leave out --kv-offload, or --tp")
     elif torch.device(device).type != "cpu":
         raise RequestError("KV offload on a GPU needs Triton; pip install 'triforce[gpu]', or use --kv-offload none")
     elif not _suits_native(config, dtype, torch.device(device)):

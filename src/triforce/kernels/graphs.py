@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from weakref import WeakSet
 
 import torch
 
@@ -16,6 +17,20 @@ MOST = 64
 """Graphs that are kept; the one that was longest unused makes room."""
 
 
+_all: WeakSet[Graphs] = WeakSet()
+
+
+def forget() -> None:
+    """All graphs of this process: ranks must, before they leave, as NCCL waits for graphs that hold its copies."""
+    for graphs in list(_all):
+        graphs.clear()
+
+
+def captured() -> int:
+    """How many graphs there are in this process: where a pass adds one, its time is not that of such a pass."""
+    return sum(graphs.captured for graphs in _all)
+
+
 class Graphs:
     """Captured passes of one memory, by what they depend on. They share their working memory, as one runs at a time."""
 
@@ -23,6 +38,7 @@ class Graphs:
         self._captures = device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self._captures else None
         self._known: OrderedDict[Hashable, Replay] = OrderedDict()
+        _all.add(self)
 
     def get(self, key: Hashable, make: Callable[[], Replay]) -> Replay:
         """What was captured for `key`, or made now."""
@@ -45,6 +61,11 @@ class Graphs:
         replay.graph.replay()
         assert replay.outcome
         return replay.outcome
+
+    @property
+    def captured(self) -> int:
+        """How many of those that are kept were captured."""
+        return sum(replay.graph is not None for replay in self._known.values())
 
     def _capture(self, call: Callable[[], Outcome]) -> tuple[torch.cuda.CUDAGraph, Outcome]:
         """First for real, as libraries set themselves up and kernels are compiled when they are first called."""

@@ -21,6 +21,7 @@ from triforce.kernels.places import Places, runs_of
 from triforce.kernels.seats import Seats
 from triforce.kernels.triton.carry import KeysValues
 from triforce.kernels.working_set import WorkingSet
+from triforce.shapes import ints, there
 
 
 class Hosted:
@@ -47,10 +48,8 @@ class Hosted:
 
     def at(self, pages: Iterable[int]) -> tuple[Tensor, Tensor]:
         """The seats of some pages, as places of a part, and the pages themselves."""
-        pages_N = torch.tensor([*pages], dtype=torch.long)
-        seats_N = torch.from_numpy(self.seats.seat_P[pages_N.numpy()])
-        places = self.places
-        return places.at_frames(seats_N.to(self.device)).flatten(), places.at_pages(pages_N.to(self.device)).flatten()
+        pages_N, seats_N = self._seated([*pages])
+        return self.places.at_frames(seats_N).flatten(), self.places.at_pages(pages_N).flatten()
 
     def store(self, pages: Sequence[int]) -> None:
         """Pages with seats, as they are."""
@@ -79,9 +78,12 @@ class Hosted:
         self.seats.forget(pages)
 
     def _tell(self, pages: Sequence[int]) -> None:
-        pages_N = torch.tensor(pages, dtype=torch.long)
-        seats_N = torch.from_numpy(self.seats.seat_P[pages_N.numpy()])
-        self.working.seat(pages_N.to(self.device), seats_N.to(self.device))
+        self.working.seat(*self._seated(pages))
+
+    def _seated(self, pages: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Pages and their seats, on the device."""
+        pages_N = ints([*pages])
+        return there(pages_N, self.device), there(self.seats.seat_P[pages_N], self.device)
 
     def find(self, layers: slice, wanted_LGN: Tensor) -> None:
         """See that pages of single KV heads have frames in these layers; 0 is none, as is a page of a whole layer."""

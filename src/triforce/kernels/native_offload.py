@@ -47,6 +47,7 @@ class OffloadedMemory(NativeMemory):
         )  # fmt: skip
         self._layers = [self._offload.layer(i) for i in range(config.layers)]
         self._whole: list[int] = []
+        self.streams = False
         self.prefer(range(config.layers))
 
     @property
@@ -80,8 +81,12 @@ class OffloadedMemory(NativeMemory):
         self._offload.forget(list(pages))
 
     def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
+        before = self._offload.seen[0]
         with self._told():
-            return super().forward(model, ids_BT, at_BJ, this)
+            outcome = super().forward(model, ids_BT, at_BJ, this)
+        if this.exact:
+            self.streams = self._offload.seen[0] > before
+        return outcome
 
     def read(self, model: Model, ids_1T: Tensor, this: Pass) -> Iterator[int]:
         config, T, ((_, lists),) = self.config, ids_1T.shape[1], this.views

@@ -9,6 +9,8 @@ Shape suffixes as in contract.py; R ranks, Q = H * D of all ranks.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ class ShardedModel:
         self.config, self._part, self._ranks = config, part, ranks
         self.blocks = [ShardedBlock(config, each, ranks, dtype) for each in part.blocks]
         self.width_independent = part.width_independent and ranks.exact
-        self._ends_R = torch.tensor(spans(config.vocab_size, ranks.count)).cumsum(0)
+        self._ends = [*accumulate(spans(config.vocab_size, ranks.count))][:-1]
 
     def embed(self, ids_N: Tensor) -> Tensor:
         """Each rank brings rows of its own tokens, and of others whatever it has."""
@@ -32,7 +34,8 @@ class ShardedModel:
         mine = span(V, self._ranks)
         some_NC = self._part.embed(ids_N.clamp(mine.start, mine.stop - 1) - mine.start)
         x_NRC = self._ranks.gather(some_NC, self._ranks.count * C).view(N, -1, C)
-        owners_N = torch.bucketize(ids_N, self._ends_R.to(ids_N.device), right=True)
+        # Numbers, not a tensor: a graph cannot take that to the device.
+        owners_N = sum((ids_N >= end for end in self._ends), torch.zeros_like(ids_N))
         return x_NRC[torch.arange(N, device=ids_N.device), owners_N]
 
     def head(self, x_NC: Tensor) -> Tensor:

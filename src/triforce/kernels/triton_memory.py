@@ -18,7 +18,6 @@ from triforce.kernels.frame import Frame, Seeing, shape_of
 from triforce.kernels.graphs import Graphs, Replay
 from triforce.kernels.layers import layer_by_layer
 from triforce.kernels.plain_memory import WIDE, PlainMemory, attend_lists
-from triforce.kernels.sharded_model import ShardedModel
 from triforce.kernels.triton.attention import SPLIT, SPLIT_BY_HEAD, Seen, attend
 from triforce.kernels.triton.carry import KeysValues
 from triforce.kernels.triton.rotate import rotate_and_write
@@ -79,8 +78,6 @@ class TritonMemory(PlainMemory):
         return attend(q_BTHD, *self.run(layer, 0, self.keys_LGSD.shape[2]), seen, weigh, q_sinks_BTHD)
 
     def _run(self, captured: Captured) -> Outcome:
-        if isinstance(captured.model, ShardedModel):  # what ranks tell each other is not for a graph
-            return self._pass(captured.model, captured.frame)
         return self._graphs.run(captured, lambda: self._pass(captured.model, captured.frame))
 
     def _pass(self, model: Model, frame: Frame, wide: list[Lists] | None = None) -> Outcome:

@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 
 from triforce.shapes import Bools, Ints, ints
+from triforce.speculation.contract import Sampling
 from triforce.speculation.count import Counters
 from triforce.speculation.draft import Draft, Prefix
 from triforce.speculation.grams import Grams
-from triforce.speculation.tier import Sampling, Tier
+from triforce.speculation.tier import Tier
 
 ALONE, BEFORE_A_DRAFT = 3, 5
 """Tokens of the shortest match that pays. By `python -m benchmarks.lookup` the target gives what followed one of 1 to

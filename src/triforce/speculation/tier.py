@@ -9,124 +9,38 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from triforce.shapes import Bools, Ints, columns, ints, rows
+from triforce.speculation.contract import Cache, Model, Proposer, Sampling
 from triforce.speculation.count import Counters
-from triforce.speculation.coupling import Coupling
 from triforce.speculation.draft import Draft, Prefix
+
+if TYPE_CHECKING:
+    from triforce.speculation.ahead import Ahead
 
 WATCHED = 256
 """Prompt tokens scored in one pass when somebody watches: it bounds the memory of their logits."""
 
-
-class Cache(Protocol):
-    """What a tier's model remembers; see triforce.cache."""
-
-    @property
-    def lengths_B(self) -> Ints:
-        """Tokens seen, per row."""
-
-    def begin(self, counts_B: Ints, width: int) -> None:
-        """The next pass feeds `counts_B` tokens (at most `width`, the rest is padding) at `lengths_B` and after."""
-
-    def advance(self, counts_B: Ints) -> None:
-        """The tokens of the pass count as seen."""
-
-    def rewind(self, lengths_B: Ints) -> None:
-        """See at most `lengths_B` tokens."""
-
-    def resume(self, length: int) -> tuple[int, int]:
-        """For one row: the next tokens [start, stop) to feed on the way to having seen `length` tokens.
-
-        Tokens before `start` count as seen from then on. Nothing is left to feed when start == stop.
-        """
-
-    def row(self, b: int) -> Self:
-        """Row b alone, on the same storage."""
-
-    def fork(self, source: int, row: int) -> None:
-        """Let a fresh row see what another row has seen."""
-
-    def aside(self, b: int) -> Any:
-        """What a row holds, for `bring_back` of another view of the same memory."""
-
-    def bring_back(self, b: int, held: Any) -> None:
-        """Let a fresh row go on as the one that was put aside."""
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Row i is from now on what row `rows[i]` was; the others, and what they hold, are given back."""
-
-    def join(self, other: Self) -> None:
-        """The rows of another view of the same memory follow these; it is not to be used any more."""
-
-
 C = TypeVar("C", bound=Cache)
+
 Read = Callable[[C, Tensor], Iterator[int]]
 """Another way to feed a cache many tokens, ids (1, T), which has been told of the pass: yields how far it has come."""
-Seen = TypeVar("Seen", bound=Cache, contravariant=True)
-
-
-class Model(Protocol[Seen]):
-    """Scores columns `at_BJ` of the tokens fed, given what the cache has seen."""
-
-    def __call__(self, ids_BT: Tensor, cache: Seen, at_BJ: Tensor) -> Tensor: ...
-
-
-class Proposer(Protocol):
-    """Whatever can guess how a text goes on, and say by which law."""
-
-    counters: Counters
-    gamma: int
-    level: int
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def below(self) -> Proposer | None: ...
-
-    def propose(self, prefix: Prefix, sampling: Sampling, live_B: Bools) -> Draft: ...
-
-    def judged(self, guess: Draft, kept_B: Ints, live_B: Bools) -> None:
-        """The tier above kept the first `kept_B` tokens of what was proposed."""
-
-    def rewind(self, prefix: Prefix) -> None: ...
-
-    def prefill(self, prefix: Prefix, b: int, length: int) -> Iterator[int]: ...
-
-    def aside(self, b: int) -> tuple[Any, ...]: ...
-
-    def bring_back(self, b: int, held: tuple[Any, ...]) -> None: ...
-
-    def select(self, rows: Sequence[int]) -> None: ...
-
-    def join(self, other: Self) -> None: ...
-
-
-class Sampling(Protocol):
-    """How the rows of a batch want their tokens."""
-
-    @property
-    def coupling(self) -> Coupling: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
-        """The guesses kept and one token more, as samples of the law of these logits. Column j follows j guesses."""
-
 
 Burst = Callable[["Tier[C]", Prefix, Sampling, Bools, int], Draft | None]
 """Several tokens of each live row at once, for a tier with nothing below it: so many or fewer; None where it cannot."""
 
 Record = Callable[[Tensor, Draft], None]
 """Shown the raw logits (B, J, V) of a verification and its outcome."""
+
+Meanwhile = Callable[["Tier[Any]", Prefix, Draft, Sampling, Bools], AbstractContextManager[None]]
+"""Around a pass of a tier that scores a guess behind a prefix."""
 
 Watch = Callable[[int, Tensor], None]
 """Shown the position of the first of some prompt tokens, and the logits (1, T, V) that follow each."""
@@ -148,10 +62,15 @@ class Tier(Generic[C]):
         self.record: Record | None = None
         self.burst: Burst[C] | None = None
         self.read: Read[C] | None = None
+        self.meanwhile: Meanwhile | None = None
+        self.ahead: Ahead | None = None
 
     def propose(self, prefix: Prefix, sampling: Sampling, live_B: Bools) -> Draft:
         """At least `gamma` tokens for each live row, each a sample of this tier's law given the text before it."""
         draft = nothing = Draft.empty(len(live_B), sampling.coupling.law_size(sampling.vocab_size))
+        if self.ahead:
+            draft, self.ahead = self.ahead.handed(self, prefix, sampling, live_B), None
+            prefix = prefix.append(draft)
         while (live_B := live_B & (draft.counts_B < self.gamma)).any():
             guess = self.below.propose(prefix, sampling, live_B) if self.below else nothing
             started = perf_counter()
@@ -168,7 +87,8 @@ class Tier(Generic[C]):
 
     def verify(self, prefix: Prefix, guess: Draft, sampling: Sampling, live_B: Bools) -> Draft:
         """One pass: the guesses that are kept, and one token more."""
-        logits_BJV = self.score(prefix, guess, live_B)
+        with self.meanwhile(self, prefix, guess, sampling, live_B) if self.meanwhile else nullcontext():
+            logits_BJV = self.score(prefix, guess, live_B)
         step = sampling.verify(guess, logits_BJV, prefix, live_B, self.level)
         if self.record:
             self.record(logits_BJV, step)
@@ -206,11 +126,13 @@ class Tier(Generic[C]):
         """Row i is from now on what row `rows[i]` was. The tier below is told apart."""
         self.cache.select(rows)
         self.counters.select(rows)
+        self.ahead = None
 
     def join(self, other: Self) -> None:
         """The rows of another tier, alike but for its rows, follow these. The tier below is told apart."""
         self.cache.join(other.cache)
         self.counters.join(other.counters)
+        self.ahead = None
 
     def aside(self, b: int) -> tuple[Any, ...]:
         """What a row holds, for `bring_back`. The tier below is told apart."""
