@@ -32,7 +32,7 @@ def world(*budgets: tuple[float, float]) -> World:
     return World(CHEAP, {"draft": 0.5}, budgets=dict(zip(TIMES, budgets, strict=True)))
 
 
-LARGER = world((0.05 * MS, 0.75), (0.1 * MS, 0.82), (0.2 * MS, 0.96))
+LARGER = world((0.05 * MS, 0.6), (0.1 * MS, 0.7), (0.2 * MS, 0.95))
 SMALLER = world((0.7 * MS, 0.90), (1.4 * MS, 0.90), (2.8 * MS, 0.90))
 EQUAL = world((0.05 * MS, 0.9), (0.1 * MS, 0.9), (0.2 * MS, 0.9))
 
