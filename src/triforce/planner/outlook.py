@@ -71,7 +71,7 @@ class Outlook:
         means = {bits: (len(some), sum(some) // len(some)) for bits, some in sizes.items()}
         reads, shares = [], []
         for times in options:
-            keys = kept = 0.0
+            keys, kept = 0, 0.0
             for bits, (count, mean) in means.items():
                 each = times.get(bits, 1.0)
                 keys += count * view.keys(mean, budget=view.setting.budget.of(mean, each))
@@ -94,7 +94,7 @@ class Outlook:
         return self._share if tier == "retrieval" else self._watch.share(tier, self._longest)
 
 
-def _retrieval(costs: Costs, rows: int, present: float, keys: float) -> tuple[float, float]:
+def _retrieval(costs: Costs, rows: int, present: int, keys: int) -> tuple[float, float]:
     """What a retrieval pass over so many keys takes, as `Costs.line` has it, where so many are usual.
 
     As long as they are alike nothing tells what a key costs: no less than one of the exact tier, it is taken to be.
