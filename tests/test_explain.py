@@ -51,6 +51,17 @@ ADVICE = {
 }
 
 
+def chose(*budgets: int) -> list[str]:
+    timeline = [Stretch(DEEP, 10, 60, 0.1, 700.0, 300.0, budget) for budget in budgets]
+    return said("auto", tiers=[DRAFT, NARROW, FULL], timeline=timeline).advice
+
+
+def test_a_larger_budget_is_not_advised_where_it_was_weighed() -> None:
+    assert chose(2048) == chose(2048, 1024) == chose(2048, 4096, 2048) == []
+    (line,) = chose(2048, 4096)
+    assert "--budget 8192" in line and "4,096 is the most" in line
+
+
 @pytest.mark.parametrize(("given", "words"), ADVICE.values(), ids=ADVICE)
 def test_advice_comes_from_what_was_measured(given: dict[str, Any], words: str) -> None:
     (line,) = said(**given).advice

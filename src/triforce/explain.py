@@ -128,10 +128,14 @@ def _budget(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float,
     tier = next((tier for tier in tiers if tier.name == "retrieval"), None)
     if not tier or tier.sees is None or tier.proposed < ENOUGH or tier.acceptance is None:
         return None
+    chosen = [stretch.budget for stretch in ours.timeline if stretch.budget]
+    if chosen and chosen[-1] <= chosen[0]:  # twice as much was weighed, and promised less
+        return None
     if tier.acceptance < GOOD and tier.sees < ours.prompt_tokens:
         return (
             f"a larger budget would have more guesses kept: the retrieval tier sees {tier.sees:,} of "
-            f"{ours.prompt_tokens:,} tokens, and {tier.acceptance:.0%} of what it proposes is kept (--budget)"
+            f"{ours.prompt_tokens:,} tokens, and {tier.acceptance:.0%} of what it proposes is kept "
+            f"(--budget{f' {2 * chosen[-1]}; {chosen[-1]:,} is the most that auto tries' if chosen else ''})"
         )
     return None
 

@@ -21,6 +21,9 @@ class Pilot(Protocol):
     foretold: float
     plain: float
 
+    def budget(self, context: int) -> int | None:
+        """What the retrieval tier reads of so many tokens, where that is chosen, too."""
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -81,9 +84,10 @@ class Job:
         self.decode_seconds += seconds
         if pilot is None:
             return
-        if not self.timeline or self.timeline[-1].plan != pilot.name:
-            self.timeline.append(Stretch(pilot.name, foretold=pilot.foretold, plain=pilot.plain))
-        last = self.timeline[-1]
+        budget, last = pilot.budget(len(self.prompt) + len(self.tokens)), self.timeline[-1] if self.timeline else None
+        if not last or (last.plan, last.budget) != (pilot.name, budget):
+            last = Stretch(pilot.name, foretold=pilot.foretold, plain=pilot.plain, budget=budget)
+            self.timeline.append(last)
         last.proposals, last.tokens, last.seconds = last.proposals + 1, last.tokens + tokens, last.seconds + seconds
 
     def watch(self) -> Watch:

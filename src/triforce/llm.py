@@ -57,18 +57,18 @@ class LLM:
     `auto` chooses among the tiers there are as it goes. coupling: `seeded`, `rejection` or `block`. Under the first the
     text of a seed is that of plain decoding; under the others it depends on the mode, and in `auto` on the clock, too,
     and only its law does not. gamma_1, gamma_2: tokens that the lowest tier proposes at a time, and that the middle one
-    gathers, which `auto` chooses itself. budget: KV tokens of the retrieval tier, or a share of the context ("3%").
-    chunk: tokens that are selected together. refresh: verifications between selections; 0 is once, "auto" after a
-    refusal. full_layers: layers that the retrieval tier sees in full, such as "0,1" or "none"; "auto" finds those that
-    need it, and has them search. lower_tiers: "int8" has the tiers below the full one read weights, and committed KV of
-    the target, as int8 copies; "same" does not. kv_offload: where the target's KV lies, "file" or "host" memory, but
-    for kv_memory of it, on a GPU of what lies there (bytes, or such as "512MiB"; "auto": all, if half of what is free
-    holds it, of a GPU nine tenths); kv_layers: how many layers stay whole ("auto": as many as fit). strict: on a GPU,
-    where bits depend on the shape of a pass, all passes of the full tier have one shape, plain decoding's included, so
-    that greedy and `seeded` texts are the same in every mode; full_layers "auto" is then "none", as to find them the
-    prompt's end is read again. ranks: the processes that share the target (see `processes`); each makes the same calls,
-    and has the same answers. Raises ModelError,
-    RequestError or RankError.
+    gathers, which `auto` chooses itself. budget: KV tokens of the retrieval tier, or a share of the context ("3%");
+    "auto" is 2,048, of which mode `auto` may take half or twice as many, but for kv_offload. chunk: tokens that are
+    selected together. refresh: verifications between selections; 0 is once, "auto" after a refusal. full_layers: layers
+    that the retrieval tier sees in full, such as "0,1" or "none"; "auto" finds those that need it, and has them search.
+    lower_tiers: "int8" has the tiers below the full one read weights, and committed KV of the target, as int8 copies;
+    "same" does not. kv_offload: where the target's KV lies, "file" or "host" memory, but for kv_memory of it, on a GPU
+    of what lies there (bytes, or such as "512MiB"; "auto": all, if half of what is free holds it, of a GPU nine
+    tenths); kv_layers: how many layers stay whole ("auto": as many as fit). strict: on a GPU, where bits depend on the
+    shape of a pass, all passes of the full tier have one shape, plain decoding's included, so that greedy and `seeded`
+    texts are the same in every mode; full_layers "auto" is then "none", as to find them the prompt's end is read again.
+    ranks: the processes that share the target (see `processes`); each makes the same calls, and has the same answers.
+    Raises ModelError, RequestError or RankError.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class LLM:
         coupling: str = "seeded",
         gamma_1: int = 2,
         gamma_2: int = 6,
-        budget: str | int = 2048,
+        budget: str | int = "auto",
         chunk: int = PAGE,
         selection: str = "observed",
         refresh: str | int = 1,

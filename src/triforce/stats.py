@@ -35,6 +35,7 @@ class Stretch:
     seconds: float = 0.0
     foretold: float = 0.0  # tokens per second that the plan promised when it was chosen; 0: nothing was known
     plain: float = 0.0  # the same of plain decoding
+    budget: int | None = None  # tokens that the retrieval tier was to read, where that was chosen, too
 
 
 def plans(timeline: Iterable[Stretch]) -> dict[str, int]:

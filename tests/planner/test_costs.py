@@ -9,6 +9,7 @@ import pytest
 
 from triforce import profile
 from triforce.planner import Costs
+from triforce.planner.shares import REMEMBERED
 from triforce.profile import home
 
 
@@ -53,7 +54,7 @@ def test_shares_are_kept_and_bounded(tmp_path: Path) -> None:
     costs = Costs(tmp_path / "costs.json")
     for _ in range(1000):
         costs.shares.add("draft 0 0", 3, 1)
-    assert sum(costs.shares.sums["draft 0 0"]) <= 100
+    assert sum(costs.shares.sums["draft 0 0"]) <= REMEMBERED
     costs.save()
     assert Costs(costs.path).shares.of("draft", "draft 0 0") == costs.shares.of("draft", "draft 0 0") > 0.73
 

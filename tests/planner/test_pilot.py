@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from triforce.batch import Batch
 from triforce.job import Job
 from triforce.ladder import MODES, Models
 from triforce.planner import Costs, Pilot, Plan, pilot
+from triforce.planner.outlook import TIMES
 from triforce.planner.plan import plans
 from triforce.request import SamplingParams
 from triforce.speculation import Prefix
@@ -39,13 +41,19 @@ def read(costs: Costs | None, coupling: str = "seeded", models: Models = MODELS,
     return batch
 
 
+def with_whims(plan: Plan, dice: random.Random, lengths: list[int]) -> Plan:
+    """A plan with budgets as the dice have it, for each size of context."""
+    sizes = sorted({length.bit_length() for length in lengths}) if "retrieval" in plan.tiers else []
+    return replace(plan, times=tuple((bits, dice.choice(TIMES)) for bits in sizes))
+
+
 @pytest.fixture
 def whims(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """Another plan at each proposal, drawn from all; those that were drawn."""
+    """Another plan at each proposal, drawn from all, with other budgets; those that were drawn."""
     dice, drawn = random.Random(3), list[Plan]()
 
     def whim(self: Pilot, lengths: list[int]) -> Plan:
-        drawn.append(dice.choice(list(plans("draft" in self._parts, True))))
+        drawn.append(with_whims(dice.choice(list(plans("draft" in self._parts, True))), dice, lengths))
         return drawn[-1]
 
     monkeypatch.setattr(Pilot, "_best", whim)

@@ -7,9 +7,11 @@ from importlib import resources
 
 import pytest
 
+from tests.planner.test_pilot import with_whims
 from triforce import LLM, SamplingParams
 from triforce.kernels import extension
 from triforce.planner import Pilot, Plan, pilot
+from triforce.planner.outlook import TIMES
 from triforce.planner.plan import families, plans
 from triforce.request import RequestOutput
 from triforce.session import Session
@@ -33,14 +35,14 @@ def prompts(llm: LLM) -> list[list[int]]:
 
 @pytest.fixture(params=[1, 2])
 def whims(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """Another plan at each proposal, and now and then plain decoding for a while."""
+    """Another plan and other budgets at each proposal, and now and then plain decoding for a while."""
     dice, drawn = random.Random(request.param), list[Plan]()
 
     def whim(self: Pilot, lengths: list[int]) -> Plan:
         self._grounded = 3 * (dice.random() < 0.1)
-        tiers = dice.choice([tiers for tiers, _ in families("draft" in self._parts, self._sees_less(lengths))])
+        tiers = dice.choice([tiers for tiers, _ in families("draft" in self._parts, max(lengths) > 256)])
         alike = [plan for plan in plans(True, True) if plan.tiers == tiers]
-        drawn.append(dice.choice(alike))
+        drawn.append(with_whims(dice.choice(alike), dice, lengths))
         return drawn[-1]
 
     monkeypatch.setattr(Pilot, "_best", whim)
@@ -61,6 +63,7 @@ def test_of_many_texts_of_all_lengths(
     outputs = llm.generate(prompts, params)
     assert texts(outputs) == texts(llm.generate(prompts, params, mode="ar"))
     assert {output.exactness for output in outputs} == {"bitwise"} and len({plan.tiers for plan in whims}) > 4
+    assert {times for plan in whims for _, times in plan.times} == set(TIMES)
     for completion in (completion for output in outputs for completion in output.outputs):
         assert sum(stretch.tokens for stretch in completion.timeline) == len(completion.token_ids)
 

@@ -16,18 +16,27 @@ LIVE = np.array([True])
 
 @dataclass
 class World:
-    """Seconds of a pass (whatever it feeds, and for each token), and the share of each tier's guesses that is kept."""
+    """Seconds of a pass (whatever it feeds, and for each token), and the share of each tier's guesses that is kept.
+
+    budgets: of so many times the usual budget, the seconds more that a retrieval pass takes, and the share kept.
+    """
 
     costs: dict[str, tuple[float, float]]
     shares: dict[str, float]
     rows: int = 1
     dice: random.Random = field(default_factory=lambda: random.Random(5))
+    budgets: dict[float, tuple[float, float]] = field(default_factory=dict)
+    times: float = 1.0
 
     def cost(self, tier: str, tokens: Amount) -> Amount:
         base, each = self.costs[tier]
+        if tier == "retrieval" and self.budgets:
+            base += self.budgets[self.times][0]
         return base + each * tokens
 
     def share(self, tier: str) -> float:
+        if tier == "retrieval" and self.budgets:
+            return self.budgets[self.times][1]
         return self.shares.get(tier, 1.0)
 
     def echo(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
@@ -35,7 +44,7 @@ class World:
 
     def play(self, plan: Plan, parts: dict[str, Any] | None = None) -> tuple[int, float]:
         """One proposal: the tokens it gives and the seconds it takes; the counters of the parts hear of it."""
-        spent = 0.0
+        spent, self.times = 0.0, dict(plan.times).popitem()[1] if plan.times else 1.0
 
         def passed(tier: str, tokens: int) -> None:
             nonlocal spent

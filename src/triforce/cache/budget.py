@@ -12,14 +12,20 @@ from triforce.kernels import PAGE
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """KV tokens a lower tier of the target may read per head: a number of them, or a share of the context."""
+    """KV tokens a lower tier of the target may read per head: a number of them, or a share of the context.
+
+    open: nobody asked for it, so that a pilot may take half or twice as much (see planner.outlook).
+    """
 
     tokens: int = 0
     share: float = 0.0
+    open: bool = False
 
     @staticmethod
     def parse(text: str | int) -> Budget:
-        """`2048` or `3%`. Raises RequestError."""
+        """`2048`, `3%` or `auto`. Raises RequestError."""
+        if text == "auto":
+            return USUAL
         try:
             if isinstance(text, str) and text.endswith("%"):
                 budget = Budget(share=float(text[:-1]) / 100)
@@ -28,12 +34,16 @@ class Budget:
         except ValueError:
             budget = Budget()
         if not (budget.tokens >= 2 * PAGE or 0 < budget.share <= 1):
-            raise RequestError(f"budget {text!r}: give at least {2 * PAGE} tokens, such as 2048, or a share such as 3%")
+            given = f"budget {text!r}: give auto, at least {2 * PAGE} tokens, such as 2048, or a share such as 3%"
+            raise RequestError(given)
         return budget
 
-    def of(self, context: int) -> int:
-        """Tokens for a context of so many, rounded up to whole pages."""
-        return PAGE * max(2, pages_for(self.tokens or ceil(self.share * context)))
+    def of(self, context: int, times: float = 1.0) -> int:
+        """Tokens for a context of so many, rounded up to whole pages; `times` as many as usual."""
+        return PAGE * max(2, pages_for(ceil(times * (self.tokens or self.share * context))))
+
+
+USUAL = Budget(2048, open=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,8 @@ class Retrieval:
         self.full_layers = setting.full_layers or frozenset()
         self.searched_layers: frozenset[int] = frozenset()
         """Those in which each token looks for what it needs anew; all of it, where the memory does not search."""
+        self.times: dict[int, float] = {}
+        """How many times its budget it reads of contexts of so many bits, from the next selection on; else once."""
 
     @property
     def lengths_B(self) -> Ints:
@@ -105,9 +107,13 @@ class Retrieval:
         self._refused_B |= verified_B & (lengths_B <= self.ahead_B)
         self.ahead_B = np.minimum(self.ahead_B, lengths_B)
 
-    def keys(self, context: int, searched: int | None = None) -> int:
+    def budget(self, context: int) -> int:
+        """Tokens that it reads of so many."""
+        return self.setting.budget.of(context, self.times.get(context.bit_length(), 1.0))
+
+    def keys(self, context: int, searched: int | None = None, budget: int | None = None) -> int:
         """What a token costs to see of so many tokens, in keys, in the mean of the layers, if so many are searched."""
-        pool, some = self.full.pool, min(self.setting.budget.of(context), context)
+        pool, some = self.full.pool, min(budget or self.budget(context), context)
         whole, searched = len(self.full_layers), len(self.searched_layers) if searched is None else searched
         if not pool.memory.searches:
             whole, searched = whole + searched, 0
@@ -179,7 +185,7 @@ class Retrieval:
     def _choose(self, b: int, committed: int) -> Choice | None:
         """The best chunks of sight, within the budget, between the sinks and the recent tokens."""
         chunk, row = self.setting.chunk, self.full.rows[b]
-        budget = self.setting.budget.of(committed)
+        budget = self.budget(committed)
         if committed <= budget:
             return None
         recent = (committed - self.policies[b].recent(budget)) // chunk
@@ -201,7 +207,7 @@ class Retrieval:
         choice = self.choices[b]
         if choice is None:
             return 0
-        left = max(self.setting.budget.of(committed) - choice.tokens, PAGE)
+        left = max(self.budget(committed) - choice.tokens, PAGE)
         return max(choice.recent, -(-(committed - left) // self.unit) * self.unit)
 
     def row_units(self, b: int) -> Tensor:

@@ -49,7 +49,7 @@ def tables(explanation: Explanation) -> Iterator[Table]:
         yield Table("Plans", "Tokens/s are of the first text.", _PLANS, list(_timeline(explanation)))
 
 
-_PLANS = ("plan", "from token", "proposals", "tokens", "tokens/s", "foretold", "plain")
+_PLANS = ("plan", "budget", "from token", "proposals", "tokens", "tokens/s", "foretold", "plain")
 
 
 def _timeline(explanation: Explanation) -> Iterator[tuple[str, ...]]:
@@ -61,7 +61,8 @@ def _timeline(explanation: Explanation) -> Iterator[tuple[str, ...]]:
         if left_out <= 0 or not LINES // 2 <= i < LINES // 2 + left_out:
             rates = (stretch.tokens / stretch.seconds if stretch.seconds else 0.0, stretch.foretold, stretch.plain)
             counts = (first, stretch.proposals, stretch.tokens)
-            yield (stretch.plan, *(f"{n:,}" for n in counts), *(f"{x:.0f}" if x else "" for x in rates))
+            budget = f"{stretch.budget:,}" if stretch.budget else ""
+            yield (stretch.plan, budget, *(f"{n:,}" for n in counts), *(f"{x:.0f}" if x else "" for x in rates))
         first += stretch.tokens
 
 

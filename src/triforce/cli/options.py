@@ -87,9 +87,9 @@ def engine(parser: argparse.ArgumentParser) -> None:
     add("--gamma-2", type=int, default=6, metavar="N", help=described("tokens the retrieval tier guesses at a time"))
     add(
         "--budget",
-        default="2048",
+        default="auto",
         metavar="N|P%",
-        help="tokens the retrieval tier sees, or a share such as 3%% (default: 2048)",
+        help="tokens the retrieval tier sees, or a share such as 3%% (default: auto: 2048, or what mode auto chooses)",
     )
     add("--chunk", type=int, default=16, metavar="N", help=described("tokens selected together"))
     add("--selection", choices=SELECTIONS, default="observed", help=described("how the retrieval tier chooses"))

@@ -13,9 +13,10 @@ from time import perf_counter
 
 import numpy as np
 
-from triforce.cache import Full
+from triforce.cache import Full, Retrieval
 from triforce.planner.costs import Costs
 from triforce.planner.echo import Echo
+from triforce.planner.outlook import OTHER, Outlook, Times, options
 from triforce.planner.plan import Amount, Plan, families, rate
 from triforce.planner.shares import Watch
 from triforce.ranks import ALONE, Ranks
@@ -25,6 +26,7 @@ from triforce.speculation.lookup import FAR
 
 EVERY = 4  # proposals between two thoughts, at least
 WORTH = 100.0  # times the time that a thought takes is spent until the next one
+SOMETIMES = 4  # thoughts of which one weighs other budgets, too: they take half as long again
 BETTER = 1.04  # times the present plan's worth: less is not worth a change
 SAFE = 1.06  # times the worth of plain decoding: less is not worth the risk
 SELDOM = 4  # proposals of plain decoding, of whose passes the last is learnt from: they are many, and alike
@@ -64,18 +66,20 @@ class Pilot:
             part.level = level  # tells them apart in the noise, and in the origins of tokens
         self._parts = {part.name: part for part in self.tiers}
         self.top, self.plan, top.below = top, PLAIN, None
+        self._view: Retrieval = self._parts["retrieval"].cache  # type: ignore[attr-defined]
+        self._times: dict[int, float] = {}
+        self._live: list[int] = []
         self.foretold = 0.0
         self.plain = 0.0
         """Tokens per second of each row that are expected of the course, and of plain decoding; 0: not known yet."""
         self.name = str(PLAIN)
         self._echo, self._watch = Echo(lookup), Watch(costs.shares, heat)
         self._grain = top.cache.grain
-        self._steps = self._grounded = self._thought = 0
+        self._steps = self._grounded = self._thought = self._thoughts = 0
         self._rest = GROUNDED[0]
         self._course = self.plan
         self._since, self._pause = 0.0, 0.0
         self._off = {True: 1.0, False: 1.0}  # what speculation, and plain decoding, were worth, of what was foretold
-        self._counted = {name: (0, 0) for name in self._parts}
         self._speed: deque[tuple[float, float]] = deque(maxlen=WATCHED[1])
 
     def steer(self, prefix: Prefix, live_B: Bools) -> None:
@@ -85,11 +89,14 @@ class Pilot:
         probing = self._steps % PROBE == PROBE - 1 and self._course != PLAIN
         wanted = PLAIN if probing or self._grounded > 0 else self._course
         wanted, self._course = self._ranks.agree((wanted, self._course))
+        if "retrieval" in self._course.tiers:
+            self._times = dict(self._course.times)
         looks = "retrieval" in wanted.tiers
         ready = not looks or self.top.cache.grain == self._grain
         self.top.cache.grain = self._grain if looks or "retrieval" in self._course.tiers else 0
         if wanted != self.plan and ready:  # else the exact tier first looks where attention goes
             self.wire(wanted, prefix, live_B)
+        self._live = live_B.nonzero()[0].tolist()
         self._steps += 1
         self._grounded -= 1
 
@@ -102,7 +109,7 @@ class Pilot:
                 self._measure_plain(lengths, seconds)
             return
         self.time(lengths, seconds)
-        self._watch.fade()
+        self._watch.fade(max(lengths))
         for name in self.plan.tiers[:-1]:
             self._judge(name, lengths)
         self._compare(lengths, taken, seconds)
@@ -122,6 +129,11 @@ class Pilot:
             for width, rows, took in some:
                 self.costs.observe(name, width, rows, keys * rows, took + between)
 
+    def budget(self, context: int) -> int | None:
+        """What the retrieval tier reads of so many tokens, where that is chosen, too."""
+        chosen = self._view.setting.budget.open and "retrieval" in self.plan.tiers
+        return self._view.budget(context) if chosen else None
+
     def forget(self) -> None:
         """The latest passes are not to be learnt from."""
         for part in self.tiers:
@@ -133,28 +145,36 @@ class Pilot:
         self._echo.listen(prefix, rows[self._steps % len(rows)])
         began = self._clock()
         self._course = self._best(prefix.lengths_B[live_B].tolist())
+        self._thoughts += 1
         self._pause, self._since, self._thought = WORTH * (self._clock() - began), 0.0, self._steps
 
     def _best(self, lengths: list[int]) -> Plan:
         """The plan that is worth most, or the one that is followed if that is about as good."""
-        world = _World(self, lengths)
-        best, highest, present = PLAIN, 0.0, 0.0
-        for tiers, gammas in families("draft" in self._parts, self._sees_less(lengths)):
-            off = self._off[tiers != PLAIN.tiers]
-            worth_N = np.atleast_1d(rate(tiers, gammas, world)) * off
+        less = any(length > self._view.budget(length) for length in lengths)
+        budgets = options(self._view, self._times, lengths) if less else [{}]
+        budgets = budgets if self._thoughts % SOMETIMES == 0 else budgets[:1]
+        world, best, highest, present = self._outlook(lengths, budgets), PLAIN, 0.0, 0.0
+        for tiers, gammas in families("draft" in self._parts, less):
+            worth_KN = self._worth(tiers, gammas, world)
             if tiers == PLAIN.tiers:
-                self.plain = float(worth_N[0])
-            at = int(worth_N.argmax())
-            if worth_N[at] > highest:
-                best, highest = Plan(tiers, tuple(int(each[at]) for each in gammas)), float(worth_N[at])
+                self.plain = float(worth_KN[0, 0])
             if tiers == self._course.tiers:
-                present = self._course.rate(world) * off
+                present = float(self._worth(tiers, self._course.gammas, world)[0, 0])
+            k, at = divmod(int(worth_KN.argmax()), worth_KN.shape[1])
+            if worth_KN[k, at] > highest:
+                times = tuple(sorted(budgets[k].items())) if "retrieval" in tiers else ()
+                best, highest = Plan(tiers, tuple(int(each[at]) for each in gammas), times), float(worth_KN[k, at])
         if highest < SAFE * self.plain:
             best, highest = PLAIN, self.plain
         if best != PLAIN and present > SAFE * self.plain and highest < BETTER * present:
             best, highest = self._course, present
-        self.foretold = highest
+        self.foretold = highest * OTHER ** len(best.times)
         return PLAIN if best == PLAIN else best
+
+    def _worth(self, tiers: tuple[str, ...], gammas: Sequence[Amount], world: Outlook) -> np.ndarray:
+        """Of plans of these tiers, tokens per second as things proved so far, by budget and gammas."""
+        worth_KN = np.atleast_2d(rate(tiers, tuple(gammas), world)) * self._off[tiers != PLAIN.tiers]
+        return worth_KN / world.caution if "retrieval" in tiers else worth_KN
 
     def wire(self, plan: Plan, prefix: Prefix, live_B: Bools) -> None:
         """Let the ladder follow a plan."""
@@ -171,15 +191,22 @@ class Pilot:
             below = part
         if plan.tiers != self.plan.tiers:
             self._speed.clear()
+        if "retrieval" in plan.tiers:
+            self._view.times = dict(plan.times)
         self.plan, self.name = PLAIN if plan == PLAIN else plan, str(plan)
         self.forget()
 
     def _judge(self, name: str, lengths: Sequence[int]) -> None:
-        """What happened to the guesses of a tier since the last time."""
-        counters, (kept, refused) = self._parts[name].counters, self._counted[name]
-        self._counted[name] = now = counters.kept, counters.refused
-        if name != "lookup":
-            self._watch.add(name, max(lengths), now[0] - kept, now[1] - refused)
+        """What happened to the guesses of a tier in this proposal."""
+        news_B2 = self._parts[name].counters.verdicts()
+        if name == "draft":
+            self._watch.add(name, max(lengths), *news_B2.sum(0).tolist())
+        elif name == "retrieval":
+            bits_B = [length.bit_length() for length in lengths]
+            for bits in set(bits_B):
+                rows = [b for b, each in zip(self._live, bits_B, strict=True) if each == bits]
+                kept, refused = news_B2[rows].sum(0).tolist()
+                self._watch.add(name, (1 << bits) - 1, kept, refused, self._view.times.get(bits, 1.0))
 
     def _compare(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
         """What came, with what was foretold; plain decoding for a while, each time longer, if that is faster."""
@@ -196,7 +223,7 @@ class Pilot:
 
     def _measure_plain(self, lengths: Sequence[int], seconds: float) -> None:
         """What plain decoding is worth, where it was just tried, is not left to what was foretold."""
-        foretold = PLAIN.rate(_World(self, list(lengths)))
+        foretold = PLAIN.rate(self._outlook(lengths, [{}]))
         self._correct(False, 1 / seconds / foretold / self._off[False])
         self.plain = foretold * self._off[False]
 
@@ -210,28 +237,9 @@ class Pilot:
         if tier == "full":
             return sum(lengths)
         if tier == "retrieval":
-            return sum(self._parts["retrieval"].cache.keys(length) for length in lengths)  # type: ignore[attr-defined]
+            return sum(map(self._view.keys, lengths))
         return 0
 
-    def _sees_less(self, lengths: Sequence[int]) -> bool:
-        budget = self._parts["retrieval"].cache.setting.budget  # type: ignore[attr-defined]
-        return any(length > budget.of(length) for length in lengths)
-
-
-class _World:
-    """What a pilot knows, for rows of these lengths (see `plan.World`)."""
-
-    def __init__(self, pilot: Pilot, lengths: list[int]) -> None:
-        self.rows, self._pilot, self._length = len(lengths), pilot, max(lengths)
-        costs = pilot.costs
-        self._lines = {name: costs.line(name, self.rows, pilot._keys(name, lengths)) for name in pilot._parts}
-
-    def cost(self, tier: str, tokens: Amount) -> Amount:
-        base, each = self._lines[tier]
-        return base + each * tokens
-
-    def share(self, tier: str) -> float:
-        return self._pilot._watch.share(tier, self._length) if tier != "full" else 1.0
-
-    def echo(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
-        return self._pilot._echo.of(gamma, alone)
+    def _outlook(self, lengths: Sequence[int], budgets: Sequence[Times]) -> Outlook:
+        others = [name for name in self._parts if name != "retrieval"]
+        return Outlook(self.costs, self._watch, self._echo, self._view, others, lengths, budgets)

@@ -20,6 +20,9 @@ Amount = Any
 WIDE = (1, 2, 3, 4, 6, 8, 10, 12, 16)
 NARROW = (1, 2, 3, 4, 6, 8)
 
+CERTAIN = 1 - 1e-9
+"""A share of guesses kept that is as good as all."""
+
 LAST_OF = (0.0, 0.0, 0.56, 0.85, 1.03, 1.16, 1.27, 1.35, 1.42)
 """By how many deviations the largest of so many normal variables is above their mean."""
 
@@ -32,7 +35,7 @@ class World(Protocol):
     def cost(self, tier: str, tokens: Amount) -> Amount:
         """Seconds of a pass of a tier over so many tokens of each row."""
 
-    def share(self, tier: str) -> float:
+    def share(self, tier: str) -> Amount:
         """Of the guesses of a tier that another one looked at, the share that it kept."""
 
     def echo(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
@@ -46,11 +49,13 @@ class World(Protocol):
 class Plan:
     """Tiers from the lowest to the full one, and how many tokens each of the lower ones gathers before it is judged.
 
-    A draft with lookup on it guesses where the text does not repeat itself.
+    A draft with lookup on it guesses where the text does not repeat itself. times: how many times its budget the
+    retrieval tier reads of contexts of so many bits; of others once.
     """
 
     tiers: tuple[str, ...] = ("full",)
     gammas: tuple[int, ...] = ()
+    times: tuple[tuple[int, float], ...] = ()
 
     def __str__(self) -> str:
         guessers = [f"{tier} {gamma}" for tier, gamma in zip(self.tiers[:-1], self.gammas, strict=True)]
@@ -87,10 +92,9 @@ def rate(tiers: tuple[str, ...], gammas: tuple[Amount, ...], world: World) -> Am
     return offer.tokens / offer.seconds
 
 
-def expected(acceptance: float, guesses: Amount) -> Amount:
+def expected(acceptance: Amount, guesses: Amount) -> Amount:
     """Tokens that verifying so many guesses gives, the one drawn behind them included."""
-    if acceptance >= 1:
-        return guesses + 1
+    acceptance = np.minimum(acceptance, CERTAIN)
     return (1 - acceptance ** (guesses + 1)) / (1 - acceptance)
 
 

@@ -11,21 +11,21 @@ import numpy as np
 from triforce.shapes import Bools, Ints
 
 REMEMBERED = 256  # passes
-_OF_ROWS = ("proposed_B", "accepted_B", "refused_B", "passes_B", "kept_BN", "seconds_B", "prefill_seconds_B")
+_OF_ROWS = ("proposed_B", "accepted_B", "refused_B", "passes_B", "kept_BN", "news_B2", "seconds_B", "prefill_seconds_B")
 
 
 class Counters:
     """Tokens a tier proposed, those the tier above kept (in all, and how often 0, 1, ... at once); passes; seconds.
 
     `refused_B` counts the proposals of which something was refused, or that were empty. The seconds of a row are those
-    of the passes that it took part in. `kept` and `refused` are of all rows that ever were.
+    of the passes that it took part in. `news_B2`: proposals kept, and refused, since somebody last asked.
     """
 
     def __init__(self, rows: int) -> None:
         self.proposed_B, self.accepted_B, self.refused_B, self.passes_B = np.zeros((4, rows), dtype=np.int64)
         self.kept_BN = np.zeros((rows, 1), dtype=np.int64)
         self.seconds_B, self.prefill_seconds_B = np.zeros(rows), np.zeros(rows)
-        self.kept = self.refused = 0
+        self.news_B2 = np.zeros((rows, 2), dtype=np.int64)
         self._passes: deque[tuple[int, int, float]] = deque(maxlen=REMEMBERED)
 
     def passed(self, live_B: Bools, seconds: float, width: int = 1, passes: int = 1) -> None:
@@ -40,15 +40,19 @@ class Counters:
         self._passes.clear()
         return passes
 
+    def verdicts(self) -> Ints:
+        """Of each row, the proposals kept, and refused, since this was last asked."""
+        news_B2, self.news_B2 = self.news_B2, np.zeros_like(self.news_B2)
+        return news_B2
+
     def judged(self, offered_B: Ints, kept_B: Ints, live_B: Bools) -> None:
         """The tier above kept the first `kept_B` of `offered_B` proposed tokens."""
         kept_B = kept_B * live_B
         self.proposed_B += offered_B * live_B
         self.accepted_B += kept_B
-        self.kept += int(kept_B.sum())
         refused_B = live_B & ((kept_B < offered_B) | (offered_B == 0))
         self.refused_B += refused_B
-        self.refused += int(refused_B.sum())
+        self.news_B2 += np.stack((kept_B, refused_B), 1)
         self._widen(int(kept_B.max()) + 1)
         self.kept_BN[np.arange(len(kept_B)), kept_B] += live_B
 

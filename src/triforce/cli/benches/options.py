@@ -44,7 +44,7 @@ def _speed(parser: argparse.ArgumentParser) -> None:
     add("--caches", metavar="FOLDER", help="keep the KV of the prompts there for another time: 6 KiB a token")
     add("--gamma-1", type=int, default=2, metavar="N", help=described("tokens the draft guesses at a time"))
     add("--gamma-2", type=int, default=6, metavar="N", help=described("tokens the retrieval tier guesses at a time"))
-    add("--budget", default="2048", metavar="N|P%", help="tokens the retrieval tier sees (default: 2048)")
+    add("--budget", default="auto", metavar="N|P%", help="tokens the retrieval tier sees (default: auto: 2048 or so)")
     full_layers(parser)
     lower_tiers(parser)
     coupling(parser)

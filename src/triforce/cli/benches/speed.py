@@ -120,7 +120,7 @@ def _require_sense(options: Namespace) -> None:
     if options.synthetic:
         if len(options.synthetic) != 2 or not all(0 <= rate <= 1 for rate in options.synthetic):
             raise RequestError("--synthetic takes two probabilities, OUTER,INNER, such as 0.95,0.6")
-        if min(contexts) < 256 or not options.budget.isdecimal():
+        if min(contexts) < 256 or options.budget.endswith("%"):
             raise RequestError("--synthetic needs contexts of at least 256 tokens, and a --budget in tokens")
 
 
@@ -143,9 +143,10 @@ def _synthetic(options: Namespace) -> int:
 
 def _synthetic_rows(options: Namespace) -> Iterator[Row]:
     from triforce.bench import synthetic
+    from triforce.cache.budget import Budget
 
     outer, inner = options.synthetic
-    gammas, budget = (options.gamma_1, options.gamma_2), int(options.budget)
+    gammas, budget = (options.gamma_1, options.gamma_2), Budget.parse(options.budget).tokens
     contexts, repeats = options.contexts or USUAL["contexts"], options.repeats
     return synthetic.rows(contexts, outer, inner, gammas, budget, options.tokens, repeats, options.lower_tiers)
 

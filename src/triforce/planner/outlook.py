@@ -1,0 +1,111 @@
+"""What a pilot expects of the rows there are, with the budget that the retrieval tier has and with others.
+
+Rows are told apart by the bits of their lengths, as the shares of what is kept are. A step may go to half or twice the
+usual budget for rows of one size; tiers and gammas are those of all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from triforce.cache import Retrieval
+from triforce.planner.costs import Costs
+from triforce.planner.echo import Echo
+from triforce.planner.plan import Amount
+from triforce.planner.shares import Watch
+
+TIMES = 0.5, 1.0, 2.0
+"""The usual budget, and what may be read instead."""
+LEAST = 2
+"""Times as long as another budget a context is, at least."""
+
+OTHER = 1.06
+"""Times the worth with the usual budget: less is not worth another one, for rows of each size."""
+
+Times = Mapping[int, float]
+
+
+def options(view: Retrieval, times: Times, lengths: Sequence[int]) -> list[dict[int, float]]:
+    """The budgets as they are, and all that differ by one step for rows of one size, where they are to be chosen."""
+    sizes = sorted({length.bit_length() for length in lengths})
+    times = {bits: times[bits] for bits in sizes if bits in times}
+    found = [times]
+    if not (view.setting.budget.open and view.setting.refresh == 1 and not view.full.pool.offloaded):
+        return found
+    for bits in sizes:
+        possible = [each for each in TIMES if each == 1.0 or _fits(view, bits, each)]
+        at = possible.index(times.get(bits, 1.0))
+        for other in possible[max(0, at - 1) : at] + possible[at + 1 : at + 2]:
+            changed = {**times, bits: other}
+            found.append({size: each for size, each in changed.items() if each != 1.0})
+    return found
+
+
+def _fits(view: Retrieval, bits: int, times: float) -> bool:
+    return LEAST * view.setting.budget.of(1 << (bits - 1), times) <= 1 << (bits - 1)
+
+
+class Outlook:
+    """See `plan.World`; amounts that depend on the budget are columns, of one of `options` each."""
+
+    def __init__(
+        self,
+        costs: Costs,
+        watch: Watch,
+        echo: Echo,
+        view: Retrieval,
+        others: Sequence[str],
+        lengths: Sequence[int],
+        options: Sequence[Times] = ({},),
+    ) -> None:
+        self.rows, self.echo, self._watch, self._longest = len(lengths), echo.of, watch, max(lengths)
+        self._lines: dict[str, tuple[Amount, Amount]] = {
+            name: costs.line(name, self.rows, sum(lengths) if name == "full" else 0) for name in others
+        }
+        sizes: dict[int, list[int]] = {}
+        for length in lengths:
+            sizes.setdefault(length.bit_length(), []).append(length)
+        means = {bits: (len(some), sum(some) // len(some)) for bits, some in sizes.items()}
+        reads, shares = [], []
+        for times in options:
+            keys, kept = 0, 0.0
+            for bits, (count, mean) in means.items():
+                each = times.get(bits, 1.0)
+                keys += count * view.keys(mean, budget=view.setting.budget.of(mean, each))
+                kept += count * watch.share("retrieval", mean, each)
+            reads.append(keys)
+            shares.append(kept / self.rows)
+        self.caution = _column([OTHER ** len(times) for times in options])
+        """How much better these budgets have to be."""
+        base, each_token = zip(*(_retrieval(costs, self.rows, reads[0], keys) for keys in reads), strict=True)
+        self._lines["retrieval"] = _column(base), _column(each_token)
+        self._share = _column(shares)
+
+    def cost(self, tier: str, tokens: Amount) -> Amount:
+        base, each = self._lines[tier]
+        return base + each * tokens
+
+    def share(self, tier: str) -> Amount:
+        if tier == "full":
+            return 1.0
+        return self._share if tier == "retrieval" else self._watch.share(tier, self._longest)
+
+
+def _retrieval(costs: Costs, rows: int, present: int, keys: int) -> tuple[float, float]:
+    """What a retrieval pass over so many keys takes, as `Costs.line` has it, where so many are usual.
+
+    As long as they are alike nothing tells what a key costs: no less than one of the exact tier, it is taken to be.
+    """
+    usual, nothing = costs.line("retrieval", rows, present), costs.line("full", rows, 0)
+    own, exact = costs.line("retrieval", rows, keys), costs.line("full", rows, abs(keys - present))
+    sign = 1 if keys > present else -1
+    more = [max(sign * (a - b), c - d) for a, b, c, d in zip(own, usual, exact, nothing, strict=True)]
+    return usual[0] + sign * more[0], usual[1] + sign * more[1]
+
+
+def _column(amounts: Sequence[float]) -> Any:
+    """A number, if there is only one."""
+    return np.array(amounts)[:, None] if len(amounts) > 1 else amounts[0]
