@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -21,6 +22,8 @@ KEYS_VARIABLE = "TRIFORCE_API_KEYS"
 OPEN = ("/health", "/")
 """Addresses that need no key: one says whether there is a server, the other is a page that says no more than that."""
 _SHORTEST_KEY = 16
+LINGER = 2.0
+"""Seconds for which a body that was refused may go on."""
 
 
 def read_keys(file: str | None) -> list[str]:
@@ -104,16 +107,17 @@ class BoundedBodies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        coming = _Coming(receive)
         try:
             async with asyncio.timeout(self.limits.body_seconds):
-                body = await self._read(Headers(scope=scope), receive)
+                body = await self._read(Headers(scope=scope), coming)
         except TimeoutError:
             refusal = Refusal(
                 408, f"the body did not arrive within {self.limits.body_seconds:g} seconds; send it again"
             )
             return await refusal.response()(scope, receive, send)
         except Refusal as refusal:
-            return await refusal.response()(scope, receive, send)
+            return await _answer_early(refusal.response(), scope, coming, send)
         unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
@@ -121,16 +125,14 @@ class BoundedBodies:
 
         await self.app(scope, replay, send)
 
-    async def _read(self, headers: Headers, receive: Receive) -> bytes:
+    async def _read(self, headers: Headers, coming: _Coming) -> bytes:
         announced = headers.get("content-length", "0")
         self._check(float(announced) if announced.isdecimal() else 0)
-        chunks, size, more = [], 0, True
-        while more:
-            message = await receive()
-            chunks.append(message.get("body", b""))
+        chunks, size = [], 0
+        while coming.more:
+            chunks.append((await coming()).get("body", b""))
             size += len(chunks[-1])
             self._check(size)
-            more = message.get("more_body", False)  # a client that hangs up sends no more
         return b"".join(chunks)
 
     def _check(self, size: float) -> None:
@@ -138,6 +140,32 @@ class BoundedBodies:
         if size > most:
             text = f"the body is larger than {most} bytes; send less, or start the server with a larger --max-body"
             raise Refusal(413, text, headers={"Connection": "close"})
+
+
+class _Coming:
+    """A body on its way: `more` of it, or no more, as when a client hangs up."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self.more = receive, True
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self.more = message.get("more_body", False)
+        return message
+
+
+async def _answer_early(response: ASGIApp, scope: Scope, coming: _Coming, send: Send) -> None:
+    """Answer, and drop for a while what still comes: a connection that is closed before that may lose the answer."""
+
+    async def send_open(message: Message) -> None:
+        await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+
+    await response(scope, coming, send_open)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER):
+            while coming.more:
+                await coming()
+    await send({"type": "http.response.body"})
 
 
 def _digest(key: bytes) -> bytes:
