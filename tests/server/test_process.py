@@ -21,6 +21,7 @@ import pytest
 from asking import SAMPLED
 from process import KEY, ROOT, served, wait_until_idle
 
+from benchmarks import documents
 from triforce.completion import Piece
 from triforce.llm import LLM
 from triforce.request import SamplingParams
@@ -137,6 +138,12 @@ def test_a_body_that_is_too_large_is_refused_while_it_comes(url: str) -> None:
         assert httpx.post(f"{url}/v1/completions", content=chunks, headers=headers).status_code == 413
     with suppress(httpx.TransportError):  # whatever of the answer it has read by then
         assert httpx.post(f"{url}/v1/completions", content=repeat(b"x" * 2**20), headers=headers).status_code == 413
+
+
+def test_questions_on_documents_are_timed(url: str) -> None:
+    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=60) as web:
+        row = documents.measured(web, context=64, repeats=2)
+    assert row["context"] == 64 and len(row["first"]) == len(row["second"]) == 2 and row["ratio"] > 0
 
 
 def test_what_is_no_http_is_refused(url: str) -> None:
