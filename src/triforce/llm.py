@@ -262,6 +262,7 @@ class LLM:
         """What passes take, looked at for a moment where nothing is known yet."""
         if self.ranks.agree(not self.costs.knows("full", "retrieval")):
             profile(self.models, self.speculation, self.costs)
+            self.costs.settle()
         return self.costs
 
     def _compare(self, what: str, facts: object) -> None:

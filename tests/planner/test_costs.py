@@ -41,6 +41,30 @@ def test_a_machine_that_becomes_slower_is_believed_in_time() -> None:
     assert costs.seconds("full", 1, 1, 8000) == pytest.approx(4 * true(1, 8000), rel=0.3)
 
 
+def slope_after_long(costs: Costs) -> float:
+    """What a token more is said to cost, of what it does, after passes of one width that were now and then hindered."""
+    dice = random.Random(2)
+    for i in range(1500):
+        width, hindered = 1 if i % 40 == 0 else 3, 1.0 if i % 40 == 0 else dice.uniform(1.0, 1.5)
+        costs.observe("full", width, 1, 30_000, hindered * true(width, 30_000))
+    more = costs.seconds("full", 9, 1, 30_000) - costs.seconds("full", 1, 1, 30_000)
+    return more / (true(9, 30_000) - true(1, 30_000))
+
+
+def test_what_a_token_more_costs_is_not_forgotten_while_all_passes_are_alike() -> None:
+    settled = learnt()
+    settled.settle()
+    assert 0.5 < slope_after_long(settled) < 2 < 3 < slope_after_long(learnt())
+
+
+def test_a_machine_that_becomes_slower_is_believed_after_a_profile_too() -> None:
+    costs = learnt()
+    costs.settle()
+    for _ in range(600):
+        costs.observe("full", 3, 1, 8000, 1.5 * true(3, 8000))
+    assert costs.seconds("full", 3, 1, 8000) == pytest.approx(1.5 * true(3, 8000), rel=0.1)
+
+
 def test_what_was_never_varied_costs_nothing_more() -> None:
     costs = Costs()
     for _ in range(20):

@@ -18,11 +18,13 @@ import numpy as np
 from triforce.planner.shares import Shares
 
 FADE = 0.995  # of the past, per pass
+LASTING = 8.0  # passes' worth of what was seen before `Costs.settle`, which does not fade
 TOGETHER = 64  # passes that are looked at at a time, at most
 RIDGE = np.array([1e-9, 1e-6, 1e-6, 1e-6])  # of each sum, added to it: what was never varied then costs nothing more
 OUTLIER = 3.0  # times what is expected: more than that counts as that, as the machine did something else
 TRUSTED = 8  # passes
 LEAST = 1e-6  # seconds
+_NONE = np.zeros((4, 5))
 
 
 class Costs:
@@ -48,6 +50,11 @@ class Costs:
         base = self.seconds(tier, 0, rows, keys)
         return base, self.seconds(tier, 1, rows, keys) - base
 
+    def settle(self) -> None:
+        """What has been seen so far is not forgotten: it had passes of all widths, and later ones may all be alike."""
+        for fit in self._fits.values():
+            fit.settle()
+
     def knows(self, *tiers: str) -> bool:
         """Whether there were enough passes of all of these tiers to go by."""
         return all(tier in self._fits and self._fits[tier].passes >= TRUSTED for tier in tiers)
@@ -72,8 +79,8 @@ def _read(path: Path) -> Memory:
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         fits = {
-            str(tier): _Fit(_numbers(moments, 4, 4), _numbers(values, 4), int(passes))
-            for tier, (moments, values, passes) in saved["passes"].items()
+            str(tier): _Fit(_numbers(sums, 4, 5), _numbers(lasting, 4, 5), int(passes))
+            for tier, (sums, lasting, passes) in saved["passes"].items()
         }
         sums = {str(key): _numbers(pair, 2).tolist() for key, pair in saved["shares"].items()}
         return fits, Shares(sums)
@@ -94,14 +101,16 @@ def _numbers(saved: Any, *shape: int) -> np.ndarray:
 
 
 class _Fit:
-    """Non-negative least squares on (1, n, k, width k): more work never takes less time."""
+    """Non-negative least squares on (1, n, k, width k): more work never takes less time.
 
-    def __init__(self, moments: np.ndarray | None = None, values: np.ndarray | None = None, passes: int = 0) -> None:
-        self.moments = np.zeros((4, 4)) if moments is None else moments
-        self.values = np.zeros(4) if values is None else values
-        self._passes = passes
+    Of what was seen it keeps sums of products, (4, 5): of these four with one another and with the seconds, each pass
+    divided by its seconds. Those of `lasting` do not fade.
+    """
+
+    def __init__(self, sums: np.ndarray = _NONE, lasting: np.ndarray = _NONE, passes: int = 0) -> None:
+        self._sums, self._lasting, self._passes = sums, lasting, passes
         self._fresh: list[tuple[float, float, float, float]] = []
-        self._solution = _solved(self.moments, self.values)
+        self._solution = _solved(sums + lasting)
 
     @property
     def passes(self) -> int:
@@ -123,16 +132,22 @@ class _Fit:
             seconds_N = np.minimum(seconds_N, OUTLIER * (rows_NF @ self._solution))
         rows_NF = rows_NF / np.maximum(seconds_N, LEAST)[:, None]
         weights_N = FADE ** np.arange(len(rows_NF) - 1, -1, -1)
-        past = FADE ** len(rows_NF)
-        self.moments = past * self.moments + (rows_NF * weights_N[:, None]).T @ rows_NF
-        self.values = past * self.values + weights_N @ rows_NF
+        ones_N1 = np.ones((len(rows_NF), 1))
+        new = (rows_NF * weights_N[:, None]).T @ np.concatenate((rows_NF, ones_N1), 1)
+        self._sums = FADE ** len(rows_NF) * self._sums + new
         self._passes += len(self._fresh)
         self._fresh.clear()
-        self._solution = _solved(self.moments, self.values)
+        self._solution = _solved(self._sums + self._lasting)
 
-    def saved(self) -> tuple[list[list[float]], list[float], int]:
+    def settle(self) -> None:
+        """Let `LASTING` passes' worth of what has been seen so far last."""
         self.fold()
-        return self.moments.tolist(), self.values.tolist(), self.passes
+        held = (1 - FADE**self._passes) / (1 - FADE)
+        self._lasting = self._sums * min(1.0, LASTING / held)
+
+    def saved(self) -> tuple[list[list[float]], list[list[float]], int]:
+        self.fold()
+        return self._sums.tolist(), self._lasting.tolist(), self.passes
 
     def seconds(self, width: float, rows: int, keys: float) -> float:
         self.fold()
@@ -141,8 +156,9 @@ class _Fit:
         )
 
 
-def _solved(moments: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _solved(sums: np.ndarray) -> np.ndarray:
     """What is negative is left out, the worst first, until nothing is."""
+    moments, values = sums[:, :4], sums[:, 4]
     scale = np.sqrt(np.diag(moments))
     used = [i for i in range(len(values)) if scale[i] > 0]
     while used:
