@@ -93,7 +93,7 @@ def test_a_wheel_without_a_compiler_holds_all_but_the_kernels(tmp_path: Path) ->
 
 def test_the_documented_defaults() -> None:
     options = vars(parse(["generate"]))
-    wanted = {"gamma_1": 2, "gamma_2": 6, "budget": "2048", "chunk": 16, "selection": "observed", "coupling": "seeded"}
+    wanted = {"gamma_1": 2, "gamma_2": 6, "budget": "auto", "chunk": 16, "selection": "observed", "coupling": "seeded"}
     assert {name: options[name] for name in wanted} == wanted
     assert all(options[name] == DEFAULTS[name] for name in ("temperature", "top_k", "top_p", "seed", "n", "max_tokens"))
 
