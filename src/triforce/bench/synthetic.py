@@ -79,7 +79,8 @@ def rows(
                 passes = batch.stats(0)[-1].passes
         for mode, times in seconds.items():
             yield {
-                "mode": mode, "context": context, "temperature": 0.6, **timing(times, seconds["ar"], tokens),
+                "mode": mode, "context": context, "batch": 1, "temperature": 0.6, "workload": "synthetic",
+                **timing(times, seconds["ar"], tokens),
                 "prefill_tokens_per_second": None, "full_passes": passes if mode != "ar" else tokens,
-                "acceptance": {"synthetic": True, "outer": outer, "inner": inner} if mode != "ar" else {},
+                "acceptance": {"outer": outer, "inner": inner} if mode != "ar" else {},
             }  # fmt: skip
