@@ -1,8 +1,4 @@
-"""The draft's view against StreamingLLM written out token by token.
-
-The slow path keeps every key unrotated, gathers [sinks | window] for each query, and rotates each key to its place in
-that list, as Xiao et al. 2023 describe it; the view rotates by true positions and turns the query twice.
-"""
+"""The draft's view against StreamingLLM written out token by token: it rotates by true positions, and queries twice."""
 
 from __future__ import annotations
 
@@ -10,94 +6,13 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from simple_cache import DEVICE
-from small import CLOSE, DTYPE, VOCAB, feed, longs, prefill, small_decoder, text, turn, weigh
-from torch import Tensor
+from slow_streaming import DECODER, IDS, SINKS, SLACK, SLOW, WINDOW, in_pieces, same, slow_logits, view
+from small import DTYPE, feed, longs, prefill, small_decoder, text
 
-from triforce.cache import PAGE, Streaming
-from triforce.config import ModelConfig
-from triforce.decoder import Decoder
-from triforce.errors import CacheError
-from triforce.kernels import Model, layer_by_layer
-from triforce.shapes import Ints, ints
+from triforce.cache import PAGE
+from triforce.shapes import ints
 
 torch.set_num_threads(1)
-DECODER = small_decoder(layers=3)
-SINKS, WINDOW, SLACK = 4, 9, 6
-
-
-class Slow:
-    """One row; nothing is ever forgotten but by `cut`."""
-
-    def __init__(self, config: ModelConfig, sinks: int, window: int) -> None:
-        self.config, self.sinks, self.window, self.length = config, sinks, window, 0
-        self.keys: list[list[Tensor]] = [[] for _ in range(config.layers)]
-        self.values: list[list[Tensor]] = [[] for _ in range(config.layers)]
-
-    def begin(self, counts_B: Ints, width: int) -> None:
-        assert counts_B.tolist() == [width]
-
-    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
-        return layer_by_layer(model, ids_BT, at_BJ, self.attend)
-
-    def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
-        keys, values = self.keys[layer], self.values[layer]
-        del keys[self.length :], values[self.length :]
-        keys += k_BTGD[0].double()
-        values += v_BTGD[0].double()
-        mixed = [self._mix(keys, values, self.length + t, q_HD) for t, q_HD in enumerate(q_BTHD[0])]
-        return torch.stack(mixed)[None].to(q_BTHD.dtype)
-
-    def _mix(self, keys: list[Tensor], values: list[Tensor], position: int, q_HD: Tensor) -> Tensor:
-        first = max(self.sinks, position - self.window + 1)
-        seen = [*range(min(self.sinks, position + 1)), *range(first, position + 1)]
-        k_NGD, v_NGD = (torch.stack([memory[n] for n in seen]) for memory in (keys, values))
-        k_NGD = turn(k_NGD, self.config.rope, range(len(seen)))
-        q_HD = turn(q_HD[None], self.config.rope, [len(seen) - 1])[0]
-        group = self.config.heads // self.config.kv_heads
-        all_1N = torch.ones(1, len(seen), dtype=torch.bool, device=DEVICE)
-        return torch.cat(
-            [
-                weigh(q_HD[h : h + 1], k_NGD[:, h // group], all_1N) @ v_NGD[:, h // group]
-                for h in range(self.config.heads)
-            ]
-        )
-
-    def advance(self, counts_B: Ints) -> None:
-        self.length += int(counts_B[0])
-
-
-def view(
-    rows: int = 1, decoder: Decoder = DECODER, slack: int = SLACK, window: int = WINDOW, sinks: int = SINKS
-) -> Streaming:
-    return Streaming(decoder.config, rows, sinks, window, slack, decoder.dtype, decoder.device)
-
-
-def slow_logits(ids: list[int], decoder: Decoder = DECODER, window: int = WINDOW, sinks: int = SINKS) -> Tensor:
-    return feed(decoder, Slow(decoder.config, sinks, window), [ids])[0]
-
-
-def in_pieces(cache: Streaming, ids: list[int], chance: Random, decoder: Decoder = DECODER) -> Tensor:
-    """The logits of a text fed in passes of any size."""
-    logits = []
-    while ids:
-        count = chance.randint(1, cache.slack)
-        logits += feed(decoder, cache, [ids[:count]])
-        ids = ids[count:]
-    return torch.cat(logits)
-
-
-def same(got: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(got, wanted, **CLOSE)
-
-
-FAR = 120
-"""Tokens behind which the two ways to rotate may differ by more than `CLOSE`, where a token's attention is touchy."""
-IDS = text(70)
-SLOW = slow_logits(IDS)
 
 
 def test_the_window_matters() -> None:
@@ -132,110 +47,6 @@ def test_a_long_text_stays_close() -> None:
     ids = text(700, seed=3)
     decoder = small_decoder(layers=2)
     same(in_pieces(view(decoder=decoder, slack=32), ids, Random(0), decoder)[-60:], slow_logits(ids, decoder)[-60:])
-
-
-class Rewinds(RuleBasedStateMachine):
-    """Ragged rows that run ahead and are taken back, each by its own amount, never by more than the slack."""
-
-    ROWS = 3
-
-    @initialize(seed=st.integers(0, 2**32 - 1))
-    def start(self, seed: int) -> None:
-        chance = Random(seed)
-        self.cache = view(self.ROWS)
-        self.texts = [text(chance.choice([1, 3, chance.randint(1, 40)]), seed=seed + b) for b in range(self.ROWS)]
-        self.highest = [0] * self.ROWS
-        self.slow = [Slow(DECODER.config, SINKS, WINDOW) for _ in range(self.ROWS)]
-        for b, ids in enumerate(self.texts):
-            in_pieces(self.cache.row(b), ids, chance)
-            feed(DECODER, self.slow[b], [ids])
-        self.highest = [len(ids) for ids in self.texts]
-
-    @rule(seed=st.integers(0, 2**32 - 1))
-    def run_ahead(self, seed: int) -> None:
-        chance = Random(seed)
-        fed = [[chance.randrange(VOCAB) for _ in range(chance.randint(0, SLACK))] for _ in self.texts]
-        if not any(fed) or max(map(len, self.texts)) > FAR:
-            return
-        logits = feed(DECODER, self.cache, fed, padding=chance.randint(0, 2))
-        for b, tokens in enumerate(fed):
-            if tokens:
-                same(logits[b], feed(DECODER, self.slow[b], [tokens])[0])
-            self.texts[b] += tokens
-            self.highest[b] = max(self.highest[b], len(self.texts[b]))
-
-    @rule(seed=st.integers(0, 2**32 - 1))
-    def take_back(self, seed: int) -> None:
-        chance = Random(seed)
-        for b, ids in enumerate(self.texts):
-            least = max(0, self.highest[b] - SLACK)
-            kept = chance.randint(min(least, len(ids)), len(ids))
-            del ids[kept:]
-            self.slow[b].length = kept
-        self.cache.rewind(ints([*map(len, self.texts)]))
-        self._spoil()
-
-    def _spoil(self) -> None:
-        """What was taken back is overwritten with large numbers: whoever still saw it would show it."""
-        for b, ids in enumerate(self.texts):
-            for position in range(len(ids), self.highest[b]):
-                place = position if position < SINKS else SINKS + (position - SINKS) % self.cache.ring
-                slot = (1 + b * self.cache.pages) * PAGE + place
-                self.cache.memory.keys_LGSD[:, :, slot] = 30.0
-                self.cache.memory.values_LGSD[:, :, slot] = 1e6
-
-    @invariant()
-    def lengths_are_the_texts(self) -> None:
-        if hasattr(self, "slow"):
-            assert self.cache.lengths_B.tolist() == [len(ids) for ids in self.texts]
-
-
-def test_what_is_taken_back_was_never_there() -> None:
-    run_state_machine_as_test(
-        Rewinds, settings=settings(max_examples=20, stateful_step_count=15, deadline=None, derandomize=True)
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_what_is_taken_back_was_never_there_at_length() -> None:
-    run_state_machine_as_test(Rewinds, settings=settings(max_examples=200, stateful_step_count=50, deadline=None))
-
-
-@pytest.mark.parametrize("length", [3, 12, 19, 20, 40])
-def test_the_whole_slack_may_be_taken_back(length: int) -> None:
-    cache = view()
-    in_pieces(cache, IDS[:length], Random(0))
-    feed(DECODER, cache, [text(SLACK, seed=5)])
-    cache.rewind(ints([length]))
-    same(feed(DECODER, cache, [IDS[length : length + SLACK]])[0], SLOW[length : length + SLACK])
-
-
-@pytest.mark.parametrize("back", [1, 2, 30])
-def test_taking_back_more_than_the_slack_is_refused(back: int) -> None:
-    cache = view()
-    in_pieces(cache, IDS[:40], Random(0))
-    cache.rewind(ints([40 - SLACK - back]))
-    with pytest.raises(CacheError, match="slack 6"):
-        feed(DECODER, cache, [[1]])
-    assert cache.lengths_B.tolist() == [40 - SLACK - back]
-
-
-def test_running_ahead_by_more_than_the_slack_is_refused() -> None:
-    cache = view(2)
-    with pytest.raises(CacheError, match="slack 6"):
-        feed(DECODER, cache, [[1], IDS[: SLACK + 1]])
-    assert cache.lengths_B.tolist() == [0, 0]
-    same(in_pieces(cache.row(1), IDS, Random(0)), SLOW)
-
-
-def test_a_row_that_is_done_may_lie_far_back() -> None:
-    """Only rows that are fed are asked about their slack."""
-    cache = view(2)
-    in_pieces(cache.row(0), IDS[:40], Random(0))
-    in_pieces(cache.row(1), IDS[:40], Random(0))
-    cache.rewind(ints([10, 40]))
-    same(feed(DECODER, cache, [[], IDS[40:42]])[1], SLOW[40:42])
 
 
 @pytest.mark.parametrize("length", [1, SINKS, SINKS + 1, 12, 13, 19, 20, 31, 32, 69])
