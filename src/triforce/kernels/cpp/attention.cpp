@@ -34,10 +34,9 @@ struct Held {
 void go_on(const Attention& call, const Queries& queries, int64_t first, int64_t last, const Partial& all) {
     const AttentionKernels& k = kernels(call);
     Held next;
-    alignas(64) float sums[group_queries * split_pages];
     if (first == 0) clear(call, all.most, all.total, all.mixed, queries.count);
     for (int64_t split = first; split < last; split++) {
-        k.scan(call, queries, split, next.partial(), sums);
+        k.scan(call, queries, split, next.partial(), nullptr);
         k.fold(call, queries.count, all, next.partial());
     }
     if (last == call.splits(queries.b)) k.finish(call, queries, all);
@@ -121,9 +120,8 @@ void BySplits::each_group(const Place& place, Body body) const {
 }
 
 void BySplits::scan(const Place& place) const {
-    alignas(64) float unasked[group_queries * split_pages];
     each_group(place, [&](const Queries& queries) {
-        float* to = sums_ ? sums(place, queries.first) : unasked;
+        float* to = sums_ ? sums(place, queries.first) : nullptr;
         k_.scan(call_, queries, place.split, partial(place, queries.first), to);
     });
 }

@@ -61,7 +61,7 @@ constexpr int group_queries = 96;
 inline int queries_at_once(int dim) { return dim * group_queries > group_floats ? group_floats / dim : group_queries; }
 
 struct AttentionKernels {
-    /// One split of at most queries_at_once queries. `sums`: (count, split_pages), pages' weights relative to `most`.
+    /// One split of at most queries_at_once queries. `sums`: (count, split_pages), pages' weights relative to `most`; or null.
     void (*scan)(const Attention& call, const Queries& queries, int64_t split, const Partial& to, float* sums);
     /// Merges the next split into those before it.
     void (*fold)(const Attention& call, int count, const Partial& into, const Partial& next);

@@ -17,7 +17,7 @@ int64_t place(const Attention& call, const Queries& queries, int i) {
     return call.starts[queries.b] + (queries.first + i) / call.group();
 }
 
-int smaller(int64_t a, int64_t b) { return static_cast<int>(a < b ? a : b); }
+int64_t earlier(int64_t a, int64_t b) { return a < b ? a : b; }
 int within_page(int64_t token) { return static_cast<int>(token < 0 ? 0 : token > page_size ? page_size : token); }
 
 /// Queries in the order in which a tile reads them.
@@ -49,6 +49,7 @@ class Scan {
   public:
     Scan(const Attention& call, const Queries& queries, int64_t split, const Partial& to, float* sums);
     void run();
+    float total(int i) const { return reduce_add(load(totals_ + i * 16)); }
 
   private:
     // Which keys a tile's first and last query may see, in tokens of the list.
@@ -65,6 +66,7 @@ class Scan {
     bool sees_nothing(const Span& places, int64_t token) const;
     bool sees_all(const Span& places, int64_t token) const;
     Sights sights(int64_t place, int64_t token) const;
+    int sinks(int64_t token) const;
     void attend(int tile, const KeyBlock<T>& block, int64_t page);
     void attend(int tile, const KeyBlock<int8_t>& block, int64_t page);
 
@@ -75,6 +77,7 @@ class Scan {
     int tiles_;
     Tile tile_[group_queries];
     int first_[group_queries + 1];
+    alignas(64) float totals_[group_queries * 16] = {};
     alignas(64) uint32_t words_[group_floats];
     alignas(64) uint32_t words_of_sinks_[group_floats];
     alignas(64) uint32_t quads_[group_floats / 4];
@@ -87,17 +90,17 @@ Scan<T>::Scan(const Attention& call, const Queries& queries, int64_t split, cons
     const int n = queries.count, dim = call.pages->dim, words = dim / tokens_of_step<T>;
     const int64_t seen = place(call, queries, n - 1) / page_size + 1;
     first_page_ = split * split_pages;
-    last_page_ = smaller(first_page_ + split_pages, seen);
-    coarse_page_ = smaller(call.coarse_pages(queries.b), last_page_);
+    last_page_ = earlier(first_page_ + split_pages, seen);
+    coarse_page_ = earlier(call.coarse_pages(queries.b), last_page_);
     const float scale = 1.44269504f / __builtin_sqrtf(static_cast<float>(dim));
     for (int i = 0; i < n * dim; i += 16) store(to.mixed + i, zero());
-    for (int i = 0; i < n * split_pages; i += 16) store(sums + i, zero());
+    for (int i = 0; sums && i < n * split_pages; i += 16) store(sums + i, zero());
     for (int i = 0; i < n; i++) to.most[i] = nothing_seen;
     tiles_ = (n + tallest_tile - 1) / tallest_tile;
     for (int i = 0; i < tiles_; i++) {
         const int first = n * i / tiles_, height = n * (i + 1) / tiles_ - first;
         tile_[i] = {words_ + first * words, words_of_sinks_ + first * words, to.mixed + first * dim, to.most + first,
-                    sums + first * split_pages, height, dim, scale};
+                    totals_ + first * 16, sums ? sums + first * split_pages : nullptr, height, dim, scale};
         first_[i] = first;
         pack<T>(call, call.q, queries, first, height, words_ + first * words);
         if (call.q_sinks) pack<T>(call, call.q_sinks, queries, first, height, words_of_sinks_ + first * words);
@@ -110,7 +113,7 @@ template <class T>
 template <class P>
 KeyBlock<P> Scan<T>::block_at(int64_t page, int64_t last) const {
     KeyBlock<P> block{};
-    for (int p = 0; p < smaller(block_pages, last - page); p++) {
+    for (int p = 0; p < earlier(block_pages, last - page); p++) {
         block.keys[p] = call_.pages->keys_of<P>(queries_.g, list_[page + p]);
         block.values[p] = call_.pages->values_of<P>(queries_.g, list_[page + p]);
     }
@@ -144,12 +147,17 @@ template <class T>
 Sights Scan<T>::sights(int64_t place, int64_t token) const {
     Sights sights{};
     for (int p = 0; p < block_pages; p++, token += page_size) {
-        const bool sink = token < call_.sinks;
-        const bool windowed = call_.window && !sink;
+        const bool windowed = call_.window && token >= call_.sinks;
         sights.of[p] = {windowed ? within_page(place - call_.window + 1 - token) : 0, within_page(place + 1 - token)};
-        sights.sinks += sink && call_.q_sinks;
     }
     return sights;
+}
+
+/// Pages of a block that meet the queries turned for sinks.
+template <class T>
+int Scan<T>::sinks(int64_t token) const {
+    if (!call_.q_sinks || token >= call_.sinks) return 0;
+    return static_cast<int>(call_.sinks - token < block_tokens ? (call_.sinks - token) / page_size : block_pages);
 }
 
 template <class T>
@@ -159,10 +167,14 @@ void Scan<T>::attend(int i, const KeyBlock<T>& block, int64_t page) {
     const int in_split = static_cast<int>(page - first_page_), last = first_[i] + tile.height - 1;
     const Span places{place(call_, queries_, first_[i]), place(call_, queries_, last)};
     if (sees_nothing(places, token)) return;
-    if (sees_all(places, token))
-        return by_height(tile.height, [&](auto rows) { attend_block<T, rows.count>(tile, block, in_split); });
-    for (int r = 0; r < tile.height; r++)
-        attend_edge<T>(tile, r, block, sights(place(call_, queries_, first_[i] + r), token), in_split);
+    const bool whole = sees_all(places, token);
+    by_height(tile.height, [&](auto rows) {
+        constexpr int R = rows.count;
+        if (whole) return attend_block<T, R>(tile, block, in_split);
+        Sights of[R];
+        for (int r = 0; r < R; r++) of[r] = sights(place(call_, queries_, first_[i] + r), token);
+        attend_edge<T, R>(tile, block, of, sinks(token), in_split);
+    });
 }
 
 /// All queries see the block whole: it lies before the first of them.
@@ -198,11 +210,9 @@ void Scan<T>::run() {
 
 template <class T>
 void scan(const Attention& call, const Queries& queries, int64_t split, const Partial& to, float* sums) {
-    Scan<T>(call, queries, split, to, sums).run();
-    for (int i = 0; i < queries.count; i++) {
-        const float* of = sums + i * split_pages;
-        to.total[i] = reduce_add((load(of) + load(of + 16)) + (load(of + 32) + load(of + 48)));
-    }
+    Scan<T> scan(call, queries, split, to, sums);
+    scan.run();
+    for (int i = 0; i < queries.count; i++) to.total[i] = scan.total(i);
 }
 
 F16 shrink(const Attention& call, float from, float to) {

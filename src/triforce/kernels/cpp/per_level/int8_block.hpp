@@ -77,7 +77,7 @@ void attend_int8(const Tile& tile, const Int8Queries& queries, const KeyBlock<in
             s[p] = of_largest * largest;
             shares[r][p] = largest * set1(scales[p].values / int8_largest);
         }
-        store_sums(tile.sums + r * split_pages + page, s);
+        count(tile, r, s, page);
     }
     mix<R>(tile, block, quads, shares);
 }

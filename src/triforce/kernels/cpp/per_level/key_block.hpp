@@ -20,6 +20,9 @@ constexpr int tallest_tile = 2, pages_at_once = 1, columns_at_once = 1;
 #endif
 
 template <class T>
+constexpr int block_steps = block_pages * steps_of_page<T>;
+
+template <class T>
 struct KeyBlock {
     const T* keys[block_pages];
     const T* values[block_pages];
@@ -32,9 +35,10 @@ struct KeyBlock {
 struct Tile {
     const uint32_t* words;  // [steps of the keys][height]
     const uint32_t* words_of_sinks;
-    float* mixed;  // [height][dim]
-    float* most;   // [height]
-    float* sums;   // [height][split_pages]
+    float* mixed;   // [height][dim]
+    float* most;    // [height]
+    float* totals;  // [height][16], of which the total is the sum
+    float* sums;    // [height][split_pages], of each page; or null: nobody asks
     int height, dim;
     float scale;  // of scores, to base 2
 };
@@ -49,12 +53,27 @@ inline void raise(const Tile& tile, int row, F16 scores) {
     tile.most[row] = most;
     float* mixed = tile.mixed + row * tile.dim;
     for (int d = 0; d < tile.dim; d += 16) store(mixed + d, load(mixed + d) * shrink);
+    store(tile.totals + row * 16, load(tile.totals + row * 16) * shrink);
+    if (!tile.sums) return;
     float* sums = tile.sums + row * split_pages;
     for (int i = 0; i < split_pages; i += 16) store(sums + i, load(sums + i) * shrink);
 }
 
 TF_INLINE F16 weight(F16 score, const Tile& tile, int row) {
     return exp2((score - set1(tile.most[row])) * set1(tile.scale));
+}
+
+/// Weights as the words that meet values.
+template <class T>
+TF_INLINE void store_words(uint32_t (&words)[block_steps<T>], const F16 (&weights)[block_pages]) {
+    for (int p = 0; p < block_pages; p++) store(reinterpret_cast<T*>(words) + p * page_size, weights[p]);
+}
+
+/// Adds the weights of a block to what is known of all weights. `page`: where the block begins in the split.
+TF_INLINE void count(const Tile& tile, int row, const F16 (&weights)[block_pages], int page) {
+    const F16 sum = (weights[0] + weights[1]) + (weights[2] + weights[3]);
+    store(tile.totals + row * 16, load(tile.totals + row * 16) + sum);
+    if (tile.sums) store_sums(tile.sums + row * split_pages + page, weights);
 }
 
 /// Scores of R queries, of which the tile has `height`.
@@ -82,16 +101,27 @@ TF_INLINE void score(const uint32_t* words, int height, int dim, const KeyBlock<
     }
 }
 
+/// What R queries got of C columns of the values so far, in registers.
 template <class T, int R, int C>
-void mix(const Tile& tile, const KeyBlock<T>& block, const uint32_t (*words)[block_tokens / tokens_of_step<T>],
-         int column) {
+struct Mix {
     F16 acc[R][C];
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) acc[r][c] = load(tile.mixed + r * tile.dim + column + c * 16);
-    for (int page = 0; page < block_pages; page++) {
-        const T* values = block.values[page] + column * tokens_of_step<T>;
+
+    TF_INLINE Mix(const Tile& tile, int column) {
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < C; c++) acc[r][c] = load(tile.mixed + r * tile.dim + column + c * 16);
+    }
+
+    TF_INLINE void keep(const Tile& tile, int column) const {
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < C; c++) store(tile.mixed + r * tile.dim + column + c * 16, acc[r][c]);
+    }
+
+    /// Steps [first, last) of a page.
+    TF_INLINE void add(const Tile& tile, const KeyBlock<T>& block, const uint32_t (*words)[block_steps<T>], int column,
+                       int page, int first, int last) {
+        const T* values = block.values[page] + (first * tile.dim + column) * tokens_of_step<T>;
         const int64_t ahead = block.values_ahead[page] - block.values[page];
-        for (int step = 0; step < steps_of_page<T>; step++, values += tile.dim * tokens_of_step<T>) {
+        for (int step = first; step < last; step++, values += tile.dim * tokens_of_step<T>) {
             decltype(load_step(values)) value[C];
             for (int c = 0; c < C; c++) {
                 value[c] = load_step(values + c * step_size<T>);
@@ -103,9 +133,7 @@ void mix(const Tile& tile, const KeyBlock<T>& block, const uint32_t (*words)[blo
             }
         }
     }
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) store(tile.mixed + r * tile.dim + column + c * 16, acc[r][c]);
-}
+};
 
 template <int C>
 struct Columns {
@@ -146,18 +174,20 @@ template <class T, int R>
 void attend_block(const Tile& tile, const KeyBlock<T>& block, int page) {
     F16 scores[R][block_pages];
     score<T, R>(tile.words, R, tile.dim, block, scores);
-    alignas(64) uint32_t words[R][block_tokens / tokens_of_step<T>];
+    alignas(64) uint32_t words[R][block_steps<T>];
     for (int r = 0; r < R; r++) {
         F16(&s)[block_pages] = scores[r];
         const F16 top = max(max(s[0], s[1]), max(s[2], s[3]));
         if (any_above(top, tile.most[r])) raise(tile, r, top);
-        for (int p = 0; p < block_pages; p++) {
-            s[p] = weight(s[p], tile, r);
-            store(reinterpret_cast<T*>(words[r]) + p * page_size, s[p]);
-        }
-        store_sums(tile.sums + r * split_pages + page, s);
+        for (int p = 0; p < block_pages; p++) s[p] = weight(s[p], tile, r);
+        store_words<T>(words[r], s);
+        count(tile, r, s, page);
     }
-    by_columns(tile.dim, [&](auto columns, int column) { mix<T, R, columns.count>(tile, block, words, column); });
+    by_columns(tile.dim, [&](auto columns, int column) {
+        Mix<T, R, columns.count> mix(tile, column);
+        for (int p = 0; p < block_pages; p++) mix.add(tile, block, words, column, p, 0, steps_of_page<T>);
+        mix.keep(tile, column);
+    });
 }
 
 }  // namespace triforce::TF_LEVEL
