@@ -50,7 +50,7 @@ def informed(world: World) -> Costs:
     for times, tier, width in [(t, tier, width) for t in TIMES for tier in world.costs for width in (1, 3, 7) * 4]:
         world.times = times
         keys = OPEN.budget.of(400, times) if tier == "retrieval" else 400 * times
-        costs.observe(tier, width, 1, keys, world.cost(tier, width))
+        costs.observe(tier, width, 1, keys, world.seen(tier, width))
     return costs
 
 

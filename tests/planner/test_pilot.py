@@ -18,7 +18,7 @@ from triforce.batch import Batch
 from triforce.job import Job
 from triforce.ladder import MODES, Models
 from triforce.planner import Costs, Pilot, Plan, pilot
-from triforce.planner.outlook import TIMES
+from triforce.planner.outlook import BURST, TIMES
 from triforce.planner.plan import plans
 from triforce.request import SamplingParams
 from triforce.speculation import Prefix
@@ -108,10 +108,10 @@ def test_and_as_it_decides_itself() -> None:
 
 def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> Costs:
     costs = Costs()
-    for _ in range(20):
-        for tier, seconds in (("full", full), ("retrieval", retrieval), ("draft", draft), ("lookup", 5e-3)):
-            costs.observe(tier, 1, 1, 100, seconds)
-            costs.observe(tier, 9, 1, 100, seconds)
+    for tokens in (1, 9) * 20:
+        for tier, seconds in (("full", full), ("retrieval", retrieval), ("lookup", 5e-3)):
+            costs.observe(tier, tokens, 1, 100, seconds)
+        costs.observe("draft", tokens, 1, BURST, tokens * draft)
     return costs
 
 
@@ -197,7 +197,7 @@ def test_what_is_done_between_passes_is_shared_among_them() -> None:
         it._parts["draft"].counters.passed(LIVE, 2e-4)
         it.learn([100], 1, 1.6e-3)
     assert it.costs.seconds("full", 1, 1, 100) == pytest.approx(1.2e-3, rel=1e-3)
-    assert it.costs.seconds("draft", 1, 1, 0) == pytest.approx(4e-4, rel=1e-3)
+    assert it.costs.seconds("draft", 1, 1, BURST) == pytest.approx(4e-4, rel=1e-3)
 
 
 def test_shares_kept_are_learnt_and_remembered_by_the_next_batch() -> None:

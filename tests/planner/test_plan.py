@@ -24,6 +24,9 @@ class World:
     def cost(self, tier: str, tokens: Amount) -> Amount:
         return self.costs[tier] + 0.0 * tokens
 
+    def alone(self, tier: str, tokens: Amount) -> Amount:
+        return tokens * self.cost(tier, 1)
+
     def share(self, tier: str) -> float:
         return self.shares.get(tier, 1.0)
 

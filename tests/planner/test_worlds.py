@@ -7,6 +7,7 @@ import pytest
 from tests.planner.test_pilot import read
 from tests.planner.world import World, fixed, flown
 from triforce.planner import Costs, Pilot, Plan, pilot
+from triforce.planner.outlook import BURST
 from triforce.planner.plan import plans
 
 MS = 1e-3
@@ -25,6 +26,7 @@ LOSES = {
 }
 PAYS = {
     "a hierarchy": World(LONG, {"draft": 0.6, "retrieval": 0.95}),
+    "long bursts": World(LONG | {"draft": (0.05 * MS, 0.0)}, {"draft": 0.6, "retrieval": 0.95}, burst=0.5 * MS),
     "a draft alone": World(LONG | {"retrieval": (7 * MS, 0.2 * MS)}, {"draft": 0.8, "retrieval": 0.9}),
     "retrieval alone": World(LONG, {"draft": 0.05, "retrieval": 0.97}),
 }
@@ -35,7 +37,7 @@ def informed(world: World) -> Costs:
     costs = Costs()
     for tier in world.costs:
         for width in (1, 3, 7) * 4:
-            costs.observe(tier, width, 1, 150, world.cost(tier, width))
+            costs.observe(tier, width, 1, BURST if tier == "draft" else 150, world.seen(tier, width))
     return costs
 
 

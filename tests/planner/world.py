@@ -18,12 +18,14 @@ LIVE = np.array([True])
 class World:
     """Seconds of a pass (whatever it feeds, and for each token), and the share of each tier's guesses that is kept.
 
+    burst: the seconds more that a draft's guesses take, however many are made one after another.
     budgets: of so many times the usual budget, the seconds more that a retrieval pass takes, and the share kept.
     """
 
     costs: dict[str, tuple[float, float]]
     shares: dict[str, float]
     rows: int = 1
+    burst: float = 0.0
     dice: random.Random = field(default_factory=lambda: random.Random(5))
     budgets: dict[float, tuple[float, float]] = field(default_factory=dict)
     times: float = 1.0
@@ -33,6 +35,13 @@ class World:
         if tier == "retrieval" and self.budgets:
             base += self.budgets[self.times][0]
         return base + each * tokens
+
+    def alone(self, tier: str, tokens: Amount) -> Amount:
+        return self.burst * (tier == "draft") + tokens * self.cost(tier, 1)
+
+    def seen(self, tier: str, tokens: int) -> float:
+        """Seconds that counters tell of: a pass, or a burst of the draft."""
+        return float(self.alone(tier, tokens) if tier == "draft" else self.cost(tier, tokens))
 
     def share(self, tier: str) -> float:
         if tier == "retrieval" and self.budgets:
@@ -46,11 +55,12 @@ class World:
         """One proposal: the tokens it gives and the seconds it takes; the counters of the parts hear of it."""
         spent, self.times = 0.0, dict(plan.times).popitem()[1] if plan.times else 1.0
 
-        def passed(tier: str, tokens: int) -> None:
+        def passed(tier: str, tokens: int, goes_on: bool = False) -> None:
             nonlocal spent
-            spent += self.cost(tier, tokens)
+            took = self.cost(tier, tokens) + self.burst * (tier == "draft" and not goes_on)
+            spent += took
             if parts:
-                parts[tier].counters.passed(LIVE, self.cost(tier, tokens), tokens)
+                parts[tier].counters.passed(LIVE, took, tokens, one_burst=tier == "draft" and goes_on)
 
         def propose(level: int) -> int:
             tier, below = plan.tiers[level], plan.tiers[level - 1] if level else ""
@@ -64,7 +74,7 @@ class World:
                 kept = 0
                 while kept < guesses and self.dice.random() < self.share(guesser):
                     kept += 1
-                passed(tier, guesses + 1)
+                passed(tier, guesses + 1, goes_on=held > 0)
                 if parts and guesses:
                     parts[guesser].counters.judged(np.array([guesses]), np.array([kept]), LIVE)
                 held += kept + 1

@@ -1,8 +1,9 @@
 """What a pass costs: learnt from the passes themselves, sampling included, and kept from run to run.
 
 A pass over `width` tokens of each row, n of all rows, which see k keys between them, takes about a + b n + c k +
-d width k seconds: a and c k are read whatever the width, the others are arithmetic. Fitted by least squares of the
-relative error, where the past fades.
+d width k seconds: a and c k are read whatever the width, the others are arithmetic. So does a draft's burst of `width`
+guesses, which are made one after another: it begins with what other passes left of the caches, and goes on from there.
+Fitted by least squares of the relative error, where the past fades.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Costs:
         self._fits, self.shares = _read(path) if path else _nothing()
 
     def observe(self, tier: str, width: int, rows: int, keys: float, seconds: float) -> None:
-        """One pass over `width` tokens of each row; `keys` are those of all rows."""
+        """One pass over `width` tokens of each row, or a burst of so many; `keys` are those of all rows."""
         if tier not in self._fits:
             self._fits[tier] = _Fit()
         self._fits[tier].add(width, rows, keys, seconds)

@@ -25,6 +25,9 @@ LEAST = 2
 OTHER = 1.06
 """Times the worth with the usual budget: less is not worth another one, for rows of each size."""
 
+BURST = 1000
+"""A draft's weights are read for each of its guesses, whatever the rows: that counts as so many keys of them all."""
+
 Times = Mapping[int, float]
 
 
@@ -48,6 +51,15 @@ def _fits(view: Retrieval, bits: int, times: float) -> bool:
     return LEAST * view.setting.budget.of(1 << (bits - 1), times) <= 1 << (bits - 1)
 
 
+def keys_seen(tier: str, lengths: Sequence[int], view: Retrieval) -> int:
+    """Keys that a pass of a tier sees, of all rows."""
+    if tier == "full":
+        return sum(lengths)
+    if tier == "retrieval":
+        return sum(map(view.keys, lengths))
+    return BURST if tier == "draft" else 0
+
+
 class Outlook:
     """See `plan.World`; amounts that depend on the budget are columns, of one of `options` each."""
 
@@ -63,7 +75,7 @@ class Outlook:
     ) -> None:
         self.rows, self.echo, self._watch, self._longest = len(lengths), echo.of, watch, max(lengths)
         self._lines: dict[str, tuple[Amount, Amount]] = {
-            name: costs.line(name, self.rows, sum(lengths) if name == "full" else 0) for name in others
+            name: costs.line(name, self.rows, keys_seen(name, lengths, view)) for name in others
         }
         sizes: dict[int, list[int]] = {}
         for length in lengths:
@@ -87,6 +99,9 @@ class Outlook:
     def cost(self, tier: str, tokens: Amount) -> Amount:
         base, each = self._lines[tier]
         return base + each * tokens
+
+    def alone(self, tier: str, tokens: Amount) -> Amount:
+        return self.cost(tier, tokens) if tier == "draft" else tokens * self.cost(tier, 1)
 
     def share(self, tier: str) -> Amount:
         if tier == "full":

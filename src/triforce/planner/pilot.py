@@ -16,7 +16,7 @@ import numpy as np
 from triforce.cache import Full, Retrieval
 from triforce.planner.costs import Costs
 from triforce.planner.echo import Echo
-from triforce.planner.outlook import OTHER, Outlook, Times, options
+from triforce.planner.outlook import OTHER, Outlook, Times, keys_seen, options
 from triforce.planner.plan import Amount, Plan, families, rate
 from triforce.planner.shares import Watch
 from triforce.ranks import ALONE, Ranks
@@ -125,9 +125,9 @@ class Pilot:
         count = sum(len(some) for some in passes.values())
         between = max(0.0, seconds - sum(took for some in passes.values() for *_, took in some)) / max(1, count)
         for name, some in passes.items():
-            keys = self._keys(name, lengths) / len(lengths)
+            of_row = keys_seen(name, lengths, self._view) / len(lengths)
             for width, rows, took in some:
-                self.costs.observe(name, width, rows, keys * rows, took + between)
+                self.costs.observe(name, width, rows, of_row * rows, took + between)
 
     def budget(self, context: int) -> int | None:
         """What the retrieval tier reads of so many tokens, where that is chosen, too."""
@@ -231,14 +231,6 @@ class Pilot:
         """What came was so many times what was foretold; one proposal says little."""
         now = self._off[speculation] * ratio ** (1 / WATCHED[0])
         self._off[speculation] = min(BOUNDS[1], max(BOUNDS[0], now))
-
-    def _keys(self, tier: str, lengths: Sequence[int]) -> int:
-        """Keys that a pass of a tier sees, of all rows; the draft's are always as many."""
-        if tier == "full":
-            return sum(lengths)
-        if tier == "retrieval":
-            return sum(map(self._view.keys, lengths))
-        return 0
 
     def _outlook(self, lengths: Sequence[int], budgets: Sequence[Times]) -> Outlook:
         others = [name for name in self._parts if name != "retrieval"]

@@ -35,6 +35,9 @@ class World(Protocol):
     def cost(self, tier: str, tokens: Amount) -> Amount:
         """Seconds of a pass of a tier over so many tokens of each row."""
 
+    def alone(self, tier: str, tokens: Amount) -> Amount:
+        """Seconds in which a tier makes so many guesses of each row, one after another."""
+
     def share(self, tier: str) -> Amount:
         """Of the guesses of a tier that another one looked at, the share that it kept."""
 
@@ -100,7 +103,7 @@ def expected(acceptance: Amount, guesses: Amount) -> Amount:
 
 def _alone(world: World, tier: str, gamma: Amount) -> _Offer:
     """A tier that guesses token by token."""
-    return _Offer(gamma, gamma * world.cost(tier, 1), expected(world.share(tier), gamma), gamma)
+    return _Offer(gamma, world.alone(tier, gamma), expected(world.share(tier), gamma), gamma)
 
 
 def _lookup(world: World, gamma: Amount, below: str | None) -> _Offer:

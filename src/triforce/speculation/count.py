@@ -28,14 +28,21 @@ class Counters:
         self.news_B2 = np.zeros((rows, 2), dtype=np.int64)
         self._passes: deque[tuple[int, int, float]] = deque(maxlen=REMEMBERED)
 
-    def passed(self, live_B: Bools, seconds: float, width: int = 1, passes: int = 1) -> None:
-        """The tier made so many passes, of so many columns each, for its live rows."""
+    def passed(self, live_B: Bools, seconds: float, width: int = 1, passes: int = 1, one_burst: bool = False) -> None:
+        """The tier made so many passes, of so many columns each, for its live rows.
+
+        `one_burst`: they belong to the passes before.
+        """
         self.passes_B += passes * live_B
         self.seconds_B += seconds * live_B
-        self._passes += [(width, int(live_B.sum()), seconds / passes)] * passes
+        tokens, rows = width * passes, int(live_B.sum())
+        if one_burst and self._passes:
+            before, rows, earlier = self._passes.pop()
+            tokens, seconds = tokens + before, seconds + earlier
+        self._passes.append((tokens, rows, seconds))
 
     def fresh(self) -> list[tuple[int, int, float]]:
-        """The passes since this was last asked, the latest of them: tokens of a row, rows, and seconds."""
+        """The passes and bursts since this was last asked, the latest of them: tokens of a row, rows, and seconds."""
         passes = list(self._passes)
         self._passes.clear()
         return passes

@@ -71,6 +71,7 @@ class Tier(Generic[C]):
         if self.ahead:
             draft, self.ahead = self.ahead.handed(self, prefix, sampling, live_B), None
             prefix = prefix.append(draft)
+        going_on = False
         while (live_B := live_B & (draft.counts_B < self.gamma)).any():
             guess = self.below.propose(prefix, sampling, live_B) if self.below else nothing
             started = perf_counter()
@@ -82,7 +83,8 @@ class Tier(Generic[C]):
             if self.below:
                 self.below.judged(guess, step.counts_B - 1, live_B)
             passes = int(several.counts_B.max()) if several else 1
-            self.counters.passed(live_B, perf_counter() - started, guess.tokens_BK.shape[1] + 1, passes)
+            self.counters.passed(live_B, perf_counter() - started, guess.tokens_BK.shape[1] + 1, passes, going_on)
+            going_on = self.burst is not None and not self.below
         return draft
 
     def verify(self, prefix: Prefix, guess: Draft, sampling: Sampling, live_B: Bools) -> Draft:
