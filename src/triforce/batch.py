@@ -120,14 +120,13 @@ class Batch:
             for b, job in enumerate(self.jobs)
         ]
         self._note_logprobs(taken)
-        ended = perf_counter()
-        seconds = ended - started
+        if self.pilot:
+            self.pilot.learn(lengths, sum(taken), perf_counter() - steered)
+        seconds = perf_counter() - started
         self.decode_seconds += seconds
         for job, count in ((job, n) for job, n, alive in zip(self.jobs, taken, live, strict=True) if alive):
             job.proposed(seconds, count, self.pilot)
         self._look()
-        if self.pilot:
-            self.pilot.learn(lengths, sum(taken), ended - steered)
         return taken
 
     def join(self, other: Batch) -> None:

@@ -25,11 +25,10 @@ from triforce.speculation import Lookup, Prefix, Proposer, Tier
 from triforce.speculation.lookup import FAR
 
 EVERY = 4  # proposals between two thoughts, at least
-WORTH = 100.0  # times the time that a thought takes is spent until the next one
+WORTH = 100.0  # times the time that a thought takes is spent until the next one, and so with what plain decoding tells
 SOMETIMES = 4  # thoughts of which one weighs other budgets, too: they take half as long again
 BETTER = 1.04  # times the present plan's worth: less is not worth a change
 SAFE = 1.06  # times the worth of plain decoding: less is not worth the risk
-SELDOM = 4  # proposals of plain decoding, of whose passes the last is learnt from: they are many, and alike
 PROBE = 64  # proposals between two of plain decoding, so that its cost stays known
 WATCHED = 8, 16  # proposals that the measured speed is an average of: at least, and at most
 GROUNDED = 4, 1024  # proposals of plain decoding after speculation lost: at first, and at most
@@ -79,6 +78,7 @@ class Pilot:
         self._rest = GROUNDED[0]
         self._course = self.plan
         self._since, self._pause = 0.0, 0.0
+        self._idle, self._study = 0.0, 0.0  # seconds of plain decoding since one was learnt from, and what that took
         self._off = {True: 1.0, False: 1.0}  # what speculation, and plain decoding, were worth, of what was foretold
         self._speed: deque[tuple[float, float]] = deque(maxlen=WATCHED[1])
 
@@ -104,9 +104,12 @@ class Pilot:
         """After a proposal from texts of these lengths, which gave so many tokens in all."""
         self._since += seconds
         if self.plan is PLAIN:
-            if self._steps % SELDOM == 0:
+            self._idle += seconds
+            if self._course != PLAIN or self._idle >= WORTH * self._study:
+                began = self._clock()
                 self.time(lengths, seconds)
                 self._measure_plain(lengths, seconds)
+                self._study, self._idle = self._clock() - began, 0.0
             return
         self.time(lengths, seconds)
         self._watch.fade(max(lengths))
@@ -223,9 +226,9 @@ class Pilot:
 
     def _measure_plain(self, lengths: Sequence[int], seconds: float) -> None:
         """What plain decoding is worth, where it was just tried, is not left to what was foretold."""
-        foretold = PLAIN.rate(self._outlook(lengths, [{}]))
-        self._correct(False, 1 / seconds / foretold / self._off[False])
-        self.plain = foretold * self._off[False]
+        expected = self.costs.seconds("full", 1, len(lengths), sum(lengths))
+        self._correct(False, expected / seconds / self._off[False])
+        self.plain = self._off[False] / expected
 
     def _correct(self, speculation: bool, ratio: float) -> None:
         """What came was so many times what was foretold; one proposal says little."""
