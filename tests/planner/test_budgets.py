@@ -146,8 +146,7 @@ def test_keys_that_were_never_varied_cost_what_those_of_the_exact_tier_do() -> N
         it.costs.observe("retrieval", width, 1, 64, 2 * MS)
         for keys in (100, 400):
             it.costs.observe("full", width, 1, keys, 3 * MS + keys * 0.01 * MS)
-    others = [name for name in it._parts if name != "retrieval"]
-    it_sees = it.costs, it._watch, it._echo, it._view, others, [400]
+    it_sees = it.costs, it._watch, it._echo, it._view, [400]
     few, usual, many = (
         np.ravel(Outlook(*it_sees, [{}, {9: 0.5}, {9: 2.0}]).cost("retrieval", 1))[i] for i in (1, 0, 2)
     )
@@ -157,8 +156,7 @@ def test_keys_that_were_never_varied_cost_what_those_of_the_exact_tier_do() -> N
 def test_the_worth_of_several_budgets_is_that_of_each() -> None:
     it, _ = both()
     budgets = options(it._view, {}, [400, 300, 150])
-    others = [name for name in it._parts if name != "retrieval"]
-    how = it.costs, it._watch, it._echo, it._view, others, [400, 300, 150]
+    how = it.costs, it._watch, it._echo, it._view, [400, 300, 150]
     together = np.ravel(rate(DEEP.tiers, DEEP.gammas, Outlook(*how, budgets)))
     alone = [DEEP.rate(Outlook(*how, [times])) for times in budgets]
     assert together == pytest.approx(alone) and len(set(alone)) == len(alone)

@@ -177,16 +177,16 @@ def test_plain_decoding_is_tried_now_and_then() -> None:
     assert 2 <= sum(seen) <= 6
 
 
-def test_a_thought_is_not_worth_more_than_a_hundredth_of_the_time() -> None:
+def test_thoughts_take_a_hundredth_of_the_time_once_the_first_ones_are_over() -> None:
     ticks = iter(range(10**6))
     it, batch = steered(known(full=20e-3), steps=1, clock=lambda: 1e-3 * next(ticks))  # a thought takes a millisecond
-    thoughts = 0
-    for _ in range(200):
+    thoughts = [0, 0]
+    for step in range(800):
         before = it._thought
         it.learn([100], 1, 2e-3)
         it.steer(batch.prefix, LIVE)
-        thoughts += it._thought != before
-    assert 3 <= thoughts <= 4
+        thoughts[step >= 400] += it._thought != before
+    assert 7 <= thoughts[1] <= 8 < thoughts[0] <= 10
 
 
 def test_what_is_done_between_passes_is_shared_among_them() -> None:

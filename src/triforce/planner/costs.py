@@ -21,6 +21,7 @@ from triforce.planner.shares import Shares
 FADE = 0.995  # of the past, per pass
 LASTING = 8.0  # passes' worth of what was seen before `Costs.settle`, which does not fade
 TOGETHER = 64  # passes that are looked at at a time, at most
+FEW = 8  # passes that change little where many were seen: that they were can wait
 RIDGE = np.array([1e-9, 1e-6, 1e-6, 1e-6])  # of each sum, added to it: what was never varied then costs nothing more
 OUTLIER = 3.0  # times what is expected: more than that counts as that, as the machine did something else
 TRUSTED = 8  # passes
@@ -43,13 +44,13 @@ class Costs:
 
     def seconds(self, tier: str, width: float, rows: int, keys: float) -> float:
         """What a pass is expected to take; next to nothing where there was none yet, so that it will be tried."""
-        fit = self._fits.get(tier)
-        return max(fit.seconds(width, rows, keys), LEAST) if fit else LEAST
+        base, each = self.line(tier, rows, keys)
+        return max(base + width * each, LEAST)
 
-    def line(self, tier: str, rows: int, keys: int) -> tuple[float, float]:
+    def line(self, tier: str, rows: int, keys: float) -> tuple[float, float]:
         """The same as a function of the width: what a pass takes whatever it is, and what each token more adds."""
-        base = self.seconds(tier, 0, rows, keys)
-        return base, self.seconds(tier, 1, rows, keys) - base
+        fit = self._fits.get(tier)
+        return fit.line(rows, keys) if fit else (LEAST, 0.0)
 
     def settle(self) -> None:
         """What has been seen so far is not forgotten: it had passes of all widths, and later ones may all be alike."""
@@ -150,11 +151,12 @@ class _Fit:
         self.fold()
         return self._sums.tolist(), self._lasting.tolist(), self.passes
 
-    def seconds(self, width: float, rows: int, keys: float) -> float:
-        self.fold()
-        return float(
-            sum(x * each for x, each in zip(self._solution.tolist(), _features(width, rows, keys), strict=True))
-        )
+    def line(self, rows: int, keys: float) -> tuple[float, float]:
+        """See `Costs.line`."""
+        if len(self._fresh) >= FEW or self._passes < TOGETHER:
+            self.fold()
+        (a, b, c, d), thousands = self._solution.tolist(), keys / 1000
+        return a + c * thousands, b * rows + d * thousands
 
 
 def _solved(sums: np.ndarray) -> np.ndarray:

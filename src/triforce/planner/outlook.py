@@ -7,6 +7,7 @@ usual budget for rows of one size; tiers and gammas are those of all rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -69,44 +70,60 @@ class Outlook:
         watch: Watch,
         echo: Echo,
         view: Retrieval,
-        others: Sequence[str],
         lengths: Sequence[int],
         options: Sequence[Times] = ({},),
     ) -> None:
-        self.rows, self.echo, self._watch, self._longest = len(lengths), echo.of, watch, max(lengths)
-        self._lines: dict[str, tuple[Amount, Amount]] = {
-            name: costs.line(name, self.rows, keys_seen(name, lengths, view)) for name in others
-        }
-        sizes: dict[int, list[int]] = {}
-        for length in lengths:
-            sizes.setdefault(length.bit_length(), []).append(length)
-        means = {bits: (len(some), sum(some) // len(some)) for bits, some in sizes.items()}
-        reads, shares = [], []
-        for times in options:
-            keys, kept = 0, 0.0
-            for bits, (count, mean) in means.items():
-                each = times.get(bits, 1.0)
-                keys += count * view.keys(mean, budget=view.setting.budget.of(mean, each))
-                kept += count * watch.share("retrieval", mean, each)
-            reads.append(keys)
-            shares.append(kept / self.rows)
+        self.rows, self._longest = len(lengths), max(lengths)
+        self._costs, self._watch, self._echo, self._view = costs, watch, echo, view
+        self._lengths, self._options = lengths, options
+        self._lines: dict[str, tuple[Amount, Amount]] = {}
         self.caution = _column([OTHER ** len(times) for times in options])
         """How much better these budgets have to be."""
-        base, each_token = zip(*(_retrieval(costs, self.rows, reads[0], keys) for keys in reads), strict=True)
-        self._lines["retrieval"] = _column(base), _column(each_token)
-        self._share = _column(shares)
 
     def cost(self, tier: str, tokens: Amount) -> Amount:
+        if tier not in self._lines:
+            self._lines[tier] = self._line(tier)
         base, each = self._lines[tier]
         return base + each * tokens
 
     def alone(self, tier: str, tokens: Amount) -> Amount:
         return self.cost(tier, tokens) if tier == "draft" else tokens * self.cost(tier, 1)
 
+    def echo(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
+        made, kept, found = self._echo.of(gamma, alone)
+        trust = self._watch.share("lookup", self._longest)
+        return trust * made, trust * kept, trust * found
+
     def share(self, tier: str) -> Amount:
         if tier == "full":
             return 1.0
-        return self._share if tier == "retrieval" else self._watch.share(tier, self._longest)
+        return self._retrieval[1] if tier == "retrieval" else self._watch.share(tier, self._longest)
+
+    def _line(self, tier: str) -> tuple[Amount, Amount]:
+        """See `Costs.line`."""
+        if tier != "retrieval":
+            return self._costs.line(tier, self.rows, keys_seen(tier, self._lengths, self._view))
+        reads = self._retrieval[0]
+        base, each = zip(*(_retrieval(self._costs, self.rows, reads[0], keys) for keys in reads), strict=True)
+        return _column(base), _column(each)
+
+    @cached_property
+    def _retrieval(self) -> tuple[list[int], Amount]:
+        """Of each option the keys that all rows read, and the share kept."""
+        sizes: dict[int, list[int]] = {}
+        for length in self._lengths:
+            sizes.setdefault(length.bit_length(), []).append(length)
+        means = {bits: (len(some), sum(some) // len(some)) for bits, some in sizes.items()}
+        reads, shares = [], []
+        for times in self._options:
+            keys, kept = 0, 0.0
+            for bits, (count, mean) in means.items():
+                each = times.get(bits, 1.0)
+                keys += count * self._view.keys(mean, budget=self._view.setting.budget.of(mean, each))
+                kept += count * self._watch.share("retrieval", mean, each)
+            reads.append(keys)
+            shares.append(kept / self.rows)
+        return reads, _column(shares)
 
 
 def _retrieval(costs: Costs, rows: int, present: int, keys: int) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,7 +26,8 @@ from triforce.speculation import Lookup, Prefix, Proposer, Tier
 from triforce.speculation.lookup import FAR
 
 EVERY = 4  # proposals between two thoughts, at least
-WORTH = 100.0  # times the time that a thought takes is spent until the next one, and so with what plain decoding tells
+WORTH = 100.0  # times the time that a thought takes, or learning, is spent until the next one
+PATIENT = 4  # thoughts of a batch until then: the first ones follow sooner, as a text is new to it
 SOMETIMES = 4  # thoughts of which one weighs other budgets, too: they take half as long again
 BETTER = 1.04  # times the present plan's worth: less is not worth a change
 SAFE = 1.06  # times the worth of plain decoding: less is not worth the risk
@@ -35,6 +37,17 @@ GROUNDED = 4, 1024  # proposals of plain decoding after speculation lost: at fir
 BOUNDS = 0.5, 1.5  # of the factors by which what was foretold proves to be off
 
 PLAIN = Plan()
+
+
+class _Run(NamedTuple):
+    """Some proposals, one after another, and the tokens of each row that they gave."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    proposals: int = 0
+
+    def and_one_of(self, tokens: float, seconds: float) -> _Run:
+        return _Run(self.tokens + tokens, self.seconds + seconds, self.proposals + 1)
 
 
 class Pilot:
@@ -78,9 +91,11 @@ class Pilot:
         self._rest = GROUNDED[0]
         self._course = self.plan
         self._since, self._pause = 0.0, 0.0
-        self._idle, self._study = 0.0, 0.0  # seconds of plain decoding since one was learnt from, and what that took
+        self._asked = 0  # how often lookup was, for a row, in the proposals that are learnt from
+        self._study = 0.0  # seconds that it took to learn from the latest proposals
         self._off = {True: 1.0, False: 1.0}  # what speculation, and plain decoding, were worth, of what was foretold
-        self._speed: deque[tuple[float, float]] = deque(maxlen=WATCHED[1])
+        self._speed: deque[_Run] = deque()
+        self._news = _Run()
 
     def steer(self, prefix: Prefix, live_B: Bools) -> None:
         """Wire the ladder for the next proposal."""
@@ -101,30 +116,36 @@ class Pilot:
         self._grounded -= 1
 
     def learn(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
-        """After a proposal from texts of these lengths, which gave so many tokens in all."""
+        """After a proposal from texts of these lengths, which gave so many tokens in all.
+
+        Proposals are looked at many at a time where one takes less than a hundred times as long as to look.
+        """
         self._since += seconds
-        if self.plan is PLAIN:
-            self._idle += seconds
-            if self._course != PLAIN or self._idle >= WORTH * self._study:
-                began = self._clock()
-                self.time(lengths, seconds)
-                self._measure_plain(lengths, seconds)
-                self._study, self._idle = self._clock() - began, 0.0
+        self._news = self._news.and_one_of(taken / len(lengths), seconds)
+        probe = self.plan is PLAIN and self._course != PLAIN and self._grounded < 0
+        if self._news.seconds < WORTH * self._study and not probe:
             return
-        self.time(lengths, seconds)
-        self._watch.fade(max(lengths))
-        for name in self.plan.tiers[:-1]:
-            self._judge(name, lengths)
-        self._compare(lengths, taken, seconds)
+        began = self._clock()
+        if self.plan is PLAIN:
+            self.time(lengths, seconds)
+            self._measure_plain(lengths, seconds)
+        else:
+            self.time(lengths, self._news.seconds)
+            self._watch.fade(max(lengths), self._news.proposals)
+            for name in self.plan.tiers[:-1]:
+                self._judge(name, lengths)
+            self._compare()
+        self._news, self._study = _Run(), self._clock() - began
 
     def time(self, lengths: Sequence[int], seconds: float) -> None:
-        """Learn what the passes of a proposal took.
+        """Learn what the passes of some proposals took.
 
         What was done between them is shared among them: it would not have been without.
         """
         passes = {name: self._parts[name].counters.fresh() for name in self.plan.tiers}
         if self.plan is PLAIN:
             passes["full"] = passes["full"][-1:]
+        self._asked = sum(rows for _, rows, _ in passes.get("lookup", ()))
         count = sum(len(some) for some in passes.values())
         between = max(0.0, seconds - sum(took for some in passes.values() for *_, took in some)) / max(1, count)
         for name, some in passes.items():
@@ -138,18 +159,20 @@ class Pilot:
         return self._view.budget(context) if chosen else None
 
     def forget(self) -> None:
-        """The latest passes are not to be learnt from."""
+        """The latest proposals are not to be learnt from."""
+        self._news = _Run()
         for part in self.tiers:
             part.counters.fresh()
 
     def _think(self, prefix: Prefix, live_B: Bools) -> None:
-        """Choose a course. A thought is not worth more than a hundredth of the time."""
+        """Choose a course. Thoughts are not worth more than a hundredth of the time, but for a text's first ones."""
         rows = live_B.nonzero()[0].tolist()
-        self._echo.listen(prefix, rows[self._steps % len(rows)])
         began = self._clock()
+        self._echo.listen(prefix, rows[self._steps % len(rows)])
         self._course = self._best(prefix.lengths_B[live_B].tolist())
         self._thoughts += 1
-        self._pause, self._since, self._thought = WORTH * (self._clock() - began), 0.0, self._steps
+        patience = WORTH * min(1.0, self._thoughts / PATIENT)
+        self._pause, self._since, self._thought = patience * (self._clock() - began), 0.0, self._steps
 
     def _best(self, lengths: list[int]) -> Plan:
         """The plan that is worth most, or the one that is followed if that is about as good."""
@@ -158,6 +181,8 @@ class Pilot:
         budgets = budgets if self._thoughts % SOMETIMES == 0 else budgets[:1]
         world, best, highest, present = self._outlook(lengths, budgets), PLAIN, 0.0, 0.0
         for tiers, gammas in families("draft" in self._parts, less):
+            if "lookup" in tiers and not world.echo(1, tiers[0] == "lookup")[2]:
+                continue
             worth_KN = self._worth(tiers, gammas, world)
             if tiers == PLAIN.tiers:
                 self.plain = float(worth_KN[0, 0])
@@ -204,6 +229,10 @@ class Pilot:
         news_B2 = self._parts[name].counters.verdicts()
         if name == "draft":
             self._watch.add(name, max(lengths), *news_B2.sum(0).tolist())
+        elif name == "lookup":
+            part = self._parts[name]
+            kept, foretold = int(news_B2[:, 0].sum()), self._asked * self._echo.of(part.gamma, part.below is None)[1]
+            self._watch.add(name, max(lengths), kept, max(0.0, foretold - kept))
         elif name == "retrieval":
             bits_B = [length.bit_length() for length in lengths]
             for bits in set(bits_B):
@@ -211,16 +240,19 @@ class Pilot:
                 kept, refused = news_B2[rows].sum(0).tolist()
                 self._watch.add(name, (1 << bits) - 1, kept, refused, self._view.times.get(bits, 1.0))
 
-    def _compare(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
+    def _compare(self) -> None:
         """What came, with what was foretold; plain decoding for a while, each time longer, if that is faster."""
-        self._speed.append((taken / len(lengths), seconds))
-        if len(self._speed) < WATCHED[0]:
+        self._speed.append(self._news)
+        tokens, took, proposals = (sum(each) for each in zip(*self._speed, strict=True))
+        if proposals < WATCHED[0]:
             return
-        tokens, took = (sum(each) for each in zip(*self._speed, strict=True))
+        while proposals - self._speed[0].proposals >= WATCHED[1]:
+            proposals -= self._speed.popleft().proposals
         if self.foretold:
-            self._correct(True, tokens / took / self.foretold)
+            self._correct(True, tokens / took / self.foretold, self._news.proposals)
         if tokens < took * self.plain:
             self._grounded, self._rest = self._rest, min(2 * self._rest, GROUNDED[1])
+            self._pause = 0.0  # whatever led here, it is worth another thought
         else:
             self._rest = GROUNDED[0]
 
@@ -230,11 +262,10 @@ class Pilot:
         self._correct(False, expected / seconds / self._off[False])
         self.plain = self._off[False] / expected
 
-    def _correct(self, speculation: bool, ratio: float) -> None:
+    def _correct(self, speculation: bool, ratio: float, proposals: int = 1) -> None:
         """What came was so many times what was foretold; one proposal says little."""
-        now = self._off[speculation] * ratio ** (1 / WATCHED[0])
+        now = self._off[speculation] * ratio ** min(1.0, proposals / WATCHED[0])
         self._off[speculation] = min(BOUNDS[1], max(BOUNDS[0], now))
 
     def _outlook(self, lengths: Sequence[int], budgets: Sequence[Times]) -> Outlook:
-        others = [name for name in self._parts if name != "retrieval"]
-        return Outlook(self.costs, self._watch, self._echo, self._view, others, lengths, budgets)
+        return Outlook(self.costs, self._watch, self._echo, self._view, lengths, budgets)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-EXPECTED = {"draft": 0.7, "retrieval": 0.96}  # shares kept, before anything was seen: high, so that they are tried
+# Shares kept, before anything was seen: high, so that they are tried. Of lookup it is that of what an echo foretells.
+EXPECTED = {"lookup": 0.9, "draft": 0.7, "retrieval": 0.96}
 HEATS = (0.0, 0.5, 0.9, 1.1)  # temperatures at which texts differ in how easily they are guessed
 BELIEF = 4.0  # guesses' worth of `EXPECTED`
 REMEMBERED = 400.0  # guesses of earlier texts, at most
@@ -26,11 +27,12 @@ class Shares:
         if (total := sum(sums)) > REMEMBERED:
             sums[:] = (each * REMEMBERED / total for each in sums)
 
-    def forget(self, about: str) -> None:
-        """A proposal in these circumstances is over."""
+    def forget(self, about: str, proposals: int) -> None:
+        """So many proposals in these circumstances are over."""
+        left = FORGOTTEN**proposals
         for key, sums in self.sums.items():
             if key == about or key.startswith(f"{about} "):
-                sums[:] = FORGOTTEN * sums[0], FORGOTTEN * sums[1]
+                sums[:] = left * sums[0], left * sums[1]
 
     def of(self, tier: str, about: str, times: float = 1.0) -> float:
         """The share that is to be expected, with so many times the budget."""
@@ -64,13 +66,14 @@ class Watch:
         sums[:] = sums[0] + kept, sums[1] + refused
         self._shares.add(with_budget(about, times), kept, refused)
 
-    def fade(self, length: int) -> None:
-        """A proposal is over, of texts of at most this length."""
+    def fade(self, length: int, proposals: int = 1) -> None:
+        """So many proposals are over, of texts of at most this length."""
+        left = FADE**proposals
         for tier in EXPECTED:
-            self._shares.forget(self._about(tier, length))
+            self._shares.forget(self._about(tier, length), proposals)
         for seen in self._seen.values():
             for sums in seen.values():
-                sums[:] = FADE * sums[0], FADE * sums[1]
+                sums[:] = left * sums[0], left * sums[1]
 
     def share(self, tier: str, length: int, times: float = 1.0) -> float:
         """The share of a tier's guesses that is kept, of those looked at, with so many times the budget.
