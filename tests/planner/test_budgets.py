@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from dataclasses import replace
 from itertools import pairwise
@@ -57,6 +58,7 @@ def informed(world: World) -> Costs:
 def followed(world: World, setting: Setting = OPEN, proposals: int = 600) -> tuple[list[float], float]:
     """The budgets of all proposals, in times of the usual one; and tokens per second."""
     made, seen = batch(LONGER, setting=setting), []
+    world.dice = random.Random(1)  # the same ones, whatever was played before
     it = Pilot(made.top, 1, informed(world), clock=lambda: 0.0)
     speed = 0.0
     for _ in range(proposals):

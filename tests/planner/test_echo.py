@@ -9,7 +9,7 @@ from triforce.planner.echo import MOST, Echo
 from triforce.shapes import ints
 from triforce.speculation import Lookup, Prefix
 from triforce.speculation.grams import Grams
-from triforce.speculation.lookup import ALONE, STRIDE
+from triforce.speculation.lookup import ALONE, STRIDE, TRIED
 
 TEXT = np.random.default_rng(1).integers(0, 4, 400)
 LOOP = np.resize(np.arange(40), 400)
@@ -35,7 +35,7 @@ def test_hindsight_is_what_was_there_to_be_seen(text: np.ndarray) -> None:
     lookup = Lookup(1)
     assert list(lookup.prefill(prefix(text), 0, 199)) == [199]
     tried = list(lookup.hindsight(prefix(text), 0, MOST))
-    places = range(199 - 128, 400 - MOST + 1, STRIDE)
+    places = range(199 - TRIED, 400 - MOST + 1, STRIDE)
     assert tried == [asked_then(text, place) for place in places]
     assert not list(lookup.hindsight(prefix(text), 0, MOST))  # once is enough
 

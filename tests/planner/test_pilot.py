@@ -142,7 +142,7 @@ def test_little_gain_is_no_reason_to_change(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_plain_decoding_is_not_left_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pilot, "SAFE", 100.0)
+    monkeypatch.setattr(pilot, "SAFE", (100.0, 100.0))
     it, batch = steered(known(full=20e-3), steps=1)
     for _ in range(pilot.EVERY + 2):
         it.steer(batch.prefix, LIVE)

@@ -89,7 +89,8 @@ class Silence:
     def __init__(self, world: World) -> None:
         self.of = world.echo
 
-    def listen(self, prefix: object, b: int) -> None: ...
+    def listen(self, prefix: object, b: int) -> bool:
+        return False
 
 
 def flown(it: Pilot, prefix: Any, world: World, proposals: int) -> float:

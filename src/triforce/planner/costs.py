@@ -21,7 +21,7 @@ from triforce.planner.shares import Shares
 FADE = 0.995  # of the past, per pass
 LASTING = 8.0  # passes' worth of what was seen before `Costs.settle`, which does not fade
 TOGETHER = 64  # passes that are looked at at a time, at most
-FEW = 8  # passes that change little where many were seen: that they were can wait
+FEW = 16  # passes that change little where many were seen: that they were can wait
 RIDGE = np.array([1e-9, 1e-6, 1e-6, 1e-6])  # of each sum, added to it: what was never varied then costs nothing more
 OUTLIER = 3.0  # times what is expected: more than that counts as that, as the machine did something else
 TRUSTED = 8  # passes

@@ -26,11 +26,12 @@ from triforce.speculation import Lookup, Prefix, Proposer, Tier
 from triforce.speculation.lookup import FAR
 
 EVERY = 4  # proposals between two thoughts, at least
-WORTH = 100.0  # times the time that a thought takes, or learning, is spent until the next one
-PATIENT = 4  # thoughts of a batch until then: the first ones follow sooner, as a text is new to it
+WORTH = 100.0  # times the time that a thought takes is spent until the next one
+LESSON = 200.0  # and that learning from some proposals takes
+PATIENT = 4  # thoughts of a batch until then; its first ones follow sooner, but end where plain text goes on as such
 SOMETIMES = 4  # thoughts of which one weighs other budgets, too: they take half as long again
 BETTER = 1.04  # times the present plan's worth: less is not worth a change
-SAFE = 1.06  # times the worth of plain decoding: less is not worth the risk
+SAFE = 1.1, 1.04  # times the worth of plain decoding: less is not worth the risk of leaving it, and of staying away
 PROBE = 64  # proposals between two of plain decoding, so that its cost stays known
 WATCHED = 8, 16  # proposals that the measured speed is an average of: at least, and at most
 GROUNDED = 4, 1024  # proposals of plain decoding after speculation lost: at first, and at most
@@ -48,6 +49,10 @@ class _Run(NamedTuple):
 
     def and_one_of(self, tokens: float, seconds: float) -> _Run:
         return _Run(self.tokens + tokens, self.seconds + seconds, self.proposals + 1)
+
+    def loses_to(self, rate: float) -> bool:
+        """Whether so many tokens a second would have been more."""
+        return self.tokens < self.seconds * rate
 
 
 class Pilot:
@@ -118,12 +123,13 @@ class Pilot:
     def learn(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
         """After a proposal from texts of these lengths, which gave so many tokens in all.
 
-        Proposals are looked at many at a time where one takes less than a hundred times as long as to look.
+        Proposals are looked at many at a time where one takes less than two hundred times as long as to look.
         """
         self._since += seconds
         self._news = self._news.and_one_of(taken / len(lengths), seconds)
         probe = self.plan is PLAIN and self._course != PLAIN and self._grounded < 0
-        if self._news.seconds < WORTH * self._study and not probe:
+        losing = self.plan is not PLAIN and self._news.proposals == WATCHED[0] and self._news.loses_to(self.plain)
+        if self._news.seconds < LESSON * self._study and not (probe or losing):
             return
         began = self._clock()
         if self.plan is PLAIN:
@@ -168,8 +174,9 @@ class Pilot:
         """Choose a course. Thoughts are not worth more than a hundredth of the time, but for a text's first ones."""
         rows = live_B.nonzero()[0].tolist()
         began = self._clock()
-        self._echo.listen(prefix, rows[self._steps % len(rows)])
-        self._course = self._best(prefix.lengths_B[live_B].tolist())
+        told = self._echo.listen(prefix, rows[self._steps % len(rows)])
+        if told or self._course != PLAIN or self._thoughts == 0 or self._thoughts >= PATIENT:
+            self._course = self._best(prefix.lengths_B[live_B].tolist())
         self._thoughts += 1
         patience = WORTH * min(1.0, self._thoughts / PATIENT)
         self._pause, self._since, self._thought = patience * (self._clock() - began), 0.0, self._steps
@@ -179,29 +186,30 @@ class Pilot:
         less = any(length > self._view.budget(length) for length in lengths)
         budgets = options(self._view, self._times, lengths) if less else [{}]
         budgets = budgets if self._thoughts % SOMETIMES == 0 else budgets[:1]
-        world, best, highest, present = self._outlook(lengths, budgets), PLAIN, 0.0, 0.0
+        world = self._outlook(lengths, budgets)
+        self.plain = self._off[False] / world.cost("full", 1)
+        best, highest, present = PLAIN, self.plain, self.plain
         for tiers, gammas in families("draft" in self._parts, less):
             if "lookup" in tiers and not world.echo(1, tiers[0] == "lookup")[2]:
                 continue
             worth_KN = self._worth(tiers, gammas, world)
-            if tiers == PLAIN.tiers:
-                self.plain = float(worth_KN[0, 0])
             if tiers == self._course.tiers:
                 present = float(self._worth(tiers, self._course.gammas, world)[0, 0])
             k, at = divmod(int(worth_KN.argmax()), worth_KN.shape[1])
             if worth_KN[k, at] > highest:
                 times = tuple(sorted(budgets[k].items())) if "retrieval" in tiers else ()
                 best, highest = Plan(tiers, tuple(int(each[at]) for each in gammas), times), float(worth_KN[k, at])
-        if highest < SAFE * self.plain:
+        needed = SAFE[self._course != PLAIN] * self.plain
+        if highest < needed:
             best, highest = PLAIN, self.plain
-        if best != PLAIN and present > SAFE * self.plain and highest < BETTER * present:
+        if best != PLAIN and present > needed and highest < BETTER * present:
             best, highest = self._course, present
         self.foretold = highest * OTHER ** len(best.times)
         return PLAIN if best == PLAIN else best
 
     def _worth(self, tiers: tuple[str, ...], gammas: Sequence[Amount], world: Outlook) -> np.ndarray:
         """Of plans of these tiers, tokens per second as things proved so far, by budget and gammas."""
-        worth_KN = np.atleast_2d(rate(tiers, tuple(gammas), world)) * self._off[tiers != PLAIN.tiers]
+        worth_KN = np.atleast_2d(rate(tiers, tuple(gammas), world)) * self._off[True]
         return worth_KN / world.caution if "retrieval" in tiers else worth_KN
 
     def wire(self, plan: Plan, prefix: Prefix, live_B: Bools) -> None:
@@ -243,16 +251,16 @@ class Pilot:
     def _compare(self) -> None:
         """What came, with what was foretold; plain decoding for a while, each time longer, if that is faster."""
         self._speed.append(self._news)
-        tokens, took, proposals = (sum(each) for each in zip(*self._speed, strict=True))
-        if proposals < WATCHED[0]:
+        run = _Run(*(sum(each) for each in zip(*self._speed, strict=True)))
+        if run.proposals < WATCHED[0]:
             return
-        while proposals - self._speed[0].proposals >= WATCHED[1]:
-            proposals -= self._speed.popleft().proposals
+        if run.proposals - self._speed[0].proposals >= WATCHED[1]:
+            self._speed.popleft()
         if self.foretold:
-            self._correct(True, tokens / took / self.foretold, self._news.proposals)
-        if tokens < took * self.plain:
+            self._correct(True, run.tokens / run.seconds / self.foretold, self._news.proposals)
+        if run.loses_to(self.plain):
             self._grounded, self._rest = self._rest, min(2 * self._rest, GROUNDED[1])
-            self._pause = 0.0  # whatever led here, it is worth another thought
+            self._pause, self._thoughts = 0.0, max(self._thoughts, PATIENT)  # what led here is worth another thought
         else:
             self._rest = GROUNDED[0]
 

@@ -134,13 +134,13 @@ def _verified(world: World, below: _Offer, tier: str, gamma: Amount) -> _Offer:
 
 @cache
 def families(draft: bool, retrieval: bool) -> tuple[tuple[tuple[str, ...], tuple[np.ndarray, ...]], ...]:
-    """All plans that are worth a thought, by their tiers: gammas of the lower ones, an array for each.
+    """All plans beside plain decoding that are worth a thought, by their tiers: arrays of gammas of the lower ones.
 
     With a draft model or not, with a middle tier where that would see less than all.
     """
     wide, narrow = np.array(WIDE), np.array(NARROW)
     low, high = (each.ravel() for each in np.meshgrid(narrow, wide))
-    found: list[tuple[tuple[str, ...], tuple[np.ndarray, ...]]] = [(("full",), ())]
+    found: list[tuple[tuple[str, ...], tuple[np.ndarray, ...]]] = []
     if draft:
         found += [(("draft", "full"), (narrow,)), (("draft", "lookup", "full"), (narrow, narrow))]
     found.append((("lookup", "full"), (wide,)))
@@ -153,7 +153,8 @@ def families(draft: bool, retrieval: bool) -> tuple[tuple[tuple[str, ...], tuple
 
 
 def plans(draft: bool, retrieval: bool) -> Iterator[Plan]:
-    """The same, one by one."""
+    """The same, one by one, and plain decoding."""
+    yield Plan()
     for tiers, gammas in families(draft, retrieval):
-        for one in zip(*(each.tolist() for each in gammas), strict=True) if gammas else [()]:
+        for one in zip(*(each.tolist() for each in gammas), strict=True):
             yield Plan(tiers, one)

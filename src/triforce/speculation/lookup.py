@@ -29,7 +29,7 @@ these places, 0.55 in the fourth, 0.42 in the fifth. Without a draft a guess cos
 
 BELIEF = 4.0  # tokens kept, and refused, before anything was seen
 FAR = 64  # tokens that a pass of a draft may be behind; further behind it catches up row by row
-STRIDE, TRIED = 8, 128  # tokens between two places that are tried in hindsight; of the prompt's end that is tried
+STRIDE, TRIED = 8, 64  # tokens between two places that are tried in hindsight; of the prompt's end that is tried
 
 
 class Lookup:
