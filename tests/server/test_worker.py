@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from triforce.server.app import create_app
 from triforce.server.engine import Ask, QueueFull, Stopping
 from triforce.server.limits import Limits
 from triforce.server.worker import Worker
+from triforce.speculation import Tier
 
 LONG = {"prompt": "the cat", "max_tokens": 2000, "ignore_eos": True, "stream": True}
 
@@ -229,8 +231,16 @@ def test_a_client_that_hangs_up_leaves_no_kv(llm: LLM, after: int, stream: bool)
     asyncio.run(worker.close())
 
 
-def test_a_prompt_that_nobody_waits_for_is_not_read_to_its_end(llm: LLM) -> None:
+def test_a_prompt_that_nobody_waits_for_is_not_read_to_its_end(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client is gone after the first of four parts of the prompt."""
+    prefill = Tier.prefill
+
+    def slowly(*args: Any) -> Iterator[int]:
+        for seen in prefill(*args):
+            yield seen
+            time.sleep(0.1)  # or all parts may be over before anybody looks
+
+    monkeypatch.setattr(Tier, "prefill", slowly)
 
     async def scene() -> None:
         worker = Worker(llm, Limits(waiting=1))
