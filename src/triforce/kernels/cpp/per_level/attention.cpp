@@ -6,6 +6,9 @@
 namespace triforce::TF_LEVEL {
 namespace {
 
+// Lists of so many splits are taken to be in the caches since the pass before, longer ones to come from memory.
+constexpr int64_t splits_in_cache = 4;
+
 template <class T>
 const T* query(const Attention& call, const void* q, const Queries& queries, int i) {
     const int64_t at = queries.first + i, t = at / call.group(), head = queries.g * call.group() + at % call.group();
@@ -97,10 +100,11 @@ Scan<T>::Scan(const Attention& call, const Queries& queries, int64_t split, cons
     for (int i = 0; sums && i < n * split_pages; i += 16) store(sums + i, zero());
     for (int i = 0; i < n; i++) to.most[i] = nothing_seen;
     tiles_ = (n + tallest_tile - 1) / tallest_tile;
+    const bool in_order = tiles_ == 1 && call.splits(queries.b) > splits_in_cache;
     for (int i = 0; i < tiles_; i++) {
         const int first = n * i / tiles_, height = n * (i + 1) / tiles_ - first;
         tile_[i] = {words_ + first * words, words_of_sinks_ + first * words, to.mixed + first * dim, to.most + first,
-                    totals_ + first * 16, sums ? sums + first * split_pages : nullptr, height, dim, scale};
+                    totals_ + first * 16, sums ? sums + first * split_pages : nullptr, height, dim, scale, in_order};
         first_[i] = first;
         pack<T>(call, call.q, queries, first, height, words_ + first * words);
         if (call.q_sinks) pack<T>(call, call.q_sinks, queries, first, height, words_of_sinks_ + first * words);

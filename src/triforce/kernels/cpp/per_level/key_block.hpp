@@ -40,7 +40,8 @@ struct Tile {
     float* totals;  // [height][16], of which the total is the sum
     float* sums;    // [height][split_pages], of each page; or null: nobody asks
     int height, dim;
-    float scale;  // of scores, to base 2
+    float scale;    // of scores, to base 2
+    bool in_order;  // keys are read page by page: slower than several pages at once, but to memory it is one stream
 };
 
 /// Into the second cache: the first one is full of this block.
@@ -76,28 +77,28 @@ TF_INLINE void count(const Tile& tile, int row, const F16 (&weights)[block_pages
     if (tile.sums) store_sums(tile.sums + row * split_pages + page, weights);
 }
 
-/// Scores of R queries, of which the tile has `height`.
-template <class T, int R>
+/// Scores of R queries, of which the tile has `height`, against so many pages at once.
+template <class T, int R, int pages = pages_at_once>
 TF_INLINE void score(const uint32_t* words, int height, int dim, const KeyBlock<T>& block,
                      F16 (&scores)[R][block_pages]) {
     const int steps = dim / tokens_of_step<T>;
-    for (int page = 0; page < block_pages; page += pages_at_once) {
-        F16 acc[R][pages_at_once];
+    for (int page = 0; page < block_pages; page += pages) {
+        F16 acc[R][pages];
         for (int r = 0; r < R; r++)
-            for (int p = 0; p < pages_at_once; p++) acc[r][p] = zero();
+            for (int p = 0; p < pages; p++) acc[r][p] = zero();
         for (int step = 0; step < steps; step++) {
-            decltype(load_step(block.keys[0])) key[pages_at_once];
-            for (int p = 0; p < pages_at_once; p++) {
+            decltype(load_step(block.keys[0])) key[pages];
+            for (int p = 0; p < pages; p++) {
                 key[p] = load_step(block.keys[page + p] + step * step_size<T>);
                 fetch(block.keys_ahead[page + p] + step * step_size<T>);
             }
             for (int r = 0; r < R; r++) {
                 const auto word = Word<T>::spread(words[step * height + r]);
-                for (int p = 0; p < pages_at_once; p++) acc[r][p] = dot(acc[r][p], key[p], word);
+                for (int p = 0; p < pages; p++) acc[r][p] = dot(acc[r][p], key[p], word);
             }
         }
         for (int r = 0; r < R; r++)
-            for (int p = 0; p < pages_at_once; p++) scores[r][page + p] = acc[r][p];
+            for (int p = 0; p < pages; p++) scores[r][page + p] = acc[r][p];
     }
 }
 
@@ -173,7 +174,10 @@ TF_INLINE void by_height(int height, Body body) {
 template <class T, int R>
 void attend_block(const Tile& tile, const KeyBlock<T>& block, int page) {
     F16 scores[R][block_pages];
-    score<T, R>(tile.words, R, tile.dim, block, scores);
+    if (tile.in_order)
+        score<T, R, 1>(tile.words, R, tile.dim, block, scores);
+    else
+        score<T, R>(tile.words, R, tile.dim, block, scores);
     alignas(64) uint32_t words[R][block_steps<T>];
     for (int r = 0; r < R; r++) {
         F16(&s)[block_pages] = scores[r];
