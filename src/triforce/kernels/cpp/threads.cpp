@@ -18,7 +18,7 @@ namespace triforce {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto patience = std::chrono::microseconds(50);  // of a worker without work, before it sleeps
+constexpr auto patience = std::chrono::microseconds(250);  // of a worker without work: longer than between passes
 constexpr int spins_between_looks = 64;                   // at the clock: some 2 microseconds
 
 void pause() {
