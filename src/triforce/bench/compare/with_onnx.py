@@ -37,19 +37,10 @@ def _built(task: Task) -> Path:
     folder = Path(task["work"]) / f"onnx-{task['variant']}"
     if not (folder / "genai_config.json").exists():
         builder = Path(onnxruntime_genai.__file__).parent / "models" / "builder.py"
-        asked = [
-            "-i",
-            task["model"],
-            "-o",
-            str(folder),
-            "-p",
-            task["variant"],
-            "-e",
-            "cpu",
-            "-c",
-            str(folder / "cache"),
-        ]
-        subprocess.run([sys.executable, str(builder), *asked], check=True, stdout=sys.stderr)
+        asked = [*f"-p {task['variant']} -e cpu".split(), "-i", task["model"], "-o", folder, "-c", folder / "cache"]
+        made = subprocess.run([sys.executable, builder, *asked], capture_output=True, text=True)
+        if made.returncode:
+            raise RuntimeError(f"its builder says: {made.stderr.strip().splitlines()[-1]}")
     return folder
 
 
