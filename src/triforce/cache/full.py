@@ -59,7 +59,7 @@ class Full:
         starts, unit, observe = self.lengths_B.tolist(), self.grain or PAGE, width <= OBSERVED
         lists = Lists(self.pool.units(self.rows, unit), starts, counts_B.tolist(), unit)
         weigh = observe and self.grain > 0
-        keep = max(map(self.budget.of, starts)) // PAGE if self.budget and observe else 0
+        keep = max(map(self.budget.of, starts)) // PAGE if self.budget and self.pool.offloaded and observe else 0
         views = [(self.pool.config.layers, lists)]
         tables = self.pool.tables[self.rows.start : self.rows.stop]
         self._pass = Pass(starts, views, observe, weigh, self.pool.least, exact=True, keep=keep, tables=tables)

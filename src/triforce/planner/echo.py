@@ -25,6 +25,7 @@ class Echo:
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
         self._places = BELIEF
+        self._empty = 0  # the latest places, at which there was nothing to guess by: they are most, and not counted yet
         self._found = {True: 0.0, False: 0.0}
         self._made = {True: np.zeros(MOST + 1), False: np.zeros(MOST + 1)}
         self._kept = {True: np.zeros(MOST + 1), False: np.zeros(MOST + 1)}
@@ -38,14 +39,33 @@ class Echo:
 
     def of(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
         """As `plan.World.echo` says."""
+        self._count_empty()
         gamma = np.minimum(gamma, MOST)
         made, kept = self._made[alone][gamma] / self._places, self._kept[alone][gamma] / self._places
         return made, kept, self._found[alone] / self._places
 
     def _add(self, match: int, run: int) -> None:
-        self._places = FADE * self._places + 1
+        if match < BEFORE_A_DRAFT:
+            self._empty += 1
+            return
+        self._count_empty()
+        self._fade(1)
         for alone, least in ((True, ALONE), (False, BEFORE_A_DRAFT)):
             guesses = min(MOST, Lookup.reach(match)) if match >= least else 0
-            self._found[alone] = FADE * self._found[alone] + (guesses > 0)
-            self._made[alone] = FADE * self._made[alone] + _UP_TO[guesses]
-            self._kept[alone] = FADE * self._kept[alone] + _UP_TO[min(run, guesses)]
+            self._found[alone] += guesses > 0
+            self._made[alone] += _UP_TO[guesses]
+            self._kept[alone] += _UP_TO[min(run, guesses)]
+
+    def _count_empty(self) -> None:
+        if self._empty:
+            self._fade(self._empty)
+            self._empty = 0
+
+    def _fade(self, places: int) -> None:
+        """So many places more."""
+        left = FADE**places
+        self._places = left * self._places + (1 - left) / (1 - FADE)
+        for alone in (True, False):
+            self._found[alone] *= left
+            self._made[alone] *= left
+            self._kept[alone] *= left

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,8 @@ from triforce.speculation.lookup import FAR
 EVERY = 4  # proposals between two thoughts, at least
 WORTH = 100.0  # times the time that a thought takes is spent until the next one
 LESSON = 200.0  # and that learning from some proposals takes
-PATIENT = 4  # thoughts of a batch until then; its first ones follow sooner, but end where plain text goes on as such
-SOMETIMES = 4  # thoughts of which one weighs other budgets, too: they take half as long again
+PATIENT = 4  # thoughts of a batch until then: its first ones follow sooner
+SOMETIMES = 4  # thoughts of which one weighs other budgets, too, or what else there is while plain text goes on as such
 BETTER = 1.04  # times the present plan's worth: less is not worth a change
 SAFE = 1.1, 1.04  # times the worth of plain decoding: less is not worth the risk of leaving it, and of staying away
 PROBE = 64  # proposals between two of plain decoding, so that its cost stays known
@@ -40,15 +40,18 @@ BOUNDS = 0.5, 1.5  # of the factors by which what was foretold proves to be off
 PLAIN = Plan()
 
 
-class _Run(NamedTuple):
+@dataclass(slots=True)
+class _Run:
     """Some proposals, one after another, and the tokens of each row that they gave."""
 
     tokens: float = 0.0
     seconds: float = 0.0
     proposals: int = 0
 
-    def and_one_of(self, tokens: float, seconds: float) -> _Run:
-        return _Run(self.tokens + tokens, self.seconds + seconds, self.proposals + 1)
+    def take(self, tokens: float, seconds: float, proposals: int = 1) -> None:
+        self.tokens += tokens
+        self.seconds += seconds
+        self.proposals += proposals
 
     def loses_to(self, rate: float) -> bool:
         """Whether so many tokens a second would have been more."""
@@ -85,7 +88,7 @@ class Pilot:
         self.top, self.plan, top.below = top, PLAIN, None
         self._view: Retrieval = self._parts["retrieval"].cache  # type: ignore[attr-defined]
         self._times: dict[int, float] = {}
-        self._live: list[int] = []
+        self._live_B: Bools = np.zeros(rows, bool)
         self.foretold = 0.0
         self.plain = 0.0
         """Tokens per second of each row that are expected of the course, and of plain decoding; 0: not known yet."""
@@ -106,7 +109,7 @@ class Pilot:
         """Wire the ladder for the next proposal."""
         if self._steps == 0 or (self._steps - self._thought >= EVERY and self._since >= self._pause):
             self._think(prefix, live_B)
-        probing = self._steps % PROBE == PROBE - 1 and self._course != PLAIN
+        probing = self._steps % PROBE == PROBE - 1 and not self._course.plain
         wanted = PLAIN if probing or self._grounded > 0 else self._course
         wanted, self._course = self._ranks.agree((wanted, self._course))
         if "retrieval" in self._course.tiers:
@@ -114,9 +117,9 @@ class Pilot:
         looks = "retrieval" in wanted.tiers
         ready = not looks or self.top.cache.grain == self._grain
         self.top.cache.grain = self._grain if looks or "retrieval" in self._course.tiers else 0
-        if wanted != self.plan and ready:  # else the exact tier first looks where attention goes
+        if ready and wanted is not self.plan and wanted != self.plan:  # else the exact tier first looks what is seen
             self.wire(wanted, prefix, live_B)
-        self._live = live_B.nonzero()[0].tolist()
+        self._live_B = live_B
         self._steps += 1
         self._grounded -= 1
 
@@ -126,13 +129,11 @@ class Pilot:
         Proposals are looked at many at a time where one takes less than two hundred times as long as to look.
         """
         self._since += seconds
-        self._news = self._news.and_one_of(taken / len(lengths), seconds)
-        probe = self.plan is PLAIN and self._course != PLAIN and self._grounded < 0
-        losing = self.plan is not PLAIN and self._news.proposals == WATCHED[0] and self._news.loses_to(self.plain)
-        if self._news.seconds < LESSON * self._study and not (probe or losing):
+        self._news.take(taken / len(lengths), seconds)
+        if self._news.seconds < LESSON * self._study and not self._urgent():
             return
         began = self._clock()
-        if self.plan is PLAIN:
+        if self.plan.plain:
             self.time(lengths, seconds)
             self._measure_plain(lengths, seconds)
         else:
@@ -143,13 +144,19 @@ class Pilot:
             self._compare()
         self._news, self._study = _Run(), self._clock() - began
 
+    def _urgent(self) -> bool:
+        """Whether the latest proposal was to try plain decoding, or the latest ones lost to it."""
+        if self.plan.plain:
+            return self._grounded < 0 and not self._course.plain
+        return self._news.proposals == WATCHED[0] and self._news.loses_to(self.plain)
+
     def time(self, lengths: Sequence[int], seconds: float) -> None:
         """Learn what the passes of some proposals took.
 
         What was done between them is shared among them: it would not have been without.
         """
         passes = {name: self._parts[name].counters.fresh() for name in self.plan.tiers}
-        if self.plan is PLAIN:
+        if self.plan.plain:
             passes["full"] = passes["full"][-1:]
         self._asked = sum(rows for _, rows, _ in passes.get("lookup", ()))
         count = sum(len(some) for some in passes.values())
@@ -175,7 +182,7 @@ class Pilot:
         rows = live_B.nonzero()[0].tolist()
         began = self._clock()
         told = self._echo.listen(prefix, rows[self._steps % len(rows)])
-        if told or self._course != PLAIN or self._thoughts == 0 or self._thoughts >= PATIENT:
+        if told or not self._course.plain or self._thoughts % SOMETIMES == 0:
             self._course = self._best(prefix.lengths_B[live_B].tolist())
         self._thoughts += 1
         patience = WORTH * min(1.0, self._thoughts / PATIENT)
@@ -199,13 +206,13 @@ class Pilot:
             if worth_KN[k, at] > highest:
                 times = tuple(sorted(budgets[k].items())) if "retrieval" in tiers else ()
                 best, highest = Plan(tiers, tuple(int(each[at]) for each in gammas), times), float(worth_KN[k, at])
-        needed = SAFE[self._course != PLAIN] * self.plain
+        needed = SAFE[not self._course.plain] * self.plain
         if highest < needed:
             best, highest = PLAIN, self.plain
-        if best != PLAIN and present > needed and highest < BETTER * present:
+        if not best.plain and present > needed and highest < BETTER * present:
             best, highest = self._course, present
         self.foretold = highest * OTHER ** len(best.times)
-        return PLAIN if best == PLAIN else best
+        return best
 
     def _worth(self, tiers: tuple[str, ...], gammas: Sequence[Amount], world: Outlook) -> np.ndarray:
         """Of plans of these tiers, tokens per second as things proved so far, by budget and gammas."""
@@ -229,7 +236,7 @@ class Pilot:
             self._speed.clear()
         if "retrieval" in plan.tiers:
             self._view.times = dict(plan.times)
-        self.plan, self.name = PLAIN if plan == PLAIN else plan, str(plan)
+        self.plan, self.name = plan, str(plan)
         self.forget()
 
     def _judge(self, name: str, lengths: Sequence[int]) -> None:
@@ -244,14 +251,16 @@ class Pilot:
         elif name == "retrieval":
             bits_B = [length.bit_length() for length in lengths]
             for bits in set(bits_B):
-                rows = [b for b, each in zip(self._live, bits_B, strict=True) if each == bits]
+                rows = [b for b, each in zip(self._live_B.nonzero()[0].tolist(), bits_B, strict=True) if each == bits]
                 kept, refused = news_B2[rows].sum(0).tolist()
                 self._watch.add(name, (1 << bits) - 1, kept, refused, self._view.times.get(bits, 1.0))
 
     def _compare(self) -> None:
         """What came, with what was foretold; plain decoding for a while, each time longer, if that is faster."""
         self._speed.append(self._news)
-        run = _Run(*(sum(each) for each in zip(*self._speed, strict=True)))
+        run = _Run()
+        for each in self._speed:
+            run.take(each.tokens, each.seconds, each.proposals)
         if run.proposals < WATCHED[0]:
             return
         if run.proposals - self._speed[0].proposals >= WATCHED[1]:

@@ -60,6 +60,11 @@ class Plan:
     gammas: tuple[int, ...] = ()
     times: tuple[tuple[int, float], ...] = ()
 
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is guessed."""
+        return len(self.tiers) == 1
+
     def __str__(self) -> str:
         guessers = [f"{tier} {gamma}" for tier, gamma in zip(self.tiers[:-1], self.gammas, strict=True)]
         return " > ".join([*guessers, self.tiers[-1]])

@@ -127,9 +127,11 @@ class Lookup:
         while place + most <= len(text_S):
             grams.read(text_S[:place])
             match, after = grams.match(text_S[:place])
-            follows = text_S[place : place + most]
-            told = np.resize(text_S[after:place], most) == follows if match else np.zeros(most, dtype=bool)
-            yield match, most if told.all() else int(told.argmin())
+            run = 0
+            if match:
+                wrong = np.resize(text_S[after:place], most) != text_S[place : place + most]
+                run = int(wrong.argmax()) if wrong.any() else most
+            yield match, run
             place += STRIDE
         self._tried[b] = place
 
