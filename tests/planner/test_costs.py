@@ -140,3 +140,11 @@ def test_another_version_or_level_of_kernels_begins_again(monkeypatch: pytest.Mo
 def test_a_folder_that_cannot_be_written_is_no_harm(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     learnt(tmp_path / "file" / "costs.json").save()
+
+
+def test_passes_alike_count_as_so_many() -> None:
+    together, apart = learnt(), learnt()
+    together.observe("full", 2, 1, 8000, 3e-3, passes=30)
+    for _ in range(30):
+        apart.observe("full", 2, 1, 8000, 3e-3)
+    assert together.seconds("full", 2, 1, 8000) == pytest.approx(apart.seconds("full", 2, 1, 8000), rel=1e-3)

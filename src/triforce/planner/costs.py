@@ -36,11 +36,11 @@ class Costs:
         self.path = path
         self._fits, self.shares = _read(path) if path else _nothing()
 
-    def observe(self, tier: str, width: int, rows: int, keys: float, seconds: float) -> None:
-        """One pass over `width` tokens of each row, or a burst of so many; `keys` are those of all rows."""
+    def observe(self, tier: str, width: int, rows: int, keys: float, seconds: float, passes: int = 1) -> None:
+        """So many alike, over `width` tokens of each row, or bursts of so many; `keys` are those of all rows."""
         if tier not in self._fits:
             self._fits[tier] = _Fit()
-        self._fits[tier].add(width, rows, keys, seconds)
+        self._fits[tier].add(width, rows, keys, seconds, passes)
 
     def seconds(self, tier: str, width: float, rows: int, keys: float) -> float:
         """What a pass is expected to take; next to nothing where there was none yet, so that it will be tried."""
@@ -111,16 +111,16 @@ class _Fit:
 
     def __init__(self, sums: np.ndarray = _NONE, lasting: np.ndarray = _NONE, passes: int = 0) -> None:
         self._sums, self._lasting, self._passes = sums, lasting, passes
-        self._fresh: list[tuple[float, float, float, float]] = []
+        self._fresh: list[tuple[float, float, float, float, int]] = []
         self._solution = _solved(sums + lasting)
 
     @property
     def passes(self) -> int:
-        return self._passes + len(self._fresh)
+        return self._passes + sum(passes for *_, passes in self._fresh)
 
-    def add(self, width: int, rows: int, keys: float, seconds: float) -> None:
-        """One pass; they are looked at many at a time, as one costs little more than that."""
-        self._fresh.append((width, rows, keys, seconds))
+    def add(self, width: int, rows: int, keys: float, seconds: float, passes: int) -> None:
+        """They are looked at many at a time, as one costs little more than that."""
+        self._fresh.append((width, rows, keys, seconds, passes))
         if len(self._fresh) >= TOGETHER:
             self.fold()
 
@@ -128,16 +128,17 @@ class _Fit:
         """See the latest passes."""
         if not self._fresh:
             return
-        *work, seconds_N = np.array(self._fresh).T
+        *work, seconds_N, passes_N = np.array(self._fresh).T
         rows_NF = np.stack(_features(*work), 1)
         if self._passes > TRUSTED:
             seconds_N = np.minimum(seconds_N, OUTLIER * (rows_NF @ self._solution))
         rows_NF = rows_NF / np.maximum(seconds_N, LEAST)[:, None]
-        weights_N = FADE ** np.arange(len(rows_NF) - 1, -1, -1)
+        ends_N = passes_N.cumsum()
+        weights_N = FADE ** (ends_N[-1] - ends_N) * (1 - FADE**passes_N) / (1 - FADE)
         ones_N1 = np.ones((len(rows_NF), 1))
         new = (rows_NF * weights_N[:, None]).T @ np.concatenate((rows_NF, ones_N1), 1)
-        self._sums = FADE ** len(rows_NF) * self._sums + new
-        self._passes += len(self._fresh)
+        self._sums = FADE ** ends_N[-1] * self._sums + new
+        self._passes += int(ends_N[-1])
         self._fresh.clear()
         self._solution = _solved(self._sums + self._lasting)
 

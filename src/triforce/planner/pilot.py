@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -133,11 +134,10 @@ class Pilot:
         if self._news.seconds < LESSON * self._study and not self._urgent():
             return
         began = self._clock()
+        self.time(lengths, self._news.seconds)
         if self.plan.plain:
-            self.time(lengths, seconds)
-            self._measure_plain(lengths, seconds)
+            self._measure_plain(lengths)
         else:
-            self.time(lengths, self._news.seconds)
             self._watch.fade(max(lengths), self._news.proposals)
             for name in self.plan.tiers[:-1]:
                 self._judge(name, lengths)
@@ -156,15 +156,16 @@ class Pilot:
         What was done between them is shared among them: it would not have been without.
         """
         passes = {name: self._parts[name].counters.fresh() for name in self.plan.tiers}
-        if self.plan.plain:
-            passes["full"] = passes["full"][-1:]
         self._asked = sum(rows for _, rows, _ in passes.get("lookup", ()))
         count = sum(len(some) for some in passes.values())
         between = max(0.0, seconds - sum(took for some in passes.values() for *_, took in some)) / max(1, count)
         for name, some in passes.items():
             of_row = keys_seen(name, lengths, self._view) / len(lengths)
+            alike: dict[tuple[int, int], list[float]] = {}
             for width, rows, took in some:
-                self.costs.observe(name, width, rows, of_row * rows, took + between)
+                alike.setdefault((width, rows), []).append(took)
+            for (width, rows), each in alike.items():
+                self.costs.observe(name, width, rows, of_row * rows, median(each) + between, len(each))
 
     def budget(self, context: int) -> int | None:
         """What the retrieval tier reads of so many tokens, where that is chosen, too."""
@@ -273,10 +274,11 @@ class Pilot:
         else:
             self._rest = GROUNDED[0]
 
-    def _measure_plain(self, lengths: Sequence[int], seconds: float) -> None:
+    def _measure_plain(self, lengths: Sequence[int]) -> None:
         """What plain decoding is worth, where it was just tried, is not left to what was foretold."""
         expected = self.costs.seconds("full", 1, len(lengths), sum(lengths))
-        self._correct(False, expected / seconds / self._off[False])
+        took = self._news.seconds / self._news.proposals
+        self._correct(False, expected / took / self._off[False], self._news.proposals)
         self.plain = self._off[False] / expected
 
     def _correct(self, speculation: bool, ratio: float, proposals: int = 1) -> None:
