@@ -98,6 +98,7 @@ def test_a_saved_prompt_changes_no_text(llm: LLM, sources: Sources, tmp_path: Pa
         o.token_ids for o in together(llm, texts, params, "triforce").outputs
     ]
     assert kept.of("x", texts[0])[1] == speed_of_prefill > 0
+    assert kept.of("x", texts[0][1:])[1] != speed_of_prefill  # another prompt of that name is not what was read
     kept.drop("x")
     assert not list(tmp_path.iterdir())
 

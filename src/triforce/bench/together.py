@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from triforce import kernels
 from triforce.cache.saved import Maker, SavedCache
@@ -51,17 +52,26 @@ class Prompts:
         self.llm, self.folder, self.on_prefill = llm, folder, on_prefill
 
     def of(self, name: str, prompt: list[int]) -> tuple[SavedCache, float]:
-        """The saved KV of a prompt, and at how many tokens a second it was read."""
-        kv, about = self.folder / f"{name}.kv", self.folder / f"{name}.json"
-        if not (kv.exists() and about.exists()):
+        """The saved KV of a prompt, and at how many tokens a second it was read; read again if it is another one."""
+        kv, about, key = self.folder / f"{name}.kv", self.folder / f"{name}.json", crc32(repr(prompt).encode())
+        if not kv.exists() or _saved(about)[0] != key:
             short = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
             (first,) = self.llm.generate([prompt], short, mode="ar", save_cache=kv, on_prefill=self.on_prefill())
-            about.write_text(json.dumps((len(prompt) - 1) / first.prefill_seconds), encoding="utf-8")
+            about.write_text(json.dumps([key, (len(prompt) - 1) / first.prefill_seconds]), encoding="utf-8")
         pool = self.llm.open(1, 1).engine.store.pool
         maker = Maker(self.llm.target.fingerprint, kernels.identity(self.llm.models.target.model, pool.memory))
-        return SavedCache(kv, maker), float(json.loads(about.read_text(encoding="utf-8")))
+        return SavedCache(kv, maker), _saved(about)[1]
 
     def drop(self, name: str) -> None:
         """It is not needed any more."""
         for suffix in ("kv", "json"):
             (self.folder / f"{name}.{suffix}").unlink(missing_ok=True)
+
+
+def _saved(about: Path) -> tuple[int, float]:
+    """Which prompt it is, and tokens a second; nothing that any prompt is, if there is no such file."""
+    try:
+        key, rate = json.loads(about.read_text(encoding="utf-8"))
+        return int(key), float(rate)
+    except (OSError, ValueError, TypeError):
+        return -1, 0.0

@@ -15,6 +15,7 @@ from typing import Any
 
 from triforce.bench.compare.engines import ENGINES, PLAIN
 from triforce.bench.quality import alike
+from triforce.evaluate.loops import repeated
 
 Row = dict[str, Any]
 BUSY = 0.85
@@ -47,7 +48,9 @@ def rows(prompts: Mapping[int, list[int]], plan: Plan) -> Iterator[Row]:
                     plain = row.get("ids") if (engine, variant) == PLAIN else plain
                     made = row.pop("ids", None)
                     as_plain = alike(made, plain) if made and plain else None
-                    yield {"engine": engine, "variant": variant, "context": context, **row, "as_plain": as_plain}
+                    again = repeated(made) if made else None
+                    about = {"as_plain": as_plain, "repeated_8_grams": again}
+                    yield {"engine": engine, "variant": variant, "context": context, **row, **about}
                     if "missing" in row:
                         break
 

@@ -1,4 +1,4 @@
-"""llama.cpp, by llama-cpp-python, on a GGUF file in f16; variants are with and without its flash attention."""
+"""llama.cpp, by llama-cpp-python, on a GGUF file in f16; variants: its flash attention, and lookup in the prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from triforce.bench.compare.worker import Clock, Task, work
 
 def run(task: Task) -> dict[str, Any]:
     import llama_cpp
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
+    lookup = LlamaPromptLookupDecoding(num_pred_tokens=10) if task["variant"] == "lookup" else None
     llm = llama_cpp.Llama(
         str(converted(task["model"], task["work"])),
         n_ctx=len(task["ids"]) + task["tokens"] + 8,
@@ -18,6 +20,7 @@ def run(task: Task) -> dict[str, Any]:
         n_threads_batch=task["threads"],
         n_batch=512,
         flash_attn=task["variant"] == "flash attention",
+        draft_model=lookup,
         verbose=False,
     )
     clock, ids = Clock(), list[int]()

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI, which reads the same GGUF file; variants are the precision of its KV cache."""
+"""OpenVINO GenAI, which reads the same GGUF file; variants are the precision of its KV cache, or how it guesses."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ def run(task: Task) -> dict[str, Any]:
     import openvino
     import openvino_genai
 
-    settings = {"INFERENCE_NUM_THREADS": task["threads"], "PERFORMANCE_HINT": "LATENCY"}
-    if task["variant"] != "default":
-        settings["KV_CACHE_PRECISION"] = task["variant"]
-    pipe = openvino_genai.LLMPipeline(str(converted(task["model"], task["work"])), "CPU", **settings)
+    way: str = task["variant"]
+    settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": task["threads"], "PERFORMANCE_HINT": "LATENCY"}
     config = openvino_genai.GenerationConfig()
+    if way == "lookup":
+        settings["prompt_lookup"] = True
+        config.num_assistant_tokens, config.max_ngram_size = 10, 3
+    elif way == "assisted":
+        settings["draft_model"] = openvino_genai.draft_model(str(converted(task["draft"], task["work"])), "CPU")
+        config.num_assistant_tokens = 5
+    elif way != "default":
+        settings["KV_CACHE_PRECISION"] = way
+    pipe = openvino_genai.LLMPipeline(str(converted(task["model"], task["work"])), "CPU", **settings)
     config.max_new_tokens, config.ignore_eos, config.do_sample = task["tokens"], True, False
     ids_1T = np.array([task["ids"]], dtype=np.int64)
     inputs = openvino_genai.TokenizedInputs(openvino.Tensor(ids_1T), openvino.Tensor(np.ones_like(ids_1T)))
