@@ -64,10 +64,10 @@ def _table(context: int, found: Sequence[Row]) -> Table:
             percent(row["as_plain"]) or "-", percent(row["repeated_8_grams"]),
         ])  # fmt: skip
     note = (
-        "Greedy; seconds to the first token, then tokens/s of the others, and these over our plain decoding's. Rows "
-        "with too few busy cores (1.7 of 2) are rejected. As plain: the share of tokens before the first that differs "
-        "from our plain decoding's; other engines round otherwise, so theirs may part anywhere. Repeats: the share of "
-        "8-grams that the text had before, which lookup lives on."
+        "Greedy; seconds to the first token, then tokens/s of the others, and these over our plain decoding's; medians "
+        "of three runs, or one of a minute. Rows with too few busy cores (1.7 of 2) are rejected. As plain: the share "
+        "of tokens before the first that differs from our plain decoding's; other engines round otherwise, so theirs "
+        "may part anywhere. Repeats: the share of 8-grams that the text had before, which lookup lives on."
     )
     header = ["engine", "prefill, s", "tokens/s", "of plain", "busy cores", "as plain", "repeats"]
     return Table(f"Decoding after {tokens(context)} tokens", note, header, lines)

@@ -21,6 +21,7 @@ def run(task: Task) -> dict[str, Any]:
         n_batch=512,
         flash_attn=task["variant"] == "flash attention",
         draft_model=lookup,
+        logits_all=lookup is not None,  # else it fails
         verbose=False,
     )
     clock, ids = Clock(), list[int]()

@@ -1,4 +1,7 @@
-"""OpenVINO GenAI, which reads the same GGUF file; variants are the precision of its KV cache, or how it guesses."""
+"""OpenVINO GenAI, which reads the same GGUF file; variants: the precision of its KV cache, lookup in the prompt.
+
+Its speculative decoding takes no draft model from a GGUF file.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,6 @@ def run(task: Task) -> dict[str, Any]:
     if way == "lookup":
         settings["prompt_lookup"] = True
         config.num_assistant_tokens, config.max_ngram_size = 10, 3
-    elif way == "assisted":
-        settings["draft_model"] = openvino_genai.draft_model(str(converted(task["draft"], task["work"])), "CPU")
-        config.num_assistant_tokens = 5
     elif way != "default":
         settings["KV_CACHE_PRECISION"] = way
     pipe = openvino_genai.LLMPipeline(str(converted(task["model"], task["work"])), "CPU", **settings)
