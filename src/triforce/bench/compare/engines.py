@@ -26,7 +26,7 @@ PLAIN = (OURS, "ar")
 ENGINES = {
     OURS: Engine("triforce", ("ar", "retrieval", "auto"), assisted=("triforce",)),
     "transformers": Engine("transformers", ("bf16", "f32", "bf16 lookup", "f32 lookup"), assisted=("bf16 assisted",)),
-    "openvino": Engine("OpenVINO GenAI", ("default", "u8", "lookup"), "compare-openvino"),
+    "openvino": Engine("OpenVINO GenAI", ("default", "u8", "f16", "lookup"), "compare-openvino"),
     "llamacpp": Engine("llama.cpp", ("no flash attention", "flash attention", "lookup"), "compare-llamacpp"),
     "onnx": Engine("ONNX Runtime GenAI", ("fp32",), "compare-onnx"),
     "vllm": Engine("vLLM, CPU", ("compiled", "eager"), "compare-vllm"),
