@@ -29,41 +29,43 @@ from triforce.speculation import Draft, Prefix, Seeded
 Row = dict[str, Any]
 WIDTHS = (1, 8, 16)
 BUDGET = 1024
-SECONDS = 0.5
-"""How long each kernel is repeated for."""
+TURNS, SECONDS = 5, 0.1
+"""How often it is a kernel's turn, and for how long."""
 
 
 def rows(contexts: Sequence[int], shape_names: Sequence[str]) -> Iterator[Row]:
-    """The bandwidth first, then whole steps of each shape, prefill attention, and the sampler."""
-    bandwidth = read_bandwidth()
-    yield {"kernel": "read", "gb_per_second": bandwidth, "fraction": 1.0}
+    """Whole steps of each shape, prefill attention, and the sampler; the bandwidth before those that it limits."""
     for name in shape_names:
         decoder = shapes.decoder(name, max(contexts) + 64)
         lower = shapes.decoder(name, max(contexts) + 64, int8=True) if extension.native else None
         for context in contexts:
-            yield from _steps(name, decoder, lower, context, bandwidth)
-    yield from _prefill(bandwidth)
+            yield from _steps(name, decoder, lower, context)
+    yield from _prefill()
     for vocab in (8192, 128_256):
         yield from _sampler(vocab)
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Median of the times of a call, which is repeated for `SECONDS` after a first one."""
-    call()
-    times: list[float] = []
-    while sum(times) < SECONDS or len(times) < 3:
-        began = perf_counter()
-        call()
-        times.append(perf_counter() - began)
-    return median(times)
+def in_turns(calls: Sequence[Callable[[], object]]) -> list[float]:
+    """Median seconds of each call. They take turns, so that a machine that becomes slower does so for all of them."""
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(TURNS):
+        for call, took in zip(calls, times, strict=True):
+            call()  # what others left of the caches is no part of it
+            began = now = perf_counter()
+            while now < began + SECONDS:
+                start = now
+                call()
+                now = perf_counter()
+                took.append(now - start)
+    return [median(took) for took in times]
 
 
-def read_bandwidth() -> float:
-    """GB/s at which the threads of the kernels can read a gigabyte."""
+def reading() -> tuple[Callable[[], object], int]:
+    """To read a gigabyte with the threads of the kernels; and the bytes."""
     many = torch.ones(1 << 27, dtype=torch.int64)
     if native := extension.native:
-        return many.nbytes / seconds(lambda: native.read(many)) / 1e9
-    return many.nbytes / seconds(many.sum) / 1e9
+        return partial(native.read, many), many.nbytes
+    return many.sum, many.nbytes
 
 
 def _row(kernel: str, took: float, moved: int, bandwidth: float, **more: Any) -> Row:
@@ -73,7 +75,7 @@ def _row(kernel: str, took: float, moved: int, bandwidth: float, **more: Any) ->
     }  # fmt: skip
 
 
-def _steps(name: str, decoder: Decoder, lower: Decoder | None, context: int, bandwidth: float) -> Iterator[Row]:
+def _steps(name: str, decoder: Decoder, lower: Decoder | None, context: int) -> Iterator[Row]:
     """Passes of a whole decoder: over the full cache at each width, and over a budget, in int8 too if it can be."""
     config, size = decoder.config, decoder.dtype.itemsize
     pool = Pool(config, 1, pages_for(context + 64), decoder.dtype, int8=lower is not None)
@@ -81,19 +83,18 @@ def _steps(name: str, decoder: Decoder, lower: Decoder | None, context: int, ban
     full = Full(pool)
     full.grain = 0
     _fill(pool, context)
-    weights = config.weights_read * size
-    for width in WIDTHS:
-        took = seconds(partial(_pass, decoder, full, width))
-        moved = weights + config.kv_size * context * size
-        yield _row("step", took, moved, bandwidth, shape=name, context=context, width=width)
-    few = Few(pool, BUDGET)
-    took = seconds(partial(_pass, decoder, few, 1))
-    moved = weights + config.kv_size * BUDGET * size
-    yield _row("retrieval step", took, moved, bandwidth, shape=name, context=context, width=1)
+    read, gigabyte = reading()
+    all_of_it = (config.weights_read + config.kv_size * context) * size
+    some = config.weights_read + config.kv_size * BUDGET
+    kinds = [("step", width, partial(_pass, decoder, full, width), all_of_it) for width in WIDTHS]
+    kinds.append(("retrieval step", 1, partial(_pass, decoder, Few(pool, BUDGET), 1), some * size))
     if lower:
-        took = seconds(partial(_pass, lower, Few(pool, BUDGET, int8=True), 1))
-        moved = config.weights_read + config.kv_size * BUDGET
-        yield _row("retrieval step, int8", took, moved, bandwidth, shape=name, context=context, width=1)
+        kinds.append(("retrieval step, int8", 1, partial(_pass, lower, Few(pool, BUDGET, int8=True), 1), some))
+    of_reading, *times = in_turns([read, *(call for _, _, call, _ in kinds)])
+    bandwidth = gigabyte / of_reading / 1e9
+    yield _row("read", of_reading, gigabyte, bandwidth, shape=name, context=context)
+    for (kernel, width, _, moved), took in zip(kinds, times, strict=True):
+        yield _row(kernel, took, moved, bandwidth, shape=name, context=context, width=width)
 
 
 class Few(Full):
@@ -129,8 +130,8 @@ def _fill(pool: Pool, length: int) -> None:
     pool.lengths_B[0] = length
 
 
-def _prefill(bandwidth: float, context: int = 16_384, width: int = 512) -> Iterator[Row]:
-    """Attention of one chunk of a prompt over all that came before it: ours, and torch's fused one, in turns."""
+def _prefill(context: int = 16_384, width: int = 512) -> Iterator[Row]:
+    """Attention of one chunk of a prompt over all that came before it: ours, and torch's fused one."""
     config = shapes.decoder("30m", context).config
     H, D = config.heads, config.head_dim
     pool = Pool(config, 1, pages_for(context), torch.bfloat16)
@@ -140,14 +141,16 @@ def _prefill(bandwidth: float, context: int = 16_384, width: int = 512) -> Itera
     lists = Lists(pool.units(range(1), PAGE), [context - width], [width])
     k_GSD, v_GSD = (x.contiguous() for x in pool.span(0, 0, 0, context))
     operations = 4 * width * (context - width // 2) * H * D
-    for kernel, call in {
-        "prefill attention": lambda: pool.memory.attend(0, q_BTHD, lists),
-        "prefill attention, torch": lambda: attend_causal(q_BTHD[0], k_GSD, v_GSD),
-    }.items():
-        torch.set_num_threads(extension.native.threads() if extension.native else torch.get_num_threads())
-        took = seconds(call)
+    threads = extension.native.threads() if extension.native else torch.get_num_threads()
+
+    def torchs() -> None:
+        torch.set_num_threads(threads)
+        attend_causal(q_BTHD[0], k_GSD, v_GSD)
         torch.set_num_threads(1)
-        row = _row(kernel, took, 2 * k_GSD.nbytes, bandwidth, context=context, width=width)
+
+    times = in_turns([partial(pool.memory.attend, 0, q_BTHD, lists), torchs])
+    for kernel, took in zip(("prefill attention", "prefill attention, torch"), times, strict=True):
+        row = {"kernel": kernel, "context": context, "width": width, "seconds": took}
         yield row | {"gflop_per_second": operations / took / 1e9}
 
 
@@ -159,5 +162,5 @@ def _sampler(vocab: int) -> Iterator[Row]:
         params = [SamplingParams(temperature=temperature, top_p=top_p)]
         sampler = sampling(params, [4], vocab, Seeded(Noise([1], [0])))
         nothing = Draft.empty(1, 0)
-        took = seconds(partial(sampler.verify, nothing, logits_BJV, prefix, live_B, 0))
+        (took,) = in_turns([partial(sampler.verify, nothing, logits_BJV, prefix, live_B, 0)])
         yield {"kernel": "sampler", "vocabulary": vocab, "temperature": temperature, "top_p": top_p, "seconds": took}
