@@ -80,3 +80,10 @@ def test_rows_that_leave_and_come_keep_their_places() -> None:
     list(joined.prefill(prefix(TEXT), 0, 299))
     joined.join(again)
     assert not list(joined.hindsight(both, 1, MOST))
+
+
+def test_a_match_too_short_before_a_draft_counts_alone() -> None:
+    echo = Echo(Lookup(1))
+    for match in (0, ALONE, 0):
+        echo._add(match, 1)
+    assert echo.of(1, alone=True)[2] > 0 and echo.of(1, alone=False)[2] == 0

@@ -45,7 +45,7 @@ class Echo:
         return made, kept, self._found[alone] / self._places
 
     def _add(self, match: int, run: int) -> None:
-        if match < BEFORE_A_DRAFT:
+        if match < ALONE:
             self._empty += 1
             return
         self._count_empty()
