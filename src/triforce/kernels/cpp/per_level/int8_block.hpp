@@ -18,21 +18,22 @@ struct Int8Queries {
 template <int R>
 TF_INLINE void score(const Int8Queries& queries, int dim, const KeyBlock<int8_t>& block, const PageScales* scales,
                      F16 (&scores)[R][block_pages]) {
-    for (int page = 0; page < block_pages; page += pages_at_once) {
-        I16 acc[R][pages_at_once] = {};
+    constexpr int pages = at_once(R);
+    for (int page = 0; page < block_pages; page += pages) {
+        I16 acc[R][pages] = {};
         for (int step = 0; step < dim / 4; step++) {
-            Quads key[pages_at_once];
-            for (int p = 0; p < pages_at_once; p++) {
+            Quads key[pages];
+            for (int p = 0; p < pages; p++) {
                 key[p] = load_quads(block.keys[page + p] + step * 64);
                 fetch(block.keys_ahead[page + p] + step * 64);
             }
             for (int r = 0; r < R; r++) {
                 const Signed query = with_signs(set1_quad(queries.quads[step * R + r]));
-                for (int p = 0; p < pages_at_once; p++) acc[r][p] = dot4(acc[r][p], query, key[p]);
+                for (int p = 0; p < pages; p++) acc[r][p] = dot4(acc[r][p], query, key[p]);
             }
         }
         for (int r = 0; r < R; r++)
-            for (int p = 0; p < pages_at_once; p++)
+            for (int p = 0; p < pages; p++)
                 scores[r][page + p] = floats(acc[r][p]) * set1(queries.scales[r] * scales[page + p].keys);
     }
 }

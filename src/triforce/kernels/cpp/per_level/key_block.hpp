@@ -8,15 +8,20 @@
 
 namespace triforce::TF_LEVEL {
 
-// Sums that fit into the registers beside what they are made of: queries x pages (scores), queries x columns (values).
+// The tallest tile, and the pages (scores) or columns (values) that it takes at once: so many that their sums fit into
+// the registers beside what they are made of.
 #if TF_SIMD_AVX512BF16
-constexpr int tallest_tile = 6, pages_at_once = 4, columns_at_once = 4;
+constexpr int tallest_tile = 8;
+constexpr int at_once(int queries) { return queries > 6 ? 2 : 4; }
 #elif TF_SIMD_AVX512
-constexpr int tallest_tile = 6, pages_at_once = 2, columns_at_once = 2;
+constexpr int tallest_tile = 6;
+constexpr int at_once(int) { return 2; }
 #elif TF_SIMD_AVX2
-constexpr int tallest_tile = 3, pages_at_once = 1, columns_at_once = 1;
+constexpr int tallest_tile = 3;
+constexpr int at_once(int) { return 1; }
 #else
-constexpr int tallest_tile = 2, pages_at_once = 1, columns_at_once = 1;
+constexpr int tallest_tile = 2;
+constexpr int at_once(int) { return 1; }
 #endif
 
 template <class T>
@@ -78,7 +83,7 @@ TF_INLINE void count(const Tile& tile, int row, const F16 (&weights)[block_pages
 }
 
 /// Scores of R queries, of which the tile has `height`, against so many pages at once.
-template <class T, int R, int pages = pages_at_once>
+template <class T, int R, int pages = at_once(R)>
 TF_INLINE void score(const uint32_t* words, int height, int dim, const KeyBlock<T>& block,
                      F16 (&scores)[R][block_pages]) {
     const int steps = dim / tokens_of_step<T>;
@@ -141,10 +146,10 @@ struct Columns {
     static constexpr int count = C;
 };
 
-/// Calls body(Columns<C>, first channel) for all channels, C * 16 at a time.
-template <class Body>
+/// Calls body(Columns<C>, first channel) for all channels, C * 16 at a time, as R queries take them.
+template <int R, class Body>
 TF_INLINE void by_columns(int dim, Body body) {
-    constexpr int most = columns_at_once;
+    constexpr int most = at_once(R);
     const int columns = dim / 16, parts = (columns + most - 1) / most;
     for (int part = 0; part < parts; part++) {
         const int from = columns * part / parts, count = columns * (part + 1) / parts - from;
@@ -187,7 +192,7 @@ void attend_block(const Tile& tile, const KeyBlock<T>& block, int page) {
         store_words<T>(words[r], s);
         count(tile, r, s, page);
     }
-    by_columns(tile.dim, [&](auto columns, int column) {
+    by_columns<R>(tile.dim, [&](auto columns, int column) {
         Mix<T, R, columns.count> mix(tile, column);
         for (int p = 0; p < block_pages; p++) mix.add(tile, block, words, column, p, 0, steps_of_page<T>);
         mix.keep(tile, column);

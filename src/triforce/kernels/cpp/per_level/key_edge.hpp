@@ -65,7 +65,7 @@ template <class T, int R>
 void mix_steps(const Tile& tile, const KeyBlock<T>& block, const uint32_t (*words)[block_steps<T>], int first,
                int last) {
     constexpr int of_page = steps_of_page<T>;
-    by_columns(tile.dim, [&](auto columns, int column) {
+    by_columns<R>(tile.dim, [&](auto columns, int column) {
         Mix<T, R, columns.count> mix(tile, column);
         for (int step = first, end; step < last; step = end) {
             const int page = step / of_page, stop = (page + 1) * of_page;
