@@ -235,11 +235,13 @@ class Batch:
 
     def _look(self) -> None:
         """Tell those who asked where their texts stand."""
+        asked = [(b, job) for b, job in enumerate(self.jobs) if job.params.look]
+        if not asked:
+            return
         views = [tier.cache for tier in self.tiers if isinstance(tier, Tier) and isinstance(tier.cache, Retrieval)]
-        for b, job in enumerate(self.jobs):
-            if job.params.look:
-                committed = int(self.top.cache.lengths_B[b])
-                job.look = Look(committed, job.decode_seconds, in_sight(views[-1], b) if views else [], self.stats(b))
+        for b, job in asked:
+            committed = int(self.top.cache.lengths_B[b])
+            job.look = Look(committed, job.decode_seconds, in_sight(views[-1], b) if views else [], self.stats(b))
 
     def _note_logprobs(self, taken: list[int]) -> None:
         for b, (job, count) in enumerate(zip(self.jobs, taken, strict=True)):

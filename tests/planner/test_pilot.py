@@ -149,6 +149,15 @@ def test_plain_decoding_is_not_left_for_little(monkeypatch: pytest.MonkeyPatch) 
         assert it.plan == Plan()
 
 
+def test_a_slow_machine_is_no_reason_to_speculate() -> None:
+    it, batch = steered(known(full=2.4e-3, retrieval=5e-3, draft=1.4e-3))  # hardly worth less than plain decoding
+    assert it.plan == Plan()
+    for _ in range(3 * pilot.EVERY * pilot.SOMETIMES):
+        it.learn([100], 1, 4e-3)
+        it.steer(batch.prefix, LIVE)
+        assert it.plan == Plan()
+
+
 def test_a_plan_that_proves_slower_than_plain_decoding_is_left_for_longer_and_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from tests.planner.test_pilot import read
@@ -41,9 +44,9 @@ def informed(world: World) -> Costs:
     return costs
 
 
-def speed(world: World, costs: Costs, proposals: int = 600, first: int = 0) -> float:
-    """Of so many proposals, after the first ones."""
-    batch = read(None)
+def speed(world: World, costs: Costs, proposals: int = 600, first: int = 0, seed: int = 5) -> float:
+    """Of so many proposals, after the first ones, with dice of their own."""
+    world, batch = replace(world, dice=random.Random(seed)), read(None)
     it = Pilot(batch.top, 1, costs, clock=lambda: 0.0)
     if first:
         flown(it, batch.prefix, world, first)
@@ -84,7 +87,8 @@ def test_a_pilot_that_never_falls_back_would_be_noticed(world: World, monkeypatc
 def test_costs_that_are_wrong_are_found_out() -> None:
     """What was kept from another day says that guesses are cheap; measured speed says otherwise."""
     world, other = LOSES["guesses that cost too much"], PAYS["a hierarchy"]
-    assert speed(world, informed(other), first=60) > 0.97 * fixed(Plan(), world)
+    speeds = [speed(world, informed(other), first=60, seed=seed) for seed in range(12)]
+    assert sum(speeds) / 12 > 0.97 * fixed(Plan(), world)
 
 
 def test_a_text_that_changes_is_followed() -> None:
@@ -103,9 +107,9 @@ def test_what_other_texts_taught_serves_from_the_first_proposal_on() -> None:
     world = PAYS["retrieval alone"]
     costs = informed(world)
     speed(world, costs, 40)
-    assert sum(speed(world, costs, 40) for _ in range(10)) / 10 > 0.95 * best(world)
+    assert sum(speed(world, costs, 40, seed=seed) for seed in range(10)) / 10 > 0.95 * best(world)
 
 
 def test_who_has_to_learn_it_anew_in_each_text_would_be_noticed() -> None:
     world = PAYS["retrieval alone"]
-    assert sum(speed(world, informed(world), 40) for _ in range(10)) / 10 < 0.95 * best(world)
+    assert sum(speed(world, informed(world), 40, seed=seed) for seed in range(10)) / 10 < 0.95 * best(world)

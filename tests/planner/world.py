@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -89,8 +89,8 @@ class Silence:
     def __init__(self, world: World) -> None:
         self.of = world.echo
 
-    def listen(self, prefix: object, b: int) -> bool:
-        return False
+    def listen(self, prefix: object, b: int) -> None:
+        pass
 
 
 def flown(it: Pilot, prefix: Any, world: World, proposals: int) -> float:
@@ -106,6 +106,7 @@ def flown(it: Pilot, prefix: Any, world: World, proposals: int) -> float:
 
 
 def fixed(plan: Plan, world: World, proposals: int = 4000) -> float:
-    """Tokens per second of one plan in a world."""
+    """Tokens per second of one plan in a world, with dice of its own."""
+    world = replace(world, dice=random.Random(7))
     tokens, seconds = (sum(each) for each in zip(*(world.play(plan) for _ in range(proposals)), strict=True))
     return tokens / seconds

@@ -30,12 +30,10 @@ class Echo:
         self._made = {True: np.zeros(MOST + 1), False: np.zeros(MOST + 1)}
         self._kept = {True: np.zeros(MOST + 1), False: np.zeros(MOST + 1)}
 
-    def listen(self, prefix: Prefix, b: int) -> bool:
-        """Try what has been written in row b since the last time; whether a guess would have been right."""
-        tried = list(self._lookup.hindsight(prefix, b, MOST))
-        for match, run in tried:
+    def listen(self, prefix: Prefix, b: int) -> None:
+        """Try what has been written in row b since the last time."""
+        for match, run in self._lookup.hindsight(prefix, b, MOST):
             self._add(match, run)
-        return any(match >= ALONE and run for match, run in tried)
 
     def of(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
         """As `plan.World.echo` says."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from triforce.cache import Full, Retrieval
 from triforce.planner.costs import Costs
-from triforce.planner.echo import Echo
+from triforce.planner.echo import MOST, Echo
 from triforce.planner.outlook import OTHER, Outlook, Times, keys_seen, options
 from triforce.planner.plan import Amount, Plan, families, rate
 from triforce.planner.shares import Watch
@@ -102,7 +102,7 @@ class Pilot:
         self._since, self._pause = 0.0, 0.0
         self._asked = 0  # how often lookup was, for a row, in the proposals that are learnt from
         self._study = 0.0  # seconds that it took to learn from the latest proposals
-        self._off = {True: 1.0, False: 1.0}  # what speculation, and plain decoding, were worth, of what was foretold
+        self._off = {False: 1.0}  # what plain decoding and, once tried, speculation are worth, of what was foretold
         self._speed: deque[_Run] = deque()
         self._news = _Run()
 
@@ -169,7 +169,7 @@ class Pilot:
 
     def budget(self, context: int) -> int | None:
         """What the retrieval tier reads of so many tokens, where that is chosen, too."""
-        chosen = self._view.setting.budget.open and "retrieval" in self.plan.tiers
+        chosen = "retrieval" in self.plan.tiers and self._view.setting.budget.open
         return self._view.budget(context) if chosen else None
 
     def forget(self) -> None:
@@ -182,12 +182,17 @@ class Pilot:
         """Choose a course. Thoughts are not worth more than a hundredth of the time, but for a text's first ones."""
         rows = live_B.nonzero()[0].tolist()
         began = self._clock()
-        told = self._echo.listen(prefix, rows[self._steps % len(rows)])
-        if told or not self._course.plain or self._thoughts % SOMETIMES == 0:
+        self._echo.listen(prefix, rows[self._steps % len(rows)])
+        if not self._course.plain or self._thoughts % SOMETIMES == 0 or self._repeats(prefix):
             self._course = self._best(prefix.lengths_B[live_B].tolist())
         self._thoughts += 1
         patience = WORTH * min(1.0, self._thoughts / PATIENT)
         self._pause, self._since, self._thought = patience * (self._clock() - began), 0.0, self._steps
+
+    def _repeats(self, prefix: Prefix) -> bool:
+        """Whether the text tells so much that guesses from it would pay if they cost nothing."""
+        _, kept, _ = self._echo.of(MOST, alone=True)
+        return bool(kept * self._watch.share("lookup", int(prefix.lengths_B.max())) > SAFE[0] - 1)
 
     def _best(self, lengths: list[int]) -> Plan:
         """The plan that is worth most, or the one that is followed if that is about as good."""
@@ -195,7 +200,9 @@ class Pilot:
         budgets = options(self._view, self._times, lengths) if less else [{}]
         budgets = budgets if self._thoughts % SOMETIMES == 0 else budgets[:1]
         world = self._outlook(lengths, budgets)
-        self.plain = self._off[False] / world.cost("full", 1)
+        exact = world.cost("full", 1)
+        self.plain = self._factor(False) / exact
+        less = less and np.min(world.cost("retrieval", 1)) < exact
         best, highest, present = PLAIN, self.plain, self.plain
         for tiers, gammas in families("draft" in self._parts, less):
             if "lookup" in tiers and not world.echo(1, tiers[0] == "lookup")[2]:
@@ -217,7 +224,7 @@ class Pilot:
 
     def _worth(self, tiers: tuple[str, ...], gammas: Sequence[Amount], world: Outlook) -> np.ndarray:
         """Of plans of these tiers, tokens per second as things proved so far, by budget and gammas."""
-        worth_KN = np.atleast_2d(rate(tiers, tuple(gammas), world)) * self._off[True]
+        worth_KN = np.atleast_2d(rate(tiers, tuple(gammas), world)) * self._factor(True)
         return worth_KN / world.caution if "retrieval" in tiers else worth_KN
 
     def wire(self, plan: Plan, prefix: Prefix, live_B: Bools) -> None:
@@ -278,12 +285,16 @@ class Pilot:
         """What plain decoding is worth, where it was just tried, is not left to what was foretold."""
         expected = self.costs.seconds("full", 1, len(lengths), sum(lengths))
         took = self._news.seconds / self._news.proposals
-        self._correct(False, expected / took / self._off[False], self._news.proposals)
-        self.plain = self._off[False] / expected
+        self._correct(False, expected / took / self._factor(False), self._news.proposals)
+        self.plain = self._factor(False) / expected
+
+    def _factor(self, speculation: bool) -> float:
+        """Before it was tried, speculation is taken to be off as far as plain decoding: both wait for one machine."""
+        return self._off.get(speculation, self._off[False])
 
     def _correct(self, speculation: bool, ratio: float, proposals: int = 1) -> None:
         """What came was so many times what was foretold; one proposal says little."""
-        now = self._off[speculation] * ratio ** min(1.0, proposals / WATCHED[0])
+        now = self._factor(speculation) * ratio ** min(1.0, proposals / WATCHED[0])
         self._off[speculation] = min(BOUNDS[1], max(BOUNDS[0], now))
 
     def _outlook(self, lengths: Sequence[int], budgets: Sequence[Times]) -> Outlook:
