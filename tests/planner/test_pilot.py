@@ -242,7 +242,7 @@ def test_where_attention_went_is_looked_at_only_for_who_needs_it() -> None:
     it._course = Plan()
     it.steer(batch.prefix, LIVE)
     assert it.plan == Plan() and it.top.cache.grain == 0
-    it._course = DEEP
+    it._course, it._calm = DEEP, False
     it.steer(batch.prefix, LIVE)
     assert it.plan == Plan() and it.top.cache.grain > 0  # first the exact tier looks
     it.steer(batch.prefix, LIVE)

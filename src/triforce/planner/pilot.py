@@ -24,6 +24,7 @@ from triforce.planner.shares import Watch
 from triforce.ranks import ALONE, Ranks
 from triforce.shapes import Bools
 from triforce.speculation import Lookup, Prefix, Proposer, Tier
+from triforce.speculation.count import REMEMBERED
 from triforce.speculation.lookup import FAR
 
 EVERY = 4  # proposals between two thoughts, at least
@@ -99,6 +100,7 @@ class Pilot:
         self._steps = self._grounded = self._thought = self._thoughts = 0
         self._rest = GROUNDED[0]
         self._course = self.plan
+        self._calm = False  # nothing is guessed, nor is anything about to be
         self._since, self._pause = 0.0, 0.0
         self._asked = 0  # how often lookup was, for a row, in the proposals that are learnt from
         self._study = 0.0  # seconds that it took to learn from the latest proposals
@@ -108,7 +110,14 @@ class Pilot:
 
     def steer(self, prefix: Prefix, live_B: Bools) -> None:
         """Wire the ladder for the next proposal."""
-        if self._steps == 0 or (self._steps - self._thought >= EVERY and self._since >= self._pause):
+        thinks = self._steps == 0 or (self._steps - self._thought >= EVERY and self._since >= self._pause)
+        if self._ranks.agree(thinks) or not self._calm:
+            self._decide(prefix, live_B, thinks)
+        self._steps += 1
+        self._grounded -= 1
+
+    def _decide(self, prefix: Prefix, live_B: Bools, thinks: bool) -> None:
+        if thinks:
             self._think(prefix, live_B)
         probing = self._steps % PROBE == PROBE - 1 and not self._course.plain
         wanted = PLAIN if probing or self._grounded > 0 else self._course
@@ -121,17 +130,17 @@ class Pilot:
         if ready and wanted is not self.plan and wanted != self.plan:  # else the exact tier first looks what is seen
             self.wire(wanted, prefix, live_B)
         self._live_B = live_B
-        self._steps += 1
-        self._grounded -= 1
+        self._calm = self.plan.plain and self._course.plain
 
     def learn(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
         """After a proposal from texts of these lengths, which gave so many tokens in all.
 
-        Proposals are looked at many at a time where one takes less than two hundred times as long as to look.
+        Proposals are looked at many at a time where one takes less than two hundred times as long as to look, and when
+        a thought is due where plain text goes on as such.
         """
         self._since += seconds
         self._news.take(taken / len(lengths), seconds)
-        if self._news.seconds < LESSON * self._study and not self._urgent():
+        if not (self._since >= self._pause or self._news.proposals >= REMEMBERED if self._calm else self._is_due()):
             return
         began = self._clock()
         self.time(lengths, self._news.seconds)
@@ -144,10 +153,12 @@ class Pilot:
             self._compare()
         self._news, self._study = _Run(), self._clock() - began
 
-    def _urgent(self) -> bool:
-        """Whether the latest proposal was to try plain decoding, or the latest ones lost to it."""
+    def _is_due(self) -> bool:
+        """Whether there is enough to learn from, or plain decoding was just tried, or what was guessed lost to it."""
+        if self._news.seconds >= LESSON * self._study:
+            return True
         if self.plan.plain:
-            return self._grounded < 0 and not self._course.plain
+            return self._grounded < 0
         return self._news.proposals == WATCHED[0] and self._news.loses_to(self.plain)
 
     def time(self, lengths: Sequence[int], seconds: float) -> None:
