@@ -17,7 +17,7 @@ from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
 from triforce.batch import Batch
 from triforce.job import Job
 from triforce.ladder import MODES, Models
-from triforce.planner import Costs, Pilot, Plan, pilot
+from triforce.planner import Costs, Pilot, Plan, guard, pilot
 from triforce.planner.outlook import BURST, TIMES
 from triforce.planner.plan import plans
 from triforce.request import SamplingParams
@@ -174,7 +174,7 @@ def test_a_plan_that_proves_slower_than_plain_decoding_is_left_for_longer_and_lo
             it.learn([100], 1, 0.02)
             it.steer(batch.prefix, LIVE)
             rests[-1] += 1
-    assert rests[0] >= pilot.GROUNDED[0] and rests[1] >= 2 * rests[0] - 1 and rests[2] >= 2 * rests[1] - 2
+    assert rests[0] >= guard.GROUNDED[0] and rests[1] >= 2 * rests[0] - 1 and rests[2] >= 2 * rests[1] - 2
 
 
 def test_plain_decoding_is_tried_now_and_then() -> None:

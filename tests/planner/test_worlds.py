@@ -9,7 +9,7 @@ import pytest
 
 from tests.planner.test_pilot import read
 from tests.planner.world import World, fixed, flown
-from triforce.planner import Costs, Pilot, Plan, pilot
+from triforce.planner import Costs, Pilot, Plan, guard
 from triforce.planner.outlook import BURST
 from triforce.planner.plan import plans
 
@@ -80,7 +80,7 @@ def test_a_pilot_that_never_falls_back_would_be_noticed(world: World, monkeypatc
         return max(flying, key=lambda plan: plan.rate(seen))
 
     monkeypatch.setattr(Pilot, "_best", bold)
-    monkeypatch.setattr(pilot, "GROUNDED", (0, 0))
+    monkeypatch.setattr(guard, "GROUNDED", (0, 0))
     assert speed(world, informed(world)) < 0.97 * fixed(Plan(), world)
 
 

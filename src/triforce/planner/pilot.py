@@ -7,9 +7,7 @@ that is still to be drawn, so the law stands.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
@@ -18,6 +16,7 @@ import numpy as np
 from triforce.cache import Full, Retrieval
 from triforce.planner.costs import Costs
 from triforce.planner.echo import MOST, Echo
+from triforce.planner.guard import WATCHED, Guard, Run
 from triforce.planner.outlook import OTHER, Outlook, Times, keys_seen, options
 from triforce.planner.plan import Amount, Plan, families, rate
 from triforce.planner.shares import Watch
@@ -35,29 +34,8 @@ SOMETIMES = 4  # thoughts of which one weighs other budgets, too, or what else t
 BETTER = 1.04  # times the present plan's worth: less is not worth a change
 SAFE = 1.15, 1.04  # times the worth of plain decoding: less is not worth the risk of leaving it, and of staying away
 PROBE = 64  # proposals between two of plain decoding, so that its cost stays known
-WATCHED = 8, 16  # proposals that the measured speed is an average of: at least, and at most
-GROUNDED = 4, 1024  # proposals of plain decoding after speculation lost: at first, and at most
-BOUNDS = 0.5, 1.5  # of the factors by which what was foretold proves to be off
 
 PLAIN = Plan()
-
-
-@dataclass(slots=True)
-class _Run:
-    """Some proposals, one after another, and the tokens of each row that they gave."""
-
-    tokens: float = 0.0
-    seconds: float = 0.0
-    proposals: int = 0
-
-    def take(self, tokens: float, seconds: float, proposals: int = 1) -> None:
-        self.tokens += tokens
-        self.seconds += seconds
-        self.proposals += proposals
-
-    def loses_to(self, rate: float) -> bool:
-        """Whether so many tokens a second would have been more."""
-        return self.tokens < self.seconds * rate
 
 
 class Pilot:
@@ -97,16 +75,14 @@ class Pilot:
         self.name = str(PLAIN)
         self._echo, self._watch = Echo(lookup), Watch(costs.shares, heat)
         self._grain = top.cache.grain
-        self._steps = self._grounded = self._thought = self._thoughts = 0
-        self._rest = GROUNDED[0]
+        self._guard = Guard()
+        self._steps = self._thought = self._thoughts = 0
         self._course = self.plan
         self._calm = False  # nothing is guessed, nor is anything about to be
         self._since, self._pause = 0.0, 0.0
         self._asked = 0  # how often lookup was, for a row, in the proposals that are learnt from
         self._study = 0.0  # seconds that it took to learn from the latest proposals
-        self._off = {False: 1.0}  # what plain decoding and, once tried, speculation are worth, of what was foretold
-        self._speed: deque[_Run] = deque()
-        self._news = _Run()
+        self._news = Run()
 
     def steer(self, prefix: Prefix, live_B: Bools) -> None:
         """Wire the ladder for the next proposal."""
@@ -114,13 +90,13 @@ class Pilot:
         if self._ranks.agree(thinks) or not self._calm:
             self._decide(prefix, live_B, thinks)
         self._steps += 1
-        self._grounded -= 1
+        self._guard.grounded -= 1
 
     def _decide(self, prefix: Prefix, live_B: Bools, thinks: bool) -> None:
         if thinks:
             self._think(prefix, live_B)
         probing = self._steps % PROBE == PROBE - 1 and not self._course.plain
-        wanted = PLAIN if probing or self._grounded > 0 else self._course
+        wanted = PLAIN if probing or self._guard.grounded > 0 else self._course
         wanted, self._course = self._ranks.agree((wanted, self._course))
         if "retrieval" in self._course.tiers:
             self._times = dict(self._course.times)
@@ -133,32 +109,37 @@ class Pilot:
         self._calm = self.plan.plain and self._course.plain
 
     def learn(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
-        """After a proposal from texts of these lengths, which gave so many tokens in all.
-
-        Proposals are looked at many at a time where one takes less than two hundred times as long as to look, and when
-        a thought is due where plain text goes on as such.
-        """
+        """After a proposal from texts of these lengths, which gave so many tokens in all."""
         self._since += seconds
         self._news.take(taken / len(lengths), seconds)
-        if not (self._since >= self._pause or self._news.proposals >= REMEMBERED if self._calm else self._is_due()):
+        if not self._is_due():
             return
         began = self._clock()
         self.time(lengths, self._news.seconds)
         if self.plan.plain:
-            self._measure_plain(lengths)
+            foretold = 1 / self.costs.seconds("full", 1, len(lengths), sum(lengths))
+            self._guard.plain(self._news, self._guard.off(False) * foretold)
+            self.plain = self._guard.off(False) * foretold  # as it was just tried
         else:
             self._watch.fade(max(lengths), self._news.proposals)
             for name in self.plan.tiers[:-1]:
                 self._judge(name, lengths)
-            self._compare()
-        self._news, self._study = _Run(), self._clock() - began
+            if self._guard.speculated(self._news, self.foretold, self.plain):
+                self._pause, self._thoughts = 0.0, max(self._thoughts, PATIENT)  # what led here is worth a thought more
+        self._news, self._study = Run(), self._clock() - began
 
     def _is_due(self) -> bool:
-        """Whether there is enough to learn from, or plain decoding was just tried, or what was guessed lost to it."""
+        """Whether to look at the latest proposals: many at a time, where one is short against the time that it takes.
+
+        Sooner if plain decoding was just tried, or if what was guessed loses to it; where plain text goes on as such,
+        before the next thought.
+        """
+        if self._calm:
+            return self._since >= self._pause or self._news.proposals >= REMEMBERED
         if self._news.seconds >= LESSON * self._study:
             return True
         if self.plan.plain:
-            return self._grounded < 0
+            return self._guard.grounded < 0
         return self._news.proposals == WATCHED[0] and self._news.loses_to(self.plain)
 
     def time(self, lengths: Sequence[int], seconds: float) -> None:
@@ -185,7 +166,7 @@ class Pilot:
 
     def forget(self) -> None:
         """The latest proposals are not to be learnt from."""
-        self._news = _Run()
+        self._news = Run()
         for part in self.tiers:
             part.counters.fresh()
 
@@ -212,7 +193,7 @@ class Pilot:
         budgets = budgets if self._thoughts % SOMETIMES == 0 else budgets[:1]
         world = self._outlook(lengths, budgets)
         exact = world.cost("full", 1)
-        self.plain = self._factor(False) / exact
+        self.plain = self._guard.off(False) / exact
         less = less and np.min(world.cost("retrieval", 1)) < exact
         best, highest, present = PLAIN, self.plain, self.plain
         for tiers, gammas in families("draft" in self._parts, less):
@@ -235,7 +216,7 @@ class Pilot:
 
     def _worth(self, tiers: tuple[str, ...], gammas: Sequence[Amount], world: Outlook) -> np.ndarray:
         """Of plans of these tiers, tokens per second as things proved so far, by budget and gammas."""
-        worth_KN = np.atleast_2d(rate(tiers, tuple(gammas), world)) * self._factor(True)
+        worth_KN = np.atleast_2d(rate(tiers, tuple(gammas), world)) * self._guard.off(True)
         return worth_KN / world.caution if "retrieval" in tiers else worth_KN
 
     def wire(self, plan: Plan, prefix: Prefix, live_B: Bools) -> None:
@@ -252,7 +233,7 @@ class Pilot:
                 part.below = below if isinstance(below, Tier) else None
             below = part
         if plan.tiers != self.plan.tiers:
-            self._speed.clear()
+            self._guard.restart()
         if "retrieval" in plan.tiers:
             self._view.times = dict(plan.times)
         self.plan, self.name = plan, str(plan)
@@ -273,40 +254,6 @@ class Pilot:
                 rows = [b for b, each in zip(self._live_B.nonzero()[0].tolist(), bits_B, strict=True) if each == bits]
                 kept, refused = news_B2[rows].sum(0).tolist()
                 self._watch.add(name, (1 << bits) - 1, kept, refused, self._view.times.get(bits, 1.0))
-
-    def _compare(self) -> None:
-        """What came, with what was foretold; plain decoding for a while, each time longer, if that is faster."""
-        self._speed.append(self._news)
-        run = _Run()
-        for each in self._speed:
-            run.take(each.tokens, each.seconds, each.proposals)
-        if run.proposals < WATCHED[0]:
-            return
-        if run.proposals - self._speed[0].proposals >= WATCHED[1]:
-            self._speed.popleft()
-        if self.foretold:
-            self._correct(True, run.tokens / run.seconds / self.foretold, self._news.proposals)
-        if run.loses_to(self.plain):
-            self._grounded, self._rest = self._rest, min(2 * self._rest, GROUNDED[1])
-            self._pause, self._thoughts = 0.0, max(self._thoughts, PATIENT)  # what led here is worth another thought
-        else:
-            self._rest = GROUNDED[0]
-
-    def _measure_plain(self, lengths: Sequence[int]) -> None:
-        """What plain decoding is worth, where it was just tried, is not left to what was foretold."""
-        expected = self.costs.seconds("full", 1, len(lengths), sum(lengths))
-        took = self._news.seconds / self._news.proposals
-        self._correct(False, expected / took / self._factor(False), self._news.proposals)
-        self.plain = self._factor(False) / expected
-
-    def _factor(self, speculation: bool) -> float:
-        """Before it was tried, speculation is taken to be off as far as plain decoding: both wait for one machine."""
-        return self._off.get(speculation, self._off[False])
-
-    def _correct(self, speculation: bool, ratio: float, proposals: int = 1) -> None:
-        """What came was so many times what was foretold; one proposal says little."""
-        now = self._factor(speculation) * ratio ** min(1.0, proposals / WATCHED[0])
-        self._off[speculation] = min(BOUNDS[1], max(BOUNDS[0], now))
 
     def _outlook(self, lengths: Sequence[int], budgets: Sequence[Times]) -> Outlook:
         return Outlook(self.costs, self._watch, self._echo, self._view, lengths, budgets)

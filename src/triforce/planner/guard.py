@@ -1,0 +1,78 @@
+"""Holds what came beside what was foretold: speculation that loses to plain decoding has to make way for a while."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+WATCHED = 8, 16  # proposals that the measured speed is an average of: at least, and at most
+GROUNDED = 4, 1024  # proposals of plain decoding after speculation lost: at first, and at most
+BOUNDS = 0.5, 1.5  # of the factors by which what was foretold proves to be off
+
+
+@dataclass(slots=True)
+class Run:
+    """Some proposals, one after another, and the tokens of each row that they gave."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    proposals: int = 0
+
+    def take(self, tokens: float, seconds: float, proposals: int = 1) -> None:
+        """What so many proposals more gave, and took."""
+        self.tokens += tokens
+        self.seconds += seconds
+        self.proposals += proposals
+
+    def loses_to(self, rate: float) -> bool:
+        """Whether so many tokens a second would have been more."""
+        return self.tokens < self.seconds * rate
+
+
+class Guard:
+    """Of one batch. Rates are tokens per second of each row."""
+
+    def __init__(self) -> None:
+        self.grounded = 0
+        """Proposals for which plain decoding is still to go on; below 0: over for so many."""
+        self._rest = GROUNDED[0]
+        self._off = {False: 1.0}  # what plain decoding and, once tried, speculation are worth, of what was foretold
+        self._latest: deque[Run] = deque()
+
+    def off(self, speculation: bool) -> float:
+        """Times what is foretold, that is what comes.
+
+        Before it was tried, speculation is taken to be off as far as plain decoding: both wait for one machine.
+        """
+        return self._off.get(speculation, self._off[False])
+
+    def restart(self) -> None:
+        """Other tiers speculate from now on."""
+        self._latest.clear()
+
+    def plain(self, run: Run, rate: float) -> None:
+        """What plain decoding gave, of which this rate was foretold."""
+        self._correct(False, run.tokens / run.seconds / rate, run.proposals)
+
+    def speculated(self, news: Run, foretold: float, plain: float) -> bool:
+        """What speculation gave; whether it lost to plain decoding, which then goes on, each time for longer."""
+        self._latest.append(news)
+        run = Run()
+        for each in self._latest:
+            run.take(each.tokens, each.seconds, each.proposals)
+        if run.proposals < WATCHED[0]:
+            return False
+        if run.proposals - self._latest[0].proposals >= WATCHED[1]:
+            self._latest.popleft()
+        if foretold:
+            self._correct(True, run.tokens / run.seconds / foretold, news.proposals)
+        if not run.loses_to(plain):
+            self._rest = GROUNDED[0]
+            return False
+        self.grounded, self._rest = self._rest, min(2 * self._rest, GROUNDED[1])
+        return True
+
+    def _correct(self, speculation: bool, ratio: float, proposals: int) -> None:
+        """What came was so many times what was foretold; one proposal says little."""
+        now = self.off(speculation) * ratio ** min(1.0, proposals / WATCHED[0])
+        self._off[speculation] = min(BOUNDS[1], max(BOUNDS[0], now))
