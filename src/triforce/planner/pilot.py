@@ -15,7 +15,7 @@ import numpy as np
 
 from triforce.cache import Full, Retrieval
 from triforce.planner.costs import Costs
-from triforce.planner.echo import MOST, Echo
+from triforce.planner.echo import Echo
 from triforce.planner.guard import WATCHED, Guard, Run
 from triforce.planner.outlook import OTHER, Outlook, Times, keys_seen, options
 from triforce.planner.plan import Amount, Plan, families, rate
@@ -30,7 +30,7 @@ EVERY = 4  # proposals between two thoughts, at least
 WORTH = 100.0  # times the time that a thought takes is spent until the next one
 LESSON = 200.0  # and that learning from some proposals takes
 PATIENT = 4  # thoughts of a batch until then: its first ones follow sooner
-SOMETIMES = 4  # thoughts of which one weighs other budgets, too, or what else there is while plain text goes on as such
+SOMETIMES = 4  # thoughts of which one weighs other budgets, too, or all plans while plain text goes on as such
 BETTER = 1.04  # times the present plan's worth: less is not worth a change
 SAFE = 1.15, 1.04  # times the worth of plain decoding: less is not worth the risk of leaving it, and of staying away
 PROBE = 64  # proposals between two of plain decoding, so that its cost stays known
@@ -175,28 +175,28 @@ class Pilot:
         rows = live_B.nonzero()[0].tolist()
         began = self._clock()
         self._echo.listen(prefix, rows[self._steps % len(rows)])
-        if not self._course.plain or self._thoughts % SOMETIMES == 0 or self._repeats(prefix):
-            self._course = self._best(prefix.lengths_B[live_B].tolist())
+        self._course = self._best(prefix.lengths_B[live_B].tolist())
         self._thoughts += 1
         patience = WORTH * min(1.0, self._thoughts / PATIENT)
         self._pause, self._since, self._thought = patience * (self._clock() - began), 0.0, self._steps
 
-    def _repeats(self, prefix: Prefix) -> bool:
-        """Whether the text tells so much that guesses from it would pay if they cost nothing."""
-        _, kept, _ = self._echo.of(MOST, alone=True)
-        return bool(kept * self._watch.share("lookup", int(prefix.lengths_B.max())) > SAFE[0] - 1)
-
     def _best(self, lengths: list[int]) -> Plan:
-        """The plan that is worth most, or the one that is followed if that is about as good."""
-        less = any(length > self._view.budget(length) for length in lengths)
+        """The plan that is worth most, or the one that is followed if that is about as good.
+
+        Where plain text goes on as such, most thoughts are about guesses from the text: what else there is has not
+        changed.
+        """
+        wide = self._thoughts % SOMETIMES == 0
+        deep = wide or not self._course.plain
+        less = deep and any(length > self._view.budget(length) for length in lengths)
         budgets = options(self._view, self._times, lengths) if less else [{}]
-        budgets = budgets if self._thoughts % SOMETIMES == 0 else budgets[:1]
+        budgets = budgets if wide else budgets[:1]
         world = self._outlook(lengths, budgets)
         exact = world.cost("full", 1)
         self.plain = self._guard.off(False) / exact
         less = less and np.min(world.cost("retrieval", 1)) < exact
         best, highest, present = PLAIN, self.plain, self.plain
-        for tiers, gammas in families("draft" in self._parts, less):
+        for tiers, gammas in families(deep and "draft" in self._parts, less):
             if "lookup" in tiers and not world.echo(1, tiers[0] == "lookup")[2]:
                 continue
             worth_KN = self._worth(tiers, gammas, world)
