@@ -19,6 +19,7 @@ from triforce.errors import CacheError, RequestError
 from triforce.kernels import extension
 from triforce.ladder import MODES
 from triforce.llm import LLM
+from triforce.prompts import PLENTY
 from triforce.request import RequestOutput, SamplingParams
 from triforce.session import Session
 from triforce.shapes import Ints
@@ -77,6 +78,22 @@ def test_bad_prompts(llm: LLM, prompt: object) -> None:
 def test_bad_settings(folder: Path, options: dict[str, object]) -> None:
     with pytest.raises(RequestError):
         LLM(folder / "target", folder / "draft", **options)  # type: ignore[arg-type]
+
+
+def test_of_a_text_that_is_far_too_long_the_beginning_is_read(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert llm.tokenizer
+    read, encode, context = [], llm.tokenizer.encode, llm.target.config.context
+    monkeypatch.setattr(llm.tokenizer, "encode", lambda text: read.append(len(text)) or encode(text))
+    with pytest.raises(RequestError, match=f"context of {context} holds"):
+        llm.encode("night " * 100 * context)
+    assert read == [PLENTY * context]
+
+
+def test_and_all_of_one_that_is_long_in_characters_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert llm.tokenizer
+    size = PLENTY * llm.target.config.context + 1
+    monkeypatch.setattr(llm.tokenizer, "encode", lambda text: [5] * (3 if len(text) == size else 1))
+    assert llm.encode("x" * size) == [5, 5, 5]
 
 
 def test_pieces_add_up_to_the_output_whatever_stops_it(llm: LLM) -> None:

@@ -11,6 +11,9 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.config import ModelConfig
 from triforce.errors import RequestError
 
+PLENTY = 16
+"""Characters for each token of the context: if a text has more, its beginning may tell that it is too long."""
+
 Prompt = str | Sequence[int]
 """Text, or token ids; arrays and tensors of ids will do."""
 
@@ -40,7 +43,7 @@ def token_ids(prompt: Prompt, target: Readable) -> list[int]:
     if isinstance(prompt, str):
         if target.tokenizer is None:
             raise RequestError(f"{target.path} has no tokenizer; give the prompt as token ids")
-        ids: list[Any] = target.tokenizer.encode(prompt) if prompt else []
+        ids: list[Any] = _ids(prompt, target.tokenizer, target.config.context) if prompt else []
     else:
         ids = list(prompt)
     if not ids:
@@ -48,12 +51,19 @@ def token_ids(prompt: Prompt, target: Readable) -> list[int]:
     wrong = next((i for i in ids if not (isinstance(i, Integral) and 0 <= int(i) < target.config.vocab_size)), None)
     if wrong is not None:
         raise RequestError(f"token id {wrong!r} is not in the vocabulary of {target.config.vocab_size} tokens")
-    if len(ids) >= target.config.context:
+    if len(ids) >= (context := target.config.context):
         raise RequestError(
-            f"the prompt has {len(ids)} tokens; with room for an answer the context of {target.config.context} holds "
-            f"{target.config.context - 1}. Shorten it, or use a model with a longer context"
+            f"the prompt has at least {len(ids)} tokens; with room for an answer the context of {context} holds "
+            f"{context - 1}. Shorten it, or use a model with a longer context"
         )
     return [int(i) for i in ids]
+
+
+def _ids(text: str, tokenizer: Tokenizer, context: int) -> list[int]:
+    """All of them, or those of the beginning where they are twice what fits: a hundred megabytes take minutes."""
+    beginning = text[: PLENTY * context]
+    ids = tokenizer.encode(beginning)
+    return ids if len(beginning) == len(text) or len(ids) > 2 * context else tokenizer.encode(text)
 
 
 def known(what: str, name: str, table: Iterable[str]) -> str:
