@@ -50,9 +50,10 @@ class Guard:
         """Other tiers speculate from now on."""
         self._latest.clear()
 
-    def plain(self, run: Run, rate: float) -> None:
-        """What plain decoding gave, of which this rate was foretold."""
-        self._correct(False, run.tokens / run.seconds / rate, run.proposals)
+    def plain(self, run: Run, costed: float) -> float:
+        """What plain decoding gave, beside the rate that costs of passes say; the rate to expect from now on."""
+        self._correct(False, run.tokens / run.seconds / (self.off(False) * costed), run.proposals)
+        return self.off(False) * costed
 
     def speculated(self, news: Run, foretold: float, plain: float) -> bool:
         """What speculation gave; whether it lost to plain decoding, which then goes on, each time for longer."""

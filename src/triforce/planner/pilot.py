@@ -117,9 +117,8 @@ class Pilot:
         began = self._clock()
         self.time(lengths, self._news.seconds)
         if self.plan.plain:
-            foretold = 1 / self.costs.seconds("full", 1, len(lengths), sum(lengths))
-            self._guard.plain(self._news, self._guard.off(False) * foretold)
-            self.plain = self._guard.off(False) * foretold  # as it was just tried
+            costed = 1 / self.costs.seconds("full", 1, len(lengths), sum(lengths))
+            self.plain = self._guard.plain(self._news, costed)  # as it was just tried
         else:
             self._watch.fade(max(lengths), self._news.proposals)
             for name in self.plan.tiers[:-1]:
