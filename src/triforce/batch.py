@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from time import perf_counter
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -74,6 +75,7 @@ class Batch:
             ids_BS[b, : len(job.prompt)] = job.prompt
         self.prefix = Prefix(ids_BS, ints([len(job.prompt) for job in jobs]))
         self.decode_seconds = 0.0
+        self._followed = ""  # the name of the plan that all jobs have noted
 
     @torch.no_grad()
     def restore(self, earlier: SavedCache) -> None:
@@ -107,14 +109,17 @@ class Batch:
         live_B, lengths = np.array(live), self.prefix.lengths_B[live].tolist()
         if self.pilot:
             self.pilot.steer(self.prefix, live_B)
+            if self.pilot.budget or self.pilot.name is not self._followed:
+                self._followed = self.pilot.name
+                for job in compress(self.jobs, live):
+                    job.follow(self.pilot)
         steered = perf_counter()
         draft = self.top.propose(self.prefix, self.sampling, live_B)
         self.prefix = self.prefix.append(draft)
-        names = [tier.name for tier in self.tiers]
         tokens, counts = draft.tokens_BK.tolist(), draft.counts_B.tolist()
         made = [row[:count] for row, count, alive in zip(tokens, counts, live, strict=True) if alive]
         self.target.ranks.compare(crc32(repr(made).encode()), "the tokens")
-        origins = [[names[level] for level in row] for row in draft.origins_BK.tolist()]
+        origins = [[self.tiers[level].name for level in row] for row in draft.origins_BK.tolist()]
         taken = [
             job.accept(tokens[b][: counts[b]], origins[b][: counts[b]], job.limit(context)) if live[b] else 0
             for b, job in enumerate(self.jobs)
@@ -124,8 +129,8 @@ class Batch:
             self.pilot.learn(lengths, sum(taken), perf_counter() - steered)
         seconds = perf_counter() - started
         self.decode_seconds += seconds
-        for job, count in ((job, n) for job, n, alive in zip(self.jobs, taken, live, strict=True) if alive):
-            job.proposed(seconds, count, self.pilot)
+        for job in compress(self.jobs, live):
+            job.proposed(seconds)
         self._look()
         return taken
 
@@ -134,6 +139,7 @@ class Batch:
         for mine, theirs in zip(self.tiers, other.tiers, strict=True):
             mine.join(theirs)
         self.jobs += other.jobs
+        self._followed = ""
         self.prefix = self.prefix.join(other.prefix)
         self._sample(torch.cat([self.noise.draws, other.noise.draws], 1))
         self._record()

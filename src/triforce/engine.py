@@ -238,4 +238,4 @@ class Engine:
         if batch and not rows:
             del self._batches[mode]
             if batch.pilot:
-                batch.pilot.costs.save()
+                batch.pilot.close()

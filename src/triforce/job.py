@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, Protocol
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 from triforce.request import Logprob, Look, SamplingParams, TokenLogprobs
 from triforce.sampling import Constraint
 from triforce.speculation import Watch
-from triforce.stats import Stretch, TierStats
+from triforce.stats import Stretch, TierStats, since
 
 
 class Pilot(Protocol):
@@ -20,9 +22,8 @@ class Pilot(Protocol):
     name: str
     foretold: float
     plain: float
-
-    def budget(self, context: int) -> int | None:
-        """What the retrieval tier reads of so many tokens, where that is chosen, too."""
+    budget: Callable[[int], int] | None
+    """What the retrieval tier reads of so many tokens, where that is chosen, too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,13 +45,20 @@ class Job:
     finish: Literal["stop", "length"] | None = None
     tiers: list[TierStats] = field(default_factory=list)
     """What each tier did for it, once it has left its batch."""
-    timeline: list[Stretch] = field(default_factory=list)
-    """What a pilot chose, if there is one."""
+    chosen: list[Stretch] = field(default_factory=list)
+    """What a pilot chose, if there is one; proposals, tokens and seconds are those before."""
     look: Look | None = None
     """Where it stands, if that was asked for."""
     bitwise: bool = False
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    proposals: int = 0
+
+    @property
+    def timeline(self) -> list[Stretch]:
+        """What a pilot chose, if there is one, and what came of it."""
+        now = Stretch("", self.proposals, len(self.tokens), self.decode_seconds)
+        return [since(began, ended) for began, ended in pairwise([*self.chosen, now])]
 
     def limit(self, context: int) -> int:
         """New tokens at most."""
@@ -77,18 +85,21 @@ class Job:
         """The text ends `surplus` tokens before its last one: a stop string was found there."""
         for made in (self.tokens, self.origins, self.logprobs):
             del made[len(made) - surplus :]
+        for stretch in self.chosen:
+            stretch.tokens = min(stretch.tokens, len(self.tokens))
         self.finish = "stop"
 
-    def proposed(self, seconds: float, tokens: int, pilot: Pilot | None) -> None:
-        """A proposal that it took part in has been made, and gave it so many tokens."""
+    def proposed(self, seconds: float) -> None:
+        """A proposal that it took part in has been made."""
         self.decode_seconds += seconds
-        if pilot is None:
-            return
-        budget, last = pilot.budget(len(self.prompt) + len(self.tokens)), self.timeline[-1] if self.timeline else None
-        if not last or (last.plan, last.budget) != (pilot.name, budget):
-            last = Stretch(pilot.name, foretold=pilot.foretold, plain=pilot.plain, budget=budget)
-            self.timeline.append(last)
-        last.proposals, last.tokens, last.seconds = last.proposals + 1, last.tokens + tokens, last.seconds + seconds
+        self.proposals += 1
+
+    def follow(self, pilot: Pilot) -> None:
+        """Note what the pilot chose, if it is something else than before."""
+        budget = pilot.budget(len(self.prompt) + len(self.tokens)) if pilot.budget else None
+        if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (pilot.name, budget):
+            before = self.proposals, len(self.tokens), self.decode_seconds
+            self.chosen.append(Stretch(pilot.name, *before, pilot.foretold, pilot.plain, budget))
 
     def watch(self) -> Watch:
         """Notes the log-probabilities of the prompt as it is read, from its start on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(slots=True)
@@ -36,6 +36,12 @@ class Stretch:
     foretold: float = 0.0  # tokens per second that the plan promised when it was chosen; 0: nothing was known
     plain: float = 0.0  # the same of plain decoding
     budget: int | None = None  # tokens that the retrieval tier was to read, where that was chosen, too
+
+
+def since(began: Stretch, ended: Stretch) -> Stretch:
+    """What was between: each of them counts all that was before."""
+    counts = {name: getattr(ended, name) - getattr(began, name) for name in ("proposals", "tokens", "seconds")}
+    return replace(began, **counts)
 
 
 def plans(timeline: Iterable[Stretch]) -> dict[str, int]:

@@ -84,6 +84,5 @@ def test_rows_that_leave_and_come_keep_their_places() -> None:
 
 def test_a_match_too_short_before_a_draft_counts_alone() -> None:
     echo = Echo(Lookup(1))
-    for match in (0, ALONE, 0):
-        echo._add(match, 1)
+    echo._heard += [(0, 0), (ALONE, 1), (0, 0)]
     assert echo.of(1, alone=True)[2] > 0 and echo.of(1, alone=False)[2] == 0

@@ -38,8 +38,8 @@ def whims(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
     """Another plan and other budgets at each proposal, and now and then plain decoding for a while."""
     dice, drawn = random.Random(request.param), list[Plan]()
 
-    def whim(self: Pilot, lengths: list[int]) -> Plan:
-        self._guard.grounded = 3 * (dice.random() < 0.1)
+    def whim(self: Pilot, lengths: list[int], widely: bool) -> Plan:
+        self._grounded = self._steps + 3 * (dice.random() < 0.1)
         tiers = dice.choice([tiers for tiers, _ in families("draft" in self._parts, max(lengths) > 256)])
         alike = [plan for plan in plans(True, True) if plan.tiers == tiers]
         drawn.append(with_whims(dice.choice(alike), dice, lengths))

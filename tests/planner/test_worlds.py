@@ -74,7 +74,7 @@ def test_where_it_pays_the_best_plan_is_found(world: World) -> None:
 
 @pytest.mark.parametrize("world", LOSES.values(), ids=LOSES)
 def test_a_pilot_that_never_falls_back_would_be_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bold(self: Pilot, lengths: list[int]) -> Plan:
+    def bold(self: Pilot, lengths: list[int], widely: bool) -> Plan:
         seen = self._outlook(lengths, [{}])
         flying = (plan for plan in plans(True, True) if not {"draft", "retrieval"}.isdisjoint(plan.tiers))
         return max(flying, key=lambda plan: plan.rate(seen))

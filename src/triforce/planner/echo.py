@@ -24,40 +24,42 @@ class Echo:
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
+        self._heard: list[tuple[int, int]] = []  # places that are not counted yet: most are never asked about
         self._places = BELIEF
-        self._empty = 0  # the latest places, at which there was nothing to guess by: they are most, and not counted yet
         self._found = {True: 0.0, False: 0.0}
         self._made = {True: np.zeros(MOST + 1), False: np.zeros(MOST + 1)}
         self._kept = {True: np.zeros(MOST + 1), False: np.zeros(MOST + 1)}
 
-    def listen(self, prefix: Prefix, b: int) -> None:
-        """Try what has been written in row b since the last time."""
-        for match, run in self._lookup.hindsight(prefix, b, MOST):
-            self._add(match, run)
+    def listen(self, prefix: Prefix, b: int) -> int:
+        """Try what has been written in row b since the last time; how many tokens it told."""
+        news = list(self._lookup.hindsight(prefix, b, MOST))
+        self._heard += news
+        return sum(run for _, run in news)
 
     def of(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
         """As `plan.World.echo` says."""
-        self._count_empty()
+        if self._heard:
+            self._count()
         gamma = np.minimum(gamma, MOST)
         made, kept = self._made[alone][gamma] / self._places, self._kept[alone][gamma] / self._places
         return made, kept, self._found[alone] / self._places
 
-    def _add(self, match: int, run: int) -> None:
-        if match < ALONE:
-            self._empty += 1
-            return
-        self._count_empty()
-        self._fade(1)
-        for alone, least in ((True, ALONE), (False, BEFORE_A_DRAFT)):
-            guesses = min(MOST, Lookup.reach(match)) if match >= least else 0
-            self._found[alone] += guesses > 0
-            self._made[alone] += _UP_TO[guesses]
-            self._kept[alone] += _UP_TO[min(run, guesses)]
-
-    def _count_empty(self) -> None:
-        if self._empty:
-            self._fade(self._empty)
-            self._empty = 0
+    def _count(self) -> None:
+        """See the latest places; at most of them there was nothing to guess by."""
+        empty = 0
+        for match, run in self._heard:
+            if match < ALONE:
+                empty += 1
+                continue
+            self._fade(empty + 1)
+            empty = 0
+            for alone, least in ((True, ALONE), (False, BEFORE_A_DRAFT)):
+                guesses = min(MOST, Lookup.reach(match)) if match >= least else 0
+                self._found[alone] += guesses > 0
+                self._made[alone] += _UP_TO[guesses]
+                self._kept[alone] += _UP_TO[min(run, guesses)]
+        self._fade(empty)
+        self._heard.clear()
 
     def _fade(self, places: int) -> None:
         """So many places more."""

@@ -33,8 +33,6 @@ class Guard:
     """Of one batch. Rates are tokens per second of each row."""
 
     def __init__(self) -> None:
-        self.grounded = 0
-        """Proposals for which plain decoding is still to go on; below 0: over for so many."""
         self._rest = GROUNDED[0]
         self._off = {False: 1.0}  # what plain decoding and, once tried, speculation are worth, of what was foretold
         self._latest: deque[Run] = deque()
@@ -55,23 +53,23 @@ class Guard:
         self._correct(False, run.tokens / run.seconds / (self.off(False) * costed), run.proposals)
         return self.off(False) * costed
 
-    def speculated(self, news: Run, foretold: float, plain: float) -> bool:
-        """What speculation gave; whether it lost to plain decoding, which then goes on, each time for longer."""
+    def speculated(self, news: Run, foretold: float, plain: float) -> int:
+        """What speculation gave; if it lost to plain decoding, for how many proposals that is to go on, else 0."""
         self._latest.append(news)
         run = Run()
         for each in self._latest:
             run.take(each.tokens, each.seconds, each.proposals)
         if run.proposals < WATCHED[0]:
-            return False
+            return 0
         if run.proposals - self._latest[0].proposals >= WATCHED[1]:
             self._latest.popleft()
         if foretold:
             self._correct(True, run.tokens / run.seconds / foretold, news.proposals)
         if not run.loses_to(plain):
             self._rest = GROUNDED[0]
-            return False
-        self.grounded, self._rest = self._rest, min(2 * self._rest, GROUNDED[1])
-        return True
+            return 0
+        rest, self._rest = self._rest, min(2 * self._rest, GROUNDED[1])
+        return rest
 
     def _correct(self, speculation: bool, ratio: float, proposals: int) -> None:
         """What came was so many times what was foretold; one proposal says little."""

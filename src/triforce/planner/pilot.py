@@ -28,9 +28,12 @@ from triforce.speculation.lookup import FAR
 
 EVERY = 4  # proposals between two thoughts, at least
 WORTH = 100.0  # times the time that a thought takes is spent until the next one
+LISTEN = 200.0  # where plain text goes on as such, and it was only listened to
 LESSON = 200.0  # and that learning from some proposals takes
-PATIENT = 4  # thoughts of a batch until then: its first ones follow sooner
-SOMETIMES = 4  # thoughts of which one weighs other budgets, too, or all plans while plain text goes on as such
+PATIENT = 4  # times plans were weighed in a batch until then: its first thoughts follow sooner
+TOLD = 16  # tokens that guesses from a plain text have to tell until they are weighed
+IN_VAIN = 4  # times that, at most, after as many times in vain
+SOMETIMES = 4  # thoughts for one that weighs all plans, with other budgets, too
 BETTER = 1.04  # times the present plan's worth: less is not worth a change
 SAFE = 1.15, 1.04  # times the worth of plain decoding: less is not worth the risk of leaving it, and of staying away
 PROBE = 64  # proposals between two of plain decoding, so that its cost stays known
@@ -73,30 +76,38 @@ class Pilot:
         self.plain = 0.0
         """Tokens per second of each row that are expected of the course, and of plain decoding; 0: not known yet."""
         self.name = str(PLAIN)
+        self.budget: Callable[[int], int] | None = None
+        """What the retrieval tier reads of so many tokens, where that is chosen, too."""
         self._echo, self._watch = Echo(lookup), Watch(costs.shares, heat)
         self._grain = top.cache.grain
         self._guard = Guard()
-        self._steps = self._thought = self._thoughts = 0
+        self._steps = self._thought = self._weighed = self._told = 0
+        self._vain = 1
+        self._grounded = 0  # the step until which plain decoding goes on, as speculation lost
         self._course = self.plan
-        self._calm = False  # nothing is guessed, nor is anything about to be
-        self._since, self._pause = 0.0, 0.0
+        self._calm = True  # nothing is guessed, nor is anything about to be
+        self._now = self._next = self._review = 0.0
+        """Seconds of decoding so far, those when the next thought is due, and when one that weighs all plans."""
+        self._kind = ""  # of the texts, as they begin
+        self._lengths: Sequence[int] = ()  # of the texts, before the latest proposal
         self._asked = 0  # how often lookup was, for a row, in the proposals that are learnt from
-        self._study = 0.0  # seconds that it took to learn from the latest proposals
+        self._study_took = 0.0  # seconds that it took to learn from the latest proposals
         self._news = Run()
 
     def steer(self, prefix: Prefix, live_B: Bools) -> None:
         """Wire the ladder for the next proposal."""
-        thinks = self._steps == 0 or (self._steps - self._thought >= EVERY and self._since >= self._pause)
-        if self._ranks.agree(thinks) or not self._calm:
-            self._decide(prefix, live_B, thinks)
+        if not self._calm or self._now >= self._next or self._ranks.count > 1:
+            self._decide(prefix, live_B)
         self._steps += 1
-        self._guard.grounded -= 1
 
-    def _decide(self, prefix: Prefix, live_B: Bools, thinks: bool) -> None:
-        if thinks:
+    def _decide(self, prefix: Prefix, live_B: Bools) -> None:
+        thinks = self._steps == 0 or (self._steps - self._thought >= EVERY and self._now >= self._next)
+        if self._ranks.agree(thinks):
             self._think(prefix, live_B)
+        elif self._calm:
+            return
         probing = self._steps % PROBE == PROBE - 1 and not self._course.plain
-        wanted = PLAIN if probing or self._guard.grounded > 0 else self._course
+        wanted = PLAIN if probing or self._steps < self._grounded else self._course
         wanted, self._course = self._ranks.agree((wanted, self._course))
         if "retrieval" in self._course.tiers:
             self._times = dict(self._course.times)
@@ -110,11 +121,38 @@ class Pilot:
 
     def learn(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
         """After a proposal from texts of these lengths, which gave so many tokens in all."""
-        self._since += seconds
-        self._news.take(taken / len(lengths), seconds)
-        if not self._is_due():
-            return
-        began = self._clock()
+        self._now += seconds
+        self._lengths = lengths
+        news = self._news
+        news.take(taken / len(lengths), seconds)
+        if news.proposals >= REMEMBERED or (not self._calm and self._is_due()):
+            self._study()
+
+    def close(self) -> None:
+        """The texts are done: what is known now serves the next ones."""
+        if self.plan.plain and self._news.proposals:
+            self._study()
+        if self._calm:
+            self.costs.plain[self._kind] = max(0.0, self._review - self._now), self.plain, self._vain
+        else:
+            self.costs.plain.pop(self._kind, None)
+        self.costs.save()
+
+    def _is_due(self) -> bool:
+        """Whether to look at the latest proposals: many at a time, where one is short against the time that it takes.
+
+        Sooner if plain decoding was just tried, or if what was guessed loses to it. Where plain text goes on as such
+        there is no hurry: before plans are weighed will do.
+        """
+        if self._news.seconds >= LESSON * self._study_took:
+            return True
+        if self.plan.plain:
+            return self._steps > self._grounded
+        return self._news.proposals == WATCHED[0] and self._news.loses_to(self.plain)
+
+    def _study(self) -> None:
+        """Learn from the latest proposals."""
+        began, lengths = self._clock(), self._lengths
         self.time(lengths, self._news.seconds)
         if self.plan.plain:
             costed = 1 / self.costs.seconds("full", 1, len(lengths), sum(lengths))
@@ -123,23 +161,10 @@ class Pilot:
             self._watch.fade(max(lengths), self._news.proposals)
             for name in self.plan.tiers[:-1]:
                 self._judge(name, lengths)
-            if self._guard.speculated(self._news, self.foretold, self.plain):
-                self._pause, self._thoughts = 0.0, max(self._thoughts, PATIENT)  # what led here is worth a thought more
-        self._news, self._study = Run(), self._clock() - began
-
-    def _is_due(self) -> bool:
-        """Whether to look at the latest proposals: many at a time, where one is short against the time that it takes.
-
-        Sooner if plain decoding was just tried, or if what was guessed loses to it; where plain text goes on as such,
-        before the next thought.
-        """
-        if self._calm:
-            return self._since >= self._pause or self._news.proposals >= REMEMBERED
-        if self._news.seconds >= LESSON * self._study:
-            return True
-        if self.plan.plain:
-            return self._guard.grounded < 0
-        return self._news.proposals == WATCHED[0] and self._news.loses_to(self.plain)
+            if rest := self._guard.speculated(self._news, self.foretold, self.plain):
+                self._grounded = self._steps + rest
+                self._next, self._weighed = self._now, max(self._weighed, PATIENT)  # what led here is worth a thought
+        self._news, self._study_took = Run(), self._clock() - began
 
     def time(self, lengths: Sequence[int], seconds: float) -> None:
         """Learn what the passes of some proposals took.
@@ -158,11 +183,6 @@ class Pilot:
             for (width, rows), each in alike.items():
                 self.costs.observe(name, width, rows, of_row * rows, median(each) + between, len(each))
 
-    def budget(self, context: int) -> int | None:
-        """What the retrieval tier reads of so many tokens, where that is chosen, too."""
-        chosen = "retrieval" in self.plan.tiers and self._view.setting.budget.open
-        return self._view.budget(context) if chosen else None
-
     def forget(self) -> None:
         """The latest proposals are not to be learnt from."""
         self._news = Run()
@@ -170,26 +190,40 @@ class Pilot:
             part.counters.fresh()
 
     def _think(self, prefix: Prefix, live_B: Bools) -> None:
-        """Choose a course. Thoughts are not worth more than a hundredth of the time, but for a text's first ones."""
-        rows = live_B.nonzero()[0].tolist()
-        began = self._clock()
-        self._echo.listen(prefix, rows[self._steps % len(rows)])
-        self._course = self._best(prefix.lengths_B[live_B].tolist())
-        self._thoughts += 1
-        patience = WORTH * min(1.0, self._thoughts / PATIENT)
-        self._pause, self._since, self._thought = patience * (self._clock() - began), 0.0, self._steps
+        """Listen to the text, and choose a course. Thoughts take a hundredth of the time, but for a text's first ones.
 
-    def _best(self, lengths: list[int]) -> Plan:
+        Where plain text goes on as such, there is nothing to choose until guesses from the text were right.
+        """
+        began, rows, lengths = self._clock(), live_B.nonzero()[0].tolist(), prefix.lengths_B[live_B].tolist()
+        if not self._kind:
+            self._kind = self._watch.kind(lengths)
+            self._review, self.plain, self._vain = self.costs.plain.get(self._kind, (0.0, 0.0, 1))
+            self.foretold = self.plain
+        self._told += self._echo.listen(prefix, rows[self._steps % len(rows)])
+        told, widely = self._told >= TOLD * self._vain, self._now >= self._review
+        pause = LISTEN * (self._clock() - began)
+        if told or widely or not self._calm:
+            if widely and self._calm and self._news.proposals:
+                self._study()
+            self._course, self._told = self._best(lengths, widely), 0
+            self._weighed += 1
+            self._vain = min(self._vain + told, IN_VAIN) if self._course.plain else 1
+            took, patience = self._clock() - began, min(1.0, self._weighed / PATIENT)
+            if widely:
+                self._review = self._now + SOMETIMES * WORTH * took * (1.0 if self._course.plain else patience)
+            if not (widely and self._course.plain):
+                pause = WORTH * took * patience
+        self._next, self._thought = self._now + pause, self._steps
+
+    def _best(self, lengths: list[int], widely: bool) -> Plan:
         """The plan that is worth most, or the one that is followed if that is about as good.
 
-        Where plain text goes on as such, most thoughts are about guesses from the text: what else there is has not
-        changed.
+        Unless all are weighed, those with the present budget, and where plain text goes on as such guesses from it.
         """
-        wide = self._thoughts % SOMETIMES == 0
-        deep = wide or not self._course.plain
+        deep = widely or not self._course.plain
         less = deep and any(length > self._view.budget(length) for length in lengths)
         budgets = options(self._view, self._times, lengths) if less else [{}]
-        budgets = budgets if wide else budgets[:1]
+        budgets = budgets if widely else budgets[:1]
         world = self._outlook(lengths, budgets)
         exact = world.cost("full", 1)
         self.plain = self._guard.off(False) / exact
@@ -235,7 +269,8 @@ class Pilot:
             self._guard.restart()
         if "retrieval" in plan.tiers:
             self._view.times = dict(plan.times)
-        self.plan, self.name = plan, str(plan)
+        chosen = "retrieval" in plan.tiers and self._view.setting.budget.open
+        self.plan, self.name, self.budget = plan, str(plan), self._view.budget if chosen else None
         self.forget()
 
     def _judge(self, name: str, lengths: Sequence[int]) -> None:

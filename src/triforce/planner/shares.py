@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 # Shares kept, before anything was seen: high, so that they are tried. Of lookup it is that of what an echo foretells.
 EXPECTED = {"lookup": 0.9, "draft": 0.7, "retrieval": 0.96}
 HEATS = (0.0, 0.5, 0.9, 1.1)  # temperatures at which texts differ in how easily they are guessed
@@ -86,6 +88,10 @@ class Watch:
             refused += lost
             foreseen += (kept + lost) * (1 - self._shares.of(tier, *case))
         return max(0.0, 1 - usual * refused / foreseen)
+
+    def kind(self, lengths: Sequence[int]) -> str:
+        """What texts of these lengths have in common with others, for which the same plan is best."""
+        return f"{len(lengths)} {self._heat} {max(lengths).bit_length()}"
 
     def _about(self, tier: str, length: int) -> str:
         """What a share depends on: how much a retrieval tier leaves out, too."""

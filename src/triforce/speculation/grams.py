@@ -46,9 +46,10 @@ class Grams:
                 self._latest[gram] = before
 
     def match(self, text_S: Ints) -> tuple[int, int]:
-        """How many tokens at the end of the text seen were there before, and the place that followed them.
+        """How many tokens at the end of a text were there before, and the place that followed them.
 
-        The longest match of at least n tokens, of the latest ones; the latest of equals. (0, 0) without any.
+        What was read begins with that text. The longest match of at least n tokens, of the latest ones; the latest of
+        equals. (0, 0) without any.
         """
         longest, after, end = 0, 0, len(text_S) - self.n
         place = self._before[end] if end >= 0 else -1

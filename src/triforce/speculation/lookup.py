@@ -119,21 +119,20 @@ class Lookup:
     def hindsight(self, prefix: Prefix, b: int, most: int) -> Iterator[tuple[int, int]]:
         """At places of row b that were not tried yet: how long the match was, and how many tokens it told rightly.
 
-        A place is tried once `most` tokens stand behind it. What is read goes back to such a place, and no further.
+        A place is tried once `most` tokens stand behind it. The text is read up to the last such place.
         """
-        text_S, grams, place = prefix.ids_BS[b, : prefix.lengths_B[b]], self._grams[b], self._tried[b]
-        if place + most <= len(text_S):
-            grams.forget(place)
-        while place + most <= len(text_S):
-            grams.read(text_S[:place])
+        text_S, grams = prefix.ids_BS[b, : prefix.lengths_B[b]], self._grams[b]
+        places = range(self._tried[b], len(text_S) - most + 1, STRIDE)
+        if places:
+            grams.read(text_S[: places[-1]])
+            self._tried[b] = places[-1] + STRIDE
+        for place in places:
             match, after = grams.match(text_S[:place])
             run = 0
             if match:
-                wrong = np.resize(text_S[after:place], most) != text_S[place : place + most]
+                wrong = text_S[after : after + most] != text_S[place : place + most]  # what is beyond `place` is right
                 run = int(wrong.argmax()) if wrong.any() else most
             yield match, run
-            place += STRIDE
-        self._tried[b] = place
 
     def _guess(self, prefix: Prefix, b: int, least: float) -> Ints:
         text_S = prefix.ids_BS[b, : prefix.lengths_B[b]]
