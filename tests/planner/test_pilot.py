@@ -17,7 +17,7 @@ from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
 from triforce.batch import Batch
 from triforce.job import Job
 from triforce.ladder import MODES, Models
-from triforce.planner import Costs, Pilot, Plan, guard, pilot
+from triforce.planner import Costs, Pilot, Plan, guard, pace, pilot
 from triforce.planner.outlook import BURST, TIMES
 from triforce.planner.plan import plans
 from triforce.request import SamplingParams
@@ -58,7 +58,8 @@ def whims(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 
     monkeypatch.setattr(Pilot, "_best", whim)
     monkeypatch.setattr(pilot, "EVERY", 1)
-    monkeypatch.setattr(pilot, "WORTH", 0.0)
+    monkeypatch.setattr(pace, "WORTH", 0.0)
+    monkeypatch.setattr(pace, "LISTEN", 0.0)
     return drawn
 
 
@@ -152,7 +153,7 @@ def test_plain_decoding_is_not_left_for_little(monkeypatch: pytest.MonkeyPatch) 
 def test_a_slow_machine_is_no_reason_to_speculate() -> None:
     it, batch = steered(known(full=2.4e-3, retrieval=5e-3, draft=1.4e-3))  # hardly worth less than plain decoding
     assert it.plan == Plan()
-    for _ in range(3 * pilot.EVERY * pilot.SOMETIMES):
+    for _ in range(3 * pilot.EVERY * pace.SOMETIMES):
         it.learn([100], 1, 4e-3)
         it.steer(batch.prefix, LIVE)
         assert it.plan == Plan()
@@ -230,7 +231,7 @@ def test_and_guesses_are_weighed_when_it_tells_some(monkeypatch: pytest.MonkeyPa
         goes_on(it, prefix, 400)
         return weighed.count(False)
 
-    assert times(pilot.TOLD // 8) < times(pilot.TOLD) and times(0) == 0
+    assert times(pace.TOLD // 8) < times(pace.TOLD) and times(0) == 0
 
 
 def test_what_one_plain_text_weighed_the_next_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.planner.test_pilot import with_whims
 from triforce import LLM, SamplingParams
 from triforce.kernels import extension
-from triforce.planner import Pilot, Plan, pilot
+from triforce.planner import Pilot, Plan, pace, pilot
 from triforce.planner.outlook import TIMES
 from triforce.planner.plan import families, plans
 from triforce.request import RequestOutput
@@ -47,7 +47,8 @@ def whims(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
 
     monkeypatch.setattr(Pilot, "_best", whim)
     monkeypatch.setattr(pilot, "EVERY", 1)
-    monkeypatch.setattr(pilot, "WORTH", 0.0)
+    monkeypatch.setattr(pace, "WORTH", 0.0)
+    monkeypatch.setattr(pace, "LISTEN", 0.0)
     return drawn
 
 

@@ -35,10 +35,9 @@ class Costs:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self._fits, self.shares = _read(path) if path else _nothing()
-        self.plain: dict[str, tuple[float, float, int]] = {}
-        """Of texts of a kind that plain decoding was best for: seconds of decoding until all plans are weighed again,
-        whichever text that is in; tokens per second of each row that are to be expected; and how many times in a row
-        guesses from the text were weighed in vain, and this one more."""
+        self.plain: dict[str, tuple[float, tuple[float, int]]] = {}
+        """Of texts of a kind that plain decoding was best for the tokens per second of each row that are to be
+        expected, and how a text's pace goes on in the next one (`Pace.kept`)."""
 
     def observe(self, tier: str, width: int, rows: int, keys: float, seconds: float, passes: int = 1) -> None:
         """So many alike, over `width` tokens of each row, or bursts of so many; `keys` are those of all rows."""

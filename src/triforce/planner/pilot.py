@@ -18,6 +18,7 @@ from triforce.planner.costs import Costs
 from triforce.planner.echo import Echo
 from triforce.planner.guard import WATCHED, Guard, Run
 from triforce.planner.outlook import OTHER, Outlook, Times, keys_seen, options
+from triforce.planner.pace import Pace
 from triforce.planner.plan import Amount, Plan, families, rate
 from triforce.planner.shares import Watch
 from triforce.ranks import ALONE, Ranks
@@ -27,13 +28,7 @@ from triforce.speculation.count import REMEMBERED
 from triforce.speculation.lookup import FAR
 
 EVERY = 4  # proposals between two thoughts, at least
-WORTH = 100.0  # times the time that a thought takes is spent until the next one
-LISTEN = 200.0  # where plain text goes on as such, and it was only listened to
-LESSON = 200.0  # and that learning from some proposals takes
-PATIENT = 4  # times plans were weighed in a batch until then: its first thoughts follow sooner
-TOLD = 16  # tokens that guesses from a plain text have to tell until they are weighed
-IN_VAIN = 4  # times that, at most, after as many times in vain
-SOMETIMES = 4  # thoughts for one that weighs all plans, with other budgets, too
+LESSON = 200.0  # times the time that learning from some proposals takes is spent until the next time
 BETTER = 1.04  # times the present plan's worth: less is not worth a change
 SAFE = 1.15, 1.04  # times the worth of plain decoding: less is not worth the risk of leaving it, and of staying away
 PROBE = 64  # proposals between two of plain decoding, so that its cost stays known
@@ -81,13 +76,11 @@ class Pilot:
         self._echo, self._watch = Echo(lookup), Watch(costs.shares, heat)
         self._grain = top.cache.grain
         self._guard = Guard()
-        self._steps = self._thought = self._weighed = self._told = 0
-        self._vain = 1
+        self._steps = self._thought = 0
         self._grounded = 0  # the step until which plain decoding goes on, as speculation lost
         self._course = self.plan
         self._calm = True  # nothing is guessed, nor is anything about to be
-        self._now = self._next = self._review = 0.0
-        """Seconds of decoding so far, those when the next thought is due, and when one that weighs all plans."""
+        self._pace = Pace()
         self._kind = ""  # of the texts, as they begin
         self._lengths: Sequence[int] = ()  # of the texts, before the latest proposal
         self._asked = 0  # how often lookup was, for a row, in the proposals that are learnt from
@@ -96,12 +89,12 @@ class Pilot:
 
     def steer(self, prefix: Prefix, live_B: Bools) -> None:
         """Wire the ladder for the next proposal."""
-        if not self._calm or self._now >= self._next or self._ranks.count > 1:
+        if not self._calm or self._pace.now >= self._pace.next or self._ranks.count > 1:
             self._decide(prefix, live_B)
         self._steps += 1
 
     def _decide(self, prefix: Prefix, live_B: Bools) -> None:
-        thinks = self._steps == 0 or (self._steps - self._thought >= EVERY and self._now >= self._next)
+        thinks = self._steps == 0 or (self._steps - self._thought >= EVERY and self._pace.now >= self._pace.next)
         if self._ranks.agree(thinks):
             self._think(prefix, live_B)
         elif self._calm:
@@ -121,7 +114,7 @@ class Pilot:
 
     def learn(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
         """After a proposal from texts of these lengths, which gave so many tokens in all."""
-        self._now += seconds
+        self._pace.now += seconds
         self._lengths = lengths
         news = self._news
         news.take(taken / len(lengths), seconds)
@@ -132,10 +125,9 @@ class Pilot:
         """The texts are done: what is known now serves the next ones."""
         if self.plan.plain and self._news.proposals:
             self._study()
-        if self._calm:
-            self.costs.plain[self._kind] = max(0.0, self._review - self._now), self.plain, self._vain
-        else:
-            self.costs.plain.pop(self._kind, None)
+        self.costs.plain.pop(self._kind, None)
+        if self._calm and self._kind:
+            self.costs.plain[self._kind] = self.plain, self._pace.kept()
         self.costs.save()
 
     def _is_due(self) -> bool:
@@ -163,7 +155,7 @@ class Pilot:
                 self._judge(name, lengths)
             if rest := self._guard.speculated(self._news, self.foretold, self.plain):
                 self._grounded = self._steps + rest
-                self._next, self._weighed = self._now, max(self._weighed, PATIENT)  # what led here is worth a thought
+                self._pace.hurry()  # what led here is worth a thought
         self._news, self._study_took = Run(), self._clock() - began
 
     def time(self, lengths: Sequence[int], seconds: float) -> None:
@@ -190,30 +182,29 @@ class Pilot:
             part.counters.fresh()
 
     def _think(self, prefix: Prefix, live_B: Bools) -> None:
-        """Listen to the text, and choose a course. Thoughts take a hundredth of the time, but for a text's first ones.
+        """Listen to the text, and choose a course.
 
         Where plain text goes on as such, there is nothing to choose until guesses from the text were right.
         """
         began, rows, lengths = self._clock(), live_B.nonzero()[0].tolist(), prefix.lengths_B[live_B].tolist()
         if not self._kind:
-            self._kind = self._watch.kind(lengths)
-            self._review, self.plain, self._vain = self.costs.plain.get(self._kind, (0.0, 0.0, 1))
-            self.foretold = self.plain
-        self._told += self._echo.listen(prefix, rows[self._steps % len(rows)])
-        told, widely = self._told >= TOLD * self._vain, self._now >= self._review
-        pause = LISTEN * (self._clock() - began)
+            self._begin(lengths)
+        told = self._pace.hears(self._echo.listen(prefix, rows[self._steps % len(rows)]))
+        widely = self._pace.reviews
+        self._pace.listened(self._clock() - began)
         if told or widely or not self._calm:
             if widely and self._calm and self._news.proposals:
                 self._study()
-            self._course, self._told = self._best(lengths, widely), 0
-            self._weighed += 1
-            self._vain = min(self._vain + told, IN_VAIN) if self._course.plain else 1
-            took, patience = self._clock() - began, min(1.0, self._weighed / PATIENT)
-            if widely:
-                self._review = self._now + SOMETIMES * WORTH * took * (1.0 if self._course.plain else patience)
-            if not (widely and self._course.plain):
-                pause = WORTH * took * patience
-        self._next, self._thought = self._now + pause, self._steps
+            self._course = self._best(lengths, widely)
+            self._pace.weighed(self._clock() - began, told, widely, in_vain=self._course.plain)
+        self._thought = self._steps
+
+    def _begin(self, lengths: list[int]) -> None:
+        """What other texts of the kind have shown."""
+        self._kind = self._watch.kind(lengths)
+        if self._kind in self.costs.plain:
+            self.plain, kept = self.costs.plain[self._kind]
+            self.foretold, self._pace = self.plain, Pace(*kept)
 
     def _best(self, lengths: list[int], widely: bool) -> Plan:
         """The plan that is worth most, or the one that is followed if that is about as good.
