@@ -214,7 +214,7 @@ def goes_on(it: Pilot, prefix: Prefix, steps: int) -> None:
     for _ in range(steps):
         it.steer(prefix, LIVE)
         it._parts["full"].counters.passed(LIVE, 1e-4)
-        it.learn([100], 1, 1e-4)
+        it.learn([int(prefix.lengths_B[0])], 1, 1e-4)
 
 
 def test_a_plain_text_that_tells_nothing_is_only_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +247,16 @@ def test_what_one_plain_text_weighed_the_next_one_does_not(monkeypatch: pytest.M
     it._watch._heat += 1  # texts of another kind
     goes_on(it, prefix, 1)
     assert each == [True]
+
+
+def test_speculation_that_came_short_is_trusted_less_in_the_next_text() -> None:
+    costs = known(full=20e-3)
+    for off, plan in ((0.9, DEEP.tiers), (0.05, Plan().tiers)):
+        it, _ = steered(costs, steps=1)
+        assert it.plan.tiers == DEEP.tiers
+        it._guard._off[True] = off
+        it.close()
+        assert steered(costs, steps=1)[0].plan.tiers == plan
 
 
 def test_short_plain_texts_teach_what_passes_cost(monkeypatch: pytest.MonkeyPatch) -> None:

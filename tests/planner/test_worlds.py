@@ -91,6 +91,17 @@ def test_costs_that_are_wrong_are_found_out() -> None:
     assert sum(speeds) / 12 > 0.97 * fixed(Plan(), world)
 
 
+def test_only_what_came_short_is_remembered_and_not_for_ever() -> None:
+    for came, kept in ((2.0, 1.0), (0.5, guard.BOUNDS[0] ** guard.LASTS)):
+        it = guard.Guard()
+        it.speculated(guard.Run(came * 800, 8.0, 8), 100.0, 0.0)
+        assert it.kept() == pytest.approx(kept, rel=0.01)
+    trust = 0.5
+    for _ in range(40):
+        trust = guard.Guard(trust).kept()
+    assert trust > 0.98
+
+
 def test_a_text_that_changes_is_followed() -> None:
     """The draft serves for a while, and then no more."""
     world = World(LONG, {"draft": 0.8, "retrieval": 0.95})

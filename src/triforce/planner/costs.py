@@ -35,6 +35,8 @@ class Costs:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self._fits, self.shares = _read(path) if path else _nothing()
+        self.trust: dict[str, float] = {}
+        """In speculation, for texts of a kind (`Guard.kept`)."""
         self.plain: dict[str, tuple[float, tuple[float, int]]] = {}
         """Of texts of a kind that plain decoding was best for the tokens per second of each row that are to be
         expected, and how a text's pace goes on in the next one (`Pace.kept`)."""

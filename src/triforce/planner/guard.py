@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 WATCHED = 8, 16  # proposals that the measured speed is an average of: at least, and at most
 GROUNDED = 4, 1024  # proposals of plain decoding after speculation lost: at first, and at most
+LASTS = 0.9  # of what is remembered, in the next text
 BOUNDS = 0.5, 1.5  # of the factors by which what was foretold proves to be off
 
 
@@ -30,9 +31,13 @@ class Run:
 
 
 class Guard:
-    """Of one batch. Rates are tokens per second of each row."""
+    """Of one batch. Rates are tokens per second of each row.
 
-    def __init__(self) -> None:
+    trust: what speculation is taken to be worth of what is foretold, beside plain decoding, before it was tried.
+    """
+
+    def __init__(self, trust: float = 1.0) -> None:
+        self._trust = trust
         self._rest = GROUNDED[0]
         self._off = {False: 1.0}  # what plain decoding and, once tried, speculation are worth, of what was foretold
         self._latest: deque[Run] = deque()
@@ -40,9 +45,14 @@ class Guard:
     def off(self, speculation: bool) -> float:
         """Times what is foretold, that is what comes.
 
-        Before it was tried, speculation is taken to be off as far as plain decoding: both wait for one machine.
+        Before it was tried, speculation is taken to be off as far as plain decoding, as both wait for one machine, and
+        as far beside it as in other texts.
         """
-        return self._off.get(speculation, self._off[False])
+        return self._off[speculation] if speculation in self._off else self._trust * self._off[False]
+
+    def kept(self) -> float:
+        """The trust for the next text of the kind: only what came short is remembered, each time less of it."""
+        return float(min(1.0, self.off(True) / self.off(False)) ** LASTS)
 
     def restart(self) -> None:
         """Other tiers speculate from now on."""

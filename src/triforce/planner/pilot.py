@@ -125,9 +125,11 @@ class Pilot:
         """The texts are done: what is known now serves the next ones."""
         if self.plan.plain and self._news.proposals:
             self._study()
-        self.costs.plain.pop(self._kind, None)
-        if self._calm and self._kind:
-            self.costs.plain[self._kind] = self.plain, self._pace.kept()
+        if self._kind:
+            self.costs.trust[self._kind] = self._guard.kept()
+            self.costs.plain.pop(self._kind, None)
+            if self._calm and self._watch.kind(self._lengths) == self._kind:  # still
+                self.costs.plain[self._kind] = self.plain, self._pace.kept()
         self.costs.save()
 
     def _is_due(self) -> bool:
@@ -202,6 +204,7 @@ class Pilot:
     def _begin(self, lengths: list[int]) -> None:
         """What other texts of the kind have shown."""
         self._kind = self._watch.kind(lengths)
+        self._guard = Guard(self.costs.trust.get(self._kind, 1.0))
         if self._kind in self.costs.plain:
             self.plain, kept = self.costs.plain[self._kind]
             self.foretold, self._pace = self.plain, Pace(*kept)
