@@ -252,11 +252,18 @@ def test_what_one_plain_text_weighed_the_next_one_does_not(monkeypatch: pytest.M
 def test_speculation_that_came_short_is_trusted_less_in_the_next_text() -> None:
     costs = known(full=20e-3)
     for off, plan in ((0.9, DEEP.tiers), (0.05, Plan().tiers)):
-        it, _ = steered(costs, steps=1)
+        it, batch = steered(costs, steps=1)
         assert it.plan.tiers == DEEP.tiers
-        it._guard._off[True] = off
+        it._guard._off[True], it._lengths = off, batch.prefix.lengths_B.tolist()
         it.close()
         assert steered(costs, steps=1)[0].plan.tiers == plan
+
+
+def test_of_a_batch_that_ends_before_its_first_proposal_nothing_is_kept() -> None:
+    for steps in (0, 1):
+        costs = known(full=1e-4, draft=1e-4)
+        steered(costs, steps)[0].close()
+        assert not costs.plain and not costs.trust
 
 
 def test_short_plain_texts_teach_what_passes_cost(monkeypatch: pytest.MonkeyPatch) -> None:

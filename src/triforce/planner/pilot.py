@@ -125,7 +125,7 @@ class Pilot:
         """The texts are done: what is known now serves the next ones."""
         if self.plan.plain and self._news.proposals:
             self._study()
-        if self._kind:
+        if self._lengths:  # else nothing was proposed
             self.costs.trust[self._kind] = self._guard.kept()
             self.costs.plain.pop(self._kind, None)
             if self._calm and self._watch.kind(self._lengths) == self._kind:  # still
