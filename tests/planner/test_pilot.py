@@ -17,7 +17,7 @@ from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
 from triforce.batch import Batch
 from triforce.job import Job
 from triforce.ladder import MODES, Models
-from triforce.planner import Costs, Pilot, Plan, guard, pace, pilot
+from triforce.planner import Costs, Pilot, Plan, choice, guard, pace, pilot
 from triforce.planner.outlook import BURST, TIMES
 from triforce.planner.plan import plans
 from triforce.request import SamplingParams
@@ -135,7 +135,7 @@ def test_slow_full_passes_are_worth_a_hierarchy_and_fast_ones_are_not() -> None:
 def test_little_gain_is_no_reason_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
     it, batch = steered(known(full=20e-3))
     before = it.plan
-    monkeypatch.setattr(pilot, "BETTER", 100.0)
+    monkeypatch.setattr(choice, "BETTER", 100.0)
     it.costs = known(full=20e-3, draft=2e-4)
     for _ in range(2 * pilot.EVERY):
         it.steer(batch.prefix, LIVE)
@@ -143,7 +143,7 @@ def test_little_gain_is_no_reason_to_change(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_plain_decoding_is_not_left_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pilot, "SAFE", (100.0, 100.0))
+    monkeypatch.setattr(choice, "SAFE", (100.0, 100.0))
     it, batch = steered(known(full=20e-3), steps=1)
     for _ in range(pilot.EVERY + 2):
         it.steer(batch.prefix, LIVE)

@@ -62,7 +62,7 @@ def keys_seen(tier: str, lengths: Sequence[int], view: Retrieval) -> int:
 
 
 class Outlook:
-    """See `plan.World`; amounts that depend on the budget are columns, of one of `options` each."""
+    """See `plan.World`; amounts that depend on the budget are columns, one row for each of `options`."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Outlook:
     ) -> None:
         self.rows, self._longest = len(lengths), max(lengths)
         self._costs, self._watch, self._echo, self._view = costs, watch, echo, view
-        self._lengths, self._options = lengths, options
+        self.options, self._lengths = options, lengths
         self._lines: dict[str, tuple[Amount, Amount]] = {}
         self.caution = _column([OTHER ** len(times) for times in options])
         """How much better these budgets have to be."""
@@ -115,7 +115,7 @@ class Outlook:
             sizes.setdefault(length.bit_length(), []).append(length)
         means = {bits: (len(some), sum(some) // len(some)) for bits, some in sizes.items()}
         reads, shares = [], []
-        for times in self._options:
+        for times in self.options:
             keys, kept = 0, 0.0
             for bits, (count, mean) in means.items():
                 each = times.get(bits, 1.0)

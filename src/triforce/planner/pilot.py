@@ -14,12 +14,13 @@ from time import perf_counter
 import numpy as np
 
 from triforce.cache import Full, Retrieval
+from triforce.planner.choice import PLAIN, choose
 from triforce.planner.costs import Costs
 from triforce.planner.echo import Echo
 from triforce.planner.guard import WATCHED, Guard, Run
-from triforce.planner.outlook import OTHER, Outlook, Times, keys_seen, options
+from triforce.planner.outlook import Outlook, Times, keys_seen, options
 from triforce.planner.pace import Pace
-from triforce.planner.plan import Amount, Plan, families, rate
+from triforce.planner.plan import Plan, families
 from triforce.planner.shares import Watch
 from triforce.ranks import ALONE, Ranks
 from triforce.shapes import Bools
@@ -29,11 +30,7 @@ from triforce.speculation.lookup import FAR
 
 EVERY = 4  # proposals between two thoughts, at least
 LESSON = 200.0  # times the time that learning from some proposals takes is spent until the next time
-BETTER = 1.04  # times the present plan's worth: less is not worth a change
-SAFE = 1.15, 1.04  # times the worth of plain decoding: less is not worth the risk of leaving it, and of staying away
 PROBE = 64  # proposals between two of plain decoding, so that its cost stays known
-
-PLAIN = Plan()
 
 
 class Pilot:
@@ -210,41 +207,20 @@ class Pilot:
             self.foretold, self._pace = self.plain, Pace(*kept)
 
     def _best(self, lengths: list[int], widely: bool) -> Plan:
-        """The plan that is worth most, or the one that is followed if that is about as good.
+        """The course from now on.
 
-        Unless all are weighed, those with the present budget, and where plain text goes on as such guesses from it.
+        Unless all plans are weighed, it is one with the present budget, and where plain text goes on as such plain
+        decoding or guesses from the text.
         """
         deep = widely or not self._course.plain
         less = deep and any(length > self._view.budget(length) for length in lengths)
         budgets = options(self._view, self._times, lengths) if less else [{}]
-        budgets = budgets if widely else budgets[:1]
-        world = self._outlook(lengths, budgets)
+        world = self._outlook(lengths, budgets if widely else budgets[:1])
         exact = world.cost("full", 1)
         self.plain = self._guard.off(False) / exact
         less = less and np.min(world.cost("retrieval", 1)) < exact
-        best, highest, present = PLAIN, self.plain, self.plain
-        for tiers, gammas in families(deep and "draft" in self._parts, less):
-            if "lookup" in tiers and not world.echo(1, tiers[0] == "lookup")[2]:
-                continue
-            worth_KN = self._worth(tiers, gammas, world)
-            if tiers == self._course.tiers:
-                present = float(self._worth(tiers, self._course.gammas, world)[0, 0])
-            k, at = divmod(int(worth_KN.argmax()), worth_KN.shape[1])
-            if worth_KN[k, at] > highest:
-                times = tuple(sorted(budgets[k].items())) if "retrieval" in tiers else ()
-                best, highest = Plan(tiers, tuple(int(each[at]) for each in gammas), times), float(worth_KN[k, at])
-        needed = SAFE[not self._course.plain] * self.plain
-        if highest < needed:
-            best, highest = PLAIN, self.plain
-        if not best.plain and present > needed and highest < BETTER * present:
-            best, highest = self._course, present
-        self.foretold = highest * OTHER ** len(best.times)
+        best, self.foretold = choose(families(deep and "draft" in self._parts, less), world, self._course, self._guard)
         return best
-
-    def _worth(self, tiers: tuple[str, ...], gammas: Sequence[Amount], world: Outlook) -> np.ndarray:
-        """Of plans of these tiers, tokens per second as things proved so far, by budget and gammas."""
-        worth_KN = np.atleast_2d(rate(tiers, tuple(gammas), world)) * self._guard.off(True)
-        return worth_KN / world.caution if "retrieval" in tiers else worth_KN
 
     def wire(self, plan: Plan, prefix: Prefix, live_B: Bools) -> None:
         """Let the ladder follow a plan."""
