@@ -125,6 +125,32 @@ def test_the_upper_bound_is_students() -> None:
     assert speed.upper([0.8]) == 0.8 and speed.upper([0.9, 0.9, 0.9]) == pytest.approx(0.9)
 
 
+@pytest.mark.parametrize(
+    ("repeats", "each", "ends", "turns"),
+    [
+        (None, 10.0, 1000.0, 7),
+        (None, 0.5, 1000.0, 41),  # short ones, until 20 seconds are over
+        (None, 0.5, 10.0, 21),
+        (None, 10.0, 25.0, 3),
+        (None, 10.0, 0.0, 3),
+        (5, 0.5, 1000.0, 5),
+        (5, 0.5, 0.0, 3),
+        (1, 0.5, 0.0, 1),
+    ],
+)
+def test_short_turns_are_more(
+    repeats: int | None, each: float, ends: float, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(speed, "perf_counter", lambda: now[0])
+    made = 0
+    for turn in speed._turns(repeats, ends):
+        assert turn == made
+        made += 1
+        now[0] += each
+    assert made == turns
+
+
 def test_timing_takes_ratios_turn_by_turn() -> None:
     row = speed.timing([1.0, 2.0, 4.0], [2.0, 4.0, 4.0], tokens=8)
     assert row["seconds"] == 2.0 and row["tokens_per_second"] == 4.0

@@ -5,9 +5,9 @@ Prefill is reported beside decoding, never in it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from math import exp, log
 from statistics import median
 from time import perf_counter
@@ -24,18 +24,24 @@ from triforce.request import RequestOutput, SamplingParams
 
 Row = dict[str, Any]
 PLAIN = "ar"
-LEAST = 3
-"""Turns at least, whatever the time: fewer say nothing about their spread."""
+LEAST, USUAL = 3, 7
+"""Turns at least, whatever the time, as fewer say nothing about their spread; and of a cell in which they are long."""
+
+SHORT = 20.0
+"""Where so many seconds hold more turns than the usual ones, a cell gets as many: what takes .1 s is mostly noise."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How each cell is measured: `tokens` new ones of each text; modes; turns at most; seconds for all cells."""
+    """How each cell is measured: `tokens` new ones of each text; modes; turns at most; seconds for all cells.
+
+    Where `repeats` is None turns are `USUAL`, or as many as are over in `SHORT` seconds.
+    """
 
     modes: Sequence[str]
     top_p: float = 0.9
     tokens: int = 128
-    repeats: int = 7
+    repeats: int | None = None
     seconds: float = 90 * 60.0
 
 
@@ -49,7 +55,7 @@ def rows(
     ends, left, warm = perf_counter() + plan.seconds, len(cells), False
     most = max(*BATCHES, *(cell.batch for cell in cells))
     of_document = sorted(cells, key=lambda cell: (cell.context, cell.workload, cell.batch, cell.temperature))
-    for (context, workload), some in groupby(of_document, key=lambda cell: (cell.context, cell.workload)):
+    for (context, workload), some in itertools.groupby(of_document, key=lambda cell: (cell.context, cell.workload)):
         group = list(some)
         length = min(context, llm.target.config.context - plan.tokens)
         texts = prompts(sources, workload, length, most)  # the same ones, whatever is left to measure
@@ -77,12 +83,10 @@ def _in_turns(
 ) -> dict[str, list[RequestOutput]]:
     """The modes take turns, there and back, so that a drift of the machine meets all of them.
 
-    The texts of a turn are those of its seed. When to stop depends on the clock, never on what was measured.
+    The texts of a turn are those of its seed.
     """
     runs: dict[str, list[RequestOutput]] = {mode: [] for mode in dict.fromkeys([PLAIN, *plan.modes])}
-    for turn in range(plan.repeats):
-        if turn >= LEAST and perf_counter() > ends:
-            break
+    for turn in _turns(plan.repeats, ends):
         params = SamplingParams(
             temperature=cell.temperature,
             top_p=plan.top_p,
@@ -93,6 +97,16 @@ def _in_turns(
         for mode in list(runs)[:: 1 if turn % 2 == 0 else -1]:
             runs[mode].append(together(llm, texts, params, mode, earlier))
     return runs
+
+
+def _turns(repeats: int | None, ends: float) -> Iterator[int]:
+    """Their numbers, until there are enough. When that is depends on the clock, never on what was measured."""
+    short = perf_counter() + (SHORT if repeats is None else 0)
+    for turn in itertools.count():
+        now = perf_counter()
+        if (turn >= (USUAL if repeats is None else repeats) and now > short) or (turn >= LEAST and now > ends):
+            return
+        yield turn
 
 
 def _row(

@@ -115,7 +115,8 @@ def _require_sense(options: Namespace) -> None:
     contexts = options.contexts or USUAL["contexts"]
     if min(contexts) < 2:
         raise RequestError(f"--contexts {min(contexts)}: give prompts of at least 2 tokens")
-    if min(options.repeats, options.tokens, *(options.batches or [1])) < 1 or options.minutes <= 0:
+    repeats = 1 if options.repeats is None else options.repeats
+    if min(repeats, options.tokens, *(options.batches or [1])) < 1 or options.minutes <= 0:
         raise RequestError("--repeats, --tokens and --batches must be at least 1, and --minutes above 0")
     if options.synthetic:
         if len(options.synthetic) != 2 or not all(0 <= rate <= 1 for rate in options.synthetic):
@@ -142,12 +143,12 @@ def _synthetic(options: Namespace) -> int:
 
 
 def _synthetic_rows(options: Namespace) -> Iterator[Row]:
-    from triforce.bench import synthetic
+    from triforce.bench import speed, synthetic
     from triforce.cache.budget import Budget
 
     outer, inner = options.synthetic
     gammas, budget = (options.gamma_1, options.gamma_2), Budget.parse(options.budget).tokens
-    contexts, repeats = options.contexts or USUAL["contexts"], options.repeats
+    contexts, repeats = options.contexts or USUAL["contexts"], options.repeats or speed.USUAL
     return synthetic.rows(contexts, outer, inner, gammas, budget, options.tokens, repeats, options.lower_tiers)
 
 
