@@ -233,9 +233,9 @@ class Engine:
         """Some rows of a batch leave, if they are still there."""
         batch = self._batches.get(mode)
         rows = [b for b, job in enumerate(batch.jobs) if job not in jobs] if batch else []
+        if batch and batch.pilot and not rows:
+            batch.pilot.close(batch.prefix)
         if batch and len(rows) < len(batch.jobs):
             batch.keep(rows)
         if batch and not rows:
             del self._batches[mode]
-            if batch.pilot:
-                batch.pilot.close()

@@ -129,7 +129,7 @@ def test_the_upper_bound_is_students() -> None:
     ("repeats", "each", "ends", "turns"),
     [
         (None, 10.0, 1000.0, 7),
-        (None, 0.5, 1000.0, 41),  # short ones, until 20 seconds are over
+        (None, 0.5, 1000.0, 61),  # short ones, until 30 seconds are over
         (None, 0.5, 10.0, 21),
         (None, 10.0, 25.0, 3),
         (None, 10.0, 0.0, 3),

@@ -26,7 +26,7 @@ def listening(monkeypatch: pytest.MonkeyPatch, costs: Costs, told: int = 0) -> t
     ticks, weighed = iter(range(10**6)), list[bool]()
     batch = read(None)
     it = Pilot(batch.top, 1, costs, clock=lambda: 1e-5 * next(ticks))
-    monkeypatch.setattr(it._echo, "listen", lambda prefix, b: told)
+    monkeypatch.setattr(it._echo, "listen", lambda prefix, b: (1, told))
     best = it._best
     monkeypatch.setattr(it, "_best", lambda lengths, widely: weighed.append(widely) or best(lengths, widely))
     return it, batch.prefix, weighed
@@ -63,12 +63,37 @@ def test_what_one_plain_text_weighed_the_next_one_does_not(monkeypatch: pytest.M
         weighed.append(each)
         goes_on(it, prefix, 30)
         assert it.plain > 0 and it.foretold == it.plain
-        it.close()
+        it.close(prefix)
     assert weighed[0] == [True] and 2 <= sum(map(len, weighed)) <= 4
     it, prefix, each = listening(monkeypatch, costs)
     it._watch._heat += 1  # texts of another kind
     goes_on(it, prefix, 1)
     assert each == [True]
+
+
+@pytest.mark.parametrize(("told", "fewer"), [(0, True), (2 * pace.TOLD, False)])
+def test_where_texts_tell_nothing_the_next_ones_are_listened_to_less(
+    told: int, fewer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "IN_VAIN", 1)
+    costs, heard = known(full=1e-4, draft=1e-4), list[int]()
+    for _ in range(8):
+        it, prefix, weighed = listening(monkeypatch, costs, told)
+        times, tell = list[int](), it._echo.listen
+        monkeypatch.setattr(it._echo, "listen", lambda *text, tell=tell, times=times: times.append(1) or tell(*text))
+        goes_on(it, prefix, 200)
+        heard.append(len(times))
+        it.close(prefix)
+        assert len(times) == heard[-1] + 1  # to its end
+    assert (heard[-1] < heard[0] / 2) == fewer
+
+
+def test_one_text_that_tells_much_is_enough_to_listen_again() -> None:
+    quiet = pace.Pace(listen=1.0, quiet=pace.QUIET)
+    quiet.hears(8, pace.TOLD - 1)
+    assert quiet.kept()[0] == 1.0 and quiet.kept()[3] == pace.QUIET
+    quiet.hears(8, 1)
+    assert quiet.kept()[0] == 0.0 and quiet.kept()[3] == 1
 
 
 def test_speculation_that_came_short_is_trusted_less_in_the_next_text() -> None:
@@ -77,14 +102,15 @@ def test_speculation_that_came_short_is_trusted_less_in_the_next_text() -> None:
         it, batch = steered(costs, steps=1)
         assert it.plan.tiers == DEEP.tiers
         it._guard._off[True], it._lengths = off, batch.prefix.lengths_B.tolist()
-        it.close()
+        it.close(batch.prefix)
         assert steered(costs, steps=1)[0].plan.tiers == plan
 
 
 def test_of_a_batch_that_ends_before_its_first_proposal_nothing_is_kept() -> None:
     for steps in (0, 1):
         costs = known(full=1e-4, draft=1e-4)
-        steered(costs, steps)[0].close()
+        it, batch = steered(costs, steps)
+        it.close(batch.prefix)
         assert not costs.plain and not costs.trust
 
 
@@ -93,5 +119,5 @@ def test_short_plain_texts_teach_what_passes_cost(monkeypatch: pytest.MonkeyPatc
     for _ in range(100):
         it, prefix, _ = listening(monkeypatch, costs)
         goes_on(it, prefix, 5)
-        it.close()
+        it.close(prefix)
     assert costs.seconds("full", 1, 1, 100) == pytest.approx(1e-4, rel=0.5)

@@ -89,8 +89,8 @@ class Silence:
     def __init__(self, world: World) -> None:
         self.of = world.echo
 
-    def listen(self, prefix: object, b: int) -> int:
-        return 0
+    def listen(self, prefix: object, b: int) -> tuple[int, int]:
+        return 0, 0
 
 
 def flown(it: Pilot, prefix: Any, world: World, proposals: int) -> float:

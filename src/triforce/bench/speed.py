@@ -27,7 +27,7 @@ PLAIN = "ar"
 LEAST, USUAL = 3, 7
 """Turns at least, whatever the time, as fewer say nothing about their spread; and of a cell in which they are long."""
 
-SHORT = 20.0
+SHORT = 30.0
 """Where so many seconds hold more turns than the usual ones, a cell gets as many: what takes .1 s is mostly noise."""
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from triforce.planner.pace import Kept
 from triforce.planner.shares import Shares
 
 FADE = 0.995  # of the past, per pass
@@ -37,7 +38,7 @@ class Costs:
         self._fits, self.shares = _read(path) if path else _nothing()
         self.trust: dict[str, float] = {}
         """In speculation, for texts of a kind (`Guard.kept`)."""
-        self.plain: dict[str, tuple[float, tuple[float, int]]] = {}
+        self.plain: dict[str, tuple[float, Kept]] = {}
         """Of texts of a kind that plain decoding was best for the tokens per second of each row that are to be
         expected, and how a text's pace goes on in the next one (`Pace.kept`)."""
 

@@ -30,11 +30,11 @@ class Echo:
         self._made = {True: np.zeros(MOST + 1), False: np.zeros(MOST + 1)}
         self._kept = {True: np.zeros(MOST + 1), False: np.zeros(MOST + 1)}
 
-    def listen(self, prefix: Prefix, b: int) -> int:
-        """Try what has been written in row b since the last time; how many tokens it told."""
+    def listen(self, prefix: Prefix, b: int) -> tuple[int, int]:
+        """Try what has been written in row b since the last time: at how many places, and how many tokens it told."""
         news = list(self._lookup.hindsight(prefix, b, MOST))
         self._heard += news
-        return sum(run for _, run in news)
+        return len(news), sum(run for _, run in news)
 
     def of(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
         """As `plan.World.echo` says."""

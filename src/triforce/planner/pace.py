@@ -12,30 +12,36 @@ PATIENT = 4  # times plans were weighed in a batch until then: its first thought
 SOMETIMES = 4  # thoughts for one that weighs all plans, with other budgets, too
 TOLD = 16  # tokens that guesses from a plain text have to tell until they are weighed
 IN_VAIN = 4  # times that, at most, after as many times in vain
+QUIET = 4  # times as long until it is listened to again, at most, after as many texts of the kind that told nothing
+
+Kept = tuple[float, float, int, int]
+"""See `Pace.kept`."""
 
 
 class Pace:
-    """Of one batch. `review`: the seconds of decoding until all plans are weighed; `vain`: see `kept`."""
+    """Of one batch; the parameters are what `kept` says."""
 
-    def __init__(self, review: float = 0.0, vain: int = 1) -> None:
-        self.now = self.next = 0.0
+    def __init__(self, listen: float = 0.0, review: float = 0.0, vain: int = 1, quiet: int = 1) -> None:
+        self.now, self.next = 0.0, listen
         """Seconds of decoding so far, and those at which it is time to listen."""
-        self._review, self._vain = review, vain
+        self._review, self._vain, self._quiet = review, vain, quiet
         self._weighed = self._told = 0
+        self._places = self._tokens = 0  # that were listened to, and that these told, in all
 
     @property
     def reviews(self) -> bool:
         """Whether it is time to weigh all plans, whatever the text told."""
         return self.now >= self._review
 
-    def hears(self, tokens: int) -> bool:
-        """The text told so many more of its tokens; whether that is enough to weigh guesses from it."""
+    def hears(self, places: int, tokens: int) -> bool:
+        """At so many places the text told so many of its tokens; whether that is enough to weigh guesses from it."""
         self._told += tokens
+        self._places, self._tokens = self._places + places, self._tokens + tokens
         return self._told >= TOLD * self._vain
 
     def listened(self, seconds: float) -> None:
         """That is what it took."""
-        self.next = self.now + LISTEN * seconds
+        self.next = self.now + LISTEN * seconds * (1 if self._repeats else self._quiet)
 
     def weighed(self, seconds: float, told: bool, widely: bool, in_vain: bool) -> None:
         """Plans were weighed, which took so long, `widely` if all; `in_vain` if plain decoding is best."""
@@ -51,6 +57,18 @@ class Pace:
         """The next thought is due, and it is no beginning any more."""
         self.next, self._weighed = self.now, max(self._weighed, PATIENT)
 
-    def kept(self) -> tuple[float, int]:
-        """What the next text of the kind goes on with: seconds until a review, and how often it was in vain, plus 1."""
-        return max(0.0, self._review - self.now), self._vain
+    def kept(self) -> Kept:
+        """What the next text of the kind goes on with, as this one was plain to its end.
+
+        Seconds until it is listened to, and until all plans are weighed; how often guesses were weighed in vain, and
+        how many texts told next to nothing, plus 1 each.
+        """
+        review = max(0.0, self._review - self.now)
+        if self._repeats:
+            return 0.0, review, self._vain, 1
+        return max(0.0, self.next - self.now), review, self._vain, min(self._quiet + 1, QUIET)
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether the text told so much of itself that guesses from it may pay soon, if they do not yet."""
+        return self._tokens >= max(TOLD, self._places)

@@ -91,10 +91,12 @@ class Pilot:
         self._steps += 1
 
     def _decide(self, prefix: Prefix, live_B: Bools) -> None:
-        thinks = self._steps == 0 or (self._steps - self._thought >= EVERY and self._pace.now >= self._pace.next)
+        if not self._kind:
+            self._begin(prefix.lengths_B[live_B].tolist())
+        thinks = self._pace.now >= self._pace.next and (self._steps == 0 or self._steps - self._thought >= EVERY)
         if self._ranks.agree(thinks):
             self._think(prefix, live_B)
-        elif self._calm:
+        elif self._calm and self._steps:
             return
         probing = self._steps % PROBE == PROBE - 1 and not self._course.plain
         wanted = PLAIN if probing or self._steps < self._grounded else self._course
@@ -118,7 +120,7 @@ class Pilot:
         if news.proposals >= REMEMBERED or (not self._calm and self._is_due()):
             self._study()
 
-    def close(self) -> None:
+    def close(self, prefix: Prefix) -> None:
         """The texts are done: what is known now serves the next ones."""
         if self.plan.plain and self._news.proposals:
             self._study()
@@ -126,6 +128,8 @@ class Pilot:
             self.costs.trust[self._kind] = self._guard.kept()
             self.costs.plain.pop(self._kind, None)
             if self._calm and self._watch.kind(self._lengths) == self._kind:  # still
+                for b in range(len(prefix.lengths_B)):
+                    self._pace.hears(*self._echo.listen(prefix, b))  # to the end
                 self.costs.plain[self._kind] = self.plain, self._pace.kept()
         self.costs.save()
 
@@ -186,9 +190,7 @@ class Pilot:
         Where plain text goes on as such, there is nothing to choose until guesses from the text were right.
         """
         began, rows, lengths = self._clock(), live_B.nonzero()[0].tolist(), prefix.lengths_B[live_B].tolist()
-        if not self._kind:
-            self._begin(lengths)
-        told = self._pace.hears(self._echo.listen(prefix, rows[self._steps % len(rows)]))
+        told = self._pace.hears(*self._echo.listen(prefix, rows[self._steps % len(rows)]))
         widely = self._pace.reviews
         self._pace.listened(self._clock() - began)
         if told or widely or not self._calm:

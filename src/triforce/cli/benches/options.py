@@ -39,7 +39,7 @@ def _speed(parser: argparse.ArgumentParser) -> None:
     text = f"of {', '.join(MODES)} (default: ar, retrieval, triforce, hybrid and auto, as far as there is a draft)"
     add("--modes", type=several(str), metavar="MODE,...", help=text)
     add("--tokens", type=int, default=128, metavar="N", help=described("new tokens of each text"))
-    text = "turns at most; at least 3 if there is no end (default: 7, or as many short ones as 20 seconds hold)"
+    text = "turns at most; at least 3 if there is no end (default: 7, or as many short ones as 30 seconds hold)"
     add("--repeats", type=int, metavar="N", help=text)
     add("--minutes", type=float, default=90, metavar="X", help=described("for all cells; each gets its share"))
     add("--caches", metavar="FOLDER", help="keep the KV of the prompts there for another time: 6 KiB a token")
