@@ -78,7 +78,7 @@ def test_where_texts_tell_nothing_the_next_ones_are_listened_to_less(
     monkeypatch.setattr(pace, "IN_VAIN", 1)
     costs, heard = known(full=1e-4, draft=1e-4), list[int]()
     for _ in range(8):
-        it, prefix, weighed = listening(monkeypatch, costs, told)
+        it, prefix, _ = listening(monkeypatch, costs, told)
         times, tell = list[int](), it._echo.listen
         monkeypatch.setattr(it._echo, "listen", lambda *text, tell=tell, times=times: times.append(1) or tell(*text))
         goes_on(it, prefix, 200)
