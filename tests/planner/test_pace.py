@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.planner.test_pilot import DEEP, LIVE, known, read, steered
-from triforce.planner import Costs, Pilot, Plan, pace
+from triforce.planner import Costs, Pilot, Plan, guard, pace
 from triforce.speculation import Prefix
 
 
@@ -98,12 +98,21 @@ def test_one_text_that_tells_much_is_enough_to_listen_again() -> None:
 
 def test_speculation_that_came_short_is_trusted_less_in_the_next_text() -> None:
     costs = known(full=20e-3)
-    for off, plan in ((0.9, DEEP.tiers), (0.05, Plan().tiers)):
+    for off, plan in ((0.9, DEEP.tiers), (0.002, Plan().tiers)):
         it, batch = steered(costs, steps=1)
         assert it.plan.tiers == DEEP.tiers
         it._guard._off[True], it._lengths = off, batch.prefix.lengths_B.tolist()
         it.close(batch.prefix)
         assert steered(costs, steps=1)[0].plan.tiers == plan
+
+
+def test_one_bad_text_counts_half() -> None:
+    it = guard.Guard()
+    it._off[True] = guard.BOUNDS[0]
+    assert guard.BOUNDS[0] < it.kept() < guard.Guard(it.kept()).kept() < 1
+    again = guard.Guard(it.kept())
+    again._off[True] = guard.BOUNDS[0]
+    assert again.kept() < it.kept()
 
 
 def test_of_a_batch_that_ends_before_its_first_proposal_nothing_is_kept() -> None:

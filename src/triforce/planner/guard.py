@@ -51,8 +51,11 @@ class Guard:
         return self._off[speculation] if speculation in self._off else self._trust * self._off[False]
 
     def kept(self) -> float:
-        """The trust for the next text of the kind: only what came short is remembered, each time less of it."""
-        return float(min(1.0, self.off(True) / self.off(False)) ** LASTS)
+        """The trust for the next text of the kind: only what came short is remembered, each time less of it.
+
+        It is the mean of what it was and what this text showed, whose last proposals may have met a busy machine.
+        """
+        return float(min(1.0, self._trust * self.off(True) / self.off(False)) ** (LASTS / 2))
 
     def restart(self) -> None:
         """Other tiers speculate from now on."""
