@@ -101,10 +101,10 @@ def _in_turns(
 
 def _turns(repeats: int | None, ends: float) -> Iterator[int]:
     """Their numbers, until there are enough. When that is depends on the clock, never on what was measured."""
-    short = perf_counter() + (SHORT if repeats is None else 0)
+    most, short = (USUAL, perf_counter() + SHORT) if repeats is None else (repeats, 0.0)
     for turn in itertools.count():
         now = perf_counter()
-        if (turn >= (USUAL if repeats is None else repeats) and now > short) or (turn >= LEAST and now > ends):
+        if (turn >= most and now > short) or (turn >= LEAST and now > ends):
             return
         yield turn
 
