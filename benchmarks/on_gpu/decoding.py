@@ -12,13 +12,13 @@ import torch
 from benchmarks.on_gpu.piece import Piece, Row, Setup
 from triforce.batch import Batch
 from triforce.bench import shapes
+from triforce.bench.random_kv import read
 from triforce.bench.synthetic import Synthetic
 from triforce.cache import Setting
 from triforce.cache.budget import Budget
 from triforce.errors import CacheError
 from triforce.kernels import graphs
 from triforce.ladder import Models, Speculation
-from triforce.profile import read
 
 RATES = {"paper": (0.977, 0.35), "ours": (0.945, 0.57)}
 """Of each guess, by the full tier and by the retrieval tier. The paper's .9234 of those proposed is .977 a token; its

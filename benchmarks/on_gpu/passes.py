@@ -9,10 +9,10 @@ import torch
 
 from benchmarks.on_gpu.piece import Piece, Row, Setup
 from triforce.bench.kernels import Few
+from triforce.bench.random_kv import fill
 from triforce.cache import Full, Pool
 from triforce.cache.pool import pages_for
 from triforce.decoder import Decoder
-from triforce.profile import fill
 from triforce.shapes import ints
 
 BUDGET = 4096

@@ -21,11 +21,11 @@ from triforce.cache.look import in_sight
 from triforce.cache.saved import SavedCache
 from triforce.job import Job, logprobs_of
 from triforce.ladder import Ladder, Models, Rows, Speculation, Store, tiers
-from triforce.planner import Costs, Focus, Pilot
+from triforce.planner import Costs, Findings, Pilot, SearchedLayers
 from triforce.request import Look
 from triforce.sampler import sampling
 from triforce.sampling import Noise
-from triforce.shapes import ints
+from triforce.shapes import Bools, ints
 from triforce.speculation import Block, Prefix, Record, Rejection, Seeded, Tier
 from triforce.stats import TierStats
 
@@ -44,8 +44,8 @@ class Batch:
 
     `store` is where other batches have their KV, too, and `begun` pages of it that the first row starts with. `memory`
     is an exact view to go on with, of one row whose committed tokens are the start of the prompt; it stays its owner's.
-    With `costs` a pilot chooses among the tiers of the ladder as it goes; `focus` finds layers for the retrieval tier
-    to see whole. Raises TriforceError, and then holds no KV.
+    With `costs` a pilot chooses among the tiers of the ladder as it goes; with `findings` the retrieval tier searches
+    layers in which that pays, and what is found is added to them. Raises TriforceError, and then holds no KV.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Batch:
         jobs: Sequence[Job],
         memory: Full | None = None,
         costs: Costs | None = None,
-        focus: Focus | None = None,
+        findings: Findings | None = None,
         store: Store | None = None,
         begun: Sequence[int] = (),
     ) -> None:
         self.target, self.jobs, self.coupling, self.memory = models.target, list(jobs), COUPLINGS[coupling], memory
-        self.focus = focus
         self._logits: deque[Tensor] = deque(maxlen=1)
         self._sample()
         capacities = [job.capacity(models.target.config.context, setting.reach) for job in jobs]
         self.top = ladder(Rows(models, setting, capacities, memory, store, begun))
+        self.search = self._search(findings) if findings is not None else None
         self.pilot = Pilot(self.top, len(jobs), costs, _heat(jobs), ranks=models.target.ranks) if costs else None
         self.tiers = self.pilot.tiers if self.pilot else tiers(self.top)
         self._record()
@@ -76,6 +76,8 @@ class Batch:
         self.prefix = Prefix(ids_BS, ints([len(job.prompt) for job in jobs]))
         self.decode_seconds = 0.0
         self._followed = ""  # the name of the plan that all jobs have noted
+        if self.search:
+            self._take_turn(self.search, max(len(job.prompt) for job in jobs), np.ones(len(jobs), bool))
 
     @torch.no_grad()
     def restore(self, earlier: SavedCache) -> None:
@@ -97,9 +99,6 @@ class Batch:
                 self._spent(started)
                 yield sum(sizes[:b]) + seen, sum(sizes)
                 started = perf_counter()
-        if self.focus:
-            self.focus.apply(self.tiers, self.prefix)
-            self._spent(started)
 
     @torch.no_grad()
     def step(self) -> list[int]:
@@ -113,6 +112,9 @@ class Batch:
                 self._followed = self.pilot.name
                 for job in compress(self.jobs, live):
                     job.follow(self.pilot)
+        searching = self.search if not self.pilot or "retrieval" in self.pilot.plan.tiers else None
+        if searching:
+            self._take_turn(searching, max(lengths), live_B)
         steered = perf_counter()
         draft = self.top.propose(self.prefix, self.sampling, live_B)
         self.prefix = self.prefix.append(draft)
@@ -127,6 +129,8 @@ class Batch:
         self._note_logprobs(taken)
         if self.pilot:
             self.pilot.learn(lengths, sum(taken), perf_counter() - steered)
+        if searching:
+            searching.learn(max(lengths), max(job.limit(context) - len(job.tokens) for job in self.jobs))
         seconds = perf_counter() - started
         self.decode_seconds += seconds
         for job in compress(self.jobs, live):
@@ -200,6 +204,22 @@ class Batch:
             stats.append(TierStats(tier.name, *counts, *seconds, kept, sees))
         stats[-1].proposed = stats[-1].accepted = len(self.jobs[b].tokens)  # what the full tier proposes is the text
         return stats
+
+    def _search(self, findings: Findings) -> SearchedLayers | None:
+        """What finds layers for the retrieval tier to search, if there is such a tier."""
+        tier = next((tier for tier in tiers(self.top) if tier.name == "retrieval"), None)
+        if not isinstance(tier, Tier):
+            return None
+        self.top.cache.grain = tier.cache.unit  # it goes by where attention went
+        return SearchedLayers(tier, findings, self.target.ranks)
+
+    def _take_turn(self, search: SearchedLayers, length: int, live_B: Bools) -> None:
+        """Search the layers that are to be searched in the next proposal from texts of such a length."""
+        view, layers = search.tier.cache, search.turn(length)
+        if layers != view.searched_layers:
+            if self.pilot:
+                self.pilot.conclude(self.prefix, live_B)
+            view.searched_layers, view.trying = layers, search.trying
 
     def _sample(self, draws: Tensor | None = None) -> None:
         """How these rows are sampled; their streams of noise go on where they were."""

@@ -8,7 +8,7 @@ that has had its turn is put aside for those who wait, and waits again behind th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 
 from triforce.batch import Batch
@@ -19,14 +19,14 @@ from triforce.errors import CacheError, RankError
 from triforce.group import Group
 from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation, Store
-from triforce.planner import Costs, Focus
+from triforce.planner import Costs, Findings
 
 READ = 512
 """Prompt tokens after which those who are being decoded get their next step; at most a pass more are read."""
 
 
 class Engine:
-    """`store` bounds rows and pages. `costs` is asked for what mode `auto` goes by; `focus` is as in `Batch`.
+    """`store` bounds rows and pages. `costs` is what is known of passes and of layers to search; it is added to.
 
     `turn`: steps after which a group makes room for those who wait; None: it never does.
     """
@@ -37,11 +37,10 @@ class Engine:
         setting: Speculation,
         coupling: str,
         store: Store,
-        costs: Callable[[], Costs],
-        focus: Focus | None = None,
+        costs: Costs,
         turn: int | None = None,
     ) -> None:
-        self.store, self._focus, self._turn = store, focus, turn
+        self.store, self._turn = store, turn
         self._models, self._setting, self._coupling, self._costs = models, setting, coupling, costs
         self._waiting: deque[Group] = deque()
         self._reading: tuple[Group, Batch, Iterator[tuple[int, int]]] | None = None
@@ -158,8 +157,10 @@ class Engine:
         group.started, group.steps = group.started or perf_counter(), 0
         ladder, how, batch = MODES[group.mode], (self._setting, self._coupling), None
         try:
-            costs = self._costs() if group.mode == "auto" else None
-            batch = Batch(self._models, ladder, *how, group.left, group.memory, costs, self._focus, self.store, begun)
+            costs = self._costs if group.mode == "auto" else None
+            batch = Batch(
+                self._models, ladder, *how, group.left, group.memory, costs, self._findings, self.store, begun
+            )
         except RankError:
             raise
         except Exception as error:
@@ -171,6 +172,20 @@ class Engine:
             group.error = CacheError(
                 "one of the processes that share the model has no room for its KV; see --kv-offload and --max-rows"
             )
+
+    @property
+    def _findings(self) -> Findings | None:
+        """What is known of layers to search, if any may be; under other couplings a text depends on no other one."""
+        if self._setting.retrieval.full_layers is not None:
+            return None
+        return self._costs.layers if self._coupling == "seeded" else {}
+
+    def _close(self, batch: Batch) -> None:
+        """Its texts are done: what they told is kept."""
+        if batch.pilot:
+            batch.pilot.close(batch.prefix)
+        if batch.pilot or (batch.search and batch.search.news):
+            self._costs.save()
 
     def _pages(self, group: Group) -> int:
         """Pages that it takes from the store: enough to come to its end."""
@@ -233,8 +248,8 @@ class Engine:
         """Some rows of a batch leave, if they are still there."""
         batch = self._batches.get(mode)
         rows = [b for b, job in enumerate(batch.jobs) if job not in jobs] if batch else []
-        if batch and batch.pilot and not rows:
-            batch.pilot.close(batch.prefix)
+        if batch and not rows:
+            self._close(batch)
         if batch and len(rows) < len(batch.jobs):
             batch.keep(rows)
         if batch and not rows:

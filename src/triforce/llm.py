@@ -25,8 +25,8 @@ from triforce.group import OnPrefill
 from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation, Store, runnable
 from triforce.pairs import SHIPPED, draft_for
-from triforce.planner import Costs, Focus
-from triforce.profile import home, profile
+from triforce.planner import Costs
+from triforce.planner.costs_file import costs_path
 from triforce.prompts import Prompt, known, one_or_many, token_ids
 from triforce.ranks import ALONE, Ranks
 from triforce.request import RequestOutput, SamplingParams
@@ -66,7 +66,7 @@ class LLM:
     of what lies there (bytes, or such as "512MiB"; "auto": all, if half of what is free holds it, of a GPU nine
     tenths); kv_layers: how many layers stay whole ("auto": as many as fit). strict: on a GPU, where bits depend on the
     shape of a pass, all passes of the full tier have one shape, plain decoding's included, so that greedy and `seeded`
-    texts are the same in every mode; full_layers "auto" is then "none", as to find them the prompt's end is read again.
+    texts are the same in every mode.
     ranks: the processes that share the target (see `processes`); each makes the same calls, and has the same answers.
     Raises ModelError, RequestError or RankError.
     """
@@ -118,8 +118,8 @@ class LLM:
         names = *prints, lower_tiers, *([f"{ranks.count} ranks"] if ranks.count > 1 else [])
         if kv_offload != "none":
             names = *names, kv_offload, str(kv_memory), str(kv_layers)
-        self.costs = Costs(home(*names) if ranks.rank == 0 else None)
-        self.focus = Focus(coupling == "seeded") if retrieval.full_layers is None and not strict else None
+        where = self.target.decoder.device, self.target.decoder.dtype
+        self.costs = Costs(costs_path([*names], *where) if ranks.rank == 0 else None)
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))
         ranks.meet()
         config = [getattr(self.target.config, f.name) for f in fields(ModelConfig) if f.name != "rope"]
@@ -218,7 +218,7 @@ class LLM:
         return Request(ids, [Completion(job, self.tokenizer) for job in jobs], mode, self.coupling)
 
     def _open(self, store: Store, turn: int | None = None) -> Texts:
-        how = self.models, self.speculation, self.coupling, store, self._known_costs, self.focus
+        how = self.models, self.speculation, self.coupling, store, self.costs
         return Texts(Engine(*how, turn))
 
     def _run(
@@ -257,13 +257,6 @@ class LLM:
         earlier = None if files.load is None else saved.SavedCache(Path(files.load), maker)
         path = files.save
         return earlier, None if path is None else lambda full: saved.save(Path(path), maker, full, 0, prompt)
-
-    def _known_costs(self) -> Costs:
-        """What passes take, looked at for a moment where nothing is known yet."""
-        if self.ranks.agree(not self.costs.knows("full", "retrieval")):
-            profile(self.models, self.speculation, self.costs)
-            self.costs.settle()
-        return self.costs
 
     def _compare(self, what: str, facts: object) -> None:
         """Ranks that are not asked the same would wait for each other in vain."""

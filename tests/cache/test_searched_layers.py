@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from triforce.checkpoint import load
 from triforce.decoder import Decoder
 from triforce.kernels import PAGE, Search, extension
 from triforce.llm import LLM
-from triforce.planner import focus
+from triforce.planner import SearchedLayers
 
 torch.set_num_threads(1)
 needs_native = pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
@@ -81,11 +82,12 @@ def test_a_search_finds_more_than_a_selection_from_the_past(pair: Path) -> None:
 def test_texts_are_those_of_plain_decoding(
     pair: Path, mode: str, lower: str, sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(focus._Trial, "best", lambda *_: frozenset({0}))
+    turns = cycle([frozenset({0}), frozenset(), frozenset({0, 1})])
+    monkeypatch.setattr(SearchedLayers, "turn", lambda self, length: next(turns))
     model = LLM(pair / "target", pair / "draft", budget=64, gamma_2=4, lower_tiers=lower)
     prompts = [ids(length, seed=length) for length in (70, 250, 333)]
     texts, plain = (
         [output.outputs[0].token_ids for output in model.generate(prompts, ask(**sampling), mode=how)]
         for how in (mode, "ar")
     )
-    assert texts == plain and model.focus is not None and model.focus._found
+    assert texts == plain

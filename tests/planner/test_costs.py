@@ -6,11 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
-from triforce import profile
-from triforce.planner import Costs
+from triforce.planner import Costs, costs_file
+from triforce.planner.costs_file import costs_path
+from triforce.planner.searched_layers import Finding, Guesses, Trial
 from triforce.planner.shares import REMEMBERED
-from triforce.profile import home
 
 
 def true(tokens: int, keys: int) -> float:
@@ -91,6 +92,47 @@ def test_costs_are_kept(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["costs.json"]
 
 
+def test_layers_are_kept(tmp_path: Path) -> None:
+    costs = Costs(tmp_path / "costs.json")
+    costs.layers |= {"15": Finding([1], [2]), "16": Finding(trial=Trial(3, Guesses(4, 5), Guesses(6)))}
+    costs.save()
+    assert Costs(costs.path).layers == costs.layers
+
+
+def busy(costs: Costs, times: float, tiers: tuple[str, ...], passes: int = 100) -> None:
+    """Passes that take so many times what they do on a quiet machine."""
+    dice = random.Random(3)
+    for _ in range(passes):
+        for tier in tiers:
+            width = dice.choice((1, 3, 7))
+            costs.observe(tier, width, 1, 8000, times * true(width, 8000) * dice.uniform(0.95, 1.05))
+
+
+@pytest.mark.parametrize("times", [0.4, 3.0])
+def test_what_was_learnt_on_a_busy_machine_does_not_mislead_for_long(times: float, tmp_path: Path) -> None:
+    costs = Costs(tmp_path / "costs.json")
+    busy(costs, times, ("full", "retrieval"))
+    costs.settle()
+    costs.save()
+    later = Costs(costs.path)
+    assert later.seconds("retrieval", 3, 1, 8000) == pytest.approx(times * true(3, 8000), rel=0.2)
+    busy(later, 1.0, ("full",), passes=70)
+    for tier in ("full", "retrieval"):  # of which the second was not in use since
+        assert later.seconds(tier, 3, 1, 8000) == pytest.approx(true(3, 8000), rel=0.2)
+
+
+def test_what_was_never_seen_says_nothing_of_the_machine() -> None:
+    """Longer contexts than before may cost anything: what they cost is no reason to think the machine slower."""
+    costs = Costs()
+    for _ in range(100):
+        costs.observe("full", 1, 1, 500, 1e-3)
+        costs.observe("retrieval", 1, 1, 500, 1e-3)
+    for _ in range(100):
+        costs.observe("full", 1, 1, 32_000, 20e-3)
+    assert costs.seconds("retrieval", 1, 1, 500) == pytest.approx(1e-3, rel=0.1)
+    assert costs.seconds("full", 1, 1, 32_000) == pytest.approx(20e-3, rel=0.3)
+
+
 UNFIT = f'{{"passes": {{"full": [{[[1, 0, 0, 0]] * 4}, [1, 1, 1, NaN], 9]}}, "shares": {{}}}}'
 
 
@@ -106,15 +148,23 @@ UNFIT = f'{{"passes": {{"full": [{[[1, 0, 0, 0]] * 4}, [1, 1, 1, NaN], 9]}}, "sh
         '{"passes": {}, "shares": {"draft": [1, -1]}}',
         '{"passes": {}, "shares": {"draft": 1}}',
         UNFIT,
+        '{"passes": {}, "shares": {}, "layers": {"15": {"layers": ["1"], "vain": [], "trial": null, "guesses": {}}}}',
+        '{"passes": {}, "shares": {}, "layers": {"15": {"layers": [], "vain": [-1], "trial": null}}}',
+        '{"passes": {}, "shares": {}, "layers": {"15": {"layers": [], "vain": [], "trial": {"layer": 1}}}}',
     ],
-    ids=range(9),
+    ids=range(12),
 )
 def test_a_file_that_is_none_is_begun_again(text: str, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)
     costs = Costs(path)
+    assert not costs.layers
     costs.observe("full", 1, 1, 1, 1.0)
     assert costs.seconds("full", 1, 1, 1) == pytest.approx(1.0)
+
+
+def path_of(*models: str, dtype: torch.dtype = torch.bfloat16) -> Path | None:
+    return costs_path([*models], torch.device("cpu"), dtype)
 
 
 def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,18 +173,21 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", homeless)
-    assert home("a", "b") is None
+    assert path_of("a", "b") is None
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert str(home("a", "b")).startswith("/somewhere/triforce/costs-") and home("a", "b") != home("a", "c")
+    assert str(path_of("a", "b")).startswith("/somewhere/triforce/costs-cpu-") and path_of("a", "b") != path_of(
+        "a", "c"
+    )
 
 
-def test_another_version_or_level_of_kernels_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = home("a")
-    monkeypatch.setattr(profile, "version", lambda name: "another")
-    other = home("a")
+def test_another_version_dtype_or_level_of_kernels_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = path_of("a")
+    assert "-bfloat16-" in str(before) and "-float32-" in str(path_of("a", dtype=torch.float32))
+    monkeypatch.setattr(costs_file, "version", lambda name: "another")
+    other = path_of("a")
     assert other != before
-    monkeypatch.setattr(profile.kernels.extension, "native", None)
-    assert home("a") not in (before, other)
+    monkeypatch.setattr(costs_file.kernels.extension, "native", None)
+    assert path_of("a") not in (before, other) and "-torch-" in str(path_of("a"))
 
 
 def test_a_folder_that_cannot_be_written_is_no_harm(tmp_path: Path) -> None:

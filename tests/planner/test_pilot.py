@@ -57,6 +57,7 @@ def whims(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
         return drawn[-1]
 
     monkeypatch.setattr(Pilot, "_best", whim)
+    monkeypatch.setattr(Costs, "knows", lambda *_: True)
     monkeypatch.setattr(pilot, "EVERY", 1)
     monkeypatch.setattr(pace, "WORTH", 0.0)
     monkeypatch.setattr(pace, "LISTEN", 0.0)

@@ -10,7 +10,7 @@ import pytest
 from tests.planner.test_pilot import with_whims
 from triforce import LLM, SamplingParams
 from triforce.kernels import extension
-from triforce.planner import Pilot, Plan, pace, pilot
+from triforce.planner import Costs, Pilot, Plan, pace, pilot
 from triforce.planner.outlook import TIMES
 from triforce.planner.plan import families, plans
 from triforce.request import RequestOutput
@@ -46,6 +46,7 @@ def whims(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
         return drawn[-1]
 
     monkeypatch.setattr(Pilot, "_best", whim)
+    monkeypatch.setattr(Costs, "knows", lambda *_: True)
     monkeypatch.setattr(pilot, "EVERY", 1)
     monkeypatch.setattr(pace, "WORTH", 0.0)
     monkeypatch.setattr(pace, "LISTEN", 0.0)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from triforce.bench import shapes
+from triforce.bench.random_kv import read
 from triforce.bench.speed import Row, timing
 from triforce.cache import Setting
 from triforce.cache.budget import Budget
 from triforce.ladder import Models, Speculation
-from triforce.profile import read
 from triforce.shapes import Bools
 from triforce.speculation import Coupling, Draft, Prefix, Sampling
 

@@ -50,7 +50,7 @@ USUAL = Budget(2048, open=True)
 class Setting:
     """How a retrieval view selects. `refresh`: verifications between selections; 0 is once, None is after a refusal.
 
-    `full_layers`: the layers that see everything; with None some search (see planner.focus).
+    `full_layers`: the layers that see everything; with None some search (see planner.searched_layers).
     """
 
     budget: Budget = Budget(2048)

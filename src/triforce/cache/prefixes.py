@@ -11,14 +11,12 @@ from hashlib import blake2b
 
 import numpy as np
 
+from triforce.cache.full import TAIL
 from triforce.cache.pool import Pool
 from triforce.kernels import PAGE
 from triforce.shapes import Ints
 
 Tokens = Sequence[int] | Ints
-
-LEFT = 64
-"""Tokens that no prompt begins with: a selection goes by the last `TAIL`, and planner.focus reads so many again."""
 
 
 class Prefixes:
@@ -33,9 +31,9 @@ class Prefixes:
         return len(self._pages)
 
     def find(self, scope: str, prompt: Tokens) -> list[int]:
-        """Pages with the beginning of a prompt. Its last tokens are left to be fed."""
+        """Pages with the beginning of a prompt. Its last tokens are left to be fed, as a selection goes by them."""
         found: list[int] = []
-        for key in _keys(scope, prompt, len(prompt) - 1 - LEFT):
+        for key in _keys(scope, prompt, len(prompt) - 1 - TAIL):
             if key not in self._pages:
                 break
             found.append(self._pages[key])

@@ -49,7 +49,6 @@ class Chosen(NamedTuple):
     ahead: int
     committed: int
     refused: bool
-    searched_layers: frozenset[int]
 
 
 class Retrieval:
@@ -74,6 +73,8 @@ class Retrieval:
         self.full_layers = setting.full_layers or frozenset()
         self.searched_layers: frozenset[int] = frozenset()
         """Those in which each token looks for what it needs anew; all of it, where the memory does not search."""
+        self.trying = False
+        """Whether these are only tried: such passes may never come again."""
         self.times: dict[int, float] = {}
         """How many times its budget it reads of contexts of so many bits, from the next selection on; else once."""
 
@@ -93,7 +94,7 @@ class Retrieval:
             self.recent[b] = self._recent_from(b, committed)
         rows = self.full.rows
         tables = self.full.pool.tables[rows.start : rows.stop]
-        self._pass = Pass(starts, self._views(starts, counts), tables=tables)
+        self._pass = Pass(starts, self._views(starts, counts), tables=tables, passing=self.trying)
 
     def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
         assert self._pass is not None, "begin() comes before forward()"
@@ -142,7 +143,6 @@ class Retrieval:
         self._index = self._blank()
 
     def join(self, other: Retrieval) -> None:
-        self.searched_layers |= other.searched_layers
         self.policies += other.policies
         self.choices += other.choices
         self.recent += other.recent
@@ -157,14 +157,26 @@ class Retrieval:
         if choice:
             choice = replace(choice, units=places(choice.units, self.row_units(b)))
         counts = int(self.ahead_B[b]), int(self._committed_B[b]), bool(self._refused_B[b])
-        return Chosen(self.policies[b], choice, *counts, self.searched_layers)
+        return Chosen(self.policies[b], choice, *counts)
 
     def bring_back(self, b: int, chosen: Chosen) -> None:
         """Let a fresh row go on as the one that was put aside."""
         self.policies[b], choice = chosen.policy, chosen.choice
         self.choices[b] = choice and replace(choice, units=self.row_units(b)[choice.units])
         self.ahead_B[b], self._committed_B[b], self._refused_B[b] = chosen.ahead, chosen.committed, chosen.refused
-        self.searched_layers |= chosen.searched_layers
+
+    def missed(self, b: int) -> list[float] | None:
+        """By layer, the share of the latest verification's attention that fell outside of what row b had in sight.
+
+        In the mean of the KV heads. None where it saw everything, or nobody asked where attention went.
+        """
+        choice, mass_LGU = self.choices[b], self.full.sights[self.full.rows[b]].mass_LGU
+        if choice is None or mass_LGU is None:
+            return None
+        chosen_LG = mass_LGU.gather(2, places(choice.units, self.row_units(b))).sum(2)
+        seen_LG = chosen_LG + mass_LGU[..., self.recent[b] // self.unit :].sum(2)
+        missed_L: list[float] = (1 - seen_LG / mass_LGU.sum(2)).mean(1).tolist()
+        return missed_L
 
     def _blank(self) -> Index:
         """Lists of no rows' yet; the next pass writes them all."""

@@ -79,6 +79,8 @@ class Pass:
     """Whether each row's keys before its own are committed: where some memory is offloaded, they may leave."""
     keep: int = 0
     """How many pages of most mass, of each row, layer and KV head, such memory has at hand from then on."""
+    passing: bool = False
+    """Whether such passes are only tried and may never come again, so that capturing one would not pay."""
     tables: list[list[int]] = field(default_factory=list)
     """Each row's pages in order, on the host; none where a memory that is offloaded will not be asked."""
 

@@ -60,10 +60,11 @@ class TritonMemory(PlainMemory):
             at_BJ = torch.arange(T).expand(B, -1)
         wide = T > WIDE and not (this.weigh or window)
         shape = shape_of(B, T, at_BJ.shape[1], this, padded=T <= NARROW)
-        if T > NARROW:
+        if T > NARROW or this.passing:
             frame = Frame(shape, self.device)
             frame.fill(ids_BT, at_BJ, this)
-            return self._pass(model, frame, this.lists() if wide else None)
+            outcome = self._pass(model, frame, this.lists() if wide else None)
+            return outcome if T > NARROW else _cut(outcome, B, T, at_BJ.shape[1], this)
         captured = self._graphs.get((id(model), shape), lambda: Captured(model, Frame(shape, self.device)))
         assert isinstance(captured, Captured)
         captured.frame.fill(ids_BT, at_BJ, this)

@@ -1,8 +1,8 @@
 """Which tiers to run, and how far each guesses: decided from what passes cost and what was accepted so far."""
 
 from triforce.planner.costs import Costs
-from triforce.planner.focus import Focus
 from triforce.planner.pilot import Pilot
 from triforce.planner.plan import Plan
+from triforce.planner.searched_layers import Findings, SearchedLayers
 
-__all__ = ["Costs", "Focus", "Pilot", "Plan"]
+__all__ = ["Costs", "Findings", "Pilot", "Plan", "SearchedLayers"]

@@ -4,6 +4,9 @@ A pass over `width` tokens of each row, n of all rows, which see k keys between 
 d width k seconds: a and c k are read whatever the width, the others are arithmetic. So does a draft's burst of `width`
 guesses, which are made one after another: it begins with what other passes left of the caches, and goes on from there.
 Fitted by least squares of the relative error, where the past fades.
+
+All tiers share one machine: where passes that many others told of take longer than these say, or less, so will those of
+the other tiers, which may have been seen last while the machine was busy.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from triforce.planner.pace import Kept
+from triforce.planner.searched_layers import Finding, Findings
 from triforce.planner.shares import Shares
 
 FADE = 0.995  # of the past, per pass
@@ -27,6 +31,8 @@ RIDGE = np.array([1e-9, 1e-6, 1e-6, 1e-6])  # of each sum, added to it: what was
 OUTLIER = 3.0  # times what is expected: more than that counts as that, as the machine did something else
 TRUSTED = 8  # passes
 LEAST = 1e-6  # seconds
+CHANGED = 1.4  # times what is expected, or that part of it: the machine is another one than it was
+TOLD = 0.25  # leverage of a pass on its own forecast: those with less are told of by others
 _NONE = np.zeros((4, 5))
 
 
@@ -35,7 +41,7 @@ class Costs:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self._fits, self.shares = _read(path) if path else _nothing()
+        self._fits, self.shares, self.layers = _read(path) if path else _nothing()
         self.trust: dict[str, float] = {}
         """In speculation, for texts of a kind (`Guard.kept`)."""
         self.plain: dict[str, tuple[float, Kept]] = {}
@@ -47,6 +53,8 @@ class Costs:
         if tier not in self._fits:
             self._fits[tier] = _Fit()
         self._fits[tier].add(width, rows, keys, seconds, passes)
+        if self._fits[tier].fresh >= TOGETHER:
+            self._see(self._fits[tier])
 
     def seconds(self, tier: str, width: float, rows: int, keys: float) -> float:
         """What a pass is expected to take; next to nothing where there was none yet, so that it will be tried."""
@@ -56,7 +64,19 @@ class Costs:
     def line(self, tier: str, rows: int, keys: float) -> tuple[float, float]:
         """The same as a function of the width: what a pass takes whatever it is, and what each token more adds."""
         fit = self._fits.get(tier)
-        return fit.line(rows, keys) if fit else (LEAST, 0.0)
+        if fit is None:
+            return LEAST, 0.0
+        if fit.fresh >= FEW or fit.passes < TOGETHER:
+            self._see(fit)
+        return fit.line(rows, keys)
+
+    def _see(self, fit: _Fit) -> None:
+        """Look at the latest passes of a tier, and at what they say of the machine."""
+        ratio = fit.speed()
+        if not 1 / CHANGED < ratio < CHANGED:
+            for each in self._fits.values():
+                each.scale(ratio)
+        fit.fold()
 
     def settle(self) -> None:
         """What has been seen so far is not forgotten: it had passes of all widths, and later ones may all be alike."""
@@ -71,7 +91,9 @@ class Costs:
         """Keep them for the next process; a folder that cannot be written to is no harm."""
         if self.path is None:
             return
-        saved = {"passes": {tier: fit.saved() for tier, fit in self._fits.items()}, "shares": self.shares.sums}
+        passes = {tier: fit.saved() for tier, fit in self._fits.items()}
+        layers = {case: found.saved() for case, found in self.layers.items()}
+        saved = {"passes": passes, "shares": self.shares.sums, "layers": layers}
         fresh = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,13 +113,14 @@ def _read(path: Path) -> Memory:
             for tier, (sums, lasting, passes) in saved["passes"].items()
         }
         sums = {str(key): _numbers(pair, 2).tolist() for key, pair in saved["shares"].items()}
-        return fits, Shares(sums)
+        layers = {str(case): Finding.read(found) for case, found in saved["layers"].items()}
+        return fits, Shares(sums), layers
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, np.linalg.LinAlgError):
         return _nothing()
 
 
 def _nothing() -> Memory:
-    return {}, Shares()
+    return {}, Shares(), {}
 
 
 def _numbers(saved: Any, *shape: int) -> np.ndarray:
@@ -124,11 +147,37 @@ class _Fit:
     def passes(self) -> int:
         return self._passes + sum(passes for *_, passes in self._fresh)
 
+    @property
+    def fresh(self) -> int:
+        """How many observations wait to be looked at: many at a time, as one costs little more than that."""
+        return len(self._fresh)
+
     def add(self, width: int, rows: int, keys: float, seconds: float, passes: int) -> None:
-        """They are looked at many at a time, as one costs little more than that."""
         self._fresh.append((width, rows, keys, seconds, passes))
-        if len(self._fresh) >= TOGETHER:
-            self.fold()
+
+    def speed(self) -> float:
+        """Times what is expected that the latest passes took, in the median of those that others told of."""
+        if self._passes < TOGETHER or not self._fresh:
+            return 1.0
+        *work, seconds_N, _ = np.array(self._fresh).T
+        expected_N, told_N = self._expected(np.stack(_features(*work), 1))
+        return float(np.median(seconds_N[told_N] / expected_N[told_N])) if told_N.sum() >= FEW else 1.0
+
+    def _expected(self, rows_NF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of passes with these features, and whether enough others told of them: by their leverage."""
+        sums = self._sums + self._lasting
+        scale_F = np.maximum(np.sqrt(np.diag(sums)), LEAST)
+        moments_FF = sums[:, :4] / np.outer(scale_F, scale_F) + np.diag(RIDGE)
+        expected_N = np.maximum(rows_NF @ self._solution, LEAST)
+        known_NF = rows_NF / expected_N[:, None] / scale_F
+        leverage_N = np.einsum("nf,fg,ng->n", known_NF, np.linalg.inv(moments_FF), known_NF)
+        return expected_N, leverage_N < TOLD
+
+    def scale(self, ratio: float) -> None:
+        """What was seen before the latest passes would take so many times as long now."""
+        by = np.array([ratio**-2] * 4 + [1 / ratio])
+        self._sums, self._lasting = self._sums * by, self._lasting * by
+        self._solution = _solved(self._sums + self._lasting)
 
     def fold(self) -> None:
         """See the latest passes."""
@@ -137,7 +186,8 @@ class _Fit:
         *work, seconds_N, passes_N = np.array(self._fresh).T
         rows_NF = np.stack(_features(*work), 1)
         if self._passes > TRUSTED:
-            seconds_N = np.minimum(seconds_N, OUTLIER * (rows_NF @ self._solution))
+            expected_N, told_N = self._expected(rows_NF)
+            seconds_N = np.where(told_N, np.minimum(seconds_N, OUTLIER * expected_N), seconds_N)
         rows_NF = rows_NF / np.maximum(seconds_N, LEAST)[:, None]
         ends_N = passes_N.cumsum()
         weights_N = FADE ** (ends_N[-1] - ends_N) * (1 - FADE**passes_N) / (1 - FADE)
@@ -160,8 +210,6 @@ class _Fit:
 
     def line(self, rows: int, keys: float) -> tuple[float, float]:
         """See `Costs.line`."""
-        if len(self._fresh) >= FEW or self._passes < TOGETHER:
-            self.fold()
         (a, b, c, d), thousands = self._solution.tolist(), keys / 1000
         return a + c * thousands, b * rows + d * thousands
 
@@ -183,7 +231,7 @@ def _solved(sums: np.ndarray) -> np.ndarray:
     return solution
 
 
-Memory = tuple[dict[str, _Fit], Shares]
+Memory = tuple[dict[str, _Fit], Shares, Findings]
 
 
 def _features(width: Any, rows: Any, keys: Any) -> tuple[Any, Any, Any, Any]:

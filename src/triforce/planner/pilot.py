@@ -7,6 +7,7 @@ that is still to be drawn, so the law stands.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
@@ -31,6 +32,8 @@ from triforce.speculation.lookup import FAR
 EVERY = 4  # proposals between two thoughts, at least
 LESSON = 200.0  # times the time that learning from some proposals takes is spent until the next time
 PROBE = 64  # proposals between two of plain decoding, so that its cost stays known
+PLAINLY = 8  # proposals of plain decoding, before others show what is not known of costs
+FIRST = ((2, 6), 3), ((4, 3), 2)  # gammas of those, from the lowest tier on, and how many
 
 
 class Pilot:
@@ -83,6 +86,13 @@ class Pilot:
         self._asked = 0  # how often lookup was, for a row, in the proposals that are learnt from
         self._study_took = 0.0  # seconds that it took to learn from the latest proposals
         self._news = Run()
+        known = costs.knows(*(name for name in self._parts if name != "lookup"))
+        self._unseen = None if ranks.agree(known) else deque(self._first())
+        """Plans to come that show what is not known of costs."""
+
+    def _first(self) -> list[Plan]:
+        tiers = ("draft", "retrieval", "full") if "draft" in self._parts else ("retrieval", "full")
+        return [Plan(tiers, gammas[1 - len(tiers) :]) for gammas, count in FIRST for _ in range(count)]
 
     def steer(self, prefix: Prefix, live_B: Bools) -> None:
         """Wire the ladder for the next proposal."""
@@ -93,6 +103,8 @@ class Pilot:
     def _decide(self, prefix: Prefix, live_B: Bools) -> None:
         if not self._kind:
             self._begin(prefix.lengths_B[live_B].tolist())
+        if self._unseen is not None and self._explore(prefix, live_B):
+            return
         thinks = self._pace.now >= self._pace.next and (self._steps == 0 or self._steps - self._thought >= EVERY)
         if self._ranks.agree(thinks):
             self._think(prefix, live_B)
@@ -111,6 +123,26 @@ class Pilot:
         self._live_B = live_B
         self._calm = self.plan.plain and self._course.plain
 
+    def _explore(self, prefix: Prefix, live_B: Bools) -> bool:
+        """Let the next proposal show what passes cost; whether there is still something to be seen.
+
+        A text that ends within a few tokens shows nothing, and needs nothing.
+        """
+        assert self._unseen is not None
+        if not self._unseen:
+            self.conclude(prefix, live_B)
+            self.costs.settle()
+            self._pace.hurry()
+            self._unseen = None
+            return False
+        wanted = PLAIN if self._steps < PLAINLY else self._unseen.popleft()
+        self.top.cache.grain = self._grain if self._steps >= PLAINLY - 1 else 0
+        if wanted != self.plan:
+            self.conclude(prefix, live_B)
+            self.wire(wanted, prefix, live_B)
+        self._live_B, self._calm = live_B, False
+        return True
+
     def learn(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
         """After a proposal from texts of these lengths, which gave so many tokens in all."""
         self._pace.now += seconds
@@ -118,6 +150,12 @@ class Pilot:
         news = self._news
         news.take(taken / len(lengths), seconds)
         if news.proposals >= REMEMBERED or (not self._calm and self._is_due()):
+            self._study()
+
+    def conclude(self, prefix: Prefix, live_B: Bools) -> None:
+        """Learn from the latest proposals before the next one, which will be of another kind."""
+        if self._news.proposals:
+            self._lengths, self._live_B = prefix.lengths_B[live_B].tolist(), live_B
             self._study()
 
     def close(self, prefix: Prefix) -> None:
@@ -131,7 +169,6 @@ class Pilot:
                 for b in range(len(prefix.lengths_B)):
                     self._pace.hears(*self._echo.listen(prefix, b))  # to the end
                 self.costs.plain[self._kind] = self.plain, self._pace.kept()
-        self.costs.save()
 
     def _is_due(self) -> bool:
         """Whether to look at the latest proposals: many at a time, where one is short against the time that it takes.
@@ -156,7 +193,8 @@ class Pilot:
             self._watch.fade(max(lengths), self._news.proposals)
             for name in self.plan.tiers[:-1]:
                 self._judge(name, lengths)
-            if rest := self._guard.speculated(self._news, self.foretold, self.plain):
+            lost = self._unseen is None and self._guard.speculated(self._news, self.foretold, self.plain)
+            if rest := lost:
                 self._grounded = self._steps + rest
                 self._pace.hurry()  # what led here is worth a thought
         self._news, self._study_took = Run(), self._clock() - began
@@ -194,8 +232,8 @@ class Pilot:
         widely = self._pace.reviews
         self._pace.listened(self._clock() - began)
         if told or widely or not self._calm:
-            if widely and self._calm and self._news.proposals:
-                self._study()
+            if widely and self._calm:
+                self.conclude(prefix, live_B)
             self._course = self._best(lengths, widely)
             self._pace.weighed(self._clock() - began, told, widely, in_vain=self._course.plain)
         self._thought = self._steps

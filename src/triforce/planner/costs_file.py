@@ -1,0 +1,41 @@
+"""Where what was learnt of passes is kept for the next process: a file for each machine, its kernels and the models."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from triforce import kernels
+
+
+def costs_path(models: list[str], device: torch.device, dtype: torch.dtype) -> Path | None:
+    """The file of some models, told apart by these words, on a device of this machine: as XDG has it.
+
+    Its name says the device, the level of the kernels and the dtype; its digest these, the version, the machine, its
+    threads and the models. None for a user without a home.
+    """
+    native = kernels.extension.native if device.type == "cpu" else None
+    level, threads = (native.level(), native.threads()) if native else ("torch", torch.get_num_threads())
+    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    names = [kind, level, str(dtype).removeprefix("torch.")]
+    about = [*models, *names, _version(), platform.node(), platform.machine(), str(threads)]
+    key = hashlib.sha256("\n".join(about).encode()).hexdigest()[:16]
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
+    return cache / "triforce" / f"costs-{re.sub(r'[^a-z0-9]+', '-', '-'.join(names).lower())}-{key}.json"
+
+
+def _version() -> str:
+    """What is installed: other kernels may be faster, and what is kept may look different."""
+    try:
+        return version("triforce")
+    except PackageNotFoundError:  # run from a folder
+        return ""
