@@ -25,7 +25,7 @@ from torch import Tensor
 
 from triforce.batch import Batch
 from triforce.cache import PAGE, Full
-from triforce.cache.prefixes import LEFT
+from triforce.cache.full import TAIL
 from triforce.errors import CacheError
 from triforce.group import Group
 from triforce.kernels import extension
@@ -213,7 +213,7 @@ def test_a_second_question_on_a_document_reads_only_what_is_new(folder: Path, mo
         with counted(model.models.target) as passes:
             while one.groups[0] not in texts.engine._groups:
                 list(texts.step())
-        assert fresh <= sum(passes) <= fresh + 30 + LEFT + PAGE
+        assert fresh <= sum(passes) <= fresh + 30 + TAIL + PAGE
         (output,) = finish(texts).values()
         assert output.outputs[0].token_ids == model.generate(question, params, mode="ar")[0].outputs[0].token_ids
     check_empty(texts)

@@ -42,9 +42,11 @@ def search(findings: Findings, missed: list[float], monkeypatch: pytest.MonkeyPa
     return batch.search
 
 
-def played(it: SearchedLayers, kept: dict[tuple[int, ...], float], proposals: int, left: int = 10**6) -> list[set[int]]:
+def played(
+    it: SearchedLayers, kept: dict[tuple[int, ...], float], proposals: int, left: int = 10**6, seed: int = 4
+) -> list[set[int]]:
     """Proposals whose guesses are kept with the probability that the searched layers give; which those were."""
-    dice, searched = Random(4), []
+    dice, searched = Random(seed), []
     for _ in range(proposals):
         layers = it.turn(LENGTH)
         share = kept.get(tuple(sorted(layers)), kept[()])
@@ -104,8 +106,8 @@ def test_trials_take_turns_end_and_are_few(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_was_found_is_remembered_and_a_trial_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     findings: Findings = {}
     kept = {(): 0.7, (0,): 0.95}
-    for _ in range(60):
-        played(search(findings, [0.8, 0.1], monkeypatch), kept, 6)  # texts that end before a trial does
+    for seed in range(60):  # texts that end before a trial does
+        played(search(findings, [0.8, 0.1], monkeypatch), kept, 6, seed=seed)
     (finding,) = findings.values()
     assert 0 in finding.layers
     assert search(findings, [], monkeypatch).turn(LENGTH) >= {0}
