@@ -111,7 +111,8 @@ def test_what_was_found_is_remembered_and_a_trial_goes_on(monkeypatch: pytest.Mo
     (finding,) = findings.values()
     assert 0 in finding.layers
     assert search(findings, [], monkeypatch).turn(LENGTH) >= {0}
-    assert search(findings, [], monkeypatch).turn(2 * LENGTH) == set(), "longer contexts may need others"
+    assert search(findings, [], monkeypatch).turn(2 * LENGTH) >= {0}, "what pays in shorter contexts pays here"
+    assert search(findings, [], monkeypatch).turn(LENGTH // 2) == set(), "it may not pay in shorter ones"
 
 
 def test_no_more_layers_than_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

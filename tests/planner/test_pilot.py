@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tests.laws.gtest import ALPHA, ranks, window_surprise
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
+from tests.planner.world import World
 from triforce.batch import Batch
 from triforce.job import Job
 from triforce.ladder import MODES, Models
@@ -237,3 +238,22 @@ def test_where_attention_went_is_looked_at_only_for_who_needs_it() -> None:
     assert it.plan == Plan() and it.top.cache.grain > 0  # first the exact tier looks
     it.steer(batch.prefix, LIVE)
     assert it.plan == DEEP
+
+
+def test_what_is_not_known_is_seen_in_the_first_text_and_only_there() -> None:
+    """Plain decoding first, then every tier, wide and narrow; a text that ends before shows nothing."""
+    paces = {"lookup": (2e-5, 0.0), "draft": (3e-4, 0.0), "retrieval": (1.6e-3, 1e-4), "full": (8e-3, 2e-4)}
+    costs, world = Costs(), World(paces, {"draft": 0.6, "retrieval": 0.95})
+    it, batch = steered(costs, steps=0)
+    tried: list[Plan] = []
+    for _ in range(pilot.PLAINLY + sum(count for _, count in pilot.FIRST)):
+        it.steer(batch.prefix, LIVE)
+        tried.append(it.plan)
+        it.learn([100], *world.play(it.plan, it._parts))
+    assert tried[: pilot.PLAINLY] == [Plan()] * pilot.PLAINLY
+    assert [plan.gammas for plan in tried[pilot.PLAINLY :]] == [g for g, count in pilot.FIRST for _ in range(count)]
+    it.steer(batch.prefix, LIVE)
+    assert costs.knows("full", "retrieval", "draft")
+    for tier, width, keys in (("full", 1, 100), ("full", 7, 100), ("retrieval", 3, 48)):
+        assert costs.seconds(tier, width, 1, keys) == pytest.approx(world.cost(tier, width), rel=0.2)
+    assert steered(costs, steps=1)[0]._unseen is None

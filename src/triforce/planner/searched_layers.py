@@ -151,12 +151,18 @@ class SearchedLayers:
     def _enter(self, bits: int) -> None:
         """Texts have come to a length of so many bits."""
         self._bits, self._turns = bits, 0
-        setting = self.tier.cache.setting
-        case = f"{bits} {setting.budget.tokens or setting.budget.share} {setting.chunk}"
-        self._found = self.findings[case] = self._ranks.agree(self.findings.get(case, Finding()))
+        found = self.findings.get(self._case(bits))
+        if found is None:  # what pays in shorter ones pays here
+            shorter = self.findings.get(self._case(bits - 1), Finding())
+            found = Finding([*shorter.layers], [*shorter.vain])
+        self._found = self.findings[self._case(bits)] = self._ranks.agree(found)
         layers = self.tier.cache.full.pool.config.layers
         self._found.layers = [layer for layer in self._found.layers if layer < layers]
         self._prefer(self._found)
+
+    def _case(self, bits: int) -> str:
+        setting = self.tier.cache.setting
+        return f"{bits} {setting.budget.tokens or setting.budget.share} {setting.chunk}"
 
     def _judged(self) -> tuple[int, int]:
         counters = self.tier.counters

@@ -1,0 +1,54 @@
+"""The first token waits for the prompt alone: however many layers there are, no mode makes a pass that is for later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_checkpoint import save, tiny_model
+from tiny_llm import CONTEXT, ask, counted, ids
+
+from triforce.llm import LLM
+from triforce.planner import Costs
+
+PROMPT = 300
+BUDGET = 64  # which hides most of it
+
+
+@pytest.fixture(scope="module", params=[32, 80])
+def deep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of many thin layers."""
+    sizes = dict(hidden_size=32, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1)
+    model = tiny_model(max_position_embeddings=CONTEXT, num_hidden_layers=request.param, **sizes)
+    return save(model, tmp_path_factory.mktemp("deep"))
+
+
+def passes(llm: LLM, mode: str, tokens: int) -> list[int]:
+    """The tokens of each pass of the target until so many tokens have come."""
+    with counted(llm.target.decoder) as made:
+        llm.generate(ids(PROMPT), ask(max_tokens=tokens), mode=mode)
+        return made
+
+
+def test_a_first_process_makes_the_passes_of_plain_decoding(deep: Path) -> None:
+    llm = LLM(deep, None, budget=BUDGET)
+    plain = passes(llm, "ar", 1)
+    for mode in ("auto", "retrieval"):
+        llm.costs = Costs()  # nothing is known
+        below = passes(llm, mode, 1)[len(plain) - 1 :]
+        guesses = llm.speculation.gamma_2 if mode == "retrieval" else 0
+        assert below == [1] * guesses + [1 + guesses], "the proposal that gives it, and nothing before it"
+
+
+def test_a_text_goes_on_for_a_while_before_anything_is_tried(deep: Path) -> None:
+    llm = LLM(deep, None, budget=BUDGET)
+    llm.costs = Costs()
+    assert passes(llm, "auto", 8) == passes(llm, "ar", 8)
+    assert not llm.costs.knows("retrieval")
+
+
+def test_what_was_seen_in_the_first_text_is_not_looked_at_again(deep: Path) -> None:
+    llm = LLM(deep, None, budget=BUDGET)
+    llm.costs = Costs()
+    passes(llm, "auto", 80)
+    assert llm.costs.knows("full", "retrieval") and set(llm.costs.layers) == {f"9 {BUDGET} 16"}
