@@ -1,4 +1,4 @@
-"""A real model of 30 layers (`make smollm2`): its first token waits for the prompt alone, and all modes write a text."""
+"""A real model of 30 layers (`make smollm2`): its first token waits for the prompt alone; all modes write one text."""
 
 from __future__ import annotations
 
