@@ -77,7 +77,7 @@ class Batch:
         self.decode_seconds = 0.0
         self._followed = ""  # the name of the plan that all jobs have noted
         if self.search:
-            self._take_turn(self.search, max(len(job.prompt) for job in jobs), np.ones(len(jobs), bool))
+            self._take_turn(self.search, max(len(job.prompt) for job in jobs), 0, np.ones(len(jobs), bool))
 
     @torch.no_grad()
     def restore(self, earlier: SavedCache) -> None:
@@ -114,7 +114,8 @@ class Batch:
                     job.follow(self.pilot)
         searching = self.search if not self.pilot or "retrieval" in self.pilot.plan.tiers else None
         if searching:
-            self._take_turn(searching, max(lengths), live_B)
+            left = max(job.limit(context) - len(job.tokens) for job in self.jobs)
+            self._take_turn(searching, max(lengths), left, live_B)
         steered = perf_counter()
         draft = self.top.propose(self.prefix, self.sampling, live_B)
         self.prefix = self.prefix.append(draft)
@@ -130,7 +131,7 @@ class Batch:
         if self.pilot:
             self.pilot.learn(lengths, sum(taken), perf_counter() - steered)
         if searching:
-            searching.learn(max(lengths), max(job.limit(context) - len(job.tokens) for job in self.jobs))
+            searching.learn()
         seconds = perf_counter() - started
         self.decode_seconds += seconds
         for job in compress(self.jobs, live):
@@ -213,9 +214,9 @@ class Batch:
         self.top.cache.grain = tier.cache.unit  # it goes by where attention went
         return SearchedLayers(tier, findings, self.target.ranks)
 
-    def _take_turn(self, search: SearchedLayers, length: int, live_B: Bools) -> None:
+    def _take_turn(self, search: SearchedLayers, length: int, left: int, live_B: Bools) -> None:
         """Search the layers that are to be searched in the next proposal from texts of such a length."""
-        view, layers = search.tier.cache, search.turn(length)
+        view, layers = search.tier.cache, search.turn(length, left)
         if layers != view.searched_layers:
             if self.pilot:
                 self.pilot.conclude(self.prefix, live_B)

@@ -18,7 +18,7 @@ from triforce.errors import RequestError
 from triforce.job import Job
 from triforce.ladder import MODES
 from triforce.planner import Findings, SearchedLayers
-from triforce.planner.searched_layers import BLOCK, MOST, TRIED, Finding
+from triforce.planner.searched_layers import BLOCK, LEFT, MOST, TRIED, Finding
 
 PARAMS = SamplingParams(0.8, max_tokens=40)
 OPEN = replace(SETTING, retrieval=replace(SETTING.retrieval, full_layers=None))
@@ -48,11 +48,11 @@ def played(
     """Proposals whose guesses are kept with the probability that the searched layers give; which those were."""
     dice, searched = Random(seed), []
     for _ in range(proposals):
-        layers = it.turn(LENGTH)
+        layers = it.turn(LENGTH, left)
         share = kept.get(tuple(sorted(layers)), kept[()])
         run = next((n for n in range(6) if dice.random() > share), 6)
         it.tier.counters.judged(np.array([6]), np.array([run]), ONE)
-        it.learn(LENGTH, left)
+        it.learn()
         searched.append(set(layers))
     return searched
 
@@ -87,7 +87,7 @@ def test_few_refusals_are_no_reason_to_look(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_text_that_ends_soon_is_no_reason_to_look_at_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     it = search({}, [0.8, 0.1], monkeypatch)
-    assert not any(played(it, {(): 0.7, (0,): 0.95}, 100, left=0))
+    assert not any(played(it, {(): 0.7, (0,): 0.95}, 100, left=LEFT - 1))
     assert any(played(it, {(): 0.7, (0,): 0.95}, 100))
 
 
@@ -110,9 +110,9 @@ def test_what_was_found_is_remembered_and_a_trial_goes_on(monkeypatch: pytest.Mo
         played(search(findings, [0.8, 0.1], monkeypatch), kept, 6, seed=seed)
     (finding,) = findings.values()
     assert 0 in finding.layers
-    assert search(findings, [], monkeypatch).turn(LENGTH) >= {0}
-    assert search(findings, [], monkeypatch).turn(2 * LENGTH) >= {0}, "what pays in shorter contexts pays here"
-    assert search(findings, [], monkeypatch).turn(LENGTH // 2) == set(), "it may not pay in shorter ones"
+    assert search(findings, [], monkeypatch).turn(LENGTH, 100) >= {0}
+    assert search(findings, [], monkeypatch).turn(2 * LENGTH, 100) >= {0}, "what pays in shorter contexts pays here"
+    assert search(findings, [], monkeypatch).turn(LENGTH // 2, 100) == set(), "it may not pay in shorter ones"
 
 
 def test_no_more_layers_than_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

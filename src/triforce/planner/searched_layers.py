@@ -28,6 +28,7 @@ VAIN = 3  # layers tried in vain, after which no other one is
 JUDGED = 24  # guesses that say something: whether fewer refusals would pay, and what came of a layer
 TRIED = 256  # guesses with a layer after which it is judged in any case
 BLOCK = 4  # proposals with the layer, and then as many without it
+LEFT = 64  # tokens that a text has still to come, or no layer is tried in it: the first look at all keys takes a while
 DRAFTED = 1.8  # tokens that a pass of a tier with another one below it gives, roughly
 PASS = 8e6  # numbers that could be read in what a pass takes besides
 
@@ -115,37 +116,39 @@ class SearchedLayers:
     def __init__(self, tier: Tier[Retrieval], findings: Findings, ranks: Ranks = ALONE) -> None:
         self.tier, self.findings, self._ranks = tier, findings, ranks
         self._bits, self._found = 0, Finding()
+        self._length = self._left = self._turns = 0
         self._before = (0, 0)
-        self._turns = 0
+        self.trying = False
+        """Whether one of the layers whose turn it is is only tried."""
         self.news = False
         """Whether something was seen that is worth keeping."""
 
-    def turn(self, length: int) -> frozenset[int]:
-        """The layers to search in the next proposal from texts of which the longest has so many tokens."""
+    def turn(self, length: int, left: int) -> frozenset[int]:
+        """The layers to search in the next proposal.
+
+        The longest of the texts has so many tokens, and one of them may go on for `left` more.
+        """
         if length.bit_length() != self._bits:
             self._enter(length.bit_length())
-        self._before = self._judged()
+        self._length, self._left, self._before = length, left, self._judged()
         trial = self._found.trial
+        self.trying = trial is not None and left >= LEFT and self._turns // BLOCK % 2 == 0
         return frozenset(self._found.layers + ([trial.layer] if trial and self.trying else []))
 
-    @property
-    def trying(self) -> bool:
-        """Whether one of them is only tried."""
-        return self._found.trial is not None and self._turns // BLOCK % 2 == 0
-
-    def learn(self, length: int, left: int) -> None:
-        """After that proposal; one of the texts may go on for `left` tokens."""
+    def learn(self) -> None:
+        """After that proposal."""
         kept, refused = (now - before for now, before in zip(self._judged(), self._before, strict=True))
-        if kept + refused == 0 or length < 2 * self.tier.cache.budget(length):  # others guessed, or it saw much
+        sees_much = self._length < 2 * self.tier.cache.budget(self._length)
+        if kept + refused == 0 or sees_much:  # or others guessed
             return
         trial = self._found.trial
         guesses = self._found.guesses if trial is None else trial.searching if self.trying else trial.without
         guesses.kept, guesses.refused = guesses.kept + kept, guesses.refused + refused
         if trial:
             self._turns, self.news = self._turns + 1, True
-            self._conclude(trial, length)
+            self._conclude(trial)
         elif guesses.count >= JUDGED:
-            self._consider(guesses, length, left)
+            self._consider(guesses)
             self._found.guesses = Guesses()
 
     def _enter(self, bits: int) -> None:
@@ -168,7 +171,7 @@ class SearchedLayers:
         counters = self.tier.counters
         return int(counters.accepted_B.sum()), int(counters.refused_B.sum())
 
-    def _consider(self, guesses: Guesses, length: int, left: int) -> None:
+    def _consider(self, guesses: Guesses) -> None:
         """Begin a trial, if the layer that misses most promises enough."""
         found, vain = self._found.layers, self._found.vain
         view, config = self.tier.cache, self.tier.cache.full.pool.config
@@ -176,7 +179,7 @@ class SearchedLayers:
         most = min(MOST, offloaded.whole_layers) if offloaded else MOST  # others would be read from their store
         refusal = guesses.refused / guesses.count
         enough = len(found) >= min(most, config.layers - 1) or len(vain) >= VAIN
-        if enough or self._gain(refusal, 0.0, length) < PROMISED:
+        if enough or self._gain(refusal, 0.0) < PROMISED:
             return
         missed = self._ranks.agree(self._missed())
         candidates = [layer for layer in range(config.layers) if missed and layer not in (*found, *vain)]
@@ -185,7 +188,7 @@ class SearchedLayers:
         layer = max(candidates, key=missed.__getitem__)
         left_out = sum(missed[each] ** 2 for each in candidates)
         promised = refusal * (1 - missed[layer] ** 2 / max(left_out, 1e-9))
-        if self._gain(refusal, promised, length) >= PROMISED and self._saves(refusal, promised, length, left):
+        if self._gain(refusal, promised) >= PROMISED and self._saves(refusal, promised):
             self._found.trial, self._turns = Trial(layer), 0
             self._prefer(self._found)
 
@@ -195,35 +198,35 @@ class SearchedLayers:
         some = [missed_L for b in range(len(view.choices)) if (missed_L := view.missed(b)) is not None]
         return [sum(each) / len(some) for each in zip(*some, strict=True)]
 
-    def _conclude(self, trial: Trial, length: int) -> None:
+    def _conclude(self, trial: Trial) -> None:
         """End a trial that has told enough."""
         without, searching = trial.without, trial.searching
         if min(without.count, searching.count) < JUDGED:
             return
         error = 2 * (without.error**2 + searching.error**2) ** 0.5
-        best, pays, worst = (self._gain(without.refusal, searching.refusal + by, length) for by in (-error, 0.0, error))
+        best, pays, worst = (self._gain(without.refusal, searching.refusal + by) for by in (-error, 0.0, error))
         well = pays >= BETTER and (worst >= 1 or searching.count >= TRIED)
         if well or best < BETTER or searching.count >= TRIED:
             (self._found.layers if well else self._found.vain).append(trial.layer)
             self._found.trial = None
 
-    def _gain(self, refusal: float, with_it: float, length: int) -> float:
+    def _gain(self, refusal: float, with_it: float) -> float:
         """Times the tokens for each number that is read, if one layer more is searched and so many are refused."""
         searched = len(self._found.layers)
-        return self._rate(with_it, length, searched + 1) / self._rate(refusal, length, searched)
+        return self._rate(with_it, searched + 1) / self._rate(refusal, searched)
 
-    def _saves(self, refusal: float, with_it: float, length: int, left: int) -> bool:
-        """Whether a text that goes on for so many tokens has more of it than the first look at all keys takes."""
+    def _saves(self, refusal: float, with_it: float) -> bool:
+        """Whether what is left of the text has more of it than the first look at all keys takes."""
         searched, config = len(self._found.layers), self.tier.cache.full.pool.config
-        saved = 1 / self._rate(refusal, length, searched) - 1 / self._rate(with_it, length, searched + 1)
-        return left * saved > config.kv_size / config.layers * length
+        saved = 1 / self._rate(refusal, searched) - 1 / self._rate(with_it, searched + 1)
+        return self._left * saved > config.kv_size / config.layers * self._length
 
-    def _rate(self, refusal: float, length: int, searched: int) -> float:
+    def _rate(self, refusal: float, searched: int) -> float:
         """Tokens for each number that is read, at the best gamma.
 
         Numbers and not seconds, so that the same prompt and seed give the same text under `rejection`, too.
         """
-        view = self.tier.cache
+        view, length = self.tier.cache, self._length
         config, guesses = view.full.pool.config, DRAFTED if self.tier.below else 1.0
         lower = PASS + config.weights_read + config.kv_size * view.keys(length, searched)
         full = PASS + config.weights_read + config.kv_size * length
