@@ -49,10 +49,10 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "rope table": (
         dict(rope_parameters=dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 3, long_factor=[1.0] * 3,
                                   original_max_position_embeddings=32)),
-        "rope_parameters = .*cannot be used",
+        r"rope_parameters.short_factor = .* \(supported: lists of 8 numbers",
     ),
     "heads": (dict(num_key_value_heads=3), "num_key_value_heads = 3 .*divisors of 4"),
-    "types": (dict(hidden_size="wide"), "config.json is not valid.*hidden_size"),
+    "types": (dict(hidden_size="wide"), r"hidden_size = 'wide' is not supported \(supported: whole numbers"),
     "sizes": (dict(intermediate_size=100), "tensor model.layers.0.mlp.*has shape .*96.*asks for .*100"),
     "too few layers": (dict(num_hidden_layers=1), r"tensor model.layers.1.*not part of such a model"),
     "too many layers": (dict(num_hidden_layers=3), r"lack the tensor model.layers.2.*9 missing"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,31 @@ import torch
 from torch import Tensor
 
 from triforce.checkpoint.files import read_json
+from triforce.checkpoint.json_fields import Fields
+from triforce.checkpoint.rope_scaling import TYPES, Scaling, read_scaling
 from triforce.config import ModelConfig
 from triforce.errors import ModelError
 from triforce.rope import Rope
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
+_LLAMA: dict[str, Any] = {
+    "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+}  # fmt: skip
+_MISTRAL = _LLAMA | {
+    "intermediate_size": 14_336, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096,
+}  # fmt: skip
+_QWEN2 = _LLAMA | {
+    "vocab_size": 151_936, "intermediate_size": 22_016, "num_key_value_heads": 32, "max_position_embeddings": 32_768,
+    "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "mistral": _MISTRAL,
+    "qwen2": _QWEN2,
+    "qwen3": _QWEN2 | {"head_dim": 128},
+}
+"""What a config.json leaves out: transformers writes some fields only where they differ from these."""
+
 ACCEPTED: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False,),  # it would put a bias on o_proj too
@@ -25,30 +44,77 @@ ACCEPTED: dict[str, tuple[object, ...]] = {
     "num_experts": (0,),
     "num_local_experts": (0,),
 }
+QWEN = ("qwen2", "qwen3")
+LAYER_TYPES = ("full_attention", "sliding_attention")
+MOST_LAYERS = 10_000
+THETA = 10_000.0
 
-# transformers is imported late (seconds), and its configs have no static type worth the name.
-HFConfig = Any
+
+@dataclass(frozen=True, slots=True)
+class HFConfig:
+    """The fields of a config.json that count here, checked, under their own names."""
+
+    model_type: str
+    vocab_size: int
+    """Rows of the embedding."""
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    max_position_embeddings: int
+    sliding_window: int | None
+    """Tokens that some layer sees; None if all layers see all."""
+    rope_theta: float
+    scaling: Scaling
+
+    @property
+    def positions(self) -> int:
+        """How far the model can see, in tokens."""
+        return self.scaling.reach(self.max_position_embeddings)
 
 
 def read_config(folder: Path) -> HFConfig:
-    """The checked Hugging Face config of a folder. Raises ModelError naming the field that is not supported."""
+    """The checked config.json of a folder. Raises ModelError naming the field that is wrong or not supported."""
     raw = read_json(folder / "config.json")
-    _require_family(raw.get("model_type"), "auto_map" in raw)
-    _require_accepted(raw)
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # its validators raise ValueError, KeyError, TypeError and types of their own
-        raise ModelError(f"{folder / 'config.json'} is not valid: {error}") from error
-    _require_family(config.model_type, has_code=False)
-    _require_rope(config.rope_parameters)
-    _require_heads(config)
-    return config
+    family = raw.get("model_type")
+    if family not in list(FAMILIES):  # it may be anything, and not hashable
+        code = "; the code that its auto_map names is never run" if "auto_map" in raw else ""
+        raise Fields(raw, "config.json").refusal("model_type", FAMILIES, code)
+    config = Fields(FAMILIES[family] | raw, "config.json")
+    for field, accepted in ACCEPTED.items():
+        config.require(field, accepted)
+    hidden, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
+    kv_heads, head_dim = config.whole("num_key_value_heads", heads), config.whole("head_dim", hidden // heads)
+    if heads % kv_heads:
+        raise config.refusal("num_key_value_heads", [f"divisors of {heads}"])
+    if head_dim % 2 or head_dim < 4:
+        raise config.refusal("head_dim", ["even numbers from 4"])
+    positions = config.whole("max_position_embeddings")
+    theta, scaling = _read_rope(config, head_dim, positions)
+    return HFConfig(
+        model_type=family,
+        vocab_size=config.whole("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=config.whole("intermediate_size"),
+        num_hidden_layers=config.whole("num_hidden_layers", most=MOST_LAYERS),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=config.number("rms_norm_eps", least=1e-12, most=1.0),
+        tie_word_embeddings=config.flag("tie_word_embeddings"),
+        max_position_embeddings=positions,
+        sliding_window=_read_window(config, family),
+        rope_theta=theta,
+        scaling=scaling,
+    )
 
 
 def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: torch.device) -> ModelConfig:
-    """What decoder and caches need of a checked `hf`.
+    """What decoder and caches need of `hf`.
 
     `context` (tokens; None: the config's own positions) also freezes dynamic and longrope frequencies, which change
     with length in transformers: no cache of rotated keys can follow that. Raises ModelError if it is too large.
@@ -62,7 +128,7 @@ def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: 
         layers=hf.num_hidden_layers,
         heads=hf.num_attention_heads,
         kv_heads=hf.num_key_value_heads,
-        head_dim=_head_dim(hf),
+        head_dim=hf.head_dim,
         norm_eps=hf.rms_norm_eps,
         qkv_bias=hf.model_type == "qwen2",
         qk_norm=hf.model_type == "qwen3",
@@ -73,77 +139,56 @@ def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: 
 
 
 def frequencies(hf: HFConfig, context: int) -> tuple[Tensor, float]:
-    """Rotation frequencies float32 (D / 2,) and the factor on cos and sin, from transformers' own tables."""
-    kind = hf.rope_parameters["rope_type"]
-    D = _head_dim(hf)
-    if kind == "default":
-        return 1.0 / hf.rope_parameters["rope_theta"] ** (torch.arange(0, D, 2, dtype=torch.float32) / D), 1.0
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    """Rotation frequencies float32 (D / 2,) for texts of `context` tokens, and the factor on cos and sin.
 
-    try:
-        inv_freq_F, scale = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"), seq_len=context)
-    except Exception as error:  # wrong types and lengths inside the dictionary surface as anything
-        raise ModelError(f"config.json: rope_parameters = {hf.rope_parameters} cannot be used: {error}") from error
-    return inv_freq_F.float(), float(scale)
+    Raises ModelError where the numbers in the config give none.
+    """
+    inv_freq_F, scale = hf.scaling.frequencies(hf.rope_theta, hf.head_dim, context)
+    if not (inv_freq_F.isfinite() & (inv_freq_F > 0)).all():
+        raise ModelError(f"config.json: rope_theta = {hf.rope_theta:g} with {hf.scaling} gives no usable frequencies")
+    return inv_freq_F, scale
 
 
-def _head_dim(hf: HFConfig) -> int:
-    return int(getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
+def _read_rope(config: Fields, head_dim: int, positions: int) -> tuple[float, Scaling]:
+    """Theta and what became of the positions: of an old config in rope_scaling, of a new one in rope_parameters."""
+    rope = config.within("rope_scaling" if config.get("rope_scaling") else "rope_parameters")
+    rope = rope.under(original_max_position_embeddings=config.get("original_max_position_embeddings"))
+    if nested := [name for name in rope if isinstance(rope.get(name), dict)]:
+        raise rope.refusal(nested[0], ["one rotation for all layers"])
+    rope.require("partial_rotary_factor", ACCEPTED["partial_rotary_factor"])
+    name = "type" if rope.get("rope_type") is None else "rope_type"
+    rope.require(name, TYPES)
+    theta = rope.number("rope_theta", config.number("rope_theta", THETA), least=2.0)
+    return theta, read_scaling(rope, rope.get(name), head_dim, positions)
+
+
+def _read_window(config: Fields, family: str) -> int | None:
+    if config.get("sliding_window") is None or (family in QWEN and not config.flag("use_sliding_window")):
+        return None
+    if family in QWEN and not _slides(config):
+        return None
+    return config.whole("sliding_window")
+
+
+def _slides(config: Fields) -> bool:
+    """Whether any layer sees a window only. Mistral's layers all do."""
+    layers, kinds = config.whole("num_hidden_layers", most=MOST_LAYERS), config.get("layer_types")
+    if kinds is None:
+        return config.whole("max_window_layers", least=0) < layers
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in LAYER_TYPES for kind in kinds):
+        raise config.refusal("layer_types", [f"lists of {layers} of {' and '.join(LAYER_TYPES)}"])
+    return "sliding_attention" in kinds
 
 
 def _context(hf: HFConfig, context: int | None) -> int:
-    context = hf.max_position_embeddings if context is None else context
-    positions = _positions(hf)
-    if not 0 < context <= positions:
-        raise ModelError(f"context = {context}, but this model has {positions} positions: use --context {positions}")
-    window = getattr(hf, "sliding_window", None)
-    slides = "sliding_attention" in (getattr(hf, "layer_types", None) or ["sliding_attention"])
-    if window is not None and slides and context > window:
+    context, window = hf.max_position_embeddings if context is None else context, hf.sliding_window
+    if not 0 < context <= hf.positions:
+        raise ModelError(
+            f"context = {context}, but this model has {hf.positions} positions: use --context {hf.positions}"
+        )
+    if window is not None and context > window:
         raise ModelError(
             f"config.json: sliding_window = {window} is not supported beyond the window, and context = {context}: "
             f"use --context {window}"
         )
-    return int(context)
-
-
-def _positions(hf: HFConfig) -> int:
-    """How far the model can see. Some configs give max_position_embeddings as it was before the stretch."""
-    rope = hf.rope_parameters
-    positions = int(hf.max_position_embeddings)
-    match rope["rope_type"]:
-        case "linear" | "dynamic":
-            return int(positions * rope["factor"])
-        case "yarn":
-            return max(positions, int(rope["original_max_position_embeddings"] * (rope["factor"] or 1)))
-        case _:
-            return positions
-
-
-def _require_family(model_type: object, has_code: bool) -> None:
-    if model_type not in FAMILIES:
-        code = "; the code that its auto_map names is never run" if has_code else ""
-        raise _refusal("model_type", model_type, FAMILIES, code)
-
-
-def _require_accepted(values: Mapping[str, Any], where: str = "") -> None:
-    for field, accepted in ACCEPTED.items():
-        if values.get(field) not in (None, *accepted):
-            raise _refusal(where + field, values[field], accepted)
-
-
-def _require_rope(rope: Mapping[str, Any]) -> None:
-    if rope.get("rope_type") not in ROPE_TYPES:
-        raise _refusal("rope_parameters.rope_type", rope.get("rope_type"), ROPE_TYPES)
-    _require_accepted(rope, "rope_parameters.")
-
-
-def _require_heads(hf: HFConfig) -> None:
-    if hf.num_attention_heads % hf.num_key_value_heads:
-        raise _refusal("num_key_value_heads", hf.num_key_value_heads, [f"divisors of {hf.num_attention_heads}"])
-    if _head_dim(hf) % 2:
-        raise _refusal("head_dim", _head_dim(hf), ["even numbers"])
-
-
-def _refusal(field: str, value: object, accepted: Iterable[object], more: str = "") -> ModelError:
-    choices = ", ".join(map(str, accepted)) or "none"
-    return ModelError(f"config.json: {field} = {value!r} is not supported (supported: {choices}){more}")
+    return context

@@ -1,0 +1,88 @@
+"""Typed values out of a JSON object. A value of the wrong type or out of range is refused by the name of its field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from triforce.errors import ModelError
+
+MOST = 2**31 - 1
+"""Largest whole number that is taken for a size."""
+LARGEST = 1e12
+"""Largest number that is taken for a factor."""
+
+
+class Fields:
+    """The fields of one object in a file. A `null` reads as a field that is not there.
+
+    `where` names the file, `prefix` the object inside it: both are for messages.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
+        self._values, self._where, self._prefix = values, where, prefix
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def get(self, name: str) -> Any:
+        return self._values.get(name)
+
+    def whole(self, name: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
+        """A whole number from `least` to `most`. Raises ModelError; so do the others."""
+        value = self._or(name, default)
+        if type(value) is not int or not least <= value <= most:
+            raise self.refusal(name, [f"whole numbers from {least} to {most}"])
+        return value
+
+    def number(self, name: str, default: float | None = None, least: float = 1.0, most: float = LARGEST) -> float:
+        """A number from `least` to `most`."""
+        value = self._or(name, default)
+        if type(value) not in (int, float) or not least <= value <= most:
+            raise self.refusal(name, [f"numbers from {least:g} to {most:g}"])
+        return float(value)
+
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        value = self._or(name, default)
+        if type(value) is not bool:
+            raise self.refusal(name, ["true", "false"])
+        return value
+
+    def numbers(self, name: str, count: int) -> list[float]:
+        """A list of so many numbers above 0."""
+        values = self.get(name)
+        if not isinstance(values, list) or len(values) != count or not all(map(_is_positive, values)):
+            raise self.refusal(name, [f"lists of {count} numbers above 0"])
+        return [float(value) for value in values]
+
+    def within(self, name: str) -> Fields:
+        """The object that a field holds; one without fields if there is none."""
+        value = self._or(name, {})
+        if not isinstance(value, dict):
+            raise self.refusal(name, ["objects"])
+        return Fields(value, self._where, f"{self._prefix}{name}.")
+
+    def under(self, **values: Any) -> Fields:
+        """The same with other values, as far as these are any."""
+        given = {name: value for name, value in values.items() if value is not None}
+        return Fields({**self._values, **given}, self._where, self._prefix)
+
+    def require(self, name: str, accepted: Iterable[object]) -> None:
+        """Raise ModelError unless the field is one of `accepted`, or is not there."""
+        if self.get(name) not in (None, *accepted):
+            raise self.refusal(name, accepted)
+
+    def refusal(self, name: str, accepted: Iterable[object], more: str = "") -> ModelError:
+        """The error that names the field, its value and what would do."""
+        choices = ", ".join(map(str, accepted)) or "none"
+        return ModelError(
+            f"{self._where}: {self._prefix}{name} = {self.get(name)!r} is not supported (supported: {choices}){more}"
+        )
+
+    def _or(self, name: str, default: Any) -> Any:
+        value = self.get(name)
+        return default if value is None else value
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value <= LARGEST

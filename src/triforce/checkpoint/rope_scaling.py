@@ -1,0 +1,187 @@
+"""Rotation frequencies of models whose positions were stretched: one class for each way, with its source.
+
+Shape suffixes: D head size, F = D / 2 frequencies. Operations stand in the order of transformers' tables: saved KV
+depends on the bits of the frequencies, and in float32 another order would round otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, floor, log, pi, sqrt
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from triforce.checkpoint.json_fields import Fields
+
+TYPES = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
+
+
+class Scaling(Protocol):
+    """What became of the positions that a model was made for."""
+
+    def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
+        """Radians per position, float32 (F,), for texts of `context` tokens, and the factor on cos and sin."""
+        ...
+
+    def reach(self, positions: int) -> int:
+        """Positions that the model can see, of a config whose max_position_embeddings is `positions`."""
+        ...
+
+
+def wavelengths(theta: float, D: int) -> Tensor:
+    """Positions per radian: theta^(2i / D) (Su et al. 2021, arXiv 2104.09864, section 3.2.2)."""
+    return theta ** (torch.arange(0, D, 2, dtype=torch.float32) / D)
+
+
+@dataclass(frozen=True, slots=True)
+class Unscaled:
+    """Nothing: rotations as trained."""
+
+    def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
+        return 1.0 / wavelengths(theta, D), 1.0
+
+    def reach(self, positions: int) -> int:
+        return positions
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Position interpolation (Chen et al. 2023, arXiv 2306.15595, equation 3)."""
+
+    factor: float
+
+    def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
+        return 1.0 / wavelengths(theta, D) / self.factor, 1.0
+
+    def reach(self, positions: int) -> int:
+        return int(positions * self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Dynamic:
+    """A larger theta for longer texts: NTK-aware (Peng et al. 2023, arXiv 2309.00071, equation 16), dynamic (3.3)."""
+
+    factor: float
+    positions: int
+
+    def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
+        length = max(context, self.positions)
+        stretch = (self.factor * length / self.positions) - (self.factor - 1)
+        return 1.0 / wavelengths(theta * stretch ** (D / (D - 2)), D), 1.0
+
+    def reach(self, positions: int) -> int:
+        return int(positions * self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Yarn:
+    """NTK by parts and a temperature (Peng et al. 2023, arXiv 2309.00071, equations 17 to 22).
+
+    Frequencies that turn more than `fast` times in the `original` positions stay, those that turn less than `slow`
+    times are interpolated, and in between a ramp over the indices (not over turns, as in equation 18) mixes the two.
+    """
+
+    factor: float
+    original: int
+    fast: float
+    slow: float
+    scale: float
+    """On cos and sin: the square root of 1 / t."""
+    whole: bool
+    """Whether the ends of the ramp are rounded to whole indices."""
+
+    def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
+        lengths_F = wavelengths(theta, D)
+        low, high = (D * log(self.original / (turns * 2 * pi)) / (2 * log(theta)) for turns in (self.fast, self.slow))
+        if self.whole:
+            low, high = floor(low), ceil(high)
+        low, high = max(low, 0), min(high, D - 1)
+        high += 0.001 * (low == high)
+        kept_F = 1 - ((torch.arange(D // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+        return 1.0 / (self.factor * lengths_F) * (1 - kept_F) + 1.0 / lengths_F * kept_F, self.scale
+
+    def reach(self, positions: int) -> int:
+        """Some configs give max_position_embeddings as it was before the stretch."""
+        return max(positions, int(self.original * self.factor))
+
+
+@dataclass(frozen=True, slots=True)
+class LongRope:
+    """A divisor for each frequency (Ding et al. 2024, arXiv 2402.13753, equation 3), other ones beyond `original`."""
+
+    original: int
+    short: list[float]
+    long: list[float]
+    scale: float
+
+    def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
+        divisors_F = torch.tensor(self.long if context > self.original else self.short, dtype=torch.float32)
+        return 1.0 / (divisors_F * wavelengths(theta, D)), self.scale
+
+    def reach(self, positions: int) -> int:
+        return positions
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3:
+    """Waves longer than the `original` positions / `low` are interpolated, those shorter than / `high` stay.
+
+    Between the two the share that stays is linear in the number of turns: equations 17 and 18 of YaRN (arXiv
+    2309.00071), without its temperature, as Meta released it with Llama 3.1 (arXiv 2407.21783).
+    """
+
+    factor: float
+    original: int
+    low: float
+    high: float
+
+    def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
+        plain_F = 1.0 / wavelengths(theta, D)
+        waves_F = 2 * pi / plain_F
+        stays_F = (self.original / waves_F - self.low) / (self.high - self.low)
+        mixed_F = (1 - stays_F) * plain_F / self.factor + stays_F * plain_F
+        mixed_F = torch.where(waves_F > self.original / self.low, plain_F / self.factor, mixed_F)
+        return torch.where(waves_F < self.original / self.high, plain_F, mixed_F), 1.0
+
+    def reach(self, positions: int) -> int:
+        return positions
+
+
+def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
+    """The scaling of type `kind`, one of `TYPES`, that `rope` describes. Raises ModelError naming the field."""
+    original = rope.whole("original_max_position_embeddings", positions, least=2)
+    match kind:
+        case "linear":
+            return Linear(rope.number("factor"))
+        case "dynamic":
+            return Dynamic(rope.number("factor"), positions)
+        case "yarn":
+            # A config that gives the positions of before and after need not give the factor.
+            given = rope.get("original_max_position_embeddings") is not None
+            factor = rope.number("factor", positions / original if given else None)
+            fast, slow = rope.number("beta_fast", 32.0, least=1e-3), rope.number("beta_slow", 1.0, least=1e-3)
+            scale = rope.number("attention_factor", _temper_yarn(rope, factor), least=1e-3)
+            return Yarn(factor, original, fast, slow, scale, rope.flag("truncate", True))
+        case "longrope":
+            factor = rope.number("factor", max(positions / original, 1.0))
+            scale = sqrt(1 + log(factor) / log(original))  # section 3.3, "attention temperature"
+            scale = rope.number("attention_factor", scale, least=1e-3)
+            return LongRope(original, rope.numbers("short_factor", D // 2), rope.numbers("long_factor", D // 2), scale)
+        case "llama3":
+            low = rope.number("low_freq_factor", least=1e-3)
+            high = rope.number("high_freq_factor", least=1e-3)
+            if high <= low:
+                raise rope.refusal("high_freq_factor", [f"numbers above low_freq_factor, {low:g}"])
+            return Llama3(rope.number("factor"), original, low, high)
+        case _:
+            return Unscaled()
+
+
+def _temper_yarn(rope: Fields, factor: float) -> float:
+    """0.1 ln(factor) + 1 (equation 22); DeepSeek's models weigh the logarithm, and divide by another such."""
+    above, below = (rope.number(name, 0.0, least=0.0) for name in ("mscale", "mscale_all_dim"))
+    if above and below:
+        return (0.1 * above * log(factor) + 1.0) / (0.1 * below * log(factor) + 1.0)
+    return 0.1 * log(factor) + 1.0

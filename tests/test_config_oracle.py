@@ -1,0 +1,242 @@
+"""config.json as transformers reads it: sizes, defaults, windows, and rotations bit for bit; nothing bad gets through."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from triforce.checkpoint import families, rope_scaling
+from triforce.checkpoint.families import FAMILIES, HFConfig, frequencies, model_config, read_config
+from triforce.checkpoint.rope_scaling import Linear
+from triforce.errors import ModelError
+
+Values = dict[str, Any]
+SAME = (
+    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings",
+)  # fmt: skip
+TRIES = 25
+
+
+def some(random: Random, **choices: Any) -> Values:
+    """Each of the fields, with one of its values, or left out."""
+    return {name: random.choice(values) for name, values in choices.items() if random.random() < 0.5}
+
+
+def rope(random: Random, kind: str, D: int) -> Values:
+    """What a rope type needs, and some of what it may have."""
+    needs: Values = {} if kind == "default" else {"factor": random.choice([1.0, 2, 4.0, 8.0, 32.0, 2.5])}
+    more: Values = {}
+    if kind == "yarn":
+        more = some(random, beta_fast=[16, 32.0], beta_slow=[1, 2.0], attention_factor=[0.7, 1.2], truncate=[False])
+        more |= some(random, mscale=[1.0, 0.707], mscale_all_dim=[1.0, 0.5])
+        needs |= random.choice([{"factor": None, "original_max_position_embeddings": 32}, more])
+        needs.setdefault("original_max_position_embeddings", random.choice([32, 4096, 8192]))
+    if kind == "llama3":
+        needs |= {"low_freq_factor": random.choice([1, 1.5]), "high_freq_factor": random.choice([4.0, 6])}
+        more = some(random, original_max_position_embeddings=[32, 8192])
+    if kind == "longrope":
+        needs = {
+            f"{name}_factor": [round(random.uniform(1, 40), 2) for _ in range(D // 2)] for name in ("short", "long")
+        }
+        more = some(random, factor=[1.0, 16.0, 32.0], attention_factor=[1.0, 1.19])
+        more |= some(random, original_max_position_embeddings=[64, 4096])
+    return needs | more
+
+
+def config(random: Random, family: str, kind: str) -> Values:
+    """A config.json, with its rope in the old form or the new one."""
+    heads = random.choice([4, 8, 32])
+    values: Values = {
+        "model_type": family,
+        "hidden_size": heads * random.choice([16, 64, 96]),
+        "num_attention_heads": heads,
+    }
+    values |= some(
+        random,
+        vocab_size=[97, 128_256],
+        intermediate_size=[96, 14_336],
+        num_hidden_layers=[1, 2, 30, 36],
+        num_key_value_heads=[1, 2, 4, 4 if family == "mistral" else None],
+        head_dim=[8, 128, 64],
+        rms_norm_eps=[1e-5, 1e-6],
+        tie_word_embeddings=[True, False],
+        max_position_embeddings=[128, 4096, 131_072],
+        sliding_window=[None, 64, 4096],
+        use_sliding_window=[True, False],
+        max_window_layers=[0, 1, 28],
+    )
+    if 4 % (values.get("num_key_value_heads") or 4) or family != "llama":
+        values.setdefault("num_key_value_heads", heads)  # or a family's own number, which may not divide
+    D = values.get("head_dim") or (128 if family == "qwen3" else values["hidden_size"] // heads)
+    thetas = {"rope_theta": random.choice([10_000.0, 500_000, 1e6, 10_000_000])}
+    old, given = random.random() < 0.5, rope(random, kind, D)
+    if kind in ("llama3", "longrope") and random.random() < 0.2:
+        values["original_max_position_embeddings"] = 2048  # above the others, as Phi-3 has it
+    if old and kind == "default":
+        return values | random.choice([thetas, {}])
+    if old:
+        return (
+            values
+            | random.choice([thetas, {}])
+            | {"rope_scaling": {random.choice(["type", "rope_type"]): kind} | given}
+        )
+    return values | {"rope_parameters": {"rope_type": kind} | random.choice([thetas, {}]) | given}
+
+
+def read_both(folder: Path, values: Values) -> tuple[HFConfig, Any]:
+    (folder / "config.json").write_text(json.dumps(values))
+    return read_config(folder), transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+
+
+def differences(folder: Path, family: str, kind: str) -> Iterator[str]:
+    """What we read otherwise than transformers, over random configs of a family and a rope type."""
+    random = Random(f"{family} {kind}")
+    for _ in range(TRIES):
+        values = config(random, family, kind)
+        ours, theirs = read_both(folder, values)
+        facts = {name: (getattr(ours, name), getattr(theirs, name)) for name in SAME}
+        D = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+        facts |= {"head_dim": (ours.head_dim, D), "window": (ours.sliding_window, window(theirs))}
+        facts["rope_theta"] = ours.rope_theta, theirs.rope_parameters["rope_theta"]
+        for context in (32, theirs.max_position_embeddings, 3 * theirs.max_position_embeddings):
+            (table, scale), (expected, factor) = frequencies(ours, context), reference(theirs, kind, context)
+            facts[f"table for {context}"] = table.tolist(), expected.tolist()  # float32: every bit
+            facts[f"scale for {context}"] = scale, factor
+        yield from (f"{name} of {values}: {mine} {other}" for name, (mine, other) in facts.items() if mine != other)
+
+
+def window(theirs: Any) -> int | None:
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"]
+    found = getattr(theirs, "sliding_window", None)
+    return found if "sliding_attention" in kinds else None
+
+
+def reference(theirs: Any, kind: str, context: int) -> tuple[torch.Tensor, float]:
+    if kind == "default":
+        return LlamaRotaryEmbedding.compute_default_rope_parameters(theirs)
+    return ROPE_INIT_FUNCTIONS[kind](theirs, torch.device("cpu"), seq_len=context)
+
+
+@pytest.mark.parametrize("kind", rope_scaling.TYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_config_is_what_transformers_reads(tmp_path: Path, family: str, kind: str) -> None:
+    assert list(differences(tmp_path, family, kind)) == []
+
+
+def in_float64(theta: float, D: int) -> torch.Tensor:
+    return (theta ** (torch.arange(0, D, 2, dtype=torch.float64) / D)).float()
+
+
+BROKEN: dict[str, tuple[str, str, object, str, object]] = {
+    "another precision": ("llama", "default", rope_scaling, "wavelengths", in_float64),
+    "another theta": ("mistral", "linear", families, "THETA", 10_001.0),
+    "a ramp rounded inwards": ("llama", "yarn", rope_scaling, "floor", rope_scaling.ceil),
+    "no temperature": ("qwen2", "yarn", rope_scaling, "_temper_yarn", lambda rope, factor: 1.0),
+    "the temperature itself": ("llama", "longrope", rope_scaling, "sqrt", float),
+    "turns counted by radians": ("llama", "llama3", rope_scaling, "pi", 0.5),
+    "a factor where theta grows": ("llama", "dynamic", rope_scaling, "Dynamic", lambda factor, _: Linear(factor)),
+    "heads of another size": ("qwen3", "default", FAMILIES["qwen3"], "head_dim", 64),
+    "a head that is the embedding": ("mistral", "default", FAMILIES["mistral"], "tie_word_embeddings", True),
+    "layers that all slide": ("qwen2", "default", families, "QWEN", ()),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_the_comparison_tells(tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family, kind, owner, name, value = BROKEN[broken]
+    if isinstance(owner, dict):
+        monkeypatch.setitem(owner, name, value)
+    else:
+        monkeypatch.setattr(owner, name, value)
+    assert list(differences(tmp_path, family, kind))
+
+
+def test_layer_types(tmp_path: Path) -> None:
+    values = {"model_type": "qwen3", "num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 64}
+    for kinds in (["full_attention"] * 2, ["full_attention", "sliding_attention"]):
+        ours, theirs = read_both(tmp_path, values | {"layer_types": kinds})
+        assert ours.sliding_window == window(theirs)
+    for wrong in (["full_attention"], ["linear_attention"] * 2, "full_attention", [1, 2], [[], {}]):
+        (tmp_path / "config.json").write_text(json.dumps(values | {"layer_types": wrong}))
+        with pytest.raises(ModelError, match=r"layer_types = .*lists of 2"):
+            read_config(tmp_path)
+
+
+BAD = ("x", -1, 0, float("nan"), float("inf"), -0.5, 10**30, 1e300, [], {}, [1], {"a": {}}, True)
+SIZES = (*(name for name in SAME if name not in ("model_type", "tie_word_embeddings")), "head_dim")
+ROPES: dict[str, Values] = {
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {"factor": 2.0, "attention_factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "truncate": True,
+             "mscale_all_dim": 1.0, "original_max_position_embeddings": 32},
+    "llama3": {"factor": 2.0, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 32},
+    "longrope": {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 2.0, "attention_factor": 1.0,
+                 "original_max_position_embeddings": 32},
+}  # fmt: skip
+USUAL = {"model_type": "qwen3", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+
+
+def outcome(folder: Path, values: Values) -> str:
+    """What is wrong with a config; empty if nothing is."""
+    (folder / "config.json").write_text(json.dumps(values))
+    try:
+        hf = read_config(folder)
+        for context in (1, hf.max_position_embeddings, hf.positions):
+            model_config(hf, vocab_size=hf.vocab_size, context=context, device=torch.device("cpu"))
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("field", SIZES)
+def test_no_bad_size_gets_through(tmp_path: Path, field: str) -> None:
+    assert outcome(tmp_path, USUAL) == ""
+    for bad in BAD:
+        assert f"{field} = " in outcome(tmp_path, USUAL | {field: bad}), bad
+
+
+@pytest.mark.parametrize("field", ["sliding_window", "max_window_layers", "use_sliding_window", "tie_word_embeddings"])
+def test_no_bad_choice_is_a_traceback(tmp_path: Path, field: str) -> None:
+    usual = USUAL | {"use_sliding_window": True, "sliding_window": 40_000, "max_window_layers": 0}
+    for bad in BAD:
+        fits = type(bad) is type((usual | {"tie_word_embeddings": True})[field]) and (bad is True or 0 <= bad < 100)
+        assert fits or f"{field} = " in outcome(tmp_path, usual | {field: bad}), bad
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_no_bad_rotation_gets_through(tmp_path: Path, kind: str) -> None:
+    usual: Values = {"rope_type": kind, "rope_theta": 10_000.0} | ROPES[kind]
+    assert outcome(tmp_path, USUAL | {"rope_parameters": usual}) == ""
+    for field in usual:
+        for bad in BAD:
+            fine = (field, bad) in (("truncate", True), ("mscale", 0), ("mscale_all_dim", 0))
+            why = outcome(tmp_path, USUAL | {"rope_parameters": usual | {field: bad}})
+            assert fine or "config.json: " in why, (field, bad)
+    for bad in ("x", 1, [], [1], True):
+        assert not bad or "rope_scaling = " in outcome(tmp_path, USUAL | {"rope_scaling": bad})
+    large = usual | {"factor": 1e12, "rope_theta": 1e12}
+    assert "gives no usable" in outcome(tmp_path, USUAL | {"rope_parameters": large}) or kind != "dynamic"
+
+
+@pytest.mark.parametrize("bad", [[], {}, 1, None, True, ["llama"]])
+def test_a_family_is_a_name(tmp_path: Path, bad: object) -> None:
+    assert "model_type = " in outcome(tmp_path, USUAL | {"model_type": bad})
+
+
+def test_too_many_layers_are_refused_at_once(tmp_path: Path) -> None:
+    assert "num_hidden_layers = 1000000 " in outcome(tmp_path, USUAL | {"num_hidden_layers": 10**6})
+
+
+def test_a_rotation_for_each_kind_of_layer_is_refused(tmp_path: Path) -> None:
+    nested = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}
+    assert "rope_parameters.full_attention = " in outcome(tmp_path, USUAL | {"rope_parameters": nested})
