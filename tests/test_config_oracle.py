@@ -1,4 +1,4 @@
-"""config.json as transformers reads it: sizes, defaults, windows, and rotations bit for bit; nothing bad gets through."""
+"""config.json as in transformers: sizes, defaults, windows, and rotations bit for bit; nothing bad gets through."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import tokenizers
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_checkpoint import edit, tiny_tokenizer
+from tiny_checkpoint import edit, ours, tiny_tokenizer
 from tokenizers import decoders, models, normalizers
 
 from triforce.checkpoint.tokenizer import Tokenizer
@@ -36,8 +36,8 @@ def llama2_tokenizer() -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
 
 
-BYTES = Tokenizer(tiny_tokenizer(), frozenset({1}))
-FALLBACK = Tokenizer(llama2_tokenizer(), frozenset({2}))
+BYTES = ours(tiny_tokenizer(), {1})
+FALLBACK = ours(llama2_tokenizer(), {2})
 BOTH = pytest.mark.parametrize("tokenizer", [BYTES, FALLBACK], ids=["byte-level", "byte-fallback"])
 TEXTS = [
     "the cat",
@@ -136,7 +136,7 @@ def test_encode_refuses_what_is_no_text() -> None:
 
 
 def test_tokens_without_a_row_do_not_exist() -> None:
-    cut = Tokenizer(tiny_tokenizer(), frozenset({1, 290, 999}), rows=280)
+    cut = ours(tiny_tokenizer(), {1, 290, 999}, rows=280)
     assert cut.vocab_size == 280 and cut.eos_ids == {1}
     with pytest.raises(RequestError, match="no embedding"):
         cut.encode("the cat sat on the mat")
@@ -146,7 +146,7 @@ def test_added_tokens_count() -> None:
     hf = tiny_tokenizer()
     n = len(hf)
     hf.add_tokens(["<tool>"])
-    assert Tokenizer(hf, frozenset()).vocab_size == n + 1
+    assert ours(hf).vocab_size == n + 1
 
 
 def test_load_collects_every_end(tmp_path: Path) -> None:
@@ -167,21 +167,21 @@ def test_prompts_are_never_cut(tmp_path: Path) -> None:
 
 
 def test_chat() -> None:
-    tokenizer = Tokenizer(tiny_tokenizer(chat_template=TEMPLATE), frozenset())
+    tokenizer = ours(tiny_tokenizer(chat_template=TEMPLATE))
     messages = [{"role": "user", "content": "hat"}]
     assert tokenizer.chat(messages) == tokenizer.encode("<s>user: hat</s>bot:", add_special=False)
     assert tokenizer.chat(messages, add_generation_prompt=False)[-1] == 1
     with pytest.raises(RequestError, match="has no chat template; use `triforce generate`"):
         BYTES.chat(messages)
-    picky = Tokenizer(tiny_tokenizer(chat_template="{{ raise_exception('only users') }}"), frozenset())
+    picky = ours(tiny_tokenizer(chat_template="{{ raise_exception('only users') }}"))
     with pytest.raises(RequestError, match="only users"):
         picky.chat(messages)
 
 
 def test_vocabularies_are_compared_token_by_token() -> None:
-    BYTES.require_same_vocabulary(Tokenizer(tiny_tokenizer(), frozenset()), ("target", "draft"))
+    BYTES.require_same_vocabulary(ours(tiny_tokenizer()), ("target", "draft"))
     with pytest.raises(ModelError, match=r"big and small do not share.*token 290 is '.+' in the first and None"):
-        BYTES.require_same_vocabulary(Tokenizer(tiny_tokenizer(290), frozenset()), ("big", "small"))
+        BYTES.require_same_vocabulary(ours(tiny_tokenizer(290)), ("big", "small"))
     with pytest.raises(ModelError, match=r"token 0 is '<s>' in the first and '<unk>'"):
         BYTES.require_same_vocabulary(FALLBACK, ("big", "small"))
 
@@ -199,5 +199,7 @@ def test_no_code_from_the_folder_is_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nothing", "auto_map": {"AutoConfig": "evil.Config"}}')
     (tmp_path / "evil.py").write_text("raise SystemExit('run')")
     edit(tmp_path / "tokenizer_config.json", tokenizer_class="Evil", auto_map={"AutoTokenizer": [None, "evil.Evil"]})
-    with pytest.raises(ModelError):
+    assert Tokenizer.load(tmp_path).encode("the cat") == tiny_tokenizer().encode("the cat")
+    (tmp_path / "tokenizer.json").rename(tmp_path / "vocab.json")
+    with pytest.raises(ModelError, match=r"there is no tokenizer.json, and transformers cannot make one"):
         Tokenizer.load(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import tokenizers
 import torch
 import transformers
 from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.checkpoint.tokenizer_files import from_transformers
 
 SIZES = dict(
     vocab_size=97,
@@ -56,6 +60,11 @@ def tiny_tokenizer(vocab_size: int = 300, **options: Any) -> transformers.PreTra
     )
     core.train_from_iterator(["the cat sat on the mat", "naïve café — 東京 🙂", "the hat and the cat"], trainer)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", **options)
+
+
+def ours(hf: Any, ends: Iterable[int] = (), rows: int | None = None) -> Tokenizer:
+    """A tokenizer of transformers as one of ours."""
+    return Tokenizer(from_transformers(hf), frozenset(ends), rows)
 
 
 def tiny_pair(folder: Path, positions: int, **tokenizer: Any) -> Path:

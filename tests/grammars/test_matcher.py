@@ -10,9 +10,8 @@ import jsonschema
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_checkpoint import tiny_tokenizer
+from tiny_checkpoint import ours, tiny_tokenizer
 
-from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
 from triforce.grammar import Grammar
 from triforce.grammars import Grammars
@@ -142,7 +141,7 @@ def test_special_tokens_are_no_text_and_added_ones_are() -> None:
     hf = tiny_tokenizer()
     hf.add_special_tokens({"extra_special_tokens": ["<|eot_id|>"]})
     hf.add_tokens(["<tool_call>"])
-    tokenizer = Tokenizer(hf, frozenset())
+    tokenizer = ours(hf)
     mark, call = (hf.convert_tokens_to_ids(name) for name in ("<|eot_id|>", "<tool_call>"))
     assert tokenizer.special_ids >= {mark, *tokenizer.eos_ids} and call not in tokenizer.special_ids
     grammars = Grammars(tokenizer)

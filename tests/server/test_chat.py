@@ -99,7 +99,7 @@ def serve(folder: Path | None, template: str | None) -> tuple[ASGIApp, Worker]:
     llm = LLM(folder)
     assert llm.tokenizer
     if template:
-        llm.tokenizer._hf.chat_template = template
+        llm.tokenizer.templates = {"default": template}
     engine = Worker(llm, Limits(waiting=1))
     return create_app(llm, engine, "other"), engine
 

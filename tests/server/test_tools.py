@@ -46,7 +46,7 @@ def writing(form: str, pair: Path) -> Iterator[ASGIApp]:
     """The server on a model that writes calls in this form."""
     llm = LLM(pair / "target", pair / "draft", budget=64)
     assert llm.tokenizer
-    llm.tokenizer._hf.chat_template = TURNS.replace("CALL", CALLS[form])
+    llm.tokenizer.templates = {"default": TURNS.replace("CALL", CALLS[form])}
     engine = Worker(llm, Limits(waiting=2))
     yield create_app(llm, engine, "tiny")
     asyncio.run(engine.close())

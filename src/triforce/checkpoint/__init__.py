@@ -12,7 +12,8 @@ from torch import Tensor
 from triforce import kernels
 from triforce.checkpoint.families import model_config, read_config
 from triforce.checkpoint.files import model_folder
-from triforce.checkpoint.tokenizer import Tokenizer, has_tokenizer, same_tokenizer
+from triforce.checkpoint.tokenizer import Tokenizer, same_tokenizer
+from triforce.checkpoint.tokenizer_files import has_tokenizer
 from triforce.checkpoint.weights import read_weights
 from triforce.config import ModelConfig
 from triforce.decoder import Decoder

@@ -1,58 +1,46 @@
-"""Text to token ids and back, through transformers' AutoTokenizer and the `tokenizers` library inside it."""
+"""Text to token ids and back, through the `tokenizers` library."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from triforce.checkpoint.files import read_json
+from triforce.checkpoint.json_fields import Fields
 from triforce.checkpoint.text_stream import TextStream
 from triforce.checkpoint.token_bytes import all_token_bytes, token_bytes
+from triforce.checkpoint.tokenizer_files import CORE, TokenizerFiles, read_tokenizer
 from triforce.errors import ModelError, RequestError
-
-FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-
-
-def has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).exists() for name in FILES)
 
 
 def same_tokenizer(folder: Path, other: Path) -> bool:
     """Whether both have the same tokenizer.json: reading it twice takes as much memory again."""
-    files = [each / FILES[0] for each in (folder, other)]
+    files = [each / CORE for each in (folder, other)]
     return all(file.exists() for file in files) and files[0].read_bytes() == files[1].read_bytes()
 
 
 class Tokenizer:
     """One tokenizer; ids from `vocab_size` on do not exist, whatever the files say of them."""
 
-    def __init__(self, hf: Any, eos_ids: frozenset[int], rows: int | None = None) -> None:
-        """`hf` is a transformers tokenizer, `rows` the rows of the model's embedding (None: as many as are named)."""
-        if not getattr(hf, "is_fast", False):
-            raise ModelError("this model has no tokenizer.json, and other kinds of tokenizer are not supported")
-        self._hf = hf
-        self._core = hf.backend_tokenizer
+    def __init__(self, files: TokenizerFiles, eos_ids: frozenset[int], rows: int | None = None) -> None:
+        """`rows` are those of the model's embedding (None: as many as are named)."""
+        self._core, self._special, self.templates = files.core, files.special, files.templates
         # Some tokenizer.json come with both switched on, which would cut or pad every prompt.
         self._core.no_truncation()
         self._core.no_padding()
-        self._tokens = {i: token for token, i in hf.get_vocab().items() if rows is None or i < rows}
+        self._tokens = {i: token for token, i in self._core.get_vocab().items() if rows is None or i < rows}
         self.vocab_size = max(self._tokens) + 1
         """Highest id + 1, added tokens included."""
-        ends = eos_ids if hf.eos_token_id is None else eos_ids | {hf.eos_token_id}
-        self.eos_ids = frozenset(i for i in ends if i in self._tokens)
+        end = self._core.token_to_id(self._special.get("eos_token", ""))
+        self.eos_ids = frozenset(i for i in (*eos_ids, end) if i in self._tokens)
         self._falls_back_to_bytes = self._core.token_to_id("<0x0A>") is not None
 
     @classmethod
     def load(cls, path: Path, rows: int | None = None) -> Tokenizer:
         """The tokenizer of a model's folder. Raises ModelError."""
-        from transformers import AutoTokenizer
-
-        try:
-            hf = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-        except Exception as error:  # each tokenizer class fails in its own way
-            raise ModelError(f"the tokenizer in {path} cannot be loaded ({error}); download it again") from error
-        return cls(hf, configured_eos_ids(path), rows)
+        return cls(read_tokenizer(path), configured_eos_ids(path), rows)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids, with the model's usual first token unless told otherwise. Raises RequestError."""
@@ -89,13 +77,12 @@ class Tokenizer:
     @property
     def chats(self) -> bool:
         """Whether there is a template for `chat`."""
-        return bool(self._hf.chat_template)
+        return bool(self.templates)
 
     @property
     def template(self) -> str:
         """The chat template, or all of them if there are several; empty if there is none."""
-        template = self._hf.chat_template or ""
-        return template if isinstance(template, str) else "\n".join(template.values())
+        return "\n".join(self.templates.values())
 
     def chat(
         self,
@@ -104,21 +91,30 @@ class Tokenizer:
         add_generation_prompt: bool = True,
     ) -> list[int]:
         """Token ids of a conversation, `{"role": ..., "content": ...}` each, with tools. Raises RequestError."""
-        if not self._hf.chat_template:
+        if not self.templates:
             raise RequestError("this model has no chat template; use `triforce generate`")
+        from triforce.checkpoint.chat_template import render  # Jinja, which most runs do not need
+
         try:
-            text = self._hf.apply_chat_template(
-                [dict(m) for m in messages],
-                tools=[dict(tool) for tool in tools] if tools else None,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-            )
+            said = [{name: value for name, value in message.items() if value is not None} for message in messages]
+            # A sandbox holds only for plain values: other objects have methods.
+            given = json.loads(json.dumps({"messages": said, "tools": tools or None}))
+            given |= {"documents": None, "add_generation_prompt": add_generation_prompt}
+            text = render(self._template_for(tools), {**self._special, **given})
         except Exception as error:  # a template is a program, and raises what it likes
             raise RequestError(f"the model's chat template does not accept these messages: {error}") from error
         return self.encode(text, add_special=False)
 
+    def _template_for(self, tools: object) -> str:
+        name = "tool_use" if tools and "tool_use" in self.templates else "default"
+        if name not in self.templates:
+            raise RequestError(f"it has none called default, only {', '.join(self.templates)}")
+        return self.templates[name]
+
     def require_same_vocabulary(self, other: Tokenizer, names: tuple[str, str]) -> None:
         """Raise ModelError unless every id is the same token in both; `names` are those of this model and the other."""
+        if self._tokens == other._tokens:
+            return
         for i in range(max(self.vocab_size, other.vocab_size)):
             mine, theirs = self._tokens.get(i), other._tokens.get(i)
             if mine != theirs:
@@ -134,10 +130,14 @@ class Tokenizer:
 
 
 def configured_eos_ids(folder: Path) -> frozenset[int]:
-    """The end-of-sequence ids that config.json and generation_config.json name, together."""
+    """The end-of-sequence ids that config.json and generation_config.json name, together. Raises ModelError."""
     ids: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         if (folder / name).exists():
-            value = read_json(folder / name).get("eos_token_id")
-            ids |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
+            fields = Fields(read_json(folder / name), name)
+            value = fields.get("eos_token_id")
+            found = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(type(i) is int for i in found):
+                raise fields.refusal("eos_token_id", ["token ids", "lists of them"])
+            ids.update(found)
     return frozenset(ids)

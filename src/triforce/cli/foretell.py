@@ -55,8 +55,6 @@ def _resident() -> int:
     """Bytes of this process with all that a run imports."""
     import resource
 
-    import transformers  # noqa: F401
-
     import triforce.llm  # noqa: F401
 
     try:

@@ -1,0 +1,86 @@
+"""Chat templates: programs in Jinja that lay out a conversation as text. They come with a model, and run in a sandbox.
+
+Names and settings are those that models publish their templates for (Hugging Face's).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+
+def render(template: str, variables: Mapping[str, Any]) -> str:
+    """The text of a conversation. Raises what the template raises."""
+    return _compiled(template).render(**variables)
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    names = {"raise_exception": _refuse, "strftime_now": _now, "dict": _dict, "namespace": _Namespace}
+    environment.globals.update(names)
+    return environment.from_string(template)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks, for training, what the assistant says. The text is that of its body."""
+
+    tags = {"generation"}  # noqa: RUF012  as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class _Namespace(Namespace):
+    """Variables that a loop can change, except for those that would be Python's own."""
+
+    def __init__(self, /, *values: Any, **named: Any) -> None:
+        for name in dict(*values, **named):
+            _require_plain(name)
+        super().__init__(*values, **named)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _require_plain(name)
+        super().__setitem__(name, value)
+
+
+def _require_plain(name: object) -> None:
+    if str(name).startswith("_"):
+        raise SecurityError(f"a template may not set {name}, as its name begins with an underscore")
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter writes for HTML pages."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _dict(*values: Any, **named: Any) -> dict[str, Any]:
+    return dict(*values, **named)

@@ -1,0 +1,156 @@
+"""The tokenizer files of a Hugging Face folder: what cuts a text, which tokens are special, how chats are laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Core
+
+from triforce.checkpoint.files import read_json
+from triforce.errors import ModelError
+
+CORE, CONFIG = "tokenizer.json", "tokenizer_config.json"
+FILES = (CORE, "tokenizer.model", "vocab.json")
+NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+EXTRA = ("extra_special_tokens", "additional_special_tokens")
+"""Fields with special tokens that have no name."""
+
+_END = "<|endoftext|>"
+USUAL = {
+    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "Qwen2Tokenizer": {"eos_token": _END, "unk_token": _END, "pad_token": _END},
+    "GPT2Tokenizer": {"bos_token": _END, "eos_token": _END, "unk_token": _END},
+}
+"""Special tokens of the classes whose configs need not name them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What the files of a tokenizer say."""
+
+    core: Core
+    special: Mapping[str, str]
+    """Special tokens by the name of their field, such as eos_token. Chat templates have them as variables."""
+    templates: Mapping[str, str]
+    """Chat templates by name; one of them may be `tool_use`, and the others' is `default`."""
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).exists() for name in FILES)
+
+
+def read_tokenizer(folder: Path) -> TokenizerFiles:
+    """Read tokenizer.json and the files beside it; a folder without one goes through transformers. Raises ModelError.
+
+    tokenizer.json is the whole tokenizer: text is cut and a first token is set as it says, whatever class
+    tokenizer_config.json names. Tokens that only the latter has are added.
+    """
+    if not (folder / CORE).exists():
+        return _through_transformers(folder)
+    try:
+        core = Core.from_file(str(folder / CORE))
+    except Exception as error:  # the library raises nothing more special
+        raise ModelError(f"the tokenizer in {folder} cannot be loaded ({error}); download it again") from error
+    config = _config(folder)
+    named = _named(config, core)
+    try:
+        core.add_tokens(list(_missing(config, named, core)))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"{folder / CONFIG} has a token that is none ({error}); download it again") from error
+    core.encode_special_tokens = config.get("split_special_tokens") is True
+    return TokenizerFiles(core, {name: str(token) for name, token in named.items()}, _templates(folder, config))
+
+
+def from_transformers(hf: Any) -> TokenizerFiles:
+    """The same of a tokenizer of transformers. Raises ModelError for one that is not fast."""
+    if not getattr(hf, "is_fast", False):
+        raise ModelError("this model has no tokenizer.json, and other kinds of tokenizer are not supported")
+    templates = hf.chat_template or {}
+    return TokenizerFiles(
+        hf.backend_tokenizer,
+        hf.special_tokens_map,
+        {"default": templates} if isinstance(templates, str) else templates,
+    )
+
+
+def _through_transformers(folder: Path) -> TokenizerFiles:
+    """Importing transformers takes seconds, so only what needs its converters pays for it."""
+    try:
+        from transformers import AutoTokenizer
+
+        hf = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # each tokenizer class fails in its own way
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelError(
+            f"the tokenizer in {folder} cannot be loaded: there is no {CORE}, and transformers cannot make one "
+            f"({reason}); add the {CORE} of this model"
+        ) from error
+    return from_transformers(hf)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json; in folders of old, the special and added tokens of two other files too."""
+    config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
+    if "added_tokens_decoder" in config:
+        return config
+    if (folder / "special_tokens_map.json").exists():
+        config |= read_json(folder / "special_tokens_map.json")
+    if (folder / "added_tokens.json").exists():
+        config["added_tokens"] = read_json(folder / "added_tokens.json")
+    return config
+
+
+def _named(config: Mapping[str, Any], core: Core) -> dict[str, AddedToken]:
+    """Special tokens by name."""
+    kind = str(config.get("tokenizer_class")).removesuffix("Fast")
+    found = {name: token for name, token in USUAL.get(kind, {}).items() if core.token_to_id(token) is not None}
+    for name, value in config.items():
+        if name in NAMES or (name.endswith("_token") and isinstance(value, str)):
+            found[name] = value
+        elif name in EXTRA and isinstance(value, dict):
+            found |= value
+    return {name: _token(name, value, special=True) for name, value in found.items() if value is not None}
+
+
+def _token(name: str, value: Any, **more: bool) -> AddedToken:
+    """A token as a config writes it: a text, or an object with its content and how it is found in a text."""
+    given = {"content": value} if isinstance(value, str) else value
+    if not isinstance(given, dict) or not isinstance(given.get("content"), str):
+        raise ModelError(f"{CONFIG}: {name} = {value!r} is no token; write a text, or an object with its content")
+    return AddedToken(**{key: entry for key, entry in given.items() if key != "__type"} | more)
+
+
+def _missing(config: Mapping[str, Any], named: Mapping[str, AddedToken], core: Core) -> Iterator[AddedToken]:
+    """What tokenizer.json lacks, in the order of the ids that they get."""
+    known = [str(token.content) for token in core.get_added_tokens_decoder().values()]
+    lists = [config[field] for field in EXTRA if isinstance(config.get(field), list)]
+    extra = [_token(EXTRA[0], value, special=True) for values in lists for value in values]
+    special = {str(token) for token in (*named.values(), *extra)}
+    decoder = config.get("added_tokens_decoder", {})
+    listed = {int(i): _token(f"added_tokens_decoder.{i}", token) for i, token in decoder.items()}
+    for text, i in config.get("added_tokens", {}).items():
+        listed[i] = AddedToken(text, normalized=text not in special, special=text in special)
+    for token in (*(token for _, token in sorted(listed.items())), *named.values(), *extra):
+        if str(token) not in known:
+            known.append(str(token))
+            token.special = token.special or str(token) in special
+            yield token
+
+
+def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Files come before what the config has. Raises ModelError."""
+    main, more = folder / "chat_template.jinja", sorted(folder.glob("additional_chat_templates/*.jinja"))
+    if main.exists() or more:
+        files = {**({"default": main} if main.exists() else {}), **{file.stem: file for file in more}}
+        return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    given = config.get("chat_template") or {}
+    if isinstance(given, list):
+        given = {each.get("name"): each.get("template") for each in given if isinstance(each, dict)}
+    found = {"default": given} if isinstance(given, str) else given
+    if not isinstance(found, dict) or not all(isinstance(text, str) for pair in found.items() for text in pair):
+        raise ModelError(f"{folder / CONFIG}: chat_template is neither a text nor a list of named ones; correct it")
+    return found
