@@ -66,6 +66,7 @@ def load(
     vocab_size = tokenizer.vocab_size if tokenizer else hf.vocab_size
     config = model_config(hf, vocab_size=vocab_size, context=context, device=place)
     precision, own = resolve_dtype(dtype, place, config), config.shared(ranks.count)
+    kernels.claim_threads(config, precision, place)
     weights = read_weights(folder, config, rows=hf.vocab_size, device=place, dtype=precision, ranks=ranks)
     config, decoder = own, Decoder(own, weights, ranks=ranks)
     lower = Decoder(config, weights, int8=True, ranks=ranks) if int8 else decoder

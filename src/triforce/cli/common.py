@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from triforce.cli.imports import import_torch
 from triforce.cli.options import DEFAULTS, NO_DRAFT
 from triforce.errors import RequestError
 from triforce.grammar import Grammar
@@ -34,6 +35,7 @@ COLORS = {"lookup": 35, "draft": 32, "streaming": 33, "retrieval": 36, "full": 3
 
 def load(options: Namespace, ranks: Ranks | None = None) -> LLM:
     """The engine that the arguments describe; `ranks` share it."""
+    import_torch()
     from triforce.llm import LLM
 
     return LLM(**settings(options) | ({"ranks": ranks} if ranks else {}))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from triforce import kin
+from triforce.cli.imports import import_torch
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def run(options: Namespace, command: Command, *, winds_down: bool = False) -> in
         from triforce.cli.launch import launch
 
         return launch(count, options.arguments, winds_down=winds_down)
+    import_torch()
     from triforce.ranks import ALONE
 
     return command(options, ALONE)

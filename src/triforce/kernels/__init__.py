@@ -35,11 +35,20 @@ from triforce.weights import Weights
 
 __all__ = [
     "PAGE", "SECTOR", "Block", "Lists", "Memory", "Model", "Offloaded", "Outcome", "Pass", "Room", "Rotation", "Search",
-    "best", "best_dtype", "bursting", "extension", "identity", "layer_by_layer", "layered", "memory", "model",
-    "offloaded", "pages_for", "require_offload",
+    "best", "best_dtype", "bursting", "claim_threads", "extension", "identity", "layer_by_layer", "layered", "memory",
+    "model", "offloaded", "pages_for", "require_offload",
 ]  # fmt: skip
 
 Burst = Callable[..., tuple[int, float] | None]
+
+
+def claim_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Leave the processors to native kernels, where these will compute, for the whole process.
+
+    What is left for torch is small, and its threads spin on the cores that ours need, or wait for those others use.
+    """
+    if _suits_native(config, dtype, device):
+        torch.set_num_threads(1)
 
 
 def model(config: ModelConfig, weights: Weights, int8: bool = False, ranks: Ranks = ALONE) -> Model:
@@ -48,12 +57,11 @@ def model(config: ModelConfig, weights: Weights, int8: bool = False, ranks: Rank
     Those of one of several `ranks`, which share the model, are its own part of them (see `sharded_model`).
     """
     dtype = weights.embedding_VC.dtype
+    claim_threads(config, dtype, weights.embedding_VC.device)
     if _suits_native(config, dtype, weights.embedding_VC.device):
         from triforce.kernels.native_model import NativeModel
         from triforce.kernels.native_part import NativePart
 
-        # For the whole process: what is left for torch is small, and its threads spin on the cores that ours need.
-        torch.set_num_threads(1)
         if ranks.count > 1:
             return ShardedModel(config, NativePart(config, weights, int8), ranks, dtype)
         return NativeModel(config, weights, int8)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from triforce.cli.common import SPECULATION, read_texts
 from triforce.cli.demo import BOOK
+from triforce.cli.imports import import_torch
 from triforce.cli.options import NO_DRAFT
 from triforce.errors import RequestError
 
@@ -27,6 +28,7 @@ OWN_CODE = "triforce.py"
 
 def load(options: Namespace) -> LLM:
     """The engine that the arguments describe, as far as they do: what is not given is as usual."""
+    import_torch()
     from triforce.llm import LLM
 
     draft = None if options.draft == NO_DRAFT else options.draft
