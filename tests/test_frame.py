@@ -40,7 +40,7 @@ from triforce.cli import main
 try:
     main(sys.argv[1:])
 except SystemExit as end:
-    heavy = {"torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy", "tqdm"}
+    heavy = {"torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy", "tqdm", "jinja2"}
     print(*heavy & set(sys.modules), file=sys.stderr)
     sys.exit(end.code)
 """
@@ -52,6 +52,63 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
     assert done.returncode == 0
     assert done.stdout.startswith("usage: triforce")
     assert not done.stderr.strip()
+
+
+LOADED = """
+import sys
+import torch
+before = set(sys.modules)
+{}
+print(*set(sys.modules) - before - {{"triforce"}}, file=sys.stderr)
+"""
+GENERATE = (
+    'from triforce.cli import main; main(["generate", "It was", "--max-tokens", "1", "--json", "--device", "cpu"])'
+)
+SERVE = """
+import asyncio
+from triforce.llm import LLM
+from triforce.server import listener
+from triforce.server.app import create_app
+from triforce.server.limits import Limits
+from triforce.server.worker import Worker
+llm = LLM(device="cpu")
+engine = Worker(llm, Limits())
+create_app(llm, engine, "pair")
+asyncio.run(engine.close())
+"""
+NEEDED = {"numpy", "safetensors", "tokenizers", "triforce", "__mp_main__"}
+HEAVY = {"transformers", "huggingface_hub", "jinja2", "sympy", "triton", "matplotlib", "rich", "ray", "scipy", "pandas"}
+
+
+def loaded(code: str) -> set[str]:
+    """Modules that `code` loads, beside those of torch."""
+    done = python(LOADED.format(code))
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def test_a_first_token_needs_few_packages() -> None:
+    """Not transformers, nor the hub's client before a download, Jinja before a chat, or more parts of torch."""
+    modules = loaded(GENERATE)
+    assert {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names) <= NEEDED
+    assert "triforce.llm" in modules and not any(name.startswith("triforce.server") for name in modules)
+
+
+def test_a_server_starts_without_what_it_needs_later() -> None:
+    modules = loaded(SERVE)
+    packages = {name.partition(".")[0] for name in modules}
+    assert packages >= {"fastapi", "triforce"} and not packages & HEAVY
+    assert not any(name.startswith("torch.") for name in modules)
+
+
+def test_the_guard_sees_what_is_imported() -> None:
+    assert "transformers" in loaded("import transformers")
+
+
+def test_the_collector_leaves_torch_alone() -> None:
+    code = "from triforce.cli.imports import import_torch; import gc; import_torch(); import_torch()\n"
+    done = python(code + "print(gc.isenabled(), gc.get_freeze_count() > 10_000, gc.get_count()[2])")
+    assert done.stdout.split() == ["True", "True", "0"], done.stderr
 
 
 def test_public_names_are_loaded_when_used() -> None:
