@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from zlib import crc32
 
 from triforce import kernels
@@ -104,11 +105,14 @@ class LLM:
         self.coupling = known("coupling", coupling, COUPLINGS)
         self.mode = known("mode", mode, MODES)
         model = SHIPPED[0] if model is None else model
+        began = perf_counter()
         read = partial(load, device=device, dtype=dtype, int8=self.speculation.int8)
         self.target = read(model, context=context, ranks=ranks)
         _require_layers(retrieval.full_layers, self.target.config.layers)
         draft = draft_for(model) if draft == "auto" else draft
         self.draft = read(draft, beside=self.target) if draft is not None else None
+        self.load_seconds = perf_counter() - began
+        """What reading the models took."""
         if self.draft:
             _require_same_vocabulary(self.target, self.draft)
         self.models = Models(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower)

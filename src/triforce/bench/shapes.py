@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from triforce.checkpoint.families import model_config, read_config
+from triforce.checkpoint.weights import tensor_shapes
 from triforce.config import ModelConfig
 from triforce.decoder import Decoder
 from triforce.rope import Rope
@@ -30,6 +34,8 @@ class Shape:
 SHAPES = {
     "30m": Shape(512, 1408, 8, 8, 8, 8192),
     "30m-draft": Shape(128, 344, 2, 2, 2, 8192),
+    "thin32": Shape(256, 688, 32, 4, 4, 8192),
+    "thin80": Shape(256, 688, 80, 4, 4, 8192),
     "llama-3.2-1b": Shape(2048, 8192, 16, 32, 8, 128_256),
     "llama-2-7b-128k": Shape(4096, 11_008, 32, 32, 32, 32_000, 128, tied=False),
     "llama-2-13b-128k": Shape(5120, 13_824, 40, 40, 40, 32_000, 128, tied=False),
@@ -37,7 +43,10 @@ SHAPES = {
     "llama-68m": Shape(768, 3072, 2, 12, 12, 32_000, tied=False),
     "llama-68m-128256": Shape(768, 3072, 2, 12, 12, 128_256, tied=False),
 }
-"""`30m` has the paper's kind of attention, a KV head for each query head: 16 KiB of KV per token in bfloat16."""
+"""`thin32` and `thin80` are as deep as models of 8 and 70 billion weights, and load at once.
+
+`30m` has the paper's kind of attention, a KV head for each query head: 16 KiB of KV per token in bfloat16.
+"""
 
 
 def decoder(
@@ -72,3 +81,31 @@ def decoder(
     embedding_VC, layers = matrix(shape.vocab, C), tuple(layer() for _ in range(shape.layers))
     head_VC = embedding_VC if shape.tied else matrix(shape.vocab, C)
     return Decoder(config, Weights(embedding_VC, layers, torch.ones(C, dtype=dtype, device=device), head_VC), int8)
+
+
+def write(name: str, folder: Path, context: int) -> None:
+    """One of the `SHAPES` as a folder of files, bfloat16, without a tokenizer: what is read as a user's model is."""
+    from safetensors.torch import save_file
+
+    shape = SHAPES[name]
+    about = {
+        "model_type": "llama",
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": context,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": shape.tied,
+    }
+    (folder / "config.json").write_text(json.dumps(about))
+    config = model_config(read_config(folder), vocab_size=shape.vocab, context=None, device=torch.device("cpu"))
+    dice = torch.Generator().manual_seed(0)
+    tensors = {
+        tensor: torch.randn(size, generator=dice) * size[-1] ** -0.5 if len(size) > 1 else torch.ones(size)
+        for tensor, size in tensor_shapes(config, shape.vocab).items()
+    }
+    save_file({tensor: values.bfloat16() for tensor, values in tensors.items()}, folder / "model.safetensors")

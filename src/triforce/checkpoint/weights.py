@@ -53,6 +53,14 @@ def read_weights(
     return Weights(embedding_VC, layers, reader.take(NORM, (config.hidden_size,), ()), head_VC)
 
 
+def tensor_shapes(config: ModelConfig, rows: int) -> dict[str, Shape]:
+    """Every tensor that the files of such a model hold, by its name there."""
+    C = config.hidden_size
+    layers = [_block(config, f"model.layers.{i}.", ALONE) for i in range(config.layers)]
+    ends = {EMBEDDING: (rows, C), NORM: (C,)} | ({} if config.tied else {HEAD: (rows, C)})
+    return ends | {name: shape for layer in layers for name, shape, _ in layer.values()}
+
+
 def _block(config: ModelConfig, prefix: str, ranks: Ranks) -> dict[str, Source]:
     """Where each field of Layer that this family has comes from."""
     C, inner, D = config.hidden_size, config.intermediate_size, config.head_dim

@@ -10,10 +10,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triforce.cli.imports import import_torch
 from triforce.cli.options import DEFAULTS, NO_DRAFT
 from triforce.errors import RequestError
 from triforce.grammar import Grammar
+from triforce.imports import import_torch
 from triforce.request import RequestOutput, SamplingParams
 from triforce.stats import TierStats
 

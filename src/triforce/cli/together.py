@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from triforce import kin
-from triforce.cli.imports import import_torch
 from triforce.errors import RequestError
+from triforce.imports import import_torch
 
 if TYPE_CHECKING:
     from triforce.ranks import Ranks

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from triforce.cli.common import SPECULATION, read_texts
 from triforce.cli.demo import BOOK
-from triforce.cli.imports import import_torch
 from triforce.cli.options import NO_DRAFT
 from triforce.errors import RequestError
+from triforce.imports import import_torch
 
 if TYPE_CHECKING:
     from triforce.bench.prompts import Sources

@@ -153,6 +153,20 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     add("--work", metavar="FOLDER", help="keep converted checkpoints there (default: they are made anew each time)")
 
 
+def _start(parser: argparse.ArgumentParser) -> None:
+    model(parser)
+    draft(parser)
+    add = parser.add_argument
+    text = "instead of a model: random weights in as many layers as thin32 or thin80 says, or of another shape"
+    add("--shape", metavar="NAME", help=text)
+    add("--modes", type=several(str), default=["ar", "auto"], metavar="MODE,...", help=f"of {', '.join(MODES)}")
+    add("--prompt-file", metavar="FILE", help="a UTF-8 text (default: two words, or the demo's book)")
+    add("--prompt-tokens", type=int, metavar="N", help="so many tokens of the text")
+    add("--load-cache", metavar="FILE", help="reuse what the KV cache in FILE has of the prompt")
+    add("--repeats", type=int, default=5, metavar="N", help=described("processes of each kind"))
+    placement(parser, context=False)
+
+
 def texts(parser: argparse.ArgumentParser) -> None:
     text = "UTF-8 files, or folders of them (default: the demo's book, and the source of triforce)"
     parser.add_argument("--texts", nargs="+", metavar="PATH", help=text)
@@ -166,4 +180,5 @@ PARTS = (
     ("lossless", "the certificate: texts of every mode against plain decoding", _lossless),
     ("compare", "other engines on the same checkpoint and prompts", _compare),
     ("kernels", "kernels against the memory's bandwidth", _kernels),
+    ("start", "from the command to the first token, and where the time goes", _start),
 )

@@ -1,0 +1,70 @@
+"""From a command to its first token: whole processes, one after the other, and what each step of them takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from statistics import median
+from time import time
+from typing import Any
+
+from triforce.errors import RequestError
+
+Row = dict[str, Any]
+STEPS = ("imports", "weights", "engine", "prompt", "first token", "exit")
+PROCESSES = ("first", "second")
+"""The first on this machine to run this model, for which nothing has been kept; and the one after it."""
+
+
+def rows(modes: Sequence[str], asked: dict[str, Any], repeats: int) -> Iterator[Row]:
+    """Medians over `repeats` rounds, of `import torch` alone and of each mode's two processes.
+
+    `asked` is what the worker takes, without mode and beginning. What shares a round shares what else the machine does.
+    """
+    torch_alone: list[float] = []
+    starts: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for _ in range(repeats):
+        torch_alone.append(_run([sys.executable, "-c", "import torch"], dict(os.environ))[1])
+        for mode in modes:
+            with tempfile.TemporaryDirectory() as cache:
+                for process in PROCESSES:
+                    starts.setdefault((mode, process), []).append(_start(asked | {"mode": mode}, cache))
+    alone = median(torch_alone)
+    yield {"mode": "import torch", "process": "-", "seconds": alone, "spread": _spread(torch_alone), "of_import": 1.0}
+    for (mode, process), found in starts.items():
+        totals = [sum(steps.values()) for steps in found]
+        yield {
+            "mode": mode,
+            "process": process,
+            "seconds": median(totals),
+            "spread": _spread(totals),
+            "of_import": median(totals) / alone,
+            "steps": {step: median([steps[step] for steps in found]) for step in STEPS},
+        }
+
+
+def _start(asked: dict[str, Any], cache: str) -> dict[str, float]:
+    """Seconds by step of one process, whose own cache folder is `cache`."""
+    began = time()
+    command = [sys.executable, "-m", "triforce.bench.start_worker", json.dumps(asked | {"began": began})]
+    output, seconds = _run(command, os.environ | {"XDG_CACHE_HOME": cache})
+    steps: dict[str, float] = json.loads(output.splitlines()[-1])
+    return steps | {"exit": began + seconds - steps.pop("end")}
+
+
+def _run(command: list[str], environment: dict[str, str]) -> tuple[str, float]:
+    """What a process prints, and the seconds it takes. Raises RequestError with its last words if it fails."""
+    began = time()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip() or f"code {done.returncode}").splitlines()[-1]
+        raise RequestError(f"a process that was to be timed failed: {last}")
+    return done.stdout, time() - began
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    return max(seconds) - min(seconds)

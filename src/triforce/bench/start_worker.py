@@ -1,0 +1,45 @@
+"""One start to a first token, timed step by step: what `start` runs as a process of its own.
+
+Run as: python -m triforce.bench.start_worker JSON. Prints an object of seconds, whose `end` is on the system's clock.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from time import time
+from typing import Any
+
+from triforce.imports import import_torch
+
+
+def first_token(asked: dict[str, Any]) -> dict[str, float]:
+    """Seconds by step, of a process that was asked for at `asked["began"]`."""
+    import_torch()
+    from triforce.llm import LLM
+    from triforce.request import SamplingParams
+
+    imported = time()
+    llm = LLM(asked["model"], asked["draft"], mode=asked["mode"], device=asked["device"], dtype=asked["dtype"])
+    loaded, read = time(), 0.0
+
+    def on_prefill(done: int, total: int) -> None:
+        nonlocal read
+        read = time()
+
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    for _ in llm.stream(asked["prompt"], params, load_cache=asked["load_cache"], on_prefill=on_prefill):
+        break
+    end, read = time(), read or loaded
+    return {
+        "imports": imported - asked["began"],
+        "weights": llm.load_seconds,
+        "engine": loaded - imported - llm.load_seconds,
+        "prompt": read - loaded,
+        "first token": end - read,
+        "end": end,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(first_token(json.loads(sys.argv[1]))))

@@ -1,0 +1,97 @@
+"""`triforce bench start`: from the command to the first token, and where the time goes."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from argparse import Namespace
+from importlib import resources
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from triforce.cli.benches.common import about, machine, show, write
+from triforce.cli.common import read_text
+from triforce.cli.demo import BOOK
+from triforce.cli.options import NO_DRAFT
+from triforce.errors import RequestError
+
+if TYPE_CHECKING:
+    from triforce.evaluate import Table
+
+SHORT = "It was"
+POSITIONS = 32_768
+"""Of the models of random weights."""
+
+
+def run(options: Namespace) -> int:
+    """Prints a table at the end, and last of all a line of JSON."""
+    from triforce.bench.start import rows
+    from triforce.ladder import MODES
+    from triforce.prompts import known
+
+    for mode in options.modes:
+        known("mode", mode, MODES)
+    if options.repeats < 1 or (options.prompt_tokens is not None and options.prompt_tokens < 1):
+        raise RequestError("--repeats and --prompt-tokens must be at least 1")
+    with tempfile.TemporaryDirectory() as folder:
+        found = list(rows(options.modes, _asked(options, Path(folder)), options.repeats))
+    show([_table(found)])
+    print(json.dumps({"machine": machine(), "rows": found}))
+    write(options.json, about() | {"repeats": options.repeats, "rows": found})
+    return 0
+
+
+def _asked(options: Namespace, folder: Path) -> dict[str, Any]:
+    """What each process is to do. A model of random weights is written to `folder`. Raises TriforceError."""
+    from triforce.bench import shapes
+    from triforce.prompts import known
+
+    model = options.model
+    if options.shape:
+        if model:
+            raise RequestError(f"--shape {options.shape} stands for a model; leave out {model}")
+        shapes.write(known("shape", options.shape, shapes.SHAPES), folder, POSITIONS)
+        model = str(folder)
+    asked = {name: getattr(options, name) for name in ("device", "dtype", "load_cache")}
+    draft = None if options.draft == NO_DRAFT else options.draft
+    return asked | {"model": model, "draft": draft, "prompt": _prompt(options, model)}
+
+
+def _prompt(options: Namespace, model: str | None) -> str | list[int]:
+    """The text; or its first tokens, if so many are wanted; random ones for a model without a tokenizer."""
+    from triforce.checkpoint.files import model_folder
+    from triforce.checkpoint.tokenizer import Tokenizer
+    from triforce.checkpoint.tokenizer_files import has_tokenizer
+    from triforce.pairs import SHIPPED
+
+    folder = model_folder(model) if model else SHIPPED[0]
+    count = options.prompt_tokens
+    if not has_tokenizer(folder):
+        return Random(1).choices(range(1000), k=count or 2)
+    if options.prompt_file:
+        text = read_text(options.prompt_file)
+    else:
+        text = (resources.files("triforce") / "data" / BOOK).read_text(encoding="utf-8") if count else SHORT
+    if count is None:
+        return text
+    ids = Tokenizer.load(folder).encode(text)[:count]
+    if len(ids) < count:
+        raise RequestError(f"the text has {len(ids)} tokens; give a smaller --prompt-tokens, or a longer --prompt-file")
+    return ids
+
+
+def _table(found: list[dict[str, Any]]) -> Table:
+    from triforce.bench.start import STEPS
+    from triforce.evaluate import Table
+
+    lines = []
+    for row in found:
+        steps = [f"{row['steps'][step]:.2f}" if "steps" in row else "-" for step in STEPS]
+        total = [f"{row['seconds']:.2f}", f"{row['spread']:.2f}", f"{row['of_import']:.2f}"]
+        lines.append([row["mode"], row["process"], *total, *steps])
+    note = (
+        "Seconds, medians. The first process finds no cache folder, the second what the first left there. Imports "
+        "begin with the command; the prompt is read with its saved KV, if there is any; after the token comes the exit."
+    )
+    return Table("To the first token", note, ["mode", "process", "all", "spread", "of import torch", *STEPS], lines)

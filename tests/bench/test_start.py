@@ -1,0 +1,83 @@
+"""Starts, timed in processes of their own: each step, in first and second processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from triforce.bench import shapes, start
+from triforce.checkpoint import load
+from triforce.cli import main
+from triforce.errors import RequestError
+
+
+def test_each_mode_starts_twice(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "start.json"
+    models = [str(pair / "target"), "--draft", str(pair / "draft")]
+    asked = ["--modes", "ar,triforce", "--prompt-tokens", "700", "--repeats", "1", "--json", str(file)]
+    assert main(["bench", "start", *models, *asked]) == 0
+    shown, report = capsys.readouterr().out, json.loads(file.read_text())
+    assert "To the first token" in shown and json.loads(shown.splitlines()[-1])["rows"] == report["rows"]
+    alone, *rows = report["rows"]
+    assert alone["mode"] == "import torch" and alone["seconds"] > 0
+    assert [(row["mode"], row["process"]) for row in rows] == [
+        (mode, process) for mode in ("ar", "triforce") for process in ("first", "second")
+    ]
+    for row in rows:
+        assert list(row["steps"]) == list(start.STEPS) and all(took >= 0 for took in row["steps"].values())
+        assert sum(row["steps"].values()) == pytest.approx(row["seconds"])
+        assert row["steps"]["imports"] > row["steps"]["engine"]
+
+
+def test_a_first_process_finds_nothing_and_a_second_what_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def run(command: list[str], environment: dict[str, str]) -> tuple[str, float]:
+        if "-c" in command:
+            return "", 2.0
+        mark = Path(environment["XDG_CACHE_HOME"]) / "mark"
+        seen.append(mark.exists())
+        mark.touch()
+        began = json.loads(command[-1])["began"]
+        steps = dict.fromkeys(start.STEPS[:-1], 1.0 + len(seen))
+        return json.dumps(steps | {"end": began + 5 * (1.0 + len(seen))}), 5 * (1.0 + len(seen)) + 0.5
+
+    monkeypatch.setattr(start, "_run", run)
+    alone, first, second = start.rows(["ar"], {"prompt": "x"}, repeats=3)
+    assert seen == [False, True] * 3
+    assert (alone["seconds"], alone["spread"]) == (2.0, 0.0)
+    assert (first["seconds"], second["seconds"]) == (pytest.approx(20.5), pytest.approx(25.5))
+    assert first["spread"] == pytest.approx(20) and first["of_import"] == pytest.approx(10.25)
+    assert first["steps"] == pytest.approx(dict.fromkeys(start.STEPS, 4.0) | {"exit": 0.5})
+
+
+def test_a_process_that_fails_has_the_last_word(pair: Path) -> None:
+    with pytest.raises(RequestError, match=r"timed failed: .*magic"):
+        list(start.rows(["magic"], {"model": str(pair / "target"), "draft": None, "device": "cpu", "dtype": "auto"}, 1))
+
+
+def test_a_shape_is_a_folder_like_a_users(tmp_path: Path) -> None:
+    shapes.write("thin32", tmp_path, context=512)
+    model = load(tmp_path, device="cpu")
+    assert (model.config.layers, model.config.context, model.tokenizer) == (32, 512, None)
+    assert model.config.tied and model.decoder.dtype in (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        (["--repeats", "0"], "at least 1"),
+        (["--prompt-tokens", "0"], "at least 1"),
+        (["--modes", "magic"], "magic"),
+        (["--shape", "thin33"], "thin33"),
+        (["MODEL", "--shape", "thin32"], "leave out MODEL"),
+        (["--prompt-tokens", "10000000"], "smaller --prompt-tokens"),
+        (["/no/such/folder"], "there is no folder"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(options: list[str], wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "start", *options]) == 2
+    assert wrong in capsys.readouterr().err
