@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoTokenizer  # noqa: F401  transformers imports lazily: this is what loads it
 
 from triforce.llm import LLM
 from triforce.processes import Processes
@@ -25,7 +24,6 @@ def resident(kind: str = "VmRSS") -> int:
 
 
 def main(model: str, rank: int, count: int, meeting: str) -> None:
-    AutoConfig.from_pretrained(model)
     torch.ones(64, 64) @ torch.ones(64, 64)
     ranks: Ranks = Processes(rank, count, meeting, cuda=False) if count > 1 else ALONE
     before = resident()
