@@ -23,10 +23,11 @@ TEXTS = [
     " naïve  café — 東京 🙂\n\n\tx ",
     "",
     "<s>the hat</s><s> the cat",
+    "a <s> b <s>",
     "<|call|>a<|call|> b<|late|>the <|im_end|>\n",
     "a <tool> b<pad>c",
 ]
-PLAIN = [text for text in TEXTS if not text.startswith((" ", "<"))]
+PLAIN = [text for text in TEXTS if not text.startswith((" ", "<")) and "<s>" not in text]
 
 
 def byte_level(folder: Path, **options: Any) -> None:
@@ -51,6 +52,23 @@ def with_tokens_in_the_config(folder: Path) -> None:
     call = late | {"content": "<|call|>", "special": True, "lstrip": False}
     decoder = {"300": call, "0": call | {"content": "<s>"}, "299": late}
     edit(folder / "tokenizer_config.json", added_tokens_decoder=decoder, pad_token="<pad>", image_token="<|im_end|>")
+
+
+def found_otherwise(folder: Path) -> None:
+    """The config has the last word on how a token is found in a text, and on which are special."""
+    byte_level(folder)
+    plain = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+    decoder = {
+        "0": plain | {"content": "<s>", "rstrip": True, "lstrip": True, "special": True},
+        "300": plain | {"content": "<|call|>", "special": False},
+        "301": plain | {"content": "<pad>"},
+    }
+    edit(
+        folder / "tokenizer_config.json",
+        added_tokens_decoder=decoder,
+        extra_special_tokens=["<|call|>"],
+        pad_token="<pad>",
+    )
 
 
 def with_files_of_old(folder: Path) -> None:
@@ -97,6 +115,7 @@ MADE: dict[str, Callable[[Path], None]] = {
     "a first token": with_bos,
     "a first token that is asked for": asked_for_bos,
     "tokens in the config": with_tokens_in_the_config,
+    "tokens found otherwise": found_otherwise,
     "files of old": with_files_of_old,
     "named extras": with_named_extras,
     "extras": with_extras,
@@ -152,7 +171,7 @@ def test_the_oracle_tells_a_missing_token(tmp_path: Path, monkeypatch: pytest.Mo
     with_files_of_old(tmp_path)
     monkeypatch.setattr("triforce.checkpoint.tokenizer_files._missing", lambda *_: ())
     ours, theirs = both(tmp_path)
-    assert ours._core.get_vocab() != theirs.get_vocab() and ours.encode(TEXTS[4]) != theirs.encode(TEXTS[4])
+    assert ours._core.get_vocab() != theirs.get_vocab() and ours.encode(TEXTS[5]) != theirs.encode(TEXTS[5])
 
 
 def test_without_tokenizer_json_transformers_converts(tmp_path: Path) -> None:
@@ -173,6 +192,8 @@ def test_without_tokenizer_json_transformers_converts(tmp_path: Path) -> None:
         {"eos_token": 5},
         {"eos_token": {"text": "</s>"}},
         {"eos_token": ["</s>"]},
+        {"eos_token": {"content": "</s>", "lstrip": "yes"}},
+        {"added_tokens_decoder": {"1": {"content": "x", "lstrip": []}}},
         {"extra_special_tokens": [5]},
         {"added_tokens_decoder": {"one": {"content": "x"}}},
         {"added_tokens_decoder": {"1": {"contents": "x"}}},
@@ -186,6 +207,13 @@ def test_a_wrong_config_is_no_traceback(tmp_path: Path, config: dict[str, Any]) 
     byte_level(tmp_path)
     edit(tmp_path / "tokenizer_config.json", **config)
     with pytest.raises(ModelError, match=r"tokenizer_config.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_template_is_text(tmp_path: Path) -> None:
+    byte_level(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=r"chat_template.jinja cannot be read as text"):
         Tokenizer.load(tmp_path)
 
 

@@ -54,7 +54,7 @@ def read_json(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{file} is missing; give a complete Hugging Face model folder") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} cannot be read as JSON ({error}); download it again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{file} does not hold a JSON object; download it again")

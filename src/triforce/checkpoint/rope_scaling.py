@@ -48,7 +48,7 @@ class Unscaled:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Position interpolation (Chen et al. 2023, arXiv 2306.15595, equation 3)."""
+    """Position interpolation: frequencies / factor (Chen et al. 2023, arXiv 2306.15595)."""
 
     factor: float
 
@@ -61,7 +61,10 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """A larger theta for longer texts: NTK-aware (Peng et al. 2023, arXiv 2309.00071, equation 16), dynamic (3.3)."""
+    """A larger theta, theta s^(D / (D - 2)): NTK-aware (Peng et al. 2023, arXiv 2309.00071, section 3.1).
+
+    s grows with the text (section 3.3), as it does here with the context.
+    """
 
     factor: float
     positions: int
@@ -77,10 +80,10 @@ class Dynamic:
 
 @dataclass(frozen=True, slots=True)
 class Yarn:
-    """NTK by parts and a temperature (Peng et al. 2023, arXiv 2309.00071, equations 17 to 22).
+    """NTK by parts and a temperature (Peng et al. 2023, arXiv 2309.00071, sections 3.2 and 3.4).
 
     Frequencies that turn more than `fast` times in the `original` positions stay, those that turn less than `slow`
-    times are interpolated, and in between a ramp over the indices (not over turns, as in equation 18) mixes the two.
+    times are interpolated, and in between a ramp over the indices (in the paper: over turns) mixes the two.
     """
 
     factor: float
@@ -109,7 +112,7 @@ class Yarn:
 
 @dataclass(frozen=True, slots=True)
 class LongRope:
-    """A divisor for each frequency (Ding et al. 2024, arXiv 2402.13753, equation 3), other ones beyond `original`."""
+    """A divisor for each frequency, found by search (Ding et al. 2024, arXiv 2402.13753); others beyond `original`."""
 
     original: int
     short: list[float]
@@ -128,8 +131,8 @@ class LongRope:
 class Llama3:
     """Waves longer than the `original` positions / `low` are interpolated, those shorter than / `high` stay.
 
-    Between the two the share that stays is linear in the number of turns: equations 17 and 18 of YaRN (arXiv
-    2309.00071), without its temperature, as Meta released it with Llama 3.1 (arXiv 2407.21783).
+    Between the two the share that stays is linear in the number of turns: YaRN's NTK by parts (arXiv 2309.00071,
+    section 3.2), without its temperature, as Meta released it with Llama 3.1 (arXiv 2407.21783).
     """
 
     factor: float
@@ -166,7 +169,7 @@ def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
             return Yarn(factor, original, fast, slow, scale, rope.flag("truncate", True))
         case "longrope":
             factor = rope.number("factor", max(positions / original, 1.0))
-            scale = sqrt(1 + log(factor) / log(original))  # section 3.3, "attention temperature"
+            scale = sqrt(1 + log(factor) / log(original))  # as LongRoPE was released
             scale = rope.number("attention_factor", scale, least=1e-3)
             return LongRope(original, rope.numbers("short_factor", D // 2), rope.numbers("long_factor", D // 2), scale)
         case "llama3":
@@ -180,7 +183,7 @@ def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:
 
 
 def _temper_yarn(rope: Fields, factor: float) -> float:
-    """0.1 ln(factor) + 1 (equation 22); DeepSeek's models weigh the logarithm, and divide by another such."""
+    """0.1 ln(factor) + 1 (YaRN, section 3.4); DeepSeek's models weigh the logarithm, and divide by another such."""
     above, below = (rope.number(name, 0.0, least=0.0) for name in ("mscale", "mscale_all_dim"))
     if above and below:
         return (0.1 * above * log(factor) + 1.0) / (0.1 * below * log(factor) + 1.0)

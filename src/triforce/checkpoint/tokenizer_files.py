@@ -56,8 +56,8 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     except Exception as error:  # the library raises nothing more special
         raise ModelError(f"the tokenizer in {folder} cannot be loaded ({error}); download it again") from error
     config = _config(folder)
-    named = _named(config, core)
     try:
+        named = _named(config, core)
         core.add_tokens(list(_missing(config, named, core)))
     except (TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{folder / CONFIG} has a token that is none ({error}); download it again") from error
@@ -125,19 +125,26 @@ def _token(name: str, value: Any, **more: bool) -> AddedToken:
 
 
 def _missing(config: Mapping[str, Any], named: Mapping[str, AddedToken], core: Core) -> Iterator[AddedToken]:
-    """What tokenizer.json lacks, in the order of the ids that they get."""
-    known = [str(token.content) for token in core.get_added_tokens_decoder().values()]
+    """What tokenizer.json lacks, or finds in a text otherwise than the config says, in the order of the ids."""
+    there = core.get_added_tokens_decoder()
+    known, texts = {repr(token) for token in there.values()}, {str(token) for token in there.values()}
+    names = {str(token) for token in named.values()}
     lists = [config[field] for field in EXTRA if isinstance(config.get(field), list)]
     extra = [_token(EXTRA[0], value, special=True) for values in lists for value in values]
-    special = {str(token) for token in (*named.values(), *extra)}
-    decoder = config.get("added_tokens_decoder", {})
+    marks = names | {str(token) for token in extra}
+    decoder, old = config.get("added_tokens_decoder", {}), config.get("added_tokens", {})
     listed = {int(i): _token(f"added_tokens_decoder.{i}", token) for i, token in decoder.items()}
-    for text, i in config.get("added_tokens", {}).items():
-        listed[i] = AddedToken(text, normalized=text not in special, special=text in special)
-    for token in (*(token for _, token in sorted(listed.items())), *named.values(), *extra):
-        if str(token) not in known:
-            known.append(str(token))
-            token.special = token.special or str(token) in special
+    for text, i in old.items():
+        if i not in there:
+            listed[i] = AddedToken(text, normalized=text not in marks, special=text in marks)
+    for _, token in sorted(listed.items()):
+        if repr(token) not in known:
+            token.special = token.special or str(token) in names
+            texts.add(str(token))
+            yield token
+    for token in (*named.values(), *extra):
+        if str(token) not in texts:
+            texts.add(str(token))
             yield token
 
 
@@ -146,7 +153,7 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     main, more = folder / "chat_template.jinja", sorted(folder.glob("additional_chat_templates/*.jinja"))
     if main.exists() or more:
         files = {**({"default": main} if main.exists() else {}), **{file.stem: file for file in more}}
-        return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+        return {name: _text(file) for name, file in files.items()}
     given = config.get("chat_template") or {}
     if isinstance(given, list):
         given = {each.get("name"): each.get("template") for each in given if isinstance(each, dict)}
@@ -154,3 +161,10 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(text, str) for pair in found.items() for text in pair):
         raise ModelError(f"{folder / CONFIG}: chat_template is neither a text nor a list of named ones; correct it")
     return found
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read as text ({error}); download it again") from error
