@@ -246,12 +246,12 @@ def test_what_is_not_known_is_seen_in_the_first_text_and_only_there() -> None:
     costs, world = Costs(), World(paces, {"draft": 0.6, "retrieval": 0.95})
     it, batch = steered(costs, steps=0)
     tried: list[Plan] = []
-    for _ in range(pilot.PLAINLY + sum(count for _, count in pilot.FIRST)):
+    for _ in range(pilot.PLAINLY + len(pilot.FIRST["draft"])):
         it.steer(batch.prefix, LIVE)
         tried.append(it.plan)
         it.learn([100], *world.play(it.plan, it._parts))
     assert tried[: pilot.PLAINLY] == [Plan()] * pilot.PLAINLY
-    assert [plan.gammas for plan in tried[pilot.PLAINLY :]] == [g for g, count in pilot.FIRST for _ in range(count)]
+    assert [plan.gammas for plan in tried[pilot.PLAINLY :]] == pilot.FIRST["draft"]
     it.steer(batch.prefix, LIVE)
     assert costs.knows("full", "retrieval", "draft")
     for tier, width, keys in (("full", 1, 100), ("full", 7, 100), ("retrieval", 3, 48)):

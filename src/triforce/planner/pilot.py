@@ -33,7 +33,7 @@ EVERY = 4  # proposals between two thoughts, at least
 LESSON = 200.0  # times the time that learning from some proposals takes is spent until the next time
 PROBE = 64  # proposals between two of plain decoding, so that its cost stays known
 PLAINLY = 8  # proposals of plain decoding, before others show what is not known of costs
-FIRST = ((2, 6), 3), ((4, 3), 2)  # gammas of those, from the lowest tier on, and how many
+FIRST = {"draft": [(2, 4), (2, 4), (4, 2)], "retrieval": [(4,), (4,)]}  # gammas of those, by the lowest tier
 
 
 class Pilot:
@@ -92,7 +92,7 @@ class Pilot:
 
     def _first(self) -> list[Plan]:
         tiers = ("draft", "retrieval", "full") if "draft" in self._parts else ("retrieval", "full")
-        return [Plan(tiers, gammas[1 - len(tiers) :]) for gammas, count in FIRST for _ in range(count)]
+        return [Plan(tiers, gammas) for gammas in FIRST[tiers[0]]]
 
     def steer(self, prefix: Prefix, live_B: Bools) -> None:
         """Wire the ladder for the next proposal."""
