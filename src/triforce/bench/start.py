@@ -48,11 +48,13 @@ def rows(modes: Sequence[str], asked: dict[str, Any], repeats: int) -> Iterator[
 
 
 def _start(asked: dict[str, Any], cache: str) -> dict[str, float]:
-    """Seconds by step of one process, whose own cache folder is `cache`."""
+    """Seconds by step of one process, whose own cache folder is `cache`. Raises RequestError."""
     began = time()
     command = [sys.executable, "-m", "triforce.bench.start_worker", json.dumps(asked | {"began": began})]
     output, seconds = _run(command, os.environ | {"XDG_CACHE_HOME": cache})
-    steps: dict[str, float] = json.loads(output.splitlines()[-1])
+    steps: dict[str, Any] = json.loads(output.splitlines()[-1])
+    if "error" in steps:
+        raise RequestError(steps["error"])
     return steps | {"exit": began + seconds - steps.pop("end")}
 
 

@@ -1,6 +1,7 @@
 """One start to a first token, timed step by step: what `start` runs as a process of its own.
 
-Run as: python -m triforce.bench.start_worker JSON. Prints an object of seconds, whose `end` is on the system's clock.
+Run as: python -m triforce.bench.start_worker JSON. Prints an object of seconds, whose `end` is on the system's clock;
+or of what the user has to mend, as `error`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from time import time
 from typing import Any
 
+from triforce.errors import TriforceError
 from triforce.imports import import_torch
 
 
@@ -42,4 +44,7 @@ def first_token(asked: dict[str, Any]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(first_token(json.loads(sys.argv[1]))))
+    try:
+        print(json.dumps(first_token(json.loads(sys.argv[1]))))
+    except TriforceError as error:
+        print(json.dumps({"error": str(error)}))

@@ -33,7 +33,8 @@ EVERY = 4  # proposals between two thoughts, at least
 LESSON = 200.0  # times the time that learning from some proposals takes is spent until the next time
 PROBE = 64  # proposals between two of plain decoding, so that its cost stays known
 PLAINLY = 8  # proposals of plain decoding, before others show what is not known of costs
-FIRST = {"draft": [(2, 4), (2, 4), (4, 2)], "retrieval": [(4,), (4,)]}  # gammas of those, by the lowest tier
+FIRST: dict[str, list[tuple[int, ...]]] = {"draft": [(2, 4), (2, 4), (4, 2)], "retrieval": [(4,), (4,)]}
+"""Gammas of those, by the lowest tier."""
 
 
 class Pilot:
