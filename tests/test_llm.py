@@ -182,7 +182,8 @@ def test_the_retrieval_tier_reads_no_more_than_its_budget(
         read.append(max(map(sum, zip(lists.starts, lists.counts, strict=True))))
 
     monkeypatch.setattr(Retrieval, "begin", counting)
-    fresh = LLM(folder / "target", folder / "draft", mode="triforce", budget=64, refresh=refresh)
+    how = dict(mode="triforce", budget=64, refresh=refresh, full_layers="none")
+    fresh = LLM(folder / "target", folder / "draft", **how)
     assert tokens(fresh, PROMPT, params(max_tokens=300)) == tokens(llm, PROMPT, params(max_tokens=300), mode="ar")
     assert max(read) <= 64 + fresh.speculation.gamma_1 + fresh.speculation.gamma_2 + 1
 

@@ -103,4 +103,4 @@ def test_texts_are_shared_in_whole_multiples(folder: Path) -> None:
     for whole, found in ((PAGE, 15), (64, 12), (256, 0)):
         prefixes = Prefixes(pool, whole)
         prefixes.note("", text, pool.tables[0])
-        assert len(prefixes.find("", text[:310])) == found
+        assert len(prefixes.find("", text[:270])) == found
