@@ -217,10 +217,9 @@ class Batch:
     def _take_turn(self, search: SearchedLayers, length: int, left: int, live_B: Bools) -> None:
         """Search the layers that are to be searched in the next proposal from texts of such a length."""
         view, layers = search.tier.cache, search.turn(length, left)
-        if layers != view.searched_layers:
-            if self.pilot:
-                self.pilot.conclude(self.prefix, live_B)
-            view.searched_layers, view.trying = layers, search.trying
+        if self.pilot and layers != view.searched_layers:
+            self.pilot.conclude(self.prefix, live_B)
+        view.searched_layers, view.trying = layers, search.trying
 
     def _sample(self, draws: Tensor | None = None) -> None:
         """How these rows are sampled; their streams of noise go on where they were."""

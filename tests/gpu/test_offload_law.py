@@ -73,6 +73,10 @@ def test_passes_below_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     captured.clear()
     side.feed(side.full, [[1], [2]])
     assert not captured
+    side.lower.trying = True
+    side.feed(side.lower, [[1], [2]])
+    assert not captured, "such passes may never come again"
+    side.lower.trying = False
     side.feed(side.lower, [[1], [2]])
     assert captured
 

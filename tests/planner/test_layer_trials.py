@@ -135,6 +135,19 @@ def test_looking_changes_no_text(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert any(found.layers or found.trial for found in findings.values())
 
 
+def test_what_proved_itself_is_not_only_tried_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes that are only tried are not captured on a GPU."""
+    batch = read("retrieval", {}, PROMPTS[:1])
+    assert batch.search
+    monkeypatch.setattr(SearchedLayers, "turn", lambda *_: frozenset({0}))
+    for trying in (True, False):
+        batch.search.trying = trying
+        with torch.no_grad():
+            batch.step()
+        this = batch.search.tier.cache._pass
+        assert this is not None and this.passing == trying
+
+
 def test_what_a_verification_saw_outside_of_the_selection() -> None:
     batch = read("retrieval", {}, PROMPTS[:1])
     assert batch.search
