@@ -27,8 +27,8 @@ MOST = 4  # layers
 VAIN = 3  # layers tried in vain, after which no other one is
 JUDGED = 24  # guesses that say something: whether fewer refusals would pay, and what came of a layer
 TRIED = 256  # guesses with a layer after which it is judged in any case
-BLOCK = 4  # proposals with the layer, and then as many without it
-LEFT = 64  # tokens that a text has still to come, or no layer is tried in it: the first look at all keys takes a while
+BLOCK = 4  # proposals with the layer or without it, whatever was seen less
+LEFT = 16  # tokens that a text has still to come, or no layer is tried in it: the first look at all keys takes a while
 DRAFTED = 1.8  # tokens that a pass of a tier with another one below it gives, roughly
 PASS = 8e6  # numbers that could be read in what a pass takes besides
 
@@ -117,7 +117,7 @@ class SearchedLayers:
         self.tier, self.findings, self._ranks = tier, findings, ranks
         self._bits, self._found = 0, Finding()
         self._length = self._left = self._turns = 0
-        self._before = (0, 0)
+        self._before, self._searching = (0, 0), False
         self.trying = False
         """Whether one of the layers whose turn it is is only tried."""
         self.news = False
@@ -132,7 +132,9 @@ class SearchedLayers:
             self._enter(length.bit_length())
         self._length, self._left, self._before = length, left, self._judged()
         trial = self._found.trial
-        self.trying = trial is not None and left >= LEFT and self._turns // BLOCK % 2 == 0
+        if trial and self._turns % BLOCK == 0:
+            self._searching = trial.searching.count <= trial.without.count
+        self.trying = trial is not None and left >= LEFT and self._searching
         return frozenset(self._found.layers + ([trial.layer] if trial and self.trying else []))
 
     def learn(self) -> None:
