@@ -76,8 +76,6 @@ class Batch:
         self.prefix = Prefix(ids_BS, ints([len(job.prompt) for job in jobs]))
         self.decode_seconds = 0.0
         self._followed = ""  # the name of the plan that all jobs have noted
-        if self.search:
-            self._take_turn(self.search, max(len(job.prompt) for job in jobs), 0, np.ones(len(jobs), bool))
 
     @torch.no_grad()
     def restore(self, earlier: SavedCache) -> None:
@@ -93,6 +91,8 @@ class Batch:
         """Feed every prompt but its last token; yields (tokens seen, tokens in all) of the exact view as it goes."""
         sizes = [len(job.prompt) - 1 for job in self.jobs]
         started = perf_counter()
+        if self.search:  # what is known already: a pilot goes by it, and it had best stay in memory
+            self._take_turn(self.search, max(sizes) + 1, 0, np.ones(len(sizes), bool))
         for b in range(len(self.jobs)):
             twin = self._twin(b)
             for seen in self._feed(b) if twin is None else self._fork(twin, b):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ class Costs:
         if self.path is None:
             return
         passes = {tier: fit.saved() for tier, fit in self._fits.items()}
-        layers = {case: found.saved() for case, found in self.layers.items()}
+        layers = {case: asdict(found) for case, found in self.layers.items()}
         saved = {"passes": passes, "shares": self.shares.sums, "layers": layers}
         fresh = self.path.with_suffix(f".{os.getpid()}")
         try:

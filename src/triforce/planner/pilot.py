@@ -194,8 +194,7 @@ class Pilot:
             self._watch.fade(max(lengths), self._news.proposals)
             for name in self.plan.tiers[:-1]:
                 self._judge(name, lengths)
-            lost = self._unseen is None and self._guard.speculated(self._news, self.foretold, self.plain)
-            if rest := lost:
+            if rest := self._guard.speculated(self._news, self.foretold, self.plain):
                 self._grounded = self._steps + rest
                 self._pace.hurry()  # what led here is worth a thought
         self._news, self._study_took = Run(), self._clock() - began

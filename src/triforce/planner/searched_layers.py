@@ -11,7 +11,7 @@ with it and without it tell which is better. No pass is made for it, and nothing
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from triforce.cache import Retrieval
@@ -81,13 +81,9 @@ class Finding:
     trial: Trial | None = None
     guesses: Guesses = field(default_factory=Guesses)
 
-    def saved(self) -> Any:
-        """As JSON has it; see `read`."""
-        return asdict(self)
-
     @staticmethod
     def read(saved: Any) -> Finding:
-        """From JSON that anybody may have written. Raises ValueError, TypeError or KeyError."""
+        """From `asdict` by way of JSON, which anybody may have written. Raises ValueError, TypeError or KeyError."""
         layers, vain = ([_count(layer) for layer in saved[name]] for name in ("layers", "vain"))
         found, trial = Finding(layers, vain, guesses=Guesses.read(saved["guesses"])), saved["trial"]
         if trial is not None:
