@@ -50,7 +50,7 @@ class Limited:
         texts, stores = self.llm.open(1, len(ids) + params.max_tokens), []
         memory = texts.engine.store.pool.memory
         assert isinstance(memory, OffloadedMemory)
-        earlier, _ = self.llm._kept(_files(saved), texts.engine.store.pool, ids)
+        earlier, _ = self.llm.runs.prompt_files(_files(saved), texts.engine.store.pool, ids)
         texts.submit([request], earlier=earlier, on_read=lambda _: stores.append(memory.bytes_read))
         memory.limit(self.limit)
         while texts.busy:
@@ -63,7 +63,7 @@ class Limited:
 
 
 def _files(saved: Path) -> Any:
-    from triforce.llm import Files
+    from triforce.runs import Files
 
     return Files(load=saved)
 

@@ -56,6 +56,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "sizes": (dict(intermediate_size=100), "tensor model.layers.0.mlp.*has shape .*96.*asks for .*100"),
     "too few layers": (dict(num_hidden_layers=1), r"tensor model.layers.1.*not part of such a model"),
     "too many layers": (dict(num_hidden_layers=3), r"lack the tensor model.layers.2.*9 missing"),
+    "no positions": (dict(max_position_embeddings=0), "max_position_embeddings = 0 .*whole numbers from 1"),
     "ties": (dict(tie_word_embeddings=True), "tie_word_embeddings = True, but lm_head.weight differs"),
 }  # fmt: skip
 
@@ -122,8 +123,10 @@ def test_tensors(folder: Path) -> None:
     refuses(folder, rf"tensor {Q} has shape \[63, 64\], but config.json asks for \[64, 64\]")
     change(folder, Q, lambda t: torch.ones(64, 64, dtype=torch.int8))
     refuses(folder, f"tensor {Q} is torch.int8")
+    change(folder, "lm_head.weight", lambda t: None)
+    refuses(folder, r"lack the tensor lm_head.weight \(1 missing in all\); if the embedding is the head, set tie_word")
     change(folder, Q, lambda t: None)
-    refuses(folder, rf"lack the tensor {Q} \(1 missing")
+    refuses(folder, r"lack the tensor lm_head.weight \(2 missing")
 
 
 def test_unknown_tensor(folder: Path) -> None:
@@ -192,6 +195,8 @@ def test_folders(tmp_path: Path, folder: Path) -> None:
     refuses(tmp_path / "nowhere", "there is no folder .*nowhere")
     refuses("./nowhere/at/all", "there is no folder")
     refuses(folder / "config.json", "is a file; give the folder")
+    (folder / "model.gguf").write_bytes(b"GGUF\x03\0\0\0")
+    refuses(folder / "model.gguf", "is a GGUF file, and these cannot be read yet; give the model's Hugging Face folder")
     (tmp_path / "empty").mkdir()
     refuses(tmp_path / "empty", "config.json is missing")
     (folder / "model.safetensors").unlink()

@@ -10,7 +10,7 @@ import pytest
 
 from triforce.cli import main
 from triforce.explain import Explanation, explain
-from triforce.request import CompletionOutput, RequestOutput
+from triforce.request import CompletionOutput, RequestOutput, SamplingParams
 from triforce.stats import Stretch, TierStats, total
 
 DRAFT = TierStats("draft", 200, 130, 100, 0.03)
@@ -49,6 +49,14 @@ ADVICE = {
     "a loop": (dict(tiers=[COPIES, RETRIEVAL, FULL]), "repeats itself: 180 guesses"),
     "a long prompt, a short answer": (dict(seconds=(30.0, 0.3)), "99% of the time went into reading"),
 }
+
+
+@pytest.mark.parametrize("bad", ["a narrow budget", "a low gamma", "a poor draft"])
+@pytest.mark.parametrize("plain", ["a short prompt", "guesses that do not pay", "a mode that loses"])
+def test_where_plain_decoding_is_best_no_better_guesses_are_advised(plain: str, bad: str) -> None:
+    given, words = ADVICE[plain]
+    (advice,) = said(**(ADVICE[bad][0] | given)).advice
+    assert words in advice
 
 
 def chose(*budgets: int) -> list[str]:
@@ -108,6 +116,9 @@ class FakeLLM:
     answer = output()
 
     def __init__(self, model: str | None, **settings: Any) -> None: ...
+
+    def sampling_params(self, **given: Any) -> SamplingParams:
+        return SamplingParams(**given)
 
     def generate(self, prompt: str, params: object, **settings: Any) -> list[RequestOutput]:
         return [self.answer]

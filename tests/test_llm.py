@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from triforce.batch import Batch
 from triforce.cache import PAGE, Full, Pool, Retrieval
 from triforce.checkpoint import fingerprint
 from triforce.completion import Piece
-from triforce.errors import CacheError, RequestError
+from triforce.errors import CacheError, ModelError, RequestError
 from triforce.kernels import extension
 from triforce.ladder import MODES
 from triforce.llm import LLM
@@ -72,6 +74,37 @@ def test_bad_prompts(llm: LLM, prompt: object) -> None:
         llm.generate(prompt, params())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("prompt", [None, b"abc", {"prompt": "x"}, 5, {1, 2}, [None], ["a", b"b"], [{"prompt": "x"}]])
+def test_what_is_no_prompt_at_all(llm: LLM, prompt: object) -> None:
+    with pytest.raises(TypeError, match="pass a text, a list of token ids, or a list of those"):
+        llm.generate(prompt, params())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [{"max_tokens": 3}, 3, "greedy", [{"max_tokens": 3}]])
+def test_what_are_no_parameters(llm: LLM, given: object) -> None:
+    for call in (llm.generate, lambda *asked: next(llm.stream(*asked))):
+        with pytest.raises(TypeError, match=r"pass SamplingParams\(max_tokens=3\)"):
+            call(PROMPT, given)  # type: ignore[operator]
+
+
+def test_the_makers_of_a_model_say_how_it_is_sampled(folder: Path, tmp_path: Path) -> None:
+    for file in (folder / "target").iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    assert LLM(tmp_path, None).sampling_params() == SamplingParams()
+    said = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1, "do_sample": True, "min_p": None}
+    settings = tmp_path / "generation_config.json"
+    settings.unlink(missing_ok=True)
+    settings.write_text(json.dumps(said))
+    llm = LLM(tmp_path, None)
+    wanted = SamplingParams(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1)
+    assert llm.sampling_params() == wanted and llm.sampling_params(top_k=0) == replace(wanted, top_k=0)
+    seeded = replace(wanted, seed=3, max_tokens=20)
+    assert tokens(llm, PROMPT, llm.sampling_params(seed=3, max_tokens=20)) == tokens(llm, PROMPT, seeded)
+    settings.write_text(json.dumps({"temperature": -1}))
+    with pytest.raises(ModelError, match=r"generation_config.json: temperature must be .* not -1; mend it"):
+        LLM(tmp_path, None)
+
+
 @pytest.mark.parametrize(
     "options", [{"gamma_1": 0}, {"gamma_2": 33}, {"gamma_1": 2.5}, {"mode": "fast"}, {"coupling": "x"}]
 )
@@ -123,11 +156,14 @@ def test_the_kv_cache_goes_with_its_batch(llm: LLM, monkeypatch: pytest.MonkeyPa
     gc.collect()
     gc.disable()
     try:
-        llm.generate(PROMPT, params(n=17, max_tokens=2, logprobs=1))
+        llm.reset_prefix_cache()
+        for text in (PROMPT, PROMPT * 2, PROMPT * 5):  # each needs a larger pool
+            llm.generate(text, params(n=17, max_tokens=2, logprobs=1))
+        llm.reset_prefix_cache()
         llm.generate(PROMPT, params(max_tokens=2))
     finally:
         gc.enable()
-    assert len(alive) == 2 and max(alive) == min(alive)
+    assert len(alive) == 4 and max(alive) == min(alive)
 
 
 def test_equal_prompts_are_read_once(llm: LLM, tmp_path: Path) -> None:

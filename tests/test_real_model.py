@@ -39,7 +39,8 @@ def test_the_first_token_waits_for_no_other_pass(llm: LLM, saved: tuple[list[int
     prompt, file = saved
 
     def passes(mode: str) -> list[int]:
-        llm.costs = Costs()
+        llm.reset_prefix_cache()
+        llm.runs.costs = Costs()
         with counted(llm.target.decoder) as made:
             llm.generate(prompt, SamplingParams(max_tokens=1), mode=mode, load_cache=file)
         return made

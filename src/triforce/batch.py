@@ -26,7 +26,7 @@ from triforce.request import Look
 from triforce.sampler import sampling
 from triforce.sampling import Noise
 from triforce.shapes import Bools, ints
-from triforce.speculation import Block, Prefix, Record, Rejection, Seeded, Tier
+from triforce.speculation import Block, Grant, Prefix, Record, Rejection, Seeded, Tier, all_of_it
 from triforce.stats import TierStats
 
 COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {"seeded": Seeded, "rejection": Rejection, "block": Block}
@@ -87,15 +87,18 @@ class Batch:
         self._spent(started)
 
     @torch.no_grad()
-    def prefill(self) -> Iterator[tuple[int, int]]:
-        """Feed every prompt but its last token; yields (tokens seen, tokens in all) of the exact view as it goes."""
+    def prefill(self, grant: Grant = all_of_it) -> Iterator[tuple[int, int]]:
+        """Feed every prompt but its last token; yields (tokens seen, tokens in all) of the exact view after each pass.
+
+        `grant`: how many tokens a pass may have.
+        """
         sizes = [len(job.prompt) - 1 for job in self.jobs]
         started = perf_counter()
         if self.search:  # what is known already: a pilot goes by it, and it had best stay in memory
             self._take_turn(self.search, max(sizes) + 1, 0, np.ones(len(sizes), bool))
         for b in range(len(self.jobs)):
             twin = self._twin(b)
-            for seen in self._feed(b) if twin is None else self._fork(twin, b):
+            for seen in self._feed(b, grant) if twin is None else self._fork(twin, b):
                 self._spent(started)
                 yield sum(sizes[:b]) + seen, sum(sizes)
                 started = perf_counter()
@@ -244,13 +247,13 @@ class Batch:
         """The first row that a prefill can be copied from, if there is one."""
         return next((a for a in range(b) if self.jobs[b].like(self.jobs[a])), None)
 
-    def _feed(self, b: int) -> Iterator[int]:
-        job, length = self.jobs[b], len(self.jobs[b].prompt) - 1
+    def _feed(self, b: int, grant: Grant) -> Iterator[int]:
+        job, length, seen = self.jobs[b], len(self.jobs[b].prompt) - 1, int(self.top.cache.lengths_B[b])
         for tier in self.tiers:
             if tier is not self.top:
-                deque(tier.prefill(self.prefix, b, length), maxlen=0)
+                yield from (seen for _ in tier.prefill(self.prefix, b, length, grant=grant))
         watch = job.watch() if job.params.prompt_logprobs is not None else None
-        yield from self.top.prefill(self.prefix, b, length, watch)
+        yield from self.top.prefill(self.prefix, b, length, watch, grant=grant)
 
     def _fork(self, source: int, b: int) -> Iterator[int]:
         for tier in self.tiers:

@@ -20,15 +20,14 @@ from triforce.group import Group
 from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation, Store
 from triforce.planner import Costs, Findings
-
-READ = 512
-"""Prompt tokens after which those who are being decoded get their next step; at most a pass more are read."""
+from triforce.prefill_pacer import LEAST, LEAST_ON_GPU, MAX_ITL, PrefillPacer
 
 
 class Engine:
     """`store` bounds rows and pages. `costs` is what is known of passes and of layers to search; it is added to.
 
-    `turn`: steps after which a group makes room for those who wait; None: it never does.
+    `turn`: steps after which a group makes room for those who wait; None: it never does. `max_itl`: seconds between two
+    steps, at most, where prompts are read between them.
     """
 
     def __init__(
@@ -39,12 +38,14 @@ class Engine:
         store: Store,
         costs: Costs,
         turn: int | None = None,
+        max_itl: float = MAX_ITL,
     ) -> None:
         self.store, self._turn = store, turn
         self._models, self._setting, self._coupling, self._costs = models, setting, coupling, costs
         self._waiting: deque[Group] = deque()
         self._reading: tuple[Group, Batch, Iterator[tuple[int, int]]] | None = None
-        self._read_so_far = 0
+        least = LEAST if models.target.device.type == "cpu" else LEAST_ON_GPU
+        self._pacer = PrefillPacer(max_itl, models.target.ranks, least, strict=setting.strict)
         self._groups: list[Group] = []
         """Those that are being decoded, in the batches of their modes."""
         self._batches: dict[str, Batch] = {}
@@ -106,21 +107,27 @@ class Engine:
         A job that has its `finish` when it is asked for the next one leaves. What fails has its `error`, and no others;
         but what breaks a pass of several ranks is raised.
         """
-        left = READ
-        while left > 0 and self._admit():
-            left -= self._read()
+        self._pacer.begin(running=bool(self._batches))
+        while self._admit():
+            self._read()
+            if not self._pacer.more():
+                break
         self._make_way()
+        seconds = 0.0
         for mode, batch in list(self._batches.items()):
+            started = perf_counter()
             try:
                 taken = batch.step()
             except Exception as error:
                 self._require_alone()
                 self._fail(mode, error)
                 continue
+            seconds += perf_counter() - started
             yield from ((job, count) for job, count in zip(list(batch.jobs), taken, strict=True) if count)
             done = [job for job in batch.jobs if job.finish]
             self._note(batch, done)
             self._drop(mode, done)
+        self._pacer.stepped(seconds)
         self._groups = [group for group in self._groups if group.left]
         for group in self._groups:
             group.steps += 1
@@ -166,7 +173,7 @@ class Engine:
         except Exception as error:
             group.fail(error)
         if self._models.target.ranks.unanimous(batch is not None) and batch:
-            self._reading, self._read_so_far = (group, batch, group.read(batch)), 0
+            self._reading = group, batch, group.read(batch, self._pacer.grant)
         elif batch:
             batch.keep([])
             group.error = CacheError(
@@ -192,22 +199,21 @@ class Engine:
         context, reach = self._models.target.config.context, self._setting.reach
         return 0 if group.memory else sum(pages_for(job.capacity(context, reach)) for job in group.left)
 
-    def _read(self) -> int:
-        """One pass over the prompts of the group whose turn it is; returns how many tokens are read now."""
+    def _read(self) -> None:
+        """One pass over the prompts of the group whose turn it is."""
         assert self._reading
         group, batch, passes = self._reading
         try:
             progress = next(passes, None)
+            self._pacer.passed()
             if progress and group.on_prefill:
                 group.on_prefill(*progress)
         except Exception as error:
             self._require_alone()
             group.fail(error)
-            self._stop_reading()
-            return 0
+            return self._stop_reading()
         if progress:
-            before, self._read_so_far = self._read_so_far, progress[0]
-            return self._read_so_far - before
+            return
         self._reading, group.aside = None, None
         self._note(batch, group.jobs[:1])
         self._groups.append(group)
@@ -215,7 +221,6 @@ class Engine:
             self._batches[group.mode].join(batch)
         else:
             self._batches[group.mode] = batch
-        return 0
 
     def _note(self, batch: Batch, jobs: list[Job]) -> None:
         """What these rows have seen may serve others."""

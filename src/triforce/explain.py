@@ -73,7 +73,9 @@ def explain(
         timelines[0],
         [],
     )
-    ours.advice.extend(line for line in (rule(ours, tiers, seconds) for rule in RULES) if line)
+    plainly = [line for rule in PLAINLY if (line := rule(ours, tiers, seconds))]
+    rules = OTHERS if plainly else GUESSING + OTHERS
+    ours.advice.extend(plainly + [line for rule in rules if (line := rule(ours, tiers, seconds))])
     return ours
 
 
@@ -129,7 +131,7 @@ def _budget(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float,
     if not tier or tier.sees is None or tier.proposed < ENOUGH or tier.acceptance is None:
         return None
     chosen = [stretch.budget for stretch in ours.timeline if stretch.budget]
-    if chosen and chosen[-1] <= chosen[0]:  # twice as much was weighed, and promised less
+    if ours.mode == "auto" and not (chosen and chosen[-1] > chosen[0]):  # more was weighed, and promised less
         return None
     if tier.acceptance < GOOD and tier.sees < ours.prompt_tokens:
         return (
@@ -180,5 +182,8 @@ def _reading(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float
     )
 
 
-RULES = (_short, _slower, _budget, _gamma, _draft, _repeats, _reading)
-"""Each says something, or nothing, from what was measured."""
+PLAINLY = (_short, _slower)
+"""Rules: each says something, or nothing, from what was measured. Where one of these does, plain decoding is best."""
+GUESSING = (_budget, _gamma, _draft)
+"""What may improve guesses where these pay."""
+OTHERS = (_repeats, _reading)

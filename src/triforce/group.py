@@ -14,6 +14,7 @@ from triforce.cache.prefixes import Prefixes
 from triforce.cache.saved import SavedCache
 from triforce.errors import CacheError
 from triforce.job import Job
+from triforce.speculation import Grant
 
 OnPrefill = Callable[[int, int], None]
 """Told of the prompt tokens read so far, and of all there are."""
@@ -37,6 +38,8 @@ class Group:
     """When it was admitted, by `perf_counter`."""
     steps: int = 0
     """Steps since its turn came."""
+    cached: int = 0
+    """Tokens of the prompt that need not be read, as others have read them."""
     aside: list[Aside] | None = None
     """What the rows of its jobs that are not done hold, while others have their room."""
     error: Exception | None = None
@@ -66,13 +69,14 @@ class Group:
             return []
         return prefixes.find(first.scope, first.prompt)
 
-    def read(self, batch: Batch) -> Iterator[tuple[int, int]]:
+    def read(self, batch: Batch, grant: Grant) -> Iterator[tuple[int, int]]:
         """All that comes before the next token, as `Batch.prefill` yields it."""
         if self.aside:
             batch.bring_back(self.aside)
             return
         if self.earlier:
             batch.restore(self.earlier)
-        yield from batch.prefill()
+        self.cached = int(batch.top.cache.lengths_B[0])
+        yield from batch.prefill(grant)
         if self.on_read:
             self.on_read(batch.top.cache)

@@ -3,51 +3,41 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Generator, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from zlib import crc32
+from typing import Any
 
-from triforce import kernels
 from triforce.batch import COUPLINGS
-from triforce.cache import PAGE, Full, Offload, Pool, Setting, saved
+from triforce.cache import PAGE, Full, Offload, Setting
 from triforce.cache.pool import pages_for
 from triforce.checkpoint import Checkpoint, load
+from triforce.checkpoint.sampling_defaults import sampling_defaults
 from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.completion import Completion, Piece
 from triforce.config import ModelConfig
-from triforce.engine import Engine
 from triforce.errors import ModelError, RequestError
 from triforce.grammar import Grammar
 from triforce.grammars import Grammars
 from triforce.group import OnPrefill
 from triforce.job import Job
-from triforce.ladder import MODES, Models, Speculation, Store, runnable
+from triforce.ladder import MODES, Models, Speculation, runnable
 from triforce.pairs import SHIPPED, draft_for
 from triforce.planner import Costs
 from triforce.planner.costs_file import costs_path
-from triforce.prompts import Prompt, known, one_or_many, token_ids
+from triforce.prefill_pacer import MAX_ITL
+from triforce.prompts import Message, Prompt, conversations, known, one_or_many, token_ids
 from triforce.ranks import ALONE, Ranks
+from triforce.release import trim_heap
 from triforce.request import RequestOutput, SamplingParams
+from triforce.runs import MOST_ROWS, Files, Runs, compare
 from triforce.sampling import Constraint
 from triforce.texts import Request, Texts
 
-MOST_ROWS = 8
-"""Rows decoded together; others wait until one of these is done."""
-
-
 TURN = 256
 """Steps of a text, some hundred tokens or a thousand, after which it makes room for those who wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """Where to keep the KV cache of a prompt, and where to find an earlier one (see `cache.saved`)."""
-
-    save: str | Path | None = None
-    load: str | Path | None = None
 
 
 class LLM:
@@ -123,12 +113,19 @@ class LLM:
         if kv_offload != "none":
             names = *names, kv_offload, str(kv_memory), str(kv_layers)
         where = self.target.decoder.device, self.target.decoder.dtype
-        self.costs = Costs(costs_path([*names], *where) if ranks.rank == 0 else None)
+        costs = Costs(costs_path([*names], *where) if ranks.rank == 0 else None)
+        self.sampling_defaults = sampling_defaults(self.target.path)
+        """What the model's makers set of `SamplingParams`."""
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))
+        self.runs = Runs(self.models, self.speculation, self.coupling, costs, self.target.fingerprint)
         ranks.meet()
         config = [getattr(self.target.config, f.name) for f in fields(ModelConfig) if f.name != "rope"]
         about = config, self.target.decoder.dtype, prints[1:], self.speculation, self.coupling, self.mode
-        self._compare("models, settings or kernels", about)
+        compare(ranks, "models, settings or kernels", about)
+
+    def __del__(self) -> None:
+        self.__dict__.clear()
+        trim_heap()
 
     def generate(
         self,
@@ -142,21 +139,40 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue one prompt or several (text or token ids), each with its own parameters or all with the same ones.
 
+        params: None is `sampling_params()`, what the model's makers advise. What the prompts of the last call have in
+        common with these is not read again.
         save_cache keeps the KV of the first prompt in a file, load_cache starts every prompt from such a file as far as
         they begin alike. Raises TriforceError.
         """
         each = one_or_many(prompts)
         wanted = list(params) if isinstance(params, Sequence) else [params] * len(each)
+        for one in wanted:
+            _require_params(one)
         if len(wanted) != len(each):
             raise RequestError(
                 f"{len(each)} prompts but {len(wanted)} sampling parameters; give one for each, or just one"
             )
         requests = [
-            self.request(prompt, one or SamplingParams(), mode) for prompt, one in zip(each, wanted, strict=True)
+            self.request(prompt, one or self.sampling_params(), mode) for prompt, one in zip(each, wanted, strict=True)
         ]
-        events = self._run(requests, Files(save_cache, load_cache), on_prefill)
+        events = self.runs.run(requests, Files(save_cache, load_cache), on_prefill)
         outputs = {request: event for request, event in events if isinstance(event, RequestOutput)}
         return [outputs[request] for request in requests]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        mode: str | None = None,
+        on_prefill: OnPrefill | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, each a list of `{"role": ..., "content": ...}`.
+
+        The model's chat template lays them out; the rest is as in `generate`. Raises TriforceError, or TypeError.
+        """
+        prompts = [self.encode_chat(each) for each in conversations(messages)]
+        return self.generate(prompts, params, mode=mode, on_prefill=on_prefill)
 
     def stream(
         self,
@@ -174,9 +190,17 @@ class LLM:
         memory: a target KV cache to go on with (see `session`), for n = 1. To give up half-way, close the generator, or
         raise in `on_prefill`: the KV goes at once.
         """
-        request = self.request(prompt, params or SamplingParams(), mode)
-        for _, event in self._run([request], Files(save_cache, load_cache), on_prefill, memory):
+        _require_params(params)
+        request = self.request(prompt, params or self.sampling_params(), mode)
+        for _, event in self.runs.run([request], Files(save_cache, load_cache), on_prefill, memory):
             yield event
+
+    def sampling_params(self, **given: Any) -> SamplingParams:
+        """Return `SamplingParams` with these values, and of the others those of generation_config.json.
+
+        Raises RequestError.
+        """
+        return SamplingParams(**(self.sampling_defaults | given))
 
     @property
     def modes(self) -> list[str]:
@@ -187,23 +211,40 @@ class LLM:
         """Token ids of a prompt, checked. Raises RequestError."""
         return token_ids(prompt, self.target)
 
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation that awaits its answer. Raises RequestError."""
+        if self.tokenizer is None:
+            raise RequestError("this model has no tokenizer, and so no chat template; give token ids to generate")
+        return self.tokenizer.chat(messages)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the prompts that `generate` and `stream` have read, and give their memory back."""
+        self.runs.clear()
+
     def follow(self, grammar: Grammar) -> Constraint:
         """What holds one text to a grammar, which is compiled once. Raises RequestError for one that cannot be."""
         if self._grammars is None:
             raise RequestError("a grammar needs a tokenizer, and this model has none")
         return self._grammars.follow(grammar)
 
-    def open(self, rows: int = MOST_ROWS, kv_tokens: int | None = None, turn: int | None = TURN) -> Texts:
+    def open(
+        self,
+        rows: int = MOST_ROWS,
+        kv_tokens: int | None = None,
+        turn: int | None = TURN,
+        max_itl: float = MAX_ITL,
+    ) -> Texts:
         """An engine for requests that come and go: `rows` texts at a time, whose KV has room for so many tokens.
 
         None is the model's context. It keeps that memory as long as it lives, and is for one thread at a time. `turn`:
-        steps after which a request makes room for those who wait, if there is none; None: it never does. Where several
+        steps after which a request makes room for those who wait, if there is none; None: it never does. max_itl: the
+        inter-token latency, in seconds, up to which other prompts are read between two steps of a text. Where several
         ranks share the model each of them opens one, and does the same with it (see `server.crew`).
         """
         slack = rows * pages_for(self.speculation.reach + PAGE)
         pages = pages_for(kv_tokens or self.target.config.context) + slack
-        self._compare("limits", (rows, pages, turn))
-        return self._open(Store(self.models, self.speculation, rows, pages), turn)
+        compare(self.ranks, "limits", (rows, pages, turn))
+        return self.runs.start(rows, pages, turn, max_itl)
 
     def request(self, prompt: Prompt, params: SamplingParams, mode: str | None = None, scope: str = "") -> Request:
         """What `Texts.submit` takes. `scope`: whose it is; others cannot find out by timing what was read before.
@@ -221,52 +262,11 @@ class LLM:
         ]
         return Request(ids, [Completion(job, self.tokenizer) for job in jobs], mode, self.coupling)
 
-    def _open(self, store: Store, turn: int | None = None) -> Texts:
-        how = self.models, self.speculation, self.coupling, store, self.costs
-        return Texts(Engine(*how, turn))
 
-    def _run(
-        self, requests: Sequence[Request], files: Files, on_prefill: OnPrefill | None, memory: Full | None = None
-    ) -> Iterator[tuple[Request, Piece | RequestOutput]]:
-        """All of them on an engine of their own, whose KV has room for as many texts as are made at a time."""
-        if self.ranks.count > 1 and (files.save or files.load):
-            raise RequestError("a saved KV cache is of one process; leave out --tp and torchrun, or the file")
-        if files.save is not None:
-            saved.require_writable(Path(files.save))
-        self._compare("requests", [(r.prompt, r.mode, r.jobs[0].params, r.jobs[0].seed) for r in requests])
-        context, reach = self.target.config.context, self.speculation.reach
-        sizes = sorted(pages_for(job.capacity(context, reach)) for request in requests for job in request.jobs)
-        rows, pages, given = min(len(sizes), MOST_ROWS), sum(sizes[-MOST_ROWS:]), memory.pool if memory else None
-        store = Store(self.models, self.speculation, rows, pages, given)
-        earlier, on_read = self._kept(files, store.pool, requests[0].prompt)
-        texts = self._open(store)
-        try:
-            texts.submit(requests, memory, earlier, on_prefill, on_read)
-            while texts.busy:
-                self.ranks.agree(None)  # rank 0 may have waited for whoever reads its text
-                for request, event in texts.step():
-                    if isinstance(event, Exception):
-                        raise event
-                    yield request, event
-        finally:
-            texts.close()
-
-    def _kept(
-        self, files: Files, pool: Pool, prompt: list[int]
-    ) -> tuple[saved.SavedCache | None, Callable[[Full], None] | None]:
-        """A saved prompt to start from, and what saves one that has been read."""
-        if files.load is None and files.save is None:
-            return None, None
-        maker = saved.Maker(self.target.fingerprint, kernels.identity(self.models.target.model, pool.memory))
-        earlier = None if files.load is None else saved.SavedCache(Path(files.load), maker)
-        path = files.save
-        return earlier, None if path is None else lambda full: saved.save(Path(path), maker, full, 0, prompt)
-
-    def _compare(self, what: str, facts: object) -> None:
-        """Ranks that are not asked the same would wait for each other in vain."""
-        if self.ranks.count > 1:
-            level = kernels.extension.native.level() if kernels.extension.native else "torch"
-            self.ranks.compare(crc32(repr((level, facts)).encode()), what)
+def _require_params(params: object) -> None:
+    if not (params is None or isinstance(params, SamplingParams)):
+        given = "SamplingParams(max_tokens=3), say"
+        raise TypeError(f"params is a {type(params).__name__}; pass {given}, a list of them, or None")
 
 
 def _require_layers(asked: frozenset[int] | None, layers: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,11 +31,40 @@ class Readable(Protocol):
     def tokenizer(self) -> Tokenizer | None: ...
 
 
+Message = Mapping[str, Any]
+"""One turn of a conversation: role and content."""
+
+
 def one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, whether one or several are given."""
-    given: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts
-    several = not isinstance(given, str) and len(given) > 0 and isinstance(given[0], Iterable)
-    return list(given) if several else [given]
+    """A list of prompts, whether one or several are given. Raises TypeError for anything else."""
+    given: Any = _plain(prompts)
+    several = not isinstance(given, str) and len(given) > 0 and not isinstance(given[0], Integral | float)
+    return [_plain(one) for one in given] if several else [given]
+
+
+def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    """A list of conversations, whether one or several are given. Raises TypeError for anything else."""
+    given: list[Any] = [messages] if _is_conversation(messages) else list(messages) if _is_list(messages) else []
+    if not given or not all(map(_is_conversation, given)):
+        raise TypeError('messages are a list such as [{"role": "user", "content": "Hello"}], or a list of such lists')
+    return given
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def _is_conversation(value: Any) -> bool:
+    return _is_list(value) and len(value) > 0 and all(isinstance(message, Mapping) for message in value)
+
+
+def _plain(prompt: Any) -> Prompt:
+    """A text, or a list of what should be ids; also of an array or tensor."""
+    given = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if not isinstance(given, str) and not _is_list(given):
+        raise TypeError(f"a prompt is a {type(prompt).__name__}; pass a text, a list of token ids, or a list of those")
+    plain: Prompt = given
+    return plain
 
 
 def token_ids(prompt: Prompt, target: Readable) -> list[int]:

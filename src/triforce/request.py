@@ -14,6 +14,8 @@ from triforce.stats import Stretch, TierStats, plans, total
 LARGEST = 1e9  # of a bias or penalty: bounded, so that float64 scores stay finite whatever is added up
 MOST_LOGPROBS = 20
 MOST_CHOICES = 128
+BY_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""What the makers of a model may set in its generation_config.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,8 @@ class RequestOutput:
     prefill_seconds: float
     decode_seconds: float
     kv: KvBytes = KvBytes()
+    cached_tokens: int = 0
+    """Of the prompt, that had been read before."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -60,6 +60,7 @@ class Request:
             prefill_seconds=sum(max(job.prefill_seconds for job in group.jobs) for group in self.groups),
             decode_seconds=sum(max(job.decode_seconds for job in group.jobs) for group in self.groups),
             kv=self.kv,
+            cached_tokens=self.groups[0].cached,
         )
 
 

@@ -122,9 +122,45 @@ def test_a_path_that_cannot_be_written(pair: Path, tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-def test_asking_whether_a_path_can_be_written_leaves_no_trace(tmp_path: Path) -> None:
-    saved.require_writable(tmp_path / "kv")
-    assert not list(tmp_path.iterdir())
+def test_room_is_held_until_it_is_released_and_leaves_no_trace(tmp_path: Path) -> None:
+    size, sizes = 8 << 20, list[int]()
+
+    def allocate(file: int, offset: int, length: int) -> None:
+        sizes.append(length)
+        plain(file, offset, length)
+        assert os.fstat(file).st_size == size and os.fstat(file).st_blocks * 512 >= size
+
+    plain = os.posix_fallocate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", allocate)
+        room = saved.Reservation(tmp_path / "kv", size)
+    room.release()
+    assert sizes == [size] and not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_told_of_before_the_prompt_is_read(pair: Path, tmp_path: Path) -> None:
+    """A file system on which so much cannot be had: `size_of` says more than any disk has."""
+    model = llm(pair)
+    with pytest.MonkeyPatch.context() as patch, counted(model.models.target) as passes:
+        patch.setattr(saved, "size_of", lambda *_: 1 << 60)
+        with pytest.raises(CacheError, match=r"cannot write .* MiB to spare"):
+            model.generate(PROMPT, ask(), save_cache=tmp_path / "kv")
+    assert not passes and not list(tmp_path.iterdir())
+
+
+def test_a_text_goes_on_where_the_disk_fills_up_meanwhile(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = llm(pair)
+    (wanted,) = model.generate(PROMPT, ask())
+
+    def fail(_: object) -> None:
+        raise NO_SPACE
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.warns(RuntimeWarning, match="cannot write the KV cache"):
+        (output,) = model.generate(PROMPT, ask(), save_cache=tmp_path / "kv")
+    assert output.outputs[0].token_ids == wanted.outputs[0].token_ids and not list(tmp_path.iterdir())
 
 
 def test_unverified_tokens_never_leave(tmp_path: Path) -> None:

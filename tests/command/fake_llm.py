@@ -13,6 +13,8 @@ from triforce.stats import TierStats
 class Characters:
     """A tokenizer: tokens are characters."""
 
+    chats = False
+
     class Stream:
         def step(self, token: int) -> str:
             return chr(token)
@@ -51,15 +53,22 @@ class FakeLLM:
     def encode(self, prompt: str) -> list[int]:
         return [ord(c) for c in prompt]
 
-    def generate(self, prompt: str, params: SamplingParams, **settings: Any) -> list[RequestOutput]:
-        type(self).called = {"prompt": prompt, "params": params} | settings
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        return self.encode("".join(f"{message['role']}: {message['content']}" for message in messages))
+
+    def sampling_params(self, **given: Any) -> SamplingParams:
+        return SamplingParams(**given)
+
+    def generate(self, prompt: str | list[int], params: SamplingParams, **settings: Any) -> list[RequestOutput]:
+        text = prompt if isinstance(prompt, str) else "".join(map(chr, prompt))
+        type(self).called = {"prompt": text, "params": params} | settings
         if self.fault:
             raise self.fault
         logprobs = [TokenLogprobs(Logprob(1, -0.5), (Logprob(2, -math.inf),))] if params.logprobs is not None else None
         return [answer("héllo", params.n, logprobs=logprobs)]
 
     def stream(self, prompt: list[int], params: SamplingParams, **settings: Any) -> Iterator[Piece | RequestOutput]:
-        self.generate("".join(map(chr, prompt)), params, **settings)
+        self.generate(prompt, params, **settings)
         settings["on_prefill"](1, 2)
         settings["on_prefill"](2, 2)
         yield Piece("hé", ["draft", "full"])

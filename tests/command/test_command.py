@@ -46,6 +46,16 @@ def test_text_on_stdout_and_statistics_on_stderr(llm: type[FakeLLM], capsys: pyt
     assert (params.temperature, params.stop_token_ids, params.logit_bias) == (0.0, (3,), {5: -1.0})
 
 
+def test_a_model_that_chats_is_said_to_and_asked_so(
+    llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "Who is it?"]) == 0 and "--chat" not in capsys.readouterr().err
+    monkeypatch.setattr(Characters, "chats", True)
+    assert main(["generate", "Who is it?"]) == 0 and "has a chat template: with --chat" in capsys.readouterr().err
+    assert main(["generate", "Who is it?", "--chat"]) == 0 and "--chat" not in capsys.readouterr().err
+    assert llm.called["prompt"] == "user: Who is it?"
+
+
 def test_arguments_reach_the_engine(llm: type[FakeLLM]) -> None:
     engine = "--mode retrieval --draft none --budget 3% --refresh auto --gamma-2 4 --context 99 --dtype float32"
     assert main(["generate", "org/model", "word", *engine.split(), "--save-cache", "kv"]) == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_scene import CHUNK, READ
+from engine_scene import CHUNK, ByChunks
 from tiny_llm import checkpoints
 
 from triforce import engine
@@ -29,5 +29,5 @@ def small_chunks() -> Iterator[None]:
     """Prompts are read in several steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(full, "PREFILL_ON_CPU", CHUNK)
-        patch.setattr(engine, "READ", READ)
+        patch.setattr(engine, "PrefillPacer", ByChunks)
         yield

@@ -12,12 +12,28 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cache"))
 from tiny_llm import ask, ids
 
 from triforce.llm import LLM
+from triforce.prefill_pacer import PrefillPacer
 from triforce.request import CompletionOutput, RequestOutput
 from triforce.texts import Request, Texts
 
 ROWS, KV_TOKENS, TOKENS, LATE = 4, 700, 20, 40
 CHUNK, READ = 64, 48
 """A chunk of a prompt, and how much of one is read in a step: so small that prompts are read in several."""
+
+
+class ByChunks(PrefillPacer):
+    """Whatever the time: at most a pass more than `READ`."""
+
+    def begin(self, running: bool) -> None:
+        super().begin(running=False)
+        self.read = 0
+
+    def grant(self, tier: str, tokens: int) -> int:
+        self.read += tokens
+        return super().grant(tier, tokens)
+
+    def more(self) -> bool:
+        return self.read < READ
 
 
 def prompt(length: int) -> list[int]:

@@ -34,7 +34,8 @@ def test_a_first_process_makes_the_passes_of_plain_decoding(deep: Path) -> None:
     llm = LLM(deep, None, budget=BUDGET)
     plain = passes(llm, "ar", 1)
     for mode in ("auto", "retrieval"):
-        llm.costs = Costs()  # nothing is known
+        llm.reset_prefix_cache()
+        llm.runs.costs = Costs()  # nothing is known
         below = passes(llm, mode, 1)[len(plain) - 1 :]
         guesses = llm.speculation.gamma_2 if mode == "retrieval" else 0
         assert below == [1] * guesses + [1 + guesses], "the proposal that gives it, and nothing before it"
@@ -42,13 +43,17 @@ def test_a_first_process_makes_the_passes_of_plain_decoding(deep: Path) -> None:
 
 def test_a_text_goes_on_for_a_while_before_anything_is_tried(deep: Path) -> None:
     llm = LLM(deep, None, budget=BUDGET)
-    llm.costs = Costs()
-    assert passes(llm, "auto", 8) == passes(llm, "ar", 8)
-    assert not llm.costs.knows("retrieval")
+    llm.reset_prefix_cache()
+    llm.runs.costs = Costs()
+    first = passes(llm, "auto", 8)
+    llm.reset_prefix_cache()
+    assert first == passes(llm, "ar", 8)
+    assert not llm.runs.costs.knows("retrieval")
 
 
 def test_what_was_seen_in_the_first_text_is_not_looked_at_again(deep: Path) -> None:
     llm = LLM(deep, None, budget=BUDGET)
-    llm.costs = Costs()
+    llm.reset_prefix_cache()
+    llm.runs.costs = Costs()
     passes(llm, "auto", 80)
-    assert llm.costs.knows("full", "retrieval") and set(llm.costs.layers) == {f"9 {BUDGET} 16"}
+    assert llm.runs.costs.knows("full", "retrieval") and set(llm.runs.costs.layers) == {f"9 {BUDGET} 16"}

@@ -43,7 +43,12 @@ BAD = {
     "a large integer": (Grammar.json({"maximum": 10**400}), "would be rounded"),
     "a keyword": (Grammar.json({"type": "array", "uniqueItems": True}), "uniqueItems"),
     "a keyword, leniently": (Grammar.json({"not": {}, "x-guidance": {"lenient": True}}), "not"),
-    "look-ahead": (Grammar.regex("(?=a)b"), "regex parse error"),
+    "look-ahead": (Grammar.regex("(?=a)b"), "regex parse error: look-around, including look-ahead"),
+    "an open group in a schema": (
+        Grammar.json({"type": "string", "pattern": "(a"}),
+        "regex parse error: unclosed group;",
+    ),
+    "no text": (Grammar.regex("[a&&b]"), "no text fits it;"),
     "deep parentheses": (Grammar.regex("(" * 5000 + "a" + ")" * 5000), "regex"),
     "a lone surrogate": (Grammar.json('"\ud800"'), "object"),
     "a lone surrogate in a regex": (Grammar.regex("\ud800"), "surrogate"),

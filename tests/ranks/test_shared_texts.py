@@ -77,10 +77,11 @@ def test_a_seed_that_is_drawn_is_one_for_all(pair: Path) -> None:
 def opinionated(pair: Path, ranks: Ranks) -> LLM:
     """Of what passes cost the ranks think differently: to rank 0 the full tier is dear, to the others cheap."""
     llm = made(pair, ranks)
-    llm.costs = Costs()
+    llm.reset_prefix_cache()
+    llm.runs.costs = Costs()
     for step in range(40):
         for tier in ("full", "retrieval", "draft", "lookup"):
-            llm.costs.observe(tier, 1 + step % 7, 1, 150, 1.0 if (tier == "full") == (ranks.rank == 0) else 1e-3)
+            llm.runs.costs.observe(tier, 1 + step % 7, 1, 150, 1.0 if (tier == "full") == (ranks.rank == 0) else 1e-3)
     return llm
 
 

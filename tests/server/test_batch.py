@@ -92,12 +92,12 @@ def test_bad_lines_stop_nothing(pair: Path, tmp_path: Path, capsys: pytest.Captu
     source = tmp_path / "in.jsonl"
     source.write_bytes("".join([GOOD, *refused, *(bad.strip() + "\n" for bad in BAD)]).encode(errors="surrogateescape"))
     before = source.read_bytes()
-    for _ in range(2):  # the second time all of it is there
-        assert main(arguments(pair, source, tmp_path / "out.jsonl")) == 0
+    for _ in range(2):  # the second time what is good is there
+        assert main(arguments(pair, source, tmp_path / "out.jsonl")) == 1
         found = answers(tmp_path)
         assert len(found) == 3 + len(BAD)
     assert source.read_bytes() == before
-    assert "0 answered, 0 refused, 13 there already" in capsys.readouterr().err
+    assert "0 answered, 12 refused, 1 there already" in capsys.readouterr().err
     named = {answer["custom_id"]: answer for answer in found}
     assert named["good"]["response"]["status_code"] == 200
     assert [named[name]["response"]["status_code"] for name in ("unserved", "nameless")] == [400, 404]
@@ -106,6 +106,24 @@ def test_bad_lines_stop_nothing(pair: Path, tmp_path: Path, capsys: pytest.Captu
     assert all(error["code"] == "invalid_line" for error in errors)
     for says in BAD.values():
         assert any(says in error["message"] for error in errors), says
+
+
+def test_refused_lines_name_the_reason_and_are_asked_again(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = BODIES["/v1/completions"] | {"max_tokens": 3}
+    lines = [line(str(i), "/v1/completions", body | {"model": "gpt"}) for i in range(3)]
+    assert run(GOOD, "[5]\n", *lines) == 1
+    told = capsys.readouterr().err
+    assert "1 answered, 4 refused, 0 there already" in told
+    assert "The commonest reason, 3 times: model 'gpt' is not served here" in told
+    (first,) = (answer for answer in answers(tmp_path) if answer["custom_id"] == "good")
+    assert run(GOOD, *(line(str(i), "/v1/completions", body) for i in range(3))) == 0
+    assert "3 answered, 0 refused, 1 there already" in capsys.readouterr().err
+    found = answers(tmp_path)
+    assert sorted(answer["custom_id"] for answer in found) == ["0", "1", "2", "good"] and first in found
+    assert {answer["response"]["status_code"] for answer in found} == {200}
+    assert not list(tmp_path.glob("*.new"))
 
 
 def test_a_killed_run_is_taken_up(pair: Path, run: Run, tmp_path: Path) -> None:

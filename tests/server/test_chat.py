@@ -125,3 +125,10 @@ def test_a_template_cannot_reach_out_of_its_sandbox(pair: Path, template: str) -
     app, engine = serve(pair / "target", template)
     assert "chat template" in refused(ask(app, CHAT, {"messages": TALK, "max_tokens": 1}))
     asyncio.run(engine.close())
+
+
+def test_prompt_tokens_that_were_read_before_are_told(app: ASGIApp) -> None:
+    body = {"messages": [{"role": "user", "content": "a cat on a mat " * 9}], "max_tokens": 2, "temperature": 0}
+    first, second = (good(ask(app, CHAT, body))["usage"] for _ in range(2))
+    assert first["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert 0 < second["prompt_tokens_details"]["cached_tokens"] < second["prompt_tokens"]

@@ -96,10 +96,20 @@ def test_bad_chats(app: ASGIApp, changes: dict[str, Any], says: str) -> None:
     assert says in refused(ask(app, CHAT, GOOD[CHAT] | {"max_completion_tokens": 2} | changes))
 
 
-@pytest.mark.parametrize("field", ["previous_response_id", "store", "background", "reasoning"])
+@pytest.mark.parametrize("field", ["previous_response_id", "background"])
 def test_nothing_is_kept_between_responses(app: ASGIApp, field: str) -> None:
-    value: Any = {"effort": "low"} if field == "reasoning" else True
-    assert UNSUPPORTED[field][1] in refused(ask(app, RESPONSES, GOOD[RESPONSES] | {field: value}))
+    assert UNSUPPORTED[field][1] in refused(ask(app, RESPONSES, GOOD[RESPONSES] | {field: True}))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES])
+def test_what_clients_always_send_is_taken_and_named(app: ASGIApp, path: str, stream: bool) -> None:
+    wishes = {"reasoning": {"effort": "low"}, "reasoning_effort": "high", "verbosity": "low", "store": True}
+    plain = GOOD[path] | {"stream": stream}
+    answer = ask(app, path, plain | wishes | {"include": [], "user": "me"})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["X-Triforce-Ignored"] == "reasoning, reasoning_effort, store, verbosity"
+    assert "X-Triforce-Ignored" not in ask(app, path, plain).headers
 
 
 @pytest.mark.parametrize("field", sorted(UNSUPPORTED))

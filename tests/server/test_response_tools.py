@@ -137,7 +137,6 @@ def test_calls_and_what_they_gave_are_turns_of_the_chat(app: ASGIApp) -> None:
         ({"tools": [{"type": "function", "name": "f", "parameters": {"uniqueItems": True}}],
           "tool_choice": "required"}, "uniqueItems"),
         ({"previous_response_id": "resp_1"}, "nothing is kept"),
-        ({"store": True}, "nothing is kept"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked_for(app: ASGIApp, changes: dict[str, Any], says: str) -> None:

@@ -44,7 +44,7 @@ class Scripted:
     def __init__(self) -> None:
         self.let, self.log, self.requests, self.engine = threading.Semaphore(0), [], [], self
 
-    def open(self, rows: int, kv_tokens: int) -> Scripted:
+    def open(self, rows: int, kv_tokens: int, max_itl: float) -> Scripted:
         self.rows = rows
         return self
 

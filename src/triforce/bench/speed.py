@@ -136,7 +136,8 @@ def _row(
 def timing(seconds: Sequence[float], plain: Sequence[float], tokens: int) -> Row:
     """Medians; the speedups are taken turn by turn, and `spread` is the range of their middle half.
 
-    `upper` is the 95 % upper bound of the mean speedup (Student's, one-sided, of its logarithm).
+    `upper` is the 95 % upper bound of the mean speedup (Student's, one-sided, of its logarithm); of one turn there is
+    none.
     """
     speedups = sorted(a / b for a, b in zip(plain, seconds, strict=True))
     quarter = len(speedups) // 4
@@ -151,12 +152,12 @@ def timing(seconds: Sequence[float], plain: Sequence[float], tokens: int) -> Row
     }
 
 
-def upper(ratios: Sequence[float]) -> float:
-    """Below this the geometric mean lies with 95 % confidence; of a single ratio nothing is known, and it is itself."""
+def upper(ratios: Sequence[float]) -> float | None:
+    """Below this the geometric mean lies with 95 % confidence; of a single ratio nothing is known."""
     logs, count = [log(ratio) for ratio in ratios], len(ratios)
     mean = sum(logs) / count
     if count == 1:
-        return ratios[0]
+        return None
     deviation = (sum((x - mean) ** 2 for x in logs) / (count - 1)) ** 0.5
     return exp(mean + student(count - 1, ONE_SIDED) * deviation / count**0.5)
 

@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from triforce.cache.full import TAIL, Full
+from triforce.config import ModelConfig
 from triforce.errors import CacheError
 from triforce.kernels.extension import VARIABLE
 
@@ -41,18 +42,35 @@ class Maker(NamedTuple):
     """`kernels.identity` of the model and of its KV memory."""
 
 
-def require_writable(path: Path) -> None:
-    """Raise CacheError now rather than after a long prefill, if a file cannot be made at `path`."""
-    path = path.resolve()
-    try:
-        if path.exists() and not path.is_file():
-            raise OSError("it exists and is no file")
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise CacheError(
-            f"cannot write the KV cache to {path} ({error}); name a file in a folder you may write"
-        ) from error
+class Reservation:
+    """Room for a file of so many bytes at `path`, held from before a long prefill until the file is written.
+
+    Raises CacheError where there is none.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        path, self._held = path.resolve(), ExitStack()
+        try:
+            if path.exists() and not path.is_file():
+                raise OSError("it exists and is no file")
+            file = self._held.enter_context(tempfile.TemporaryFile(dir=path.parent))  # noqa: SIM115  closed by `release`
+            if hasattr(os, "posix_fallocate"):  # not on every system
+                os.posix_fallocate(file.fileno(), 0, max(size, 1))
+        except OSError as error:
+            self.release()
+            raise CacheError(
+                f"cannot write the KV cache to {path} ({error}); name a file in a folder you may write, on a disk with "
+                f"{size / 2**20:,.0f} MiB to spare"
+            ) from error
+
+    def release(self) -> None:
+        """Give the room back to whoever writes the file."""
+        self._held.close()
+
+
+def size_of(config: ModelConfig, dtype: torch.dtype, tokens: int) -> int:
+    """Bytes of K, V and ids of so many tokens."""
+    return tokens * (config.kv_size * dtype.itemsize + torch.int64.itemsize)
 
 
 def save(path: Path, maker: Maker, full: Full, b: int, prompt: list[int]) -> None:

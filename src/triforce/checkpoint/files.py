@@ -24,11 +24,23 @@ def model_folder(name_or_path: str | Path) -> Path:
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
         return folder
+    if _is_gguf(folder):
+        raise ModelError(
+            f"{folder} is a GGUF file, and these cannot be read yet; give the model's Hugging Face folder, with "
+            "config.json and safetensors"
+        )
     if folder.exists():
         raise ModelError(f"{folder} is a file; give the folder that holds config.json and the weights")
     if isinstance(name_or_path, Path) or not HUB_NAME.fullmatch(name_or_path):
         raise ModelError(f"there is no folder {folder}; give a model's folder or a Hugging Face name such as org/model")
     return _snapshot(name_or_path)
+
+
+def _is_gguf(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
 
 
 def _snapshot(name: str) -> Path:

@@ -42,7 +42,8 @@ def read_weights(
     """
     reader = _Reader(open_archives(folder), device, dtype)
     blocks = [_block(config, f"model.layers.{i}.", ranks) for i in range(config.layers)]
-    reader.require_names(folder, {EMBEDDING, NORM} | {name for block in blocks for name, *_ in block.values()}, HEAD)
+    ends = {EMBEDDING, NORM} | (set() if config.tied else {HEAD})
+    reader.require_names(folder, ends | {name for block in blocks for name, *_ in block.values()}, HEAD)
     table = (rows, config.hidden_size), (span(config.vocab_size, ranks),)
     embedding_VC = reader.take(EMBEDDING, *table)
     layers = tuple(Layer(**{field: reader.take(*source) for field, source in block.items()}) for block in blocks)
@@ -114,7 +115,10 @@ class _Reader:
         # Old checkpoints also store the rotation frequencies, which follow from the config.
         found = {name for name in self.archives if not name.endswith("rotary_emb.inv_freq")}
         if missing := sorted(needed - found):
-            raise ModelError(f"{folder}: the weights lack the tensor {missing[0]} ({len(missing)} missing in all)")
+            tied = "; if the embedding is the head, set tie_word_embeddings" if missing == [HEAD] else ""
+            raise ModelError(
+                f"{folder}: the weights lack the tensor {missing[0]} ({len(missing)} missing in all){tied}"
+            )
         if unknown := sorted(found - needed - {optional}):
             raise ModelError(
                 f"{folder}: tensor {unknown[0]} is not part of such a model ({len(unknown)} unknown in all); "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -23,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         _speak_utf8()
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
         code: int = import_module(f"triforce.cli.{options.command}").run(options)
         sys.stdout.flush()
         return code
@@ -52,6 +54,10 @@ def _speak_utf8() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    print(f"triforce: warning: {message}", file=sys.stderr)
 
 
 def _drop_output() -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from triforce.server.batch import Answers
     from triforce.server.engine import Engine
 
+REFUSED = 1
+"""The exit code where lines were refused."""
+
 
 def run(options: Namespace) -> int:
     """In one process, or in several that share the model; or in those of replicas."""
@@ -50,7 +53,12 @@ def answer_all(options: Namespace, ranks: Ranks) -> int:
     print(
         f"{tally.answered} answered, {tally.refused} refused, {tally.skipped} there already: {output}", file=sys.stderr
     )
-    return 0
+    if not tally.refused:
+        return 0
+    (reason, times), *others = tally.reasons.most_common(2)
+    which = f"The commonest reason, {times} times" if others else "The reason"
+    print(f"{which}: {reason}\nWhat was refused is asked again when the command is run again.", file=sys.stderr)
+    return REFUSED
 
 
 def _answer(options: Namespace, ranks: Ranks, name: str, source: BinaryIO, answers: Answers) -> None:

@@ -17,7 +17,7 @@ from triforce.cli.common import (
     load,
     passes_per_token,
     read_text,
-    sampling_params,
+    sampling,
     show,
 )
 from triforce.errors import ModelError, RequestError
@@ -40,8 +40,9 @@ def run(options: Namespace) -> int:
 def chat(options: Namespace, ranks: Ranks) -> int:
     """One session: what the turns have in common stays in its KV cache. Rank 0 reads and prints."""
     asked: Any = None if ranks.rank else _asked(options)
-    params, document = ranks.agree(asked)
+    given, document = ranks.agree(asked)
     llm = load(options, ranks if ranks.count > 1 else None)
+    params = llm.sampling_params(**given)
     tokenizer = _chat_tokenizer(llm)
     from triforce.session import Session
 
@@ -59,12 +60,12 @@ def chat(options: Namespace, ranks: Ranks) -> int:
     return 0
 
 
-def _asked(options: Namespace) -> tuple[SamplingParams, str]:
+def _asked(options: Namespace) -> tuple[dict[str, Any], str]:
     """How to sample, and the document to talk about. Raises RequestError."""
-    params = sampling_params(options)
-    if params.n != 1:
+    given = sampling(options)
+    if given.get("n", 1) != 1:
         raise RequestError("chat gives one answer at a time; leave out --n")
-    return params, read_text(options.file) + "\n\n" if options.file else ""
+    return given, read_text(options.file) + "\n\n" if options.file else ""
 
 
 def _follow(session: Session, params: SamplingParams) -> int:

@@ -47,13 +47,17 @@ def settings(options: Namespace) -> dict[str, Any]:
     return {"model": options.model, "draft": draft} | {name: getattr(options, name) for name in PLACEMENT + SPECULATION}
 
 
-def sampling_params(options: Namespace) -> SamplingParams:
-    """The sampling parameters in the arguments. Raises RequestError naming the one that is out of range."""
-    values = {name: getattr(options, name) for name in DEFAULTS if hasattr(options, name)}
+def sampling(options: Namespace) -> dict[str, Any]:
+    """The sampling parameters in the arguments, for `LLM.sampling_params`.
+
+    Raises RequestError naming the one that is out of range.
+    """
+    values = {name: value for name in DEFAULTS if (value := getattr(options, name, None)) is not None}
     if options.json_schema:
         values["grammar"] = Grammar.json(read_text(options.json_schema))
     values |= {"logit_bias": dict(options.logit_bias) or None, "stop_token_ids": options.stop_token_id}
-    return SamplingParams(**values)
+    SamplingParams(**values)
+    return values
 
 
 def read_text(file: str) -> str:

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from textwrap import fill
 
-from triforce.cli.common import Prefill, load, sampling_params
+from triforce.cli.common import Prefill, load, sampling
 from triforce.cli.generate import model_and_prompt
 from triforce.evaluate.report import Table, percent
 from triforce.explain import Explanation
@@ -17,9 +17,11 @@ LINES = 24  # of a timeline that are printed: its beginning and its end
 
 def run(options: Namespace) -> int:
     """Generates as `generate` does, and prints what is known of it instead of the text."""
-    params = sampling_params(options)
+    given = sampling(options)
     options.model, prompt = model_and_prompt(options)
-    (output,) = load(options).generate(prompt, params, load_cache=options.load_cache, on_prefill=Prefill())
+    llm = load(options)
+    params = llm.sampling_params(**given)
+    (output,) = llm.generate(prompt, params, load_cache=options.load_cache, on_prefill=Prefill())
     explanation = output.explain()
     if options.json:
         print(json.dumps(explanation.as_json(), ensure_ascii=False, allow_nan=False))

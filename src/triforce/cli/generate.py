@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce.cli import together
-from triforce.cli.common import Painter, Prefill, legend, load, read_text, report, sampling_params, show
+from triforce.cli.common import Painter, Prefill, legend, load, read_text, report, sampling, show
 from triforce.errors import RequestError
 from triforce.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
 
@@ -28,20 +28,24 @@ def run(options: Namespace) -> int:
 
 def generate(options: Namespace, ranks: Ranks) -> int:
     """What is wrong with the prompt or the parameters is found before a model is loaded. Rank 0 reads and prints."""
-    asked: Any = None if ranks.rank else (sampling_params(options), *model_and_prompt(options))
-    params, options.model, prompt = ranks.agree(asked)
+    asked: Any = None if ranks.rank else (sampling(options), *model_and_prompt(options))
+    given, options.model, prompt = ranks.agree(asked)
     llm = load(options, ranks if ranks.count > 1 else None)
+    params = llm.sampling_params(**given)
+    ids = llm.encode_chat([{"role": "user", "content": prompt}]) if options.chat else llm.encode(prompt)
     if ranks.rank:
-        llm.generate(prompt, params)
+        llm.generate(ids, params)
         return 0
     if options.json:
-        whole = as_json(_whole(llm, options, prompt, params), params, ranks.count)
+        whole = as_json(_whole(llm, options, ids, params), params, ranks.count)
         print(json.dumps(whole, ensure_ascii=False, allow_nan=False))
         return 0
-    output = _stream(llm, options, prompt, params) if params.n == 1 else _list(llm, options, prompt, params)
+    output = _stream(llm, options, ids, params) if params.n == 1 else _list(llm, options, ids, params)
     if options.color:
         print(legend(output.outputs[0].tiers), file=sys.stderr)
     print(report(output), file=sys.stderr)
+    if llm.tokenizer and llm.tokenizer.chats and not options.chat:
+        print("This model has a chat template: with --chat the PROMPT is asked as in a chat.", file=sys.stderr)
     return 0
 
 
@@ -74,21 +78,20 @@ def _reads_as_prompt(argument: str) -> bool:
     return not argument or (len(argument.split()) > 1 and not Path(argument).is_dir())
 
 
-def _whole(llm: LLM, options: Namespace, prompt: str, params: SamplingParams) -> RequestOutput:
+def _whole(llm: LLM, options: Namespace, ids: list[int], params: SamplingParams) -> RequestOutput:
     files = {"save_cache": options.save_cache, "load_cache": options.load_cache}
-    return llm.generate(prompt, params, **files, on_prefill=Prefill())[0]
+    return llm.generate(ids, params, **files, on_prefill=Prefill())[0]
 
 
-def _stream(llm: LLM, options: Namespace, prompt: str, params: SamplingParams) -> RequestOutput:
-    ids = llm.encode(prompt)
+def _stream(llm: LLM, options: Namespace, ids: list[int], params: SamplingParams) -> RequestOutput:
     files = {"save_cache": options.save_cache, "load_cache": options.load_cache}
     pieces = llm.stream(ids, params, **files, on_prefill=Prefill())
     return show(pieces, Painter(llm.tokenizer, ids) if options.color else None)
 
 
-def _list(llm: LLM, options: Namespace, prompt: str, params: SamplingParams) -> RequestOutput:
+def _list(llm: LLM, options: Namespace, ids: list[int], params: SamplingParams) -> RequestOutput:
     """Several continuations are printed one after the other, uncoloured: as streams they would mix."""
-    output = _whole(llm, options, prompt, params)
+    output = _whole(llm, options, ids, params)
     for completion in output.outputs:
         print(f"[{completion.index + 1} of {params.n}]\n{completion.text}")
     return output

@@ -43,6 +43,7 @@ def run(options: Namespace) -> int:
             f"  {n:>9,} tokens": size(n * (row + copied))
             for n in (*(n for n in LENGTHS if n < config.context), config.context)
         },
+        "sampling": _sampling(folder),
         "memory free": f"{size(free)} on {device}" if free else "unknown",
         "fits": f"{int(max(free - weights - copies, 0) // (row + copied)):,} tokens beside the weights, of all texts "
         "together"
@@ -55,6 +56,14 @@ def run(options: Namespace) -> int:
     }.items():
         print(f"{name:<18} {value}")
     return 0
+
+
+def _sampling(folder: Path) -> str:
+    """The defaults that the model's makers set."""
+    from triforce.checkpoint.sampling_defaults import FILE, sampling_defaults
+
+    said = ", ".join(f"{name} {value:g}" for name, value in sampling_defaults(folder).items())
+    return f"{said} by default ({FILE})" if said else "temperature 1 by default"
 
 
 def parameters(config: ModelConfig) -> int:

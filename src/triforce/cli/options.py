@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from triforce.request import SamplingParams
+from triforce.request import BY_THE_MODEL, SamplingParams
 
 MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "lookup", "hybrid", "auto")
 SELECTIONS = ("observed", "mean_key", "quest")
@@ -124,13 +124,9 @@ def sampling(parser: argparse.ArgumentParser) -> None:
 
     def add(name: str, kind: type, text: str) -> None:
         default = DEFAULTS[name]
-        group.add_argument(
-            _flag(name),
-            type=kind,
-            default=default,
-            metavar="X" if kind is float else "N",
-            help=described(text, default),
-        )
+        if name in BY_THE_MODEL:
+            default = f"as the model's generation_config.json has it, or {default:g}"
+        group.add_argument(_flag(name), type=kind, metavar="X" if kind is float else "N", help=described(text, default))
 
     add("temperature", float, "0 is greedy")
     add("top_k", int, "keep the K most probable tokens; 0: off")

@@ -63,6 +63,7 @@ def _generate(parser: argparse.ArgumentParser) -> None:
         "A single argument with white space in it is the PROMPT, not a MODEL",
     )
     parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a UTF-8 file (-: stdin)")
+    parser.add_argument("--chat", action="store_true", help="ask the prompt as in a chat, by the model's chat template")
     engine(parser)
     ranks(parser.add_argument_group("several processes"))
     sampling(parser)
@@ -127,6 +128,8 @@ def _serve(parser: argparse.ArgumentParser) -> None:
         help="KV tokens that there is room for, of all texts together (default: the context, or 65536)",
     )
     add("--max-rows", type=int, default=8, metavar="N", help=described("texts made at a time"))
+    text = "inter-token latency in milliseconds, up to which a text waits while prompts of others are read"
+    add("--max-itl", type=float, default=200, metavar="MS", help=described(text))
     add(
         "--timeout",
         type=float,
@@ -154,7 +157,8 @@ def _batch(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="OUT",
-        help="answers, one a line; what OUT has answered is not asked again (default: FILE with .out.jsonl)",
+        help="answers, one a line; what OUT has answered is not asked again, what it refused is "
+        "(default: FILE with .out.jsonl)",
     )
     add("--name", help="what the requests call the model (default: as its hub or folder calls it)")
     replicas(parser.add_argument_group("several engines"))

@@ -36,6 +36,7 @@ def serve(options: Namespace, ranks: Ranks) -> int:
         waiting=options.max_queue,
         rows=options.max_rows,
         kv_tokens=options.max_kv_tokens,
+        max_itl=options.max_itl / 1000,
     )
     if ranks.rank:
         return follow(options, ranks, limits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import OrderedDict
@@ -90,5 +91,13 @@ def _trial(grammar: Grammar) -> str:
 
 
 def _unusable(grammar: Grammar, error: str) -> RequestError:
-    reason = error.strip().partition("\n")[0][:300]
-    return RequestError(f"the grammar ({grammar.kind}) cannot be used: {reason}; change or simplify it")
+    return RequestError(f"the grammar ({grammar.kind}) cannot be used: {_reason(error)}; change or simplify it")
+
+
+def _reason(error: str) -> str:
+    """What llguidance says, without the excerpts that it shows of its own source and of a regex."""
+    if error.startswith("NoExtensionBias"):
+        return "no text fits it"
+    said = re.split(r"\n +\d+ \| ", error, maxsplit=1)[0].strip()
+    said = re.sub(r"regex parse error:\n.*\nerror: ", "regex parse error: ", said, flags=re.DOTALL)
+    return " ".join(said.split())[:300]

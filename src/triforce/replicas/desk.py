@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.config import ModelConfig
@@ -32,6 +33,7 @@ class Desk:
 
     target: Named
     modes: list[str]
+    sampling_defaults: dict[str, Any]
 
     @classmethod
     def of(cls, llm: LLM) -> Desk:
@@ -41,7 +43,7 @@ class Desk:
         rope = llm.target.config.rope
         # It travels to where there may be no such device, and without the tables that it has grown.
         config = replace(llm.target.config, rope=Rope(rope.inv_freq_F.cpu(), rope.scale))
-        return cls(Named(llm.target.path, config, llm.tokenizer), llm.modes)
+        return cls(Named(llm.target.path, config, llm.tokenizer), llm.modes, llm.sampling_defaults)
 
     @property
     def tokenizer(self) -> Tokenizer:

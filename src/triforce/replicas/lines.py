@@ -21,7 +21,8 @@ from triforce.replicas.cluster import Plan, connect, planned
 from triforce.replicas.others import accompanied
 from triforce.replicas.replica import use_share
 from triforce.server.app import create_app
-from triforce.server.batch import LIMITS, Answers, Job, post
+from triforce.server.batch import LIMITS, Answers, post
+from triforce.server.batch_input import Job
 from triforce.server.worker import Worker
 
 RETRIES = 1

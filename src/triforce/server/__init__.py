@@ -29,6 +29,7 @@ Its modules import one way, and tests/server/test_order.py reads it from this li
 - `models`: /v1/models, /tokenize, /detokenize, /health, /metrics
 - `page`: a playground at /
 - `app`: all of it as one ASGI application
+- `batch_input`: the lines of a file of requests
 - `batch`: on a file of requests
 - `listener`: on a socket, until it is told to stop
 """

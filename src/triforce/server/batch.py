@@ -1,15 +1,17 @@
 """Requests from a file, in OpenAI's batch format, put to the application as if they had come over a socket.
 
 Each line of the input is answered by one line of the output, in the order in which they are done. What has been
-answered is not asked again, so a run that was ended, however, can be taken up.
+answered is not asked again, so a run that was ended, however, can be taken up; what was refused is, as it may have been
+mended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
@@ -17,30 +19,17 @@ from uuid import uuid4
 from starlette.types import ASGIApp, Message
 
 from triforce.errors import RequestError
+from triforce.server.batch_input import Job, Name, jobs
 from triforce.server.limits import Limits
 
-PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 AT_ONCE = 32
 """Requests that are under way together for an engine, which has them wait for one another."""
-LIMITS = Limits(seconds=float("inf"), waiting=AT_ONCE * Limits().prompts)
+LIMITS = Limits(seconds=float("inf"), waiting=AT_ONCE * Limits().prompts, max_itl=2.0)
 """Whoever runs a batch waits for it, and is not refused for it."""
 _BEGINNING = b'{"id": "batch_req_'
 
 OnLine = Callable[[], object]
 Response = dict[str, Any]
-Name = str | int
-"""What tells lines apart: the custom_id, or the number of a line that has none of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One line of the input: a request, or what is wrong with it."""
-
-    name: Name
-    url: str = ""
-    body: bytes = b""
-    error: str | None = None
-    code: str = "invalid_line"
 
 
 @dataclass(slots=True)
@@ -48,60 +37,46 @@ class Tally:
     """Lines by what became of them."""
 
     answered: int = 0
-    refused: int = 0
     skipped: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why lines were refused."""
 
-
-def jobs(file: BinaryIO) -> Iterator[Job]:
-    """The lines of an input that are not blank."""
-    seen: dict[Name, int] = {}
-    for number, line in enumerate(file, 1):
-        if line.strip():
-            job = _job(number, line)
-            if job.name in seen:
-                job = Job(
-                    number, error=f"custom_id {job.name!r} stands in line {seen[job.name]} already; give each its own"
-                )
-            seen[job.name] = number
-            yield job
-
-
-def _job(number: int, line: bytes) -> Job:
-    try:
-        asked = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return Job(number, error=f"line {number} is not JSON: {error}")
-    name = asked.get("custom_id") if isinstance(asked, dict) else None
-    if not isinstance(name, str) or not name:
-        return Job(number, error=f"line {number} is no JSON object with a custom_id, which is a text")
-    body, url = asked.get("body"), asked.get("url")
-    if asked.get("method") != "POST" or url not in PATHS:
-        return Job(name, error=f"line {number}: method must be POST, and url one of {', '.join(PATHS)}")
-    if not isinstance(body, dict) or body.get("stream"):
-        return Job(name, error=f"line {number}: body must be a JSON object, without stream")
-    return Job(name, url, json.dumps(body).encode())
+    @property
+    def refused(self) -> int:
+        return self.reasons.total()
 
 
 def resume(output: Path) -> set[Name]:
-    """What an output has answered already; a last line that was torn is taken off it.
+    """What an output has answered already; refusals, and a last line that was torn, are taken off it.
 
     Raises RequestError for a file that is no output of a batch, and leaves it as it is.
     """
     if not output.exists():
         return set()
     content = output.read_bytes()
-    whole, newline, torn = content.rpartition(b"\n")
+    whole, _, torn = content.rpartition(b"\n")
     try:
-        answers = [json.loads(line) for line in whole.splitlines()]
-        done: set[Name] = {answer["custom_id"] or answer["error"]["line"] for answer in answers}
+        lines = {line: _answered(json.loads(line)) for line in whole.splitlines()}
     except (ValueError, TypeError, KeyError, RecursionError):
-        done, torn = set(), b"not ours"
+        lines, torn = {}, b"not ours"
     if not torn.startswith(_BEGINNING[: len(torn)]):
         raise RequestError(f"{output} holds something else than answers of a batch; name another file with -o")
-    if torn:
-        with output.open("r+b") as file:
-            file.truncate(len(whole) + len(newline))
-    return done
+    kept = [line for line, name in lines.items() if name is not None]
+    if torn or len(kept) < len(lines):
+        beside = output.with_name(output.name + ".new")
+        beside.write_bytes(b"".join(line + b"\n" for line in kept))
+        beside.replace(output.resolve())
+    return {name for name in lines.values() if name is not None}
+
+
+def _answered(answer: Any) -> Name | None:
+    """Which line this is the answer to; None where it was refused."""
+    name: Name = answer["custom_id"] or answer["error"]["line"]
+    return name if answer["response"] and _good(answer["response"]) else None
+
+
+def _good(response: Response) -> bool:
+    return bool(response["status_code"] == 200)
 
 
 class Answers:
@@ -135,8 +110,11 @@ class Answers:
         answer = head | {"response": response, "error": error}
         self._file.write(json.dumps(answer, allow_nan=False).encode() + b"\n")
         self._file.flush()
-        good = response is not None and response["status_code"] == 200
-        self.tally.answered, self.tally.refused = self.tally.answered + good, self.tally.refused + (not good)
+        if response is None or not _good(response):
+            reason: str | None = response["body"]["error"]["message"] if response else job.error
+            self.tally.reasons[str(reason)] += 1
+        else:
+            self.tally.answered += 1
         self._on_line()
 
 

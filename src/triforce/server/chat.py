@@ -29,7 +29,7 @@ async def chat(body: ChatBody, request: Request) -> Response:
     service: Service = request.app.state.service
     served(body.model, service.name)
     ask = await service.reader.chat(body)
-    return await service.answer(request, [ask], ChatReply(body, service), stream=body.stream)
+    return await service.answer(request, [ask], ChatReply(body, service), body)
 
 
 class ChatReply:

@@ -30,7 +30,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     service: Service = request.app.state.service
     served(body.model, service.name)
     asks = await service.reader.completion(body)
-    return await service.answer(request, asks, CompletionReply(body, asks, service), stream=body.stream)
+    return await service.answer(request, asks, CompletionReply(body, asks, service), body)
 
 
 class CompletionReply:

@@ -28,11 +28,11 @@ class Orders:
 
 
 class Crew:
-    """Of the limits it keeps `rows` and `kv_tokens`."""
+    """Of the limits it keeps `rows`, `kv_tokens` and `max_itl`."""
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
         self._llm = llm
-        self.texts = llm.open(limits.rows, limits.room(llm.target.config.context))
+        self.texts = llm.open(limits.rows, limits.room(llm.target.config.context), max_itl=limits.max_itl)
         self._requests: dict[int, Request] = {}
         self._numbers: dict[Request, int] = {}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.completion import Piece
@@ -31,6 +31,9 @@ class Served(Protocol):
 
     @property
     def modes(self) -> list[str]: ...
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]: ...
 
     def encode(self, prompt: Prompt) -> list[int]: ...
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 Ids = Annotated[list[int], Field(fail_fast=True)]
@@ -12,7 +12,11 @@ Texts = Annotated[list[str], Field(fail_fast=True)]
 Batches = Annotated[list[Ids], Field(fail_fast=True)]
 
 HARMLESS = {"user", "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier"}
-"""Fields that never change what is generated here, with whatever value."""
+"""Fields that never change what is generated anywhere, with whatever value."""
+IGNORED = {"include", "prediction", "reasoning", "reasoning_effort", "store", "verbosity"}
+"""Fields that clients always send, and whose wishes no model here can be told; the answer names them in `HEADER`."""
+HEADER = "X-Triforce-Ignored"
+NOTHING: tuple[object, ...] = (None, False, [], {})
 
 _LATER = "is not supported yet; leave it out"
 _TOOLS = "functions are called through tools and tool_choice of chats and responses; leave it out"
@@ -23,24 +27,18 @@ UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "conversation": ((None,), "nothing is kept here; send the whole conversation as input"),
     "function_call": ((None, "none", "auto"), _TOOLS),
     "functions": ((None, []), _TOOLS),
-    "include": ((None, []), _LATER),
     "max_tool_calls": ((None,), _TOOLS),
     "modalities": ((None, ["text"]), "this is a text model; leave it out"),
     "parallel_tool_calls": ((None, True, False), _TOOLS),
-    "prediction": ((None,), "leave it out; guesses are made here anyway"),
     "previous_response_id": ((None,), "nothing is kept here; send the whole conversation as input"),
     "prompt": ((None,), "prompts are not kept here; send their text"),
-    "reasoning": ((None, {}), _LATER),
-    "reasoning_effort": ((None,), _LATER),
     "response_format": ((None, {"type": "text"}), "is called text.format here"),
-    "store": ((None, False), "nothing is kept here; leave it out, or send false"),
     "suffix": ((None, ""), "nothing can be inserted before a suffix; leave it out"),
     "text": ((None, {}, {"format": {"type": "text"}}), "is called response_format here"),
     "tool_choice": ((None, "none", "auto"), _TOOLS),
     "tools": ((None, []), _TOOLS),
     "top_logprobs": ((None, 0), _LATER),
     "truncation": ((None, "disabled"), "prompts are not cut here; shorten it yourself and leave this out"),
-    "verbosity": ((None,), _LATER),
     "web_search_options": ((None,), _TOOLS),
 }
 """Fields of OpenAI's that are served with these values only, and what to do instead of others."""
@@ -51,15 +49,24 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    @model_validator(mode="before")
+    _ignored: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the answer says of fields that were ignored."""
+        return {HEADER: ", ".join(self._ignored)} if self._ignored else {}
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _refuse_what_would_be_ignored(cls, data: Any) -> Any:
+    def _refuse_what_would_change_the_answer(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(data, dict):
-            return data
+            return handler(data)
         known = {field.alias or name for name, field in cls.model_fields.items()}
-        for name in data.keys() - known - HARMLESS:
+        for name in data.keys() - known - HARMLESS - IGNORED:
             neutral, advice = UNSUPPORTED.get(name, ((), "there is no such field here; leave it out"))
             if data[name] not in neutral:
                 shown = {"field": ascii(name[:60])[1:-1], "advice": advice}
                 raise PydanticCustomError("unknown_field", "{field}: {advice}", shown)
-        return {name: value for name, value in data.items() if name in known}
+        body = handler({name: value for name, value in data.items() if name in known})
+        body._ignored = sorted(name for name in IGNORED & data.keys() - known if data[name] not in NOTHING)
+        return body

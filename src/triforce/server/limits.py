@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triforce.errors import RequestError
-from triforce.llm import MOST_ROWS
+from triforce.prefill_pacer import MAX_ITL
 from triforce.request import MOST_LOGPROBS
+from triforce.runs import MOST_ROWS
 
 COMPLETION_TOKENS = 16
 """New tokens of a completion if the request does not say: OpenAI's default."""
@@ -29,6 +30,8 @@ class Limits:
     """Prompts in the queue, beside as many as there are rows."""
     rows: int = MOST_ROWS
     """Texts made at a time."""
+    max_itl: float = MAX_ITL
+    """Inter-token latency in seconds, up to which prompts are read between two steps of texts."""
     prompts: int = 64
     """Of one request."""
     kv_tokens: int | None = None
@@ -47,6 +50,6 @@ class Limits:
 
     def __post_init__(self) -> None:
         """Raise RequestError for a bound that nothing fits in."""
-        positive = self.body_bytes, self.seconds, self.rows, self.kv_tokens or 1
+        positive = self.body_bytes, self.seconds, self.rows, self.max_itl, self.kv_tokens or 1
         if not (min(positive) > 0 and self.waiting >= 0):
             raise RequestError("a limit of the server is not positive; see triforce serve --help")

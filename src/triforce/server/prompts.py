@@ -133,7 +133,7 @@ class Reader:
             values["logit_bias"] = _biases(body.logit_bias)
         if grammar:
             await asyncio.to_thread(self.llm.follow, grammar)  # what is wrong with it is said now
-        return SamplingParams(**values, grammar=grammar)
+        return SamplingParams(**(self.llm.sampling_defaults | values), grammar=grammar)
 
     def _check(self, body: Choices, logprobs: int | None) -> None:
         limits = self.limits

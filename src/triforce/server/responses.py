@@ -29,7 +29,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     service: Service = request.app.state.service
     served(body.model, service.name)
     ask = await service.reader.response(body)
-    return await service.answer(request, [ask], ResponsesReply(body, service), stream=body.stream)
+    return await service.answer(request, [ask], ResponsesReply(body, service), body)
 
 
 class ResponsesReply:
@@ -78,7 +78,7 @@ class ResponsesReply:
         details = None if status == "completed" else {"reason": "max_output_tokens"}
         counts = usage(outputs, self._tiers, ("input", "output"))
         counts |= {"output_tokens_details": {"reasoning_tokens": 0}}
-        counts |= {"input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}}
+        counts["input_tokens_details"] |= {"cache_write_tokens": 0}
         said = {"output": self._items.items, "usage": counts}
         return self._head | {"status": status, "incomplete_details": details} | said
 

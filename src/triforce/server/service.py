@@ -20,6 +20,7 @@ from triforce.server.failures import broken, refusal_for, took_too_long
 from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
 from triforce.server.prompts import Reader
+from triforce.server.schemas import Sampled
 from triforce.server.streaming import EventStream, frame, unless_gone
 
 
@@ -49,21 +50,21 @@ class Service:
     metrics: Metrics
     limits: Limits
 
-    async def answer(self, request: Request, asks: list[Ask], reply: Reply, *, stream: bool | None) -> Response:
-        """Have the texts made, and send them. Raises what `failures.refusal_for` knows, or HungUp."""
+    async def answer(self, request: Request, asks: list[Ask], reply: Reply, body: Sampled) -> Response:
+        """Have the texts made, and send them as `body` wants. Raises what `failures.refusal_for` knows, or HungUp."""
         scope = getattr(request.state, "scope", "")  # of the key, if one was needed (see security)
         answers = self.engine.submit([replace(ask, scope=scope) for ask in asks])
         report: dict[str, Any] = request.state.report
         report |= {"prompts": len(asks), "prompt_tokens": sum(len(ask.prompt) for ask in asks)}
         end = partial(_cancel, answers)
-        if stream:
-            return EventStream(self._frames(answers, reply, report), end)
+        if body.stream:
+            return EventStream(self._frames(answers, reply, report), end, body.headers)
         try:
             outputs = await unless_gone(request.receive, self._collect(answers))
         finally:
             end()
         report |= _made(outputs)
-        return JSONResponse(reply.whole(outputs))
+        return JSONResponse(reply.whole(outputs), headers=body.headers)
 
     async def _collect(self, answers: Sequence[Answer]) -> list[RequestOutput]:
         async with aclosing(self._events(answers)) as events:

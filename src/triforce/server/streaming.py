@@ -53,9 +53,11 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], end: Callable[[], None]) -> None:
+    def __init__(
+        self, frames: AsyncGenerator[bytes, None], end: Callable[[], None], headers: Mapping[str, str]
+    ) -> None:
         """`end` is called in any case: a generator that was never begun does not know that it is over."""
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
         self._frames, self._end = frames, end
 

@@ -58,6 +58,8 @@ def usage(
     """Tokens read and made; what each tier did, if wanted."""
     read, made = sum(o.prompt_tokens for o in outputs), sum(o.completion_tokens for o in outputs)
     counts: dict[str, Any] = {f"{names[0]}_tokens": read, f"{names[1]}_tokens": made, "total_tokens": read + made}
+    details = {"cached_tokens": sum(o.cached_tokens for o in outputs)}
+    counts |= {f"{names[0]}_tokens_details": details}
     stats = total(completion.tiers for output in outputs for completion in output.outputs)
     return counts | ({"tiers": _tiers(stats)} if tiers else {})
 

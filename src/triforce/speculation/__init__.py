@@ -1,7 +1,7 @@
 """The algorithm: drafts, couplings, tiers. Knows no model, no cache and no generator of random numbers."""
 
 from triforce.speculation.ahead import Beside
-from triforce.speculation.contract import Proposer, Sampling
+from triforce.speculation.contract import Grant, Proposer, Sampling, all_of_it
 from triforce.speculation.coupling import Block, Coupling, Rejection, Seeded, block, rejection, seeded
 from triforce.speculation.draft import Draft, Prefix
 from triforce.speculation.lookup import Lookup
@@ -12,6 +12,7 @@ __all__ = [
     "Block",
     "Coupling",
     "Draft",
+    "Grant",
     "Lookup",
     "Prefix",
     "Proposer",
@@ -21,6 +22,7 @@ __all__ = [
     "Seeded",
     "Tier",
     "Watch",
+    "all_of_it",
     "block",
     "rejection",
     "seeded",

@@ -5,7 +5,7 @@ Shape suffixes: B rows, T tokens fed in one pass, K drafted tokens, J = K + 1, V
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 from torch import Tensor
@@ -57,6 +57,15 @@ class Cache(Protocol):
         """The rows of another view of the same memory follow these; it is not to be used any more."""
 
 
+Grant = Callable[[str, int], int]
+"""Told of a tier and how many tokens its next pass of prefill could have; returns how many it may have."""
+
+
+def all_of_it(tier: str, tokens: int) -> int:
+    """The grant where no other text waits for the pass to end."""
+    return tokens
+
+
 Seen = TypeVar("Seen", bound=Cache, contravariant=True)
 
 
@@ -86,7 +95,7 @@ class Proposer(Protocol):
 
     def rewind(self, prefix: Prefix) -> None: ...
 
-    def prefill(self, prefix: Prefix, b: int, length: int) -> Iterator[int]: ...
+    def prefill(self, prefix: Prefix, b: int, length: int, *, grant: Grant = all_of_it) -> Iterator[int]: ...
 
     def aside(self, b: int) -> tuple[Any, ...]: ...
 

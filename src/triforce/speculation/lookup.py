@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from triforce.shapes import Bools, Ints, ints
-from triforce.speculation.contract import Sampling
+from triforce.speculation.contract import Grant, Sampling, all_of_it
 from triforce.speculation.count import Counters
 from triforce.speculation.draft import Draft, Prefix
 from triforce.speculation.grams import Grams
@@ -92,7 +92,7 @@ class Lookup:
         if self.below:
             self.below.rewind(prefix)
 
-    def prefill(self, prefix: Prefix, b: int, length: int) -> Iterator[int]:
+    def prefill(self, prefix: Prefix, b: int, length: int, *, grant: Grant = all_of_it) -> Iterator[int]:
         """Read row b up to `length` tokens: 128K in a quarter of a second. A row left out is read when it is needed."""
         started = perf_counter()
         self._grams[b].read(prefix.ids_BS[b, :length])

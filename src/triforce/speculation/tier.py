@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from triforce.shapes import Bools, Ints, columns, ints, rows
-from triforce.speculation.contract import Cache, Model, Proposer, Sampling
+from triforce.speculation.contract import Cache, Grant, Model, Proposer, Sampling, all_of_it
 from triforce.speculation.count import Counters
 from triforce.speculation.draft import Draft, Prefix
 
@@ -145,14 +145,21 @@ class Tier(Generic[C]):
         self.cache.bring_back(b, held[0])
         self.counters.bring_back(b, held[1])
 
-    def prefill(self, prefix: Prefix, b: int, length: int, watch: Watch | None = None) -> Iterator[int]:
-        """Catch row b up to `length` tokens seen, yielding how many it has seen after each pass."""
+    def prefill(
+        self, prefix: Prefix, b: int, length: int, watch: Watch | None = None, *, grant: Grant = all_of_it
+    ) -> Iterator[int]:
+        """Catch row b up to `length` tokens seen, yielding how many it has seen after each pass.
+
+        `grant`: how many tokens a pass may have; it is not asked where KV is offloaded, as passes are short there.
+        """
         cache = self.cache.row(b)
         while True:
             start, stop = cache.resume(length)
             if start >= stop:
                 return
             stop = min(stop, start + WATCHED) if watch else stop
+            if not self.read:
+                stop = start + grant(self.name, stop - start)
             ids_1T, count_1 = torch.from_numpy(prefix.ids_BS[b : b + 1, start:stop]), ints([stop - start])
             at_1J = torch.arange(stop - start if watch else 0)[None]
             started = perf_counter()

@@ -15,6 +15,7 @@ def run(task: Task) -> dict[str, Any]:
     for tokens in (8, task["tokens"]):  # the first time a look is taken at what passes cost
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         clock, ids = Clock(), list[int]()
+        llm.reset_prefix_cache()
         for piece in llm.stream(task["ids"] if tokens > 8 else task["ids"][:512], params):
             if not isinstance(piece, RequestOutput):
                 ids += piece.token_ids

@@ -85,11 +85,12 @@ def _report(rows: list[Row]) -> int:
 
     found = verdict(rows)
     show(speed_tables(rows))
-    if found["lost"] is not None:
+    if found["mean"] is not None:
         of_best = found["of_best"]
         best = f"; {of_best:.3f} of the best fixed setting's tokens/s" if of_best is not None else ""
         print(f"auto: {found['mean']:.2f} times plain decoding in the mean of {found['cells']} cells{best}")
-        print(f"cells lost: {', '.join(found['lost']) or 'none'}")
+        lost = "not known, as one turn has no spread" if found["lost"] is None else ", ".join(found["lost"]) or "none"
+        print(f"cells lost: {lost}")
     print(json.dumps(found))
     return 0
 

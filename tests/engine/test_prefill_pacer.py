@@ -1,0 +1,98 @@
+"""How much of a prompt is read between two steps: as much as the bound allows, whatever the speed of the model."""
+
+from __future__ import annotations
+
+import pytest
+
+from triforce import prefill_pacer
+from triforce.prefill_pacer import LEAST, UNKNOWN, PrefillPacer
+from triforce.ranks import ALONE
+
+
+class Machine:
+    """A clock, and passes that take so many seconds and so many more for each token."""
+
+    def __init__(self, fixed: float, each: float) -> None:
+        self.now, self.fixed, self.each = 0.0, fixed, each
+
+    def __call__(self) -> float:
+        return self.now
+
+    def read(self, pacer: PrefillPacer, tokens: int, tier: str = "full") -> int:
+        """Make one pass over as many of these as are granted."""
+        granted = pacer.grant(tier, tokens)
+        self.now += self.fixed + self.each * granted
+        pacer.passed()
+        return granted
+
+    def turn(self, pacer: PrefillPacer, tokens: int, step: float) -> tuple[list[int], float]:
+        """Read between two steps of others, which take `step` seconds; the passes, and the time between the ends."""
+        began, granted = self.now, list[int]()
+        pacer.begin(running=True)
+        while sum(granted) < tokens:
+            granted.append(self.read(pacer, tokens - sum(granted)))
+            if not pacer.more():
+                break
+        self.now += step
+        pacer.stepped(step)
+        return granted, self.now - began
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Machine:
+    made = Machine(*request.param)
+    monkeypatch.setattr(prefill_pacer, "perf_counter", made)
+    return made
+
+
+SPEEDS = [(0.0, 1e-5), (0.004, 2e-4), (0.01, 1e-3), (0.02, 2.5e-3)]
+
+
+@pytest.mark.parametrize("machine", SPEEDS, indirect=True)
+@pytest.mark.parametrize("step", [0.0, 0.03, 0.1])
+def test_the_bound_holds_once_the_speed_is_known(machine: Machine, step: float) -> None:
+    pacer = PrefillPacer(0.2, ALONE)
+    machine.turn(pacer, UNKNOWN, step)
+    left, gaps = 7000, list[float]()
+    while left > 0:
+        granted, gap = machine.turn(pacer, left, step)
+        left -= sum(granted)
+        gaps.append(gap)
+    assert max(gaps) <= 0.2 + machine.fixed + LEAST * machine.each + 1e-9
+    if len(gaps) > 4:  # and it is made use of
+        assert sorted(gaps)[len(gaps) // 2] >= 0.7 * 0.2
+
+
+@pytest.mark.parametrize("machine", [(0.0, 0.1)], indirect=True)
+def test_a_slow_model_still_gets_on(machine: Machine) -> None:
+    """Where not even the least pass fits the bound, one is made between two steps."""
+    pacer = PrefillPacer(0.2, ALONE)
+    machine.turn(pacer, UNKNOWN, 0.3)
+    for _ in range(3):
+        assert machine.turn(pacer, 1000, 0.3)[0] == [LEAST]
+
+
+@pytest.mark.parametrize("machine", [(0.01, 1e-3)], indirect=True)
+def test_all_is_read_at_once_where_nobody_waits(machine: Machine) -> None:
+    pacer = PrefillPacer(0.2, ALONE)
+    pacer.begin(running=False)
+    assert machine.read(pacer, 512) == 512
+    assert not pacer.more(), "the others have come in the meantime"
+
+
+@pytest.mark.parametrize("machine", [(0.01, 1e-3)], indirect=True)
+def test_tiers_have_their_own_speeds(machine: Machine) -> None:
+    pacer = PrefillPacer(0.2, ALONE)
+    machine.turn(pacer, UNKNOWN, 0.0)
+    pacer.begin(running=True)
+    assert machine.read(pacer, 5000, "draft") == UNKNOWN
+    pacer.begin(running=True)
+    assert UNKNOWN < machine.read(pacer, 5000, "full") < 200
+
+
+@pytest.mark.parametrize("machine", [(0.01, 1e-3)], indirect=True)
+def test_strict_passes_do_not_go_by_the_clock(machine: Machine) -> None:
+    pacer = PrefillPacer(0.2, ALONE, strict=True)
+    machine.turn(pacer, UNKNOWN, 0.1)
+    pacer.begin(running=True)
+    assert machine.read(pacer, 8192) == 8192
