@@ -66,6 +66,7 @@ class Scene:
         async def much() -> AsyncGenerator[bytes, None]:
             while True:
                 yield bytes(2**20)
+                await asyncio.sleep(0)
 
         return EventStream(much(), self.release.set)
 
@@ -153,8 +154,7 @@ def test_who_asks_no_more_is_hung_up_on(before: bytes) -> None:
         reader, _ = await it.connect(before)
         assert (await reader.read()).count(b"HTTP/1.1 ") == bool(before) and it.events() == {"headers_late"}
 
-    uvicorns_own = uvicorn.Config(lambda: None).timeout_keep_alive
-    scene(play, header_seconds=min(0.2, uvicorns_own / 2))
+    scene(play, header_seconds=0.2)
 
 
 def test_a_second_request_has_a_deadline_of_its_own_and_one_that_is_answered_has_none() -> None:
@@ -225,10 +225,9 @@ class Still:
     ],
 )
 def test_which_clients_are_late(complete: bool, paused: bool, closing: bool, left: list[int], found: str) -> None:
-    async def unused(*_: object) -> None: ...
-
     still, limits = Still(), Limits(header_seconds=5, stall_seconds=5)
-    settings: Any = {"config": uvicorn.Config(unused), "server_state": ServerState(), "app_state": {}, "_loop": still}
+    config = uvicorn.Config(FastAPI(), log_config=None)
+    settings: Any = {"config": config, "server_state": ServerState(), "app_state": {}, "_loop": still}
     connection: Any = Connection("127.0.0.1", limits, **settings)
     connection.transport, connection.flow = still, SimpleNamespace(write_paused=paused)
     connection.cycle, still.closing = SimpleNamespace(response_complete=complete), closing
