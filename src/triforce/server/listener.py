@@ -67,7 +67,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept by ourselves."""
         await super().startup(sockets=[])
-        (sock,) = sockets or ()
+        [sock] = sockets or []
         sock.setblocking(False)
         sock.listen(self.config.backlog)
         self._accepting = asyncio.create_task(accept(sock, self._connections, self._protocol))
