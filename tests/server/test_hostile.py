@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import random
 import socket
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 from unittest import SkipTest
 
@@ -150,6 +151,23 @@ def test_requests_meant_to_break_it(url: str) -> None:
 def test_slow_clients(url: str) -> None:
     slow_clients(url, 30)
     wait_until_idle(url)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
+def test_a_server_without_descriptors_is_reached(url: str) -> None:
+    """Half-sent headers take all that it has, which is less than its bound on connections. Who waits gives way."""
+    server = next(p for p in psutil.Process().children() if "serve" in p.cmdline())
+    soft, most = server.rlimit(psutil.RLIMIT_NOFILE)
+    host, port = url.removeprefix("http://").split(":")
+    with ExitStack() as stack:
+        stack.callback(server.rlimit, psutil.RLIMIT_NOFILE, (soft, most))
+        server.rlimit(psutil.RLIMIT_NOFILE, (server.num_fds() + 20, most))
+        for _ in range(100):
+            connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localh")
+        assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+        counted = httpx.get(f"{url}/metrics", headers=HEADERS).text
+        assert 'event="no_descriptors"' in counted and 'event="gave_way"' in counted
 
 
 @pytest.mark.slow

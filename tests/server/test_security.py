@@ -155,6 +155,12 @@ def test_a_body_is_bounded_as_announced_and_as_it_comes() -> None:
     assert send_to(app, headers=[(b"content-length", b"9" * 5000)])[0] == 413
 
 
+def test_without_a_key_no_large_body_is_kept(guarded: ASGIApp) -> None:
+    for path in security.OPEN:
+        assert ask(guarded, path, content=b" " * 1024).status_code != 413
+        assert "1024 bytes" in refused(ask(guarded, path, content=b" " * 1025), 413)
+
+
 def test_a_body_must_arrive_in_time() -> None:
     assert send_to(BoundedBodies(echo, Limits(body_seconds=0.05)), wait=0.2)[0] == 408
 

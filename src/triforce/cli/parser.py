@@ -101,8 +101,15 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help=described("address to listen on; any but this machine's own needs a key"))
     add("--port", type=int, default=8000, metavar="N", help=described("0: any free one"))
     add("--name", help="what clients call the model (default: as its hub or folder calls it)")
-    guard = parser.add_argument_group("security")
-    add = guard.add_argument
+    _guard(parser.add_argument_group("security"))
+    _bounds(parser.add_argument_group("limits"))
+    replicas(parser.add_argument_group("several engines"))
+    engine(parser)
+    ranks(parser.add_argument_group("several processes"))
+
+
+def _guard(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--api-key-file", metavar="FILE", help="keys, one a line; more may be in TRIFORCE_API_KEYS, with commas between"
     )
@@ -112,6 +119,23 @@ def _serve(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME",
         help="a name that clients reach this server by; addresses and localhost are allowed anyway; may be repeated",
+    )
+
+
+def _bounds(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--max-connections",
+        type=int,
+        metavar="N",
+        help="connections that are open at a time (default: 1024, or three quarters of `ulimit -n` if that is less)",
+    )
+    add(
+        "--max-connections-per-address",
+        type=int,
+        metavar="N",
+        help="of these, from one address, or one /64 of IPv6; behind a proxy all clients have its address: give "
+        "what --max-connections is (default: half of that)",
     )
     add(
         "--max-queue",
@@ -144,9 +168,6 @@ def _serve(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=described("seconds that requests may still run after SIGTERM"),
     )
-    replicas(parser.add_argument_group("several engines"))
-    engine(parser)
-    ranks(parser.add_argument_group("several processes"))
 
 
 def _batch(parser: argparse.ArgumentParser) -> None:

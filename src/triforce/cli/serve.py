@@ -24,6 +24,7 @@ def serve(options: Namespace, ranks: Ranks) -> int:
     with extra():
         from triforce.server import listener, logs, security
         from triforce.server.app import create_app
+        from triforce.server.connections import places
         from triforce.server.limits import Limits
 
     keys = security.read_keys(options.api_key_file)
@@ -31,6 +32,8 @@ def serve(options: Namespace, ranks: Ranks) -> int:
     if not 0 <= options.port < 1 << 16:
         raise RequestError(f"port is {options.port}; give a number from 1 to 65535, or 0 for any free one")
     limits = Limits(
+        connections=places(options.max_connections),
+        connections_per_address=options.max_connections_per_address,
         body_bytes=int(options.max_body * 2**20),
         seconds=options.timeout,
         waiting=options.max_queue,

@@ -31,5 +31,7 @@ Its modules import one way, and tests/server/test_order.py reads it from this li
 - `app`: all of it as one ASGI application
 - `batch_input`: the lines of a file of requests
 - `batch`: on a file of requests
+- `connections`: connections that must get on, and how many there may be
+- `door`: where they are accepted
 - `listener`: on a socket, until it is told to stop
 """

@@ -15,12 +15,22 @@ ANSWER_TOKENS = 2048
 """New tokens of a chat's or a response's answer if the request does not say."""
 LEAST_KV = 65_536
 """Tokens of KV that there is room for by default, however short the model's context."""
+CONNECTIONS = 1024
+"""Open at a time by default, where the process may have so many descriptors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the server bounds; a request beyond it is refused with a text that names the bound."""
 
+    connections: int = CONNECTIONS
+    """Open at a time."""
+    connections_per_address: int | None = None
+    """Of these, from one address; None: half."""
+    header_seconds: float = 10.0
+    """To receive the headers of a request in, from when the connection has nothing else to do."""
+    stall_seconds: float = 60.0
+    """For a client to read nothing of what was sent."""
     body_bytes: int = 16 * 2**20
     body_seconds: float = 60.0
     """To receive a body in."""
@@ -44,12 +54,17 @@ class Limits:
     characters_per_token: int = 32
     """A text longer than the context times this is refused before it is cut into tokens."""
 
+    @property
+    def places_of_an_address(self) -> int:
+        return self.connections_per_address or max(1, self.connections // 2)
+
     def room(self, context: int) -> int:
         """Tokens of KV that there is room for, with a model of such a context."""
         return self.kv_tokens or max(context, LEAST_KV)
 
     def __post_init__(self) -> None:
         """Raise RequestError for a bound that nothing fits in."""
-        positive = self.body_bytes, self.seconds, self.rows, self.max_itl, self.kv_tokens or 1
+        given = (n for n in (self.kv_tokens, self.connections_per_address) if n is not None)
+        positive = self.body_bytes, self.seconds, self.max_itl, self.rows, self.connections, *given
         if not (min(positive) > 0 and self.waiting >= 0):
             raise RequestError("a limit of the server is not positive; see triforce serve --help")

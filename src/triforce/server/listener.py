@@ -6,13 +6,17 @@ import asyncio
 import socket
 from time import monotonic
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
 
 from triforce.errors import RequestError
 from triforce.server import logs
+from triforce.server.connections import Connection, Connections
+from triforce.server.door import accept
 from triforce.server.engine import Engine
+from triforce.server.service import Service
 
 _SLACK = 5
 """Seconds beyond the grace period in which answers that were ended reach their clients."""
@@ -40,37 +44,49 @@ def serve(app: FastAPI, engine: Engine, sock: socket.socket, grace: float) -> No
 
     Raises what has ended the engine, if it was not that.
     """
-    config = uvicorn.Config(
-        app,
-        loop="asyncio",
-        http="h11",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=int(grace) + _SLACK,
-    )
-    asyncio.run(_Server(config, engine, grace).serve([sock]))
+    asyncio.run(Server(app, engine, grace).serve([sock]))
     if engine.failure:
         raise engine.failure
 
 
-class _Server(uvicorn.Server):
-    """Tells the engine, too, that it is time to stop. To stop when told is a success, not a death by signal."""
+class Server(uvicorn.Server):
+    """Bounds connections. Tells the engine, too, that it is time to stop, which is a success, not a death by signal."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, grace: float) -> None:
-        super().__init__(config)
+    def __init__(self, app: FastAPI, engine: Engine, grace: float) -> None:
+        super().__init__(_config(app, grace))
         self._engine, self._grace = engine, grace
         self._told = 0.0
+        service: Service = app.state.service
+        opened = cast(set[Connection], self.server_state.connections)
+        self._limits, self._connections = service.limits, Connections(opened, service.limits, service.metrics)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept by ourselves."""
+        await super().startup(sockets=[])
+        [sock] = sockets or []
+        sock.setblocking(False)
+        sock.listen(self.config.backlog)
+        self._accepting = asyncio.create_task(accept(sock, self._connections, self._protocol))
+
+    def _protocol(self, address: str) -> Connection:
+        state: dict[str, Any] = {"server_state": self.server_state, "app_state": self.lifespan.state}
+        return Connection(address, self._limits, config=self.config, **state)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._accepting.cancel()
+        await asyncio.wait([self._accepting])  # before the socket is closed
+        await super().shutdown(sockets)
+
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second: whether to stop."""
+        if counter % 10 == 0:
+            self._connections.look()
+        if self._accepting.done():
+            self._accepting.result()  # raises what has ended it
         return await super().on_tick(counter) or self._engine.failure is not None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -86,3 +102,18 @@ class _Server(uvicorn.Server):
         logs.event("stopping", grace_seconds=self._grace)
         self._engine.drain()
         self._loop.call_later(0 if self.force_exit else self._grace, self._engine.stop)
+
+
+def _config(app: FastAPI, grace: float) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=int(grace) + _SLACK,
+    )

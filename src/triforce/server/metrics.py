@@ -29,6 +29,10 @@ class Metrics:
         )
         self._gauge("vllm:num_requests_waiting", "Requests in the queue").set_function(lambda: engine.load().waiting)
         self._gauge("triforce:kv_tokens", "Tokens whose K and V are held").set_function(lambda: engine.load().kv_tokens)
+        self.connections = self._gauge("triforce:connections", "Connections that are open")
+        self.connection_events = self._counter(
+            "triforce:connection_events", "What bounds on connections have brought about", "event"
+        )
         self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens read")
         self.new_tokens = self._counter("vllm:generation_tokens", "Tokens made")
         self.finished = self._counter("vllm:request_success", "Texts finished", "finished_reason")
@@ -52,6 +56,9 @@ class Metrics:
     def text(self) -> bytes:
         """All of it, in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def connection_event(self, event: str) -> None:
+        self.connection_events.labels(self._model, event).inc()
 
     async def watch(self, answer: Answer) -> AsyncGenerator[Event, None]:
         """The events of an answer, counted as they pass."""

@@ -21,6 +21,8 @@ from triforce.server.limits import Limits
 KEYS_VARIABLE = "TRIFORCE_API_KEYS"
 OPEN = ("/health", "/")
 """Addresses that need no key: one says whether there is a server, the other is a page that says no more than that."""
+OPEN_BYTES = 1024
+"""Of a body that is sent there: without a key nobody has much kept in memory."""
 _SHORTEST_KEY = 16
 LINGER = 2.0
 """Seconds for which a body that was refused may go on."""
@@ -107,10 +109,12 @@ class BoundedBodies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        coming = _Coming(receive)
+        coming, most = _Coming(receive), self.limits.body_bytes
+        if scope["path"] in OPEN:
+            most = min(most, OPEN_BYTES)
         try:
             async with asyncio.timeout(self.limits.body_seconds):
-                body = await self._read(Headers(scope=scope), coming)
+                body = await _read(Headers(scope=scope), coming, most)
         except TimeoutError:
             refusal = Refusal(
                 408, f"the body did not arrive within {self.limits.body_seconds:g} seconds; send it again"
@@ -125,22 +129,6 @@ class BoundedBodies:
 
         await self.app(scope, replay, send)
 
-    async def _read(self, headers: Headers, coming: _Coming) -> bytes:
-        announced = headers.get("content-length", "0")
-        self._check(float(announced) if announced.isdecimal() else 0)
-        chunks, size = [], 0
-        while coming.more:
-            chunks.append((await coming()).get("body", b""))
-            size += len(chunks[-1])
-            self._check(size)
-        return b"".join(chunks)
-
-    def _check(self, size: float) -> None:
-        most = self.limits.body_bytes
-        if size > most:
-            text = f"the body is larger than {most} bytes; send less, or start the server with a larger --max-body"
-            raise Refusal(413, text, headers={"Connection": "close"})
-
 
 class _Coming:
     """A body on its way: `more` of it, or no more, as when a client hangs up."""
@@ -152,6 +140,23 @@ class _Coming:
         message = await self._receive()
         self.more = message.get("more_body", False)
         return message
+
+
+async def _read(headers: Headers, coming: _Coming, most: int) -> bytes:
+    announced = headers.get("content-length", "0")
+    _check(float(announced) if announced.isdecimal() else 0, most)
+    chunks, size = [], 0
+    while coming.more:
+        chunks.append((await coming()).get("body", b""))
+        size += len(chunks[-1])
+        _check(size, most)
+    return b"".join(chunks)
+
+
+def _check(size: float, most: int) -> None:
+    if size > most:
+        advice = "send less" if most <= OPEN_BYTES else "send less, or start the server with a larger --max-body"
+        raise Refusal(413, f"the body is larger than {most} bytes; {advice}", headers={"Connection": "close"})
 
 
 async def _answer_early(response: ASGIApp, scope: Scope, coming: _Coming, send: Send) -> None:

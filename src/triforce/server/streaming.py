@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -13,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 
-STALL_SECONDS = 60.0
 DONE = b"data: [DONE]\n\n"
 """The last event of completions and of chats."""
 
@@ -71,14 +70,5 @@ class EventStream(Response):
         async with aclosing(self._frames) as frames:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for data in frames:
-                await _timely(send({"type": "http.response.body", "body": data, "more_body": True}))
-            await _timely(send({"type": "http.response.body", "body": b"", "more_body": False}))
-
-
-async def _timely(sent: Awaitable[None]) -> None:
-    """A client that reads nothing for so long counts as gone."""
-    try:
-        async with asyncio.timeout(STALL_SECONDS):
-            await sent
-    except TimeoutError:
-        raise HungUp from None
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
