@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """The command `triforce`. The module of a command, and torch with it, is imported once the arguments have been read."""
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from triforce.cli.parser import parse
+from triforce.cli.progress import announce
 from triforce.errors import RankError, TriforceError
 
 MISTAKE = 2
@@ -23,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         _speak_utf8()
+        announce(options)
         code: int = import_module(f"triforce.cli.{options.command}").run(options)
         sys.stdout.flush()
         return code

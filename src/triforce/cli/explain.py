@@ -7,8 +7,9 @@ from argparse import Namespace
 from collections.abc import Iterator
 from textwrap import fill
 
-from triforce.cli.common import Prefill, load, sampling_params
+from triforce.cli.common import load, sampling_params
 from triforce.cli.generate import model_and_prompt
+from triforce.cli.progress import Prefill
 from triforce.evaluate.report import Table, percent
 from triforce.explain import Explanation
 
@@ -19,7 +20,8 @@ def run(options: Namespace) -> int:
     """Generates as `generate` does, and prints what is known of it instead of the text."""
     params = sampling_params(options)
     options.model, prompt = model_and_prompt(options)
-    (output,) = load(options).generate(prompt, params, load_cache=options.load_cache, on_prefill=Prefill())
+    with Prefill() as progress:
+        (output,) = load(options).generate(prompt, params, load_cache=options.load_cache, on_prefill=progress)
     explanation = output.explain()
     if options.json:
         print(json.dumps(explanation.as_json(), ensure_ascii=False, allow_nan=False))

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce.cli import together
-from triforce.cli.common import Painter, Prefill, legend, load, read_text, report, sampling_params, show
+from triforce.cli.common import Painter, legend, load, read_text, report, sampling_params, show
+from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 from triforce.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
 
@@ -39,9 +40,10 @@ def generate(options: Namespace, ranks: Ranks) -> int:
         print(json.dumps(whole, ensure_ascii=False, allow_nan=False))
         return 0
     output = _stream(llm, options, prompt, params) if params.n == 1 else _list(llm, options, prompt, params)
-    if options.color:
+    if options.color and not options.quiet:
         print(legend(output.outputs[0].tiers), file=sys.stderr)
-    print(report(output), file=sys.stderr)
+    if not options.quiet:
+        print(report(output), file=sys.stderr)
     return 0
 
 
@@ -76,14 +78,16 @@ def _reads_as_prompt(argument: str) -> bool:
 
 def _whole(llm: LLM, options: Namespace, prompt: str, params: SamplingParams) -> RequestOutput:
     files = {"save_cache": options.save_cache, "load_cache": options.load_cache}
-    return llm.generate(prompt, params, **files, on_prefill=Prefill())[0]
+    with Prefill(options.quiet) as progress:
+        return llm.generate(prompt, params, **files, on_prefill=progress)[0]
 
 
 def _stream(llm: LLM, options: Namespace, prompt: str, params: SamplingParams) -> RequestOutput:
     ids = llm.encode(prompt)
     files = {"save_cache": options.save_cache, "load_cache": options.load_cache}
-    pieces = llm.stream(ids, params, **files, on_prefill=Prefill())
-    return show(pieces, Painter(llm.tokenizer, ids) if options.color else None)
+    progress = Prefill(options.quiet)
+    pieces = llm.stream(ids, params, **files, on_prefill=progress)
+    return show(pieces, Painter(llm.tokenizer, ids) if options.color else None, progress)
 
 
 def _list(llm: LLM, options: Namespace, prompt: str, params: SamplingParams) -> RequestOutput:

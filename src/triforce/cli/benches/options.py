@@ -22,9 +22,7 @@ from triforce.cli.options import (
 def bench(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="bench", required=True, metavar="WHAT")
     for name, summary, add in PARTS:
-        part = what.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
-        )
+        part = what.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         add(part)
         json_file(part)
 

@@ -7,7 +7,7 @@ from argparse import Namespace
 from tqdm import tqdm
 
 from triforce.cli.benches.common import about, load, show, sources, write
-from triforce.cli.common import Prefill
+from triforce.cli.progress import Prefill
 
 
 def run(options: Namespace) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce.cli.benches.common import about, load, modes, show, sources, write
-from triforce.cli.common import Prefill
+from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
