@@ -30,7 +30,8 @@ def model_folder(name_or_path: str | Path) -> Path:
         raise ModelError(f"{folder} is a file; give the folder that holds config.json and the weights")
     if isinstance(name_or_path, Path) or not HUB_NAME.fullmatch(name_or_path):
         raise ModelError(
-            f"there is no folder {folder}{_nearby(folder)}; give a model's folder or a Hugging Face name such as org/model"
+            f"there is no folder {folder}{_nearby(folder)}; give a model's folder or a Hugging Face name such as "
+            "org/model"
         )
     return _snapshot(name_or_path)
 

@@ -26,10 +26,9 @@ from triforce.cli.options import (
     sampling,
 )
 
-
 CANNOT_CHAT = (
-    "the pair that comes with triforce cannot chat, as it has no chat template; give a MODEL that has one: the folder or "
-    "hub name of an instruct model (in a checkout of triforce, make smollm2 puts a small one into build/smollm2)"
+    "the pair that comes with triforce cannot chat, as it has no chat template; give a MODEL that has one: the folder "
+    "or hub name of an instruct model (in a checkout of triforce, make smollm2 puts a small one into build/smollm2)"
 )
 
 
@@ -221,8 +220,8 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     add(
         "--quick",
         action="store_true",
-        help="readings so few and short that they take a minute after loading: the model's speed is measured first, and "
-        "what is shortened or left out is said. A rough picture; the slower the model, the rougher",
+        help="readings so few and short that they take a minute once the model is loaded: its speed is measured first, "
+        "and what is shortened or left out is said. A rough picture; the slower the model, the rougher",
     )
     add("--max-context", type=int, default=32_768, metavar="N", help=described("longest readings, in tokens"))
     json_file(parser)

@@ -15,6 +15,7 @@ from triforce.cli.options import (
     lower_tiers,
     model,
     placement,
+    quiet,
     several,
 )
 
@@ -53,6 +54,7 @@ def _speed(parser: argparse.ArgumentParser) -> None:
         metavar="OUTER,INNER",
         help="instead of a model: a 30 M shape of random weights, whose guesses are kept with these probabilities",
     )
+    quiet(parser)
     placement(parser, context=False)
 
 
@@ -110,6 +112,7 @@ def _quality(parser: argparse.ArgumentParser) -> None:
     add("--budgets", type=several(int), default=[512, 2048], metavar="N,...", help="tokens that each keeps or sees")
     add("--questions", type=int, default=8, metavar="N", help=described("needles and passages asked for, each"))
     add("--tokens", type=int, default=64, metavar="N", help=described("new ones of a passage"))
+    quiet(parser)
     placement(parser, context=False)
 
 
@@ -132,6 +135,7 @@ def _lossless(parser: argparse.ArgumentParser) -> None:
     add("--couplings", type=several(str), default=list(COUPLINGS), metavar="NAME,...", help=", ".join(COUPLINGS))
     add("--tokens", type=int, default=128, metavar="N", help=described("new tokens of each text"))
     add("--lower-tiers", type=several(str), default=["same"], metavar="NAME,...", help="same, int8")
+    quiet(parser)
     placement(parser, context=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from functools import partial
 
 from tqdm import tqdm
 
@@ -16,8 +17,8 @@ def run(options: Namespace) -> int:
 
     plan = Plan(options.contexts, options.budgets, options.questions, options.tokens)
     llm = load(options)
-    made = rows(llm, sources(llm, options.texts), plan, Prefill)
-    found = list(tqdm(made, desc="quality", disable=None, leave=False))
+    made = rows(llm, sources(llm, options.texts), plan, partial(Prefill, options.quiet))
+    found = list(tqdm(made, desc="quality", disable=options.quiet or None, leave=False))
     write(options.json, about() | {"model": options.model or "the shipped pair", "rows": found})
     show(tables(found))
     return 0
