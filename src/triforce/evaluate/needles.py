@@ -109,11 +109,11 @@ def _ids(subject: Subject, text: str) -> Tensor:
 
 
 def seconds(subject: Subject, forecast: Forecast) -> float:
-    pace, asked = forecast.target, len(DEPTHS)
-    answers = {
-        size: asked * (pace.reading(size, size - QUESTION) + pace.steps(ANSWER, size)) for size in lengths(subject)
-    }
-    return sum(_count(subject, size) * (pace.reading(size) + answers[size]) for size in answers)
+    pace, total = forecast.target, 0.0
+    for size in lengths(subject):
+        answer = pace.reading(size, size - QUESTION) + pace.steps(ANSWER, size)
+        total += _count(subject, size) * (pace.reading(size) + len(DEPTHS) * answer)
+    return total
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

@@ -14,10 +14,10 @@ class Plan:
     """Lengths and positions are tokens.
 
     span: read of a text at once. deepest: how far the longest readings go. windows: spans of each kind of text at
-    least, where the texts have as many. recent: what the cut model sees in `gain`; stride: its windows move by so much.
-    most: spans of each kind of text at most, the longest. block: tokens whose mean gain is one observation. haystacks: of the longest span; short ones get up to four times
-    as many. copies: spans that are repeated at each distance. judged: tokens of a span where draft and target are
-    compared. prompts, new_tokens: sampled continuations.
+    least, where the texts have as many; most: at most, the longest. recent: what the cut model sees in `gain`; stride:
+    its windows move by so much. block: tokens whose mean gain is one observation. haystacks: of the longest span; short
+    ones get up to four times as many. copies: spans that are repeated at each distance. judged: tokens of a span where
+    draft and target are compared. prompts, new_tokens: sampled continuations.
     """
 
     span: int
