@@ -158,7 +158,6 @@ def test_the_documented_defaults() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["generate", "a", "b", "c"],
         ["generate", "--mode", "magic"],
         ["generate", "--logit-bias", "5"],

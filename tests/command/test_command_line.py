@@ -142,13 +142,8 @@ def test_a_bar_stays_until_there_is_something_to_read(
 def test_shells_complete(line: str, wanted: str, tmp_path: Path) -> None:
     """As a shell asks: what may follow comes through a file."""
     found = tmp_path / "found"
-    asked = {
-        "_ARGCOMPLETE": "1",
-        "COMP_LINE": line,
-        "COMP_POINT": str(len(line)),
-        "_ARGCOMPLETE_STDOUT_FILENAME": str(found),
-    }
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "_ARGCOMPLETE_IFS": "\n"} | asked
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
+    asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(found), "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     code = "import sys; from triforce.cli import main; sys.argv[0] = 'triforce'; main()"
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", code], env=os.environ | asked, check=True, capture_output=True)
     assert found.read_text().split() == [wanted]
