@@ -127,7 +127,7 @@ def test_a_bar_stays_until_there_is_something_to_read(
     with Prefill() as bar:
         bar(1, 2)
         bar(2, 2)
-        assert "first token: 100%" in tty.getvalue().rpartition("\r")[2]
+        assert "writing: 100%" in tty.getvalue().rpartition("\r")[2]
     assert not tty.getvalue().rpartition("\r")[2].strip()
     with Prefill(quiet=True) as bar:
         seen = tty.getvalue()

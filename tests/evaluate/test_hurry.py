@@ -10,7 +10,6 @@ from recaller import Recaller, noise, subject
 
 from triforce.evaluate import MEASUREMENTS, Subject, evaluate, hurry, plan, shorten
 from triforce.evaluate import forecast as forecasts
-from triforce.evaluate import hurry as hurries
 from triforce.evaluate.forecast import Forecast, Pace
 from triforce.evaluate.hurry import FORETOLD, MINUTE
 from triforce.evaluate.subject import Text
@@ -25,7 +24,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        for module in (forecasts, hurries):
+        for module in (forecasts, hurry):
             monkeypatch.setattr(module, "perf_counter", lambda: self.now)
 
 
@@ -38,22 +37,22 @@ def long_text(llm: LLM, tokens: int = 20_000) -> Subject:
 )
 def test_the_slower_the_model_the_less_is_measured(llm: LLM, rate: float, longest: int, whole: bool) -> None:
     given = long_text(llm)
-    found = hurry.hurry(given, EVERYTHING, Forecast(Pace(1 / rate, 0, 2 / rate)), SECONDS, 0.0)
+    found = hurry.fit(given, EVERYTHING, Forecast(Pace(1 / rate, 0, 2 / rate)), SECONDS, 0.0)
     assert given.plan.deepest == longest and (not found.left_out) == whole
     assert found.total <= FORETOLD and found.foretold.keys() | found.left_out.keys() == set(EVERYTHING)
     assert found.rate == pytest.approx(rate)
 
 
 def test_one_measurement_is_made_however_long_it_takes(llm: LLM) -> None:
-    found = hurry.hurry(long_text(llm), ["needle"], Forecast(Pace(1, 0, 1)), SECONDS, 0.0)
+    found = hurry.fit(long_text(llm), ["needle"], Forecast(Pace(1, 0, 1)), SECONDS, 0.0)
     assert list(found.foretold) == ["needle"] and found.total > MINUTE
 
 
 def test_a_trace_is_counted_once(llm: LLM) -> None:
     given, pace = long_text(llm), Pace(0.01, 0, 0.01)
-    both, one = (hurry.hurry(given, names, Forecast(pace), SECONDS, 0.0) for names in (["bits", "positions"], ["bits"]))
+    both, one = (hurry.fit(given, names, Forecast(pace), SECONDS, 0.0) for names in (["bits", "positions"], ["bits"]))
     assert both.total == one.total > 0 == both.foretold["positions"]
-    alone = hurry.hurry(given, ["positions"], Forecast(pace), SECONDS, 0.0)
+    alone = hurry.fit(given, ["positions"], Forecast(pace), SECONDS, 0.0)
     assert alone.total == one.total
 
 

@@ -23,7 +23,7 @@ def announce(options: Namespace) -> None:
 class Prefill:
     """A progress bar with tokens/s, called with the tokens done and all there are.
 
-    It stays until `close`, as there is work between the last token of a prompt and the first new one.
+    It stays until `close`, as work goes on between the last token of a prompt and the first new one that is shown.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -38,7 +38,7 @@ class Prefill:
             self._bar = tqdm(desc="prefill", total=total, unit=" tokens", **how)
         self._bar.update(done - self._bar.n)
         if done >= total:
-            self._bar.set_description("prefill done, first token")
+            self._bar.set_description("prefill done, writing")
 
     def close(self) -> None:
         """There is something to read, or nothing will come."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from triforce.evaluate import agreement, bits, copies, far, gain, loops, needles, positions
 from triforce.evaluate.forecast import Forecast, look
-from triforce.evaluate.hurry import Hurry, hurry
+from triforce.evaluate.hurry import Hurry, fit
 from triforce.evaluate.plan import Plan, plan
 from triforce.evaluate.report import Table
 from triforce.evaluate.subject import Subject, Text, tokenize
@@ -48,7 +48,7 @@ MEASUREMENTS = {
 def shorten(subject: Subject, names: Sequence[str]) -> Hurry:
     """Look how fast the models of a subject are, and give it a plan that ends in a minute from now."""
     began = perf_counter()
-    return hurry(subject, names, look(subject), {name: each.seconds for name, each in MEASUREMENTS.items()}, began)
+    return fit(subject, names, look(subject), {name: each.seconds for name, each in MEASUREMENTS.items()}, began)
 
 
 def evaluate(

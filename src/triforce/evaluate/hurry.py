@@ -14,6 +14,9 @@ MINUTE = 60.0
 FORETOLD = 0.75 * MINUTE
 """What the forecast may take of it; the rest is for what is foretold wrongly."""
 
+ENOUGH = 5.0
+"""Foretold seconds that say how good forecasts are; in fewer, what is done once would count too much."""
+
 Seconds = Callable[[Subject, Forecast], float]
 
 
@@ -40,7 +43,7 @@ class Hurry:
         """Why a measurement has to be left out, if so: if the others are a measure, it would not end in time."""
         now = perf_counter()
         self._since = self._since or now
-        slow = max(1.0, (now - self._since) / self._done) if self._done else 1.0
+        slow = max(1.0, (now - self._since) / max(self._done, ENOUGH))
         wanted, left = slow * self.foretold[name], MINUTE - (now - self.began)
         if self._done and wanted > left:
             return f"it would take {wanted:.0f} s, and {max(left, 0):.0f} s of the minute are left"
@@ -48,7 +51,7 @@ class Hurry:
         return ""
 
 
-def hurry(
+def fit(
     subject: Subject, asked: Sequence[str], forecast: Forecast, seconds: Mapping[str, Seconds], began: float
 ) -> Hurry:
     """Give the subject the largest of the quick plans that ends in time; without what is dearest, if none does."""
