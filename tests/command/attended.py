@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ READY, DONE = "\x1b[?2004h", "\x1b[?2004l"
 """What a prompt begins and ends with: in between a paste is told from typing, and Ctrl-C is a key."""
 
 ENTER, ALT_ENTER, CTRL_C, CTRL_D, UP = "\r", "\x1b\r", "\x03", "\x04", "\x1b[A"
+STYLES = r"\x1b\[[0-9;?]*[A-Za-z]"
 PATIENCE = 200
 
 
@@ -31,7 +33,7 @@ class Terminal:
     def prompt(self) -> str:
         """Wait for the next prompt; what was shown before it."""
         self._process.expect_exact(READY)
-        return str(self._process.before)
+        return re.sub(STYLES, "", self._process.before)
 
     def type(self, keys: str) -> None:
         self._process.send(keys)

@@ -113,9 +113,10 @@ def test_a_full_context(pair: Path, tmp_path: Path) -> None:
         for letter in "ab":
             chat.ask(letter * 100)
         for agreed, told in (("n", "nothing was asked: /reset"), ("y", '[dropped 1 turn, from "aaa')):
-            offered = chat.ask("c" * 100)
-            assert "tokens and 6 for the answer, and the context is 320. Drop the oldest 1 turn of 2? [y/n]" in offered
-            assert told in chat.ask(agreed)
+            chat.ask("c" * 100)
+            shown = chat.ask(agreed)
+            assert "tokens and 6 for the answer, and the context is 320. Drop the oldest 1 turn of 2? [y/n]" in shown
+            assert told in shown
         chat.save(said)
         assert [turn.question[:1] for turn in load(said).turns] == ["b", "c"]
         assert load(said).document == document.read_text()

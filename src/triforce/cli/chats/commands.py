@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from triforce.cli.chats import conversation
-from triforce.cli.chats.talk import Talk, tell
+from triforce.cli.chats.talk import Talk, tell, turns
 from triforce.errors import RequestError
 from triforce.suggest import suggest
 
@@ -38,7 +38,7 @@ def heed(talk: Talk, line: str) -> bool:
     command, given = COMMANDS[name], rest.strip()
     if given and not command.takes:
         raise RequestError(f"{name} takes nothing; {given!r} was not understood")
-    if not given and command.takes.isupper():
+    if not given and command.takes.isalpha():
         raise RequestError(f"{name} needs more: {name} {command.takes}")
     command.run(talk, given)
     return True
@@ -89,7 +89,7 @@ def _load(talk: Talk, file: str) -> None:
 def _counts(talk: Talk) -> str:
     said = talk.conversation
     return (
-        f"{len(said.turns)} turns, a document of {len(said.document):,} characters, "
+        f"{turns(len(said.turns))}, a document of {len(said.document):,} characters, "
         f"{'a' if said.system else 'no'} system message"
     )
 

@@ -101,31 +101,32 @@ class Talk:
         """Token ids that fit; what the oldest turns are dropped for is agreed. Raises RequestError."""
         room = min(self.params.max_tokens, self.context // ROOM)
         laid_out = [self.tokenizer.chat(self.conversation.messages(question))]
-        turns = len(self.conversation.turns)
-        while len(laid_out[-1]) + room > self.context and len(laid_out) <= turns:
+        count = len(self.conversation.turns)
+        while len(laid_out[-1]) + room > self.context and len(laid_out) <= count:
             laid_out.append(self.tokenizer.chat(self.conversation.messages(question, after=len(laid_out))))
         whole, dropped = laid_out[0], len(laid_out) - 1
         needs = f"this takes {len(whole):,} tokens and {room:,} for the answer, and the context is {self.context:,}"
         if dropped and len(laid_out[-1]) < self.context and self._may_drop(needs, dropped):
             return laid_out[-1]
         if len(whole) >= self.context:
-            advice = "/reset forgets all turns" if turns else "ask less at a time, or give a shorter document"
+            advice = "/reset forgets all turns" if count else "ask less at a time, or give a shorter document"
             raise RequestError(f"{needs}; nothing was asked: {advice}")
         return whole
 
     def _may_drop(self, needs: str, count: int) -> bool:
         """Forget the oldest turns, if that is agreed to."""
-        turns = self.conversation.turns
-        if not (self.agrees and self.agrees(f"{needs}. Drop the oldest {_turns(count)} of {len(turns)}? [y/n] ")):
+        said = self.conversation.turns
+        if not (self.agrees and self.agrees(f"{needs}. Drop the oldest {turns(count)} of {len(said)}? [y/n] ")):
             return False
-        first = " ".join(turns[0].question.split())
+        first = " ".join(said[0].question.split())
         short = first if len(first) <= SHOWN else f"{first[:SHOWN]} ..."
-        tell(f'[dropped {_turns(count)}, from "{short}" on; {_turns(len(turns) - count)} and all else stay]')
-        del turns[:count]
+        tell(f'[dropped {turns(count)}, from "{short}" on; {turns(len(said) - count)} and all else stay]')
+        del said[:count]
         return True
 
 
-def _turns(count: int) -> str:
+def turns(count: int) -> str:
+    """So many, in words."""
     return f"{count} turn" if count == 1 else f"{count} turns"
 
 
