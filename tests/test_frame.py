@@ -41,6 +41,7 @@ try:
     main(sys.argv[1:])
 except SystemExit as end:
     heavy = {"torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy", "tqdm", "jinja2"}
+    heavy |= {"prompt_toolkit", "argcomplete"}
     print(*heavy & set(sys.modules), file=sys.stderr)
     sys.exit(end.code)
 """

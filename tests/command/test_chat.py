@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def test_each_line_is_a_question(pair: Path, stdin: Any, capsys: pytest.CaptureF
     stdin(b"the cat\n/exit\n")
     assert main(settings(pair, "--max-tokens", "4", "--quiet")) == 0
     assert capsys.readouterr() == (out, "[cut at --max-tokens 4]\n" * 2)
+    assert "triforce.cli.chats.terminal" not in sys.modules  # nor what it imports
 
 
 def test_what_does_not_fit_is_refused_and_the_rest_is_asked(

@@ -84,7 +84,8 @@ def _pace(decoder: Decoder, view: Full | Streaming, ids_N: Tensor) -> Pace:
         passes.append((width, done + width / 2, seconds / width))
         done, width = done + width, min(4 * width, WIDTH)
     longest = [one for one in passes if one[0] == passes[-1][0]]
-    _, depths, costs = zip(*longest[len(longest) > 1 :], strict=True) if longest else ((), (0.0,), (step,))
+    settled = longest[len(longest) > 1 :] or [(1, 0.0, step)]
+    depths, costs = [depth for _, depth, _ in settled], [cost for _, _, cost in settled]
     if len(costs) < 3:
         return Pace(min(step, float(np.mean(costs))), 0.0, step)
     deeper, token = np.polyfit(depths, costs, 1)
