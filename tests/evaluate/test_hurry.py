@@ -34,7 +34,7 @@ def long_text(llm: LLM, tokens: int = 20_000) -> Subject:
 
 @pytest.mark.parametrize(
     ("rate", "longest", "whole"),
-    [(1e6, 8192, True), (1e3, 4096, True), (300, 1024, True), (200, 512, True), (20, 512, False)],
+    [(1e6, 8192, True), (1e3, 4096, True), (300, 1024, True), (200, 512, True), (20, 256, False)],
 )
 def test_the_slower_the_model_the_less_is_measured(llm: LLM, rate: float, longest: int, whole: bool) -> None:
     given = long_text(llm)
@@ -85,17 +85,12 @@ def test_forecasts_come_true(llm: LLM, monkeypatch: pytest.MonkeyPatch, token: f
     clock = Clock(monkeypatch)
     given = subject(llm, Timed(llm, clock, token, token / 10_000), noise(20_000), plan(32_768, 32_768))
     given.texts += [Text(f"{n}", "code", torch.tensor(noise(9000))) for n in range(5)]
-    took: dict[str, float] = {}
     began = clock.now
     found = shorten(given, [name for name in EVERYTHING if name not in ("loops", "agreement")])
-
-    def tell(name: str, result: dict[str, Any]) -> None:
-        took[name] = clock.now - began - sum(took.values())
-        assert "seconds" in result
-
-    evaluate(given, list(found.foretold), tell, found)
-    assert sum(took.values()) == pytest.approx(found.total, rel=0.35, abs=3)
-    assert clock.now - began < MINUTE
+    looked = clock.now
+    results = evaluate(given, list(found.foretold), lambda name, result: None, found)
+    assert any("skipped" not in result for result in results.values())
+    assert clock.now - looked == pytest.approx(found.total, rel=0.35) and clock.now - began < MINUTE
 
 
 def test_what_there_is_no_time_left_for_is_left_out(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce.cli import together
@@ -50,8 +49,6 @@ def generate(options: Namespace, ranks: Ranks) -> int:
 def model_and_prompt(options: Namespace) -> tuple[str | None, str]:
     """The model named, if any, and the prompt from the argument, the file or stdin. Raises RequestError."""
     model, prompt = options.model, options.prompt
-    if prompt is None and model is not None and _reads_as_prompt(model):
-        model, prompt = None, model
     if prompt is not None and options.prompt_file is not None:
         raise RequestError("a PROMPT and --prompt-file are given; leave one of them out")
     if prompt is None:
@@ -70,10 +67,6 @@ def model_and_prompt(options: Namespace) -> tuple[str | None, str]:
     except UnicodeEncodeError as error:  # how Python shows bytes of an argument that are not UTF-8
         raise RequestError("the prompt is not UTF-8 text; convert it, or use --prompt-file") from error
     return model, prompt
-
-
-def _reads_as_prompt(argument: str) -> bool:
-    return not argument or (len(argument.split()) > 1 and not Path(argument).is_dir())
 
 
 def _whole(llm: LLM, options: Namespace, prompt: str, params: SamplingParams) -> RequestOutput:

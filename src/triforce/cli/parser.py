@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from triforce import __version__
 from triforce.cli.arguments import Parser
@@ -72,9 +73,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _take_named(options: argparse.Namespace, leaf: Parser) -> None:
-    """-m and -p in the places of MODEL and PROMPT. With -m alone the first argument in place is the PROMPT."""
+    """-m and -p in the places of MODEL and PROMPT. With -m, or if it reads so, a single argument is the PROMPT."""
     model, prompt = (vars(options).pop(f"named_{slot}", None) for slot in ("model", "prompt"))
-    if model is not None and options.model is not None:
+    alone = getattr(options, "prompt", "") is None and prompt is None
+    if model is None and alone and options.model is not None and _reads_as_prompt(options.model):
+        options.model, options.prompt = None, options.model
+    elif model is not None and options.model is not None:
         if getattr(options, "prompt", "") is not None:
             leaf.error(f"there are two models, {options.model!r} and -m {model!r}; leave one out")
         options.prompt = options.model
@@ -83,6 +87,10 @@ def _take_named(options: argparse.Namespace, leaf: Parser) -> None:
     for slot, named in (("model", model), ("prompt", prompt)):
         if named is not None:
             setattr(options, slot, named)
+
+
+def _reads_as_prompt(argument: str) -> bool:
+    return not argument or (len(argument.split()) > 1 and not Path(argument).is_dir())
 
 
 def _generate(parser: argparse.ArgumentParser) -> None:

@@ -52,14 +52,14 @@ class Hurry:
 
 
 def fit(
-    subject: Subject, asked: Sequence[str], forecast: Forecast, seconds: Mapping[str, Seconds], began: float
+    subject: Subject, asked: Sequence[str], forecast: Forecast, costs: Mapping[str, Seconds], began: float
 ) -> Hurry:
     """Give the subject the largest of the quick plans that ends in time; without what is dearest, if none does."""
-    context, names = subject.plan.deepest, [name for name in seconds if name in asked]
+    context, names = subject.plan.deepest, [name for name in costs if name in asked]
 
     def foretell() -> dict[str, float]:
         ahead = forecast.anew()
-        return {name: seconds[name](subject, ahead) for name in names}
+        return {name: costs[name](subject, ahead) for name in names}
 
     for longest in sorted({min(size, context) for size in QUICK}, reverse=True):
         subject.plan = plan(context, context, longest)
@@ -67,7 +67,7 @@ def fit(
         if sum(foretold.values()) <= FORETOLD:
             break
     left_out: dict[str, float] = {}
-    while sum(foretold.values()) > FORETOLD and len(names) > 1:
+    while sum(foretold.values()) > FORETOLD and sum(seconds > 0 for seconds in foretold.values()) > 1:
         dearest = max(names, key=lambda name: foretold[name])
         left_out[dearest] = foretold[dearest]
         names.remove(dearest)

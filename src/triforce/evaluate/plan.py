@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SPAN = 32_768
-QUICK = (8_192, 4_096, 2_048, 1_024, 512)
+QUICK = (8_192, 4_096, 2_048, 1_024, 512, 256)
 """Longest readings of a quick evaluation: what there is time for."""
 
 
