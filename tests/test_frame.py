@@ -15,8 +15,9 @@ from triforce import ladder
 from triforce.batch import COUPLINGS
 from triforce.cache.select import POLICIES
 from triforce.cli import main, options
-from triforce.cli.options import DEFAULTS
+from triforce.cli.common import sampling
 from triforce.cli.parser import parse
+from triforce.request import SamplingParams
 
 ROOT = Path(__file__).parents[1]
 
@@ -41,6 +42,7 @@ try:
     main(sys.argv[1:])
 except SystemExit as end:
     heavy = {"torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy", "tqdm", "jinja2"}
+    heavy |= {"prompt_toolkit", "argcomplete"}
     print(*heavy & set(sys.modules), file=sys.stderr)
     sys.exit(end.code)
 """
@@ -149,16 +151,16 @@ def test_a_wheel_without_a_compiler_holds_all_but_the_kernels(tmp_path: Path) ->
 
 
 def test_the_documented_defaults() -> None:
-    options = vars(parse(["generate"]))
+    parsed = parse(["generate"])
+    options = vars(parsed)
     wanted = {"gamma_1": 2, "gamma_2": 6, "budget": "auto", "chunk": 16, "selection": "observed", "coupling": "seeded"}
     assert {name: options[name] for name in wanted} == wanted
-    assert all(options[name] == DEFAULTS[name] for name in ("temperature", "top_k", "top_p", "seed", "n", "max_tokens"))
+    assert SamplingParams(**sampling(parsed)) == SamplingParams()
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["generate", "a", "b", "c"],
         ["generate", "--mode", "magic"],
         ["generate", "--logit-bias", "5"],

@@ -19,7 +19,7 @@ from triforce.bench.grid import Cell
 from triforce.bench.prompts import Sources, prompts
 from triforce.bench.speed import Plan, cell_rows
 from triforce.bench.together import Prompts, varied
-from triforce.cli.common import Prefill
+from triforce.cli.progress import Prefill
 from triforce.evaluate import Table
 from triforce.request import SamplingParams
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.config import ModelConfig
 from triforce.errors import RequestError
+from triforce.suggest import suggest
 
 PLENTY = 16
 """Characters for each token of the context: if a text has more, its beginning may tell that it is too long."""
@@ -98,5 +99,6 @@ def _ids(text: str, tokenizer: Tokenizer, context: int) -> list[int]:
 def known(what: str, name: str, table: Iterable[str]) -> str:
     """`name`, if it is in the table. Raises RequestError listing what is."""
     if name not in table:
-        raise RequestError(f"{what} {name!r} is not known; choose from {', '.join(table)}")
+        names = list(table)
+        raise RequestError(f"{what} {name!r} is not known{suggest(name, names)}; choose from {', '.join(names)}")
     return name

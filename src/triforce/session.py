@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 
 from triforce.cache import Full
 from triforce.cache.full import TAIL
@@ -30,18 +31,22 @@ class Session:
 
     def ask(
         self, conversation: str | Sequence[int], params: SamplingParams, on_prefill: OnPrefill | None = None
-    ) -> Iterator[Piece | RequestOutput]:
-        """Continue the whole conversation so far, as `LLM.stream` does. n must be 1. One answer at a time."""
+    ) -> Generator[Piece | RequestOutput, None, None]:
+        """Continue the whole conversation so far, as `LLM.stream` does. n must be 1. One answer at a time.
+
+        An answer that is given up half-way, as `LLM.stream` has it, leaves what is in order for the next one.
+        """
         if params.n != 1:
             raise RequestError(f"a session gives one answer at a time, not n = {params.n}; use LLM.generate")
         ids = self.llm.encode(conversation)
         reusable = max(0, len(ids) - 1 - TAIL) if params.prompt_logprobs is None else 0  # these score every position
         self._forget_from(min(_alike(self._seen, ids), reusable))
         self._seen = list(ids)
-        for piece in self.llm.stream(ids, params, on_prefill=on_prefill, memory=self._memory):
-            if isinstance(piece, Piece):
-                self._seen += piece.token_ids
-            yield piece
+        with closing(self.llm.stream(ids, params, on_prefill=on_prefill, memory=self._memory)) as pieces:
+            for piece in pieces:
+                if isinstance(piece, Piece):
+                    self._seen += piece.token_ids
+                yield piece
 
     def _forget_from(self, length: int) -> None:
         # The pool may have seen tokens past the end of the last answer: those that were verified but cut off.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,3 +27,17 @@ def stdin(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
 
     return give
+
+
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}bot:{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny target that chats, and a tiny draft."""
+    from tests.tiny_checkpoint import tiny_pair
+
+    return tiny_pair(tmp_path_factory.mktemp("pair"), positions=32_768, chat_template=TEMPLATE)

@@ -124,7 +124,7 @@ def test_repetition() -> None:
 
 
 def test_continuations_are_counted(llm: LLM) -> None:
-    text = subject(llm, Recaller(llm), noise(600), plan(512, 512, quick=True))
+    text = subject(llm, Recaller(llm), noise(600), plan(512, 512, longest=512))
     text.llm = llm
     found = loops.measure(text)
     assert len(found["shares"]) == 8 and found["tokens"] == 64 and found["texts"] == 0

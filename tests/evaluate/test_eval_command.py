@@ -10,6 +10,7 @@ from recaller import noise
 
 from triforce.cli import main
 from triforce.evaluate import MEASUREMENTS, Table, plan
+from triforce.evaluate.plan import QUICK
 from triforce.evaluate.subject import kind_of
 from triforce.llm import LLM
 
@@ -35,7 +36,9 @@ def test_everything_is_measured_shown_and_written(
 ) -> None:
     out = tmp_path / "eval.json"
     assert evaluate(folders, texts, "--quick", "--max-context", "512", "--json", str(out)) == 0
-    shown, found = capsys.readouterr().out, json.loads(out.read_text())
+    (shown, told), found = capsys.readouterr(), json.loads(out.read_text())
+    assert f"forecast: {found['forecast']['seconds']:.0f} s" in told and "readings of at most 512 tokens" in told
+    assert "were foretold" in shown
     assert set(found["results"]) == set(MEASUREMENTS)
     skipped = {name for name, result in found["results"].items() if "skipped" in result}
     assert skipped == {"far"}
@@ -97,9 +100,9 @@ def test_the_plan_of_a_long_context_is_that_of_the_issue() -> None:
 
 
 @pytest.mark.parametrize("context", [128, 500, 2048, 4096, 40_960, 1_000_000])
-@pytest.mark.parametrize("quick", [False, True])
-def test_any_context_gives_a_plan(context: int, quick: bool) -> None:
-    numbers = plan(context, 131_072, quick)
+@pytest.mark.parametrize("longest", [None, *QUICK])
+def test_any_context_gives_a_plan(context: int, longest: int | None) -> None:
+    numbers = plan(context, 131_072, longest)
     assert numbers.span <= numbers.deepest <= min(context, 131_072)
     assert numbers.recent < numbers.far.start < numbers.far.stop < numbers.span
     assert len(numbers.far) // numbers.stride > 1 and len(numbers.far) >= 2 * numbers.block

@@ -201,7 +201,7 @@ def test_the_end_of_all(
         (["generate", "x y", "--tp-reduce"], {}, "such as --tp 2"),
         (["serve", "--replicas", "2"], {"WORLD_SIZE": "2"}, "start it without torchrun"),
         (["batch", "x", "--tp", "65"], {}, "--tp is 65; give 1 to 64 processes"),
-        (["chat", "--tp-reduce"], {}, "such as --tp 2"),
+        (["chat", "model", "--tp-reduce"], {}, "such as --tp 2"),
     ],
 )
 def test_what_cannot_be(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 from triforce.errors import ModelError
+from triforce.suggest import suggest
 
 # No *.py: code from a repository is never run. No other *.safetensors: some repositories hold the weights twice.
 TEXTS = ("*.json", "*.jinja", "tokenizer*")
@@ -32,7 +34,10 @@ def model_folder(name_or_path: str | Path) -> Path:
     if folder.exists():
         raise ModelError(f"{folder} is a file; give the folder that holds config.json and the weights")
     if isinstance(name_or_path, Path) or not HUB_NAME.fullmatch(name_or_path):
-        raise ModelError(f"there is no folder {folder}; give a model's folder or a Hugging Face name such as org/model")
+        raise ModelError(
+            f"there is no folder {folder}{_nearby(folder)}; give a model's folder or a Hugging Face name such as "
+            "org/model"
+        )
     return _snapshot(name_or_path)
 
 
@@ -55,9 +60,17 @@ def _snapshot(name: str) -> Path:
     except Exception as error:  # offline, missing, gated, a bad name, a full disk: each has its own unrelated type
         reason = str(error).strip().partition("\n")[0]
         raise ModelError(
-            f"{name!r} is not a folder here and could not be fetched from the Hugging Face hub ({reason}); "
+            f"{name!r} is not a folder here{_nearby(Path(name))} and could not be fetched from the Hugging Face hub "
+            f"({reason}); "
             "check the name and the connection, and run `hf auth login` first if the model is gated"
         ) from error
+
+
+def _nearby(missing: Path) -> str:
+    """What folder beside a missing one may be meant."""
+    beside = missing.parent
+    readable = beside.is_dir() and os.access(beside, os.R_OK)
+    return suggest(str(missing), [str(each) for each in beside.iterdir() if each.is_dir()] if readable else [])
 
 
 def read_json(file: Path) -> dict[str, Any]:

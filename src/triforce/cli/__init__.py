@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """The command `triforce`. The module of a command, and torch with it, is imported once the arguments have been read."""
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from triforce.cli.parser import parse
+from triforce.cli.progress import announce
 from triforce.errors import RankError, TriforceError
 
 MISTAKE = 2
@@ -25,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _speak_utf8()
         warnings.showwarning = _show_warning  # type: ignore[assignment]
+        announce(options)
         code: int = import_module(f"triforce.cli.{options.command}").run(options)
         sys.stdout.flush()
         return code

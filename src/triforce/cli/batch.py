@@ -44,15 +44,15 @@ def answer_all(options: Namespace, ranks: Ranks) -> int:
             raise RequestError(f"{output} is the input; name another file with -o")
         require_writable(str(output))
         name = options.name or model_name(options.model)
-        with _progress(lines) as bar, batch.Answers(output, bar.update) as answers:
+        with _progress(lines, options.quiet) as bar, batch.Answers(output, bar.update) as answers:
             if replicas.wanted(options):
                 replicas.answer(options, name, file, answers)
             else:
                 _answer(options, ranks, name, file, answers)
     tally = answers.tally
-    print(
-        f"{tally.answered} answered, {tally.refused} refused, {tally.skipped} there already: {output}", file=sys.stderr
-    )
+    if not options.quiet:
+        told = f"{tally.answered} answered, {tally.refused} refused, {tally.skipped} there already: {output}"
+        print(told, file=sys.stderr)
     if not tally.refused:
         return 0
     (reason, times), *others = tally.reasons.most_common(2)
@@ -90,11 +90,11 @@ def _unless_broken(app: ASGIApp, engine: Engine) -> ASGIApp:
     return checked
 
 
-def _progress(lines: int) -> Any:
+def _progress(lines: int, quiet: bool) -> Any:
     """A bar on stderr, on terminals only."""
     from tqdm import tqdm
 
-    return tqdm(desc="batch", total=lines, unit=" requests", leave=False, disable=None, file=sys.stderr)
+    return tqdm(desc="batch", total=lines, unit=" requests", leave=False, disable=quiet or None, file=sys.stderr)
 
 
 def _opened(source: Path) -> BinaryIO:

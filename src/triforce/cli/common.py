@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce.cli.options import DEFAULTS, NO_DRAFT
+from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 from triforce.grammar import Grammar
 from triforce.imports import import_torch
@@ -102,23 +103,6 @@ def require_writable(file: str | None) -> None:
         raise RequestError(f"{file} cannot be written; name a file in a folder that exists")
 
 
-class Prefill:
-    """A progress bar on stderr with tokens/s, on terminals only: called with the tokens done and all there are."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-
-    def __call__(self, done: int, total: int) -> None:
-        from tqdm import tqdm
-
-        if self._bar is None:
-            self._bar = tqdm(desc="prefill", total=total, unit=" tokens", leave=False, disable=None, file=sys.stderr)
-        self._bar.update(done - self._bar.n)
-        if done >= total:
-            self._bar.close()
-            self._bar = None
-
-
 class Painter:
     """Colours each character by the tier that proposed its token. Pieces of text hold the tokens of a whole pass."""
 
@@ -141,14 +125,21 @@ def paint(text: str, tier: str) -> str:
     return f"\033[{COLORS.get(tier, 0)}m{text}\033[0m"
 
 
-def show(pieces: Iterable[Piece | RequestOutput], painter: Painter | None) -> RequestOutput:
-    """Print a stream as it comes, and return the answer that ends it."""
+def write(piece: Piece, painter: Painter | None) -> None:
+    """Print a piece of a stream; the next one follows it."""
+    print(painter(piece) if painter else piece.text, end="", flush=True)
+
+
+def show(pieces: Iterable[Piece | RequestOutput], painter: Painter | None, progress: Prefill) -> RequestOutput:
+    """Print a stream as it comes, in the place of `progress`, and return the answer that ends it."""
     output = None
-    for piece in pieces:
-        if isinstance(piece, RequestOutput):
-            output = piece
-        else:
-            print(painter(piece) if painter else piece.text, end="", flush=True)
+    with progress:
+        for piece in pieces:
+            progress.close()
+            if isinstance(piece, RequestOutput):
+                output = piece
+            else:
+                write(piece, painter)
     print(flush=True)
     assert output is not None, "a stream ends with the whole answer"
     return output

@@ -10,7 +10,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from triforce.cli.common import Painter, Prefill, legend, passes_per_token, show
+from triforce.cli.common import Painter, legend, passes_per_token, show
+from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 from triforce.request import RequestOutput, SamplingParams
 
@@ -73,8 +74,9 @@ def _continue(llm: LLM, prompt: list[int], params: SamplingParams, mode: str, sa
     save, load = (saved, None) if first else (None, saved)
     color = sys.stdout.isatty() and mode != "ar"
     print(f"\n[{mode}] ", end="", flush=True)
-    pieces = llm.stream(prompt, params, mode=mode, save_cache=save, load_cache=load, on_prefill=Prefill())
-    output = show(pieces, Painter(llm.tokenizer, prompt) if color else None)
+    progress = Prefill()
+    pieces = llm.stream(prompt, params, mode=mode, save_cache=save, load_cache=load, on_prefill=progress)
+    output = show(pieces, Painter(llm.tokenizer, prompt) if color else None, progress)
     if color:
         print(legend(output.outputs[0].tiers))
     if first:

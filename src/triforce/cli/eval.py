@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from importlib import resources
 from pathlib import Path
@@ -16,23 +17,46 @@ from triforce.cli.options import NO_DRAFT
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.evaluate import Subject
+    from triforce.evaluate import Hurry, Plan, Subject
 
 
 def run(options: Namespace) -> int:
     """Prints a table as soon as it is measured; --json writes all figures at the end."""
     began = perf_counter()
-    from triforce.evaluate import evaluate
+    from triforce.evaluate import evaluate, shorten
 
     names = _names(options.only)
     require_writable(options.json)
     subject = _subject(options)
-    results = evaluate(subject, names, _show)
+    whole, loaded = subject.plan, perf_counter()
+    hurry = shorten(subject, names) if options.quick else None
+    if hurry and not options.quiet:
+        print(*_foretold(hurry, whole, subject.plan), sep="\n", file=sys.stderr, flush=True)
+    results = evaluate(subject, list(hurry.foretold) if hurry else names, _show, hurry)
+    measured = perf_counter() - loaded
     if options.json:
         everything = _about(subject) | {"seconds": perf_counter() - began, "results": results}
+        if hurry:
+            everything["forecast"] = {"seconds": hurry.total, "left_out": hurry.left_out, "measured": measured}
         Path(options.json).write_text(json.dumps(everything, indent=2) + "\n", encoding="utf-8")
-    print(f"In all {perf_counter() - began:.0f} s.")
+    if not options.quiet:
+        promise = f", of which {measured:.0f} for measuring; {hurry.total:.0f} were foretold" if hurry else ""
+        print(f"In all {perf_counter() - began:.0f} s{promise}.")
     return 0
+
+
+def _foretold(hurry: Hurry, whole: Plan, plan: Plan) -> list[str]:
+    """What the minute will be used for, and what not."""
+    lines = [
+        f"forecast: {hurry.total:.0f} s, as this model reads {hurry.rate:,.0f} tokens/s",
+        f"shortened: readings of at most {plan.deepest:,} tokens (without --quick {whole.deepest:,}), "
+        f"{plan.most} of each kind of text, {plan.prompts} continuations of {plan.new_tokens} tokens "
+        f"({whole.prompts} of {whole.new_tokens})",
+    ]
+    if hurry.left_out:
+        each = ", ".join(f"{name} ({seconds:.0f} s)" for name, seconds in hurry.left_out.items())
+        lines.append(f"left out: {each}; have them with --only NAME, without --quick")
+    return lines
 
 
 def _names(only: str | None) -> list[str]:
@@ -52,8 +76,8 @@ def _subject(options: Namespace) -> Subject:
     texts = read_texts(options.texts or [str(resources.files("triforce") / "data" / BOOK)])
     draft = None if options.draft == NO_DRAFT else options.draft
     llm = LLM(options.model, draft, device=options.device, dtype=options.dtype)
-    numbers = plan(llm.target.config.context, options.max_context, options.quick)
-    return Subject(llm, tokenize(llm, texts), numbers)
+    numbers = plan(llm.target.config.context, options.max_context)
+    return Subject(llm, tokenize(llm, texts), numbers, options.quiet)
 
 
 def _show(name: str, result: dict[str, Any]) -> None:

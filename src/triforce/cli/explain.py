@@ -7,8 +7,9 @@ from argparse import Namespace
 from collections.abc import Iterator
 from textwrap import fill
 
-from triforce.cli.common import Prefill, load, sampling
+from triforce.cli.common import load, sampling
 from triforce.cli.generate import model_and_prompt
+from triforce.cli.progress import Prefill
 from triforce.evaluate.report import Table, percent
 from triforce.explain import Explanation
 
@@ -21,7 +22,8 @@ def run(options: Namespace) -> int:
     options.model, prompt = model_and_prompt(options)
     llm = load(options)
     params = llm.sampling_params(**given)
-    (output,) = llm.generate(prompt, params, load_cache=options.load_cache, on_prefill=Prefill())
+    with Prefill() as progress:
+        (output,) = llm.generate(prompt, params, load_cache=options.load_cache, on_prefill=progress)
     explanation = output.explain()
     if options.json:
         print(json.dumps(explanation.as_json(), ensure_ascii=False, allow_nan=False))

@@ -8,11 +8,11 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce.cli import together
-from triforce.cli.common import Painter, Prefill, legend, load, read_text, report, sampling, show
+from triforce.cli.common import Painter, legend, load, read_text, report, sampling, show
+from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 from triforce.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
 
@@ -41,6 +41,8 @@ def generate(options: Namespace, ranks: Ranks) -> int:
         print(json.dumps(whole, ensure_ascii=False, allow_nan=False))
         return 0
     output = _stream(llm, options, ids, params) if params.n == 1 else _list(llm, options, ids, params)
+    if options.quiet:
+        return 0
     if options.color:
         print(legend(output.outputs[0].tiers), file=sys.stderr)
     print(report(output), file=sys.stderr)
@@ -52,8 +54,6 @@ def generate(options: Namespace, ranks: Ranks) -> int:
 def model_and_prompt(options: Namespace) -> tuple[str | None, str]:
     """The model named, if any, and the prompt from the argument, the file or stdin. Raises RequestError."""
     model, prompt = options.model, options.prompt
-    if prompt is None and model is not None and _reads_as_prompt(model):
-        model, prompt = None, model
     if prompt is not None and options.prompt_file is not None:
         raise RequestError("a PROMPT and --prompt-file are given; leave one of them out")
     if prompt is None:
@@ -74,19 +74,17 @@ def model_and_prompt(options: Namespace) -> tuple[str | None, str]:
     return model, prompt
 
 
-def _reads_as_prompt(argument: str) -> bool:
-    return not argument or (len(argument.split()) > 1 and not Path(argument).is_dir())
-
-
 def _whole(llm: LLM, options: Namespace, ids: list[int], params: SamplingParams) -> RequestOutput:
     files = {"save_cache": options.save_cache, "load_cache": options.load_cache}
-    return llm.generate(ids, params, **files, on_prefill=Prefill())[0]
+    with Prefill(options.quiet) as progress:
+        return llm.generate(ids, params, **files, on_prefill=progress)[0]
 
 
 def _stream(llm: LLM, options: Namespace, ids: list[int], params: SamplingParams) -> RequestOutput:
     files = {"save_cache": options.save_cache, "load_cache": options.load_cache}
-    pieces = llm.stream(ids, params, **files, on_prefill=Prefill())
-    return show(pieces, Painter(llm.tokenizer, ids) if options.color else None)
+    progress = Prefill(options.quiet)
+    pieces = llm.stream(ids, params, **files, on_prefill=progress)
+    return show(pieces, Painter(llm.tokenizer, ids) if options.color else None, progress)
 
 
 def _list(llm: LLM, options: Namespace, ids: list[int], params: SamplingParams) -> RequestOutput:

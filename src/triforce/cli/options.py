@@ -30,13 +30,23 @@ def several(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     return values
 
 
-def model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="a Hugging Face folder or name; without one, the pair of models that comes with triforce",
-    )
+def model(
+    parser: argparse.ArgumentParser,
+    text: str = "a Hugging Face folder or name; without one, the pair of models that comes with triforce",
+) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
+    parser.add_argument("-m", "--model", dest="named_model", metavar="MODEL", help="the same, by name")
+
+
+def prompt(parser: argparse.ArgumentParser, text: str) -> None:
+    add = parser.add_argument
+    add("prompt", nargs="?", metavar="PROMPT", help=text)
+    add("-p", "--prompt", dest="named_prompt", metavar="PROMPT", help="the same, by name")
+    add("--prompt-file", metavar="FILE", help="read the prompt from a UTF-8 file (-: stdin)")
+
+
+def quiet(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no statistics: results and errors")
 
 
 def draft(parser: argparse._ActionsContainer) -> None:
@@ -119,16 +129,18 @@ def ranks(parser: argparse._ActionsContainer) -> None:
     add("--tp-reduce", action="store_true", help="they add up parts of sums: less to send, but no longer the same bits")
 
 
-def sampling(parser: argparse.ArgumentParser) -> None:
+def sampling(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:
+    """`whole`: for texts that are read when they are done, too: several of them, and probabilities."""
     group = parser.add_argument_group("sampling")
 
-    def add(name: str, kind: type, text: str) -> None:
+    def add(name: str, kind: type, text: str, *short: str) -> None:
         default = DEFAULTS[name]
         if name in BY_THE_MODEL:
             default = f"as the model's generation_config.json has it, or {default:g}"
-        group.add_argument(_flag(name), type=kind, metavar="X" if kind is float else "N", help=described(text, default))
+        metavar = "X" if kind is float else "N"
+        group.add_argument(*short, _flag(name), type=kind, metavar=metavar, help=described(text, default))
 
-    add("temperature", float, "0 is greedy")
+    add("temperature", float, "0 is greedy", "-t")
     add("top_k", int, "keep the K most probable tokens; 0: off")
     add("top_p", float, "keep the most probable tokens up to this mass; 1: off")
     add("min_p", float, "drop what is less probable than this share of the best; 0: off")
@@ -140,15 +152,17 @@ def sampling(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--json-schema", metavar="FILE", help="the text is JSON that the schema in FILE describes")
     add("seed", int, "the same seed, the same text, but see --coupling (default: drawn and reported)")
-    add("n", int, "continuations of the prompt")
-    add("max_tokens", int, "new tokens at most")
+    if whole:
+        add("n", int, "continuations of the prompt")
+    add("max_tokens", int, "new tokens at most", "-n")
     group.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
     )
     group.add_argument("--stop-token-id", type=int, action="append", default=[], metavar="ID", help="may be repeated")
     group.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-sequence token")
-    add("logprobs", int, "list this many alternatives at each new token, in the JSON")
-    add("prompt_logprobs", int, "the same at each prompt token")
+    if whole:
+        add("logprobs", int, "list this many alternatives at each new token, in the JSON")
+        add("prompt_logprobs", int, "the same at each prompt token")
 
 
 def color(group: argparse._ArgumentGroup) -> None:

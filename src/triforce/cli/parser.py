@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from triforce import __version__
+from triforce.cli.arguments import Parser
 from triforce.cli.benches.options import bench
 from triforce.cli.options import (
     color,
@@ -17,52 +20,86 @@ from triforce.cli.options import (
     lower_tiers,
     model,
     placement,
+    prompt,
+    quiet,
     ranks,
     replicas,
     sampling,
 )
 
+CANNOT_CHAT = (
+    "the pair that comes with triforce cannot chat, as it has no chat template; give a MODEL that has one: the folder "
+    "or hub name of an instruct model (in a checkout of triforce, make smollm2 puts a small one into build/smollm2)"
+)
 
-def build_parser() -> argparse.ArgumentParser:
+
+def build_parser() -> Parser:
     """The parser of all commands; `command` in its result names the module of triforce.cli to run."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="triforce",
         description="Lossless long-context speculative decoding: three tiers, and the text of plain decoding.",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"triforce {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, summary, add in COMMANDS:
-        add(
-            commands.add_parser(
-                name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
-            )
-        )
+        add(commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."))
     return parser
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments, those that options separate too: `generate MODEL --seed 1 PROMPT` is more than argparse takes."""
+    """The arguments, those that options separate too: `generate MODEL --seed 1 PROMPT` is more than argparse takes.
+
+    Nothing at all asks for help, as with other commands that have commands.
+    """
     parser = build_parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
     options, rest = parser.parse_known_args(argv)
+    leaf: Parser = vars(options).pop("leaf")
     for slot in ("model", "prompt"):
         if rest and not rest[0].startswith("-") and getattr(options, slot, "") is None:
             setattr(options, slot, rest.pop(0))
     if rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        leaf.refuse(rest)
+    if options.command is None:
+        parser.print_help()
+        parser.exit()
+    _take_named(options, leaf)
+    if options.command == "chat" and options.model is None:
+        leaf.error(CANNOT_CHAT)
     return options
+
+
+def _take_named(options: argparse.Namespace, leaf: Parser) -> None:
+    """-m and -p in the places of MODEL and PROMPT. With -m, or if it reads so, a single argument is the PROMPT."""
+    model, prompt = (vars(options).pop(f"named_{slot}", None) for slot in ("model", "prompt"))
+    alone = getattr(options, "prompt", "") is None and prompt is None
+    if model is None and alone and options.model is not None and _reads_as_prompt(options.model):
+        options.model, options.prompt = None, options.model
+    elif model is not None and options.model is not None:
+        if getattr(options, "prompt", "") is not None:
+            leaf.error(f"there are two models, {options.model!r} and -m {model!r}; leave one out")
+        options.prompt = options.model
+    if prompt is not None and options.prompt is not None:
+        leaf.error(f"there are two prompts, {options.prompt!r} and -p {prompt!r}; leave one out")
+    for slot, named in (("model", model), ("prompt", prompt)):
+        if named is not None:
+            setattr(options, slot, named)
+
+
+def _reads_as_prompt(argument: str) -> bool:
+    return not argument or (len(argument.split()) > 1 and not Path(argument).is_dir())
 
 
 def _generate(parser: argparse.ArgumentParser) -> None:
     model(parser)
-    parser.add_argument(
-        "prompt",
-        nargs="?",
-        metavar="PROMPT",
-        help="the text to continue; without one, and without --prompt-file, it is read from stdin. "
+    prompt(
+        parser,
+        "the text to continue; without one, and without --prompt-file, it is read from stdin. "
         "A single argument with white space in it is the PROMPT, not a MODEL",
     )
-    parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a UTF-8 file (-: stdin)")
     parser.add_argument("--chat", action="store_true", help="ask the prompt as in a chat, by the model's chat template")
     engine(parser)
     ranks(parser.add_argument_group("several processes"))
@@ -72,13 +109,13 @@ def _generate(parser: argparse.ArgumentParser) -> None:
     saved.add_argument("--load-cache", metavar="FILE", help="reuse what the KV cache in FILE has of the prompt")
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object instead of text and statistics")
+    quiet(output)
     color(output)
 
 
 def _explain(parser: argparse.ArgumentParser) -> None:
     model(parser)
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="as of generate")
-    parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a UTF-8 file (-: stdin)")
+    prompt(parser, "as of generate")
     engine(parser)
     sampling(parser)
     saved = parser.add_argument_group("saved prompts")
@@ -87,12 +124,15 @@ def _explain(parser: argparse.ArgumentParser) -> None:
 
 
 def _chat(parser: argparse.ArgumentParser) -> None:
-    model(parser)
+    model(parser, "a Hugging Face folder or name of a model that has a chat template")
     parser.add_argument("--file", metavar="DOC", help="a UTF-8 document to talk about")
+    parser.add_argument("--system", metavar="TEXT", default="", help="what the model is to be, told before all else")
     engine(parser)
     ranks(parser.add_argument_group("several processes"))
-    sampling(parser)
-    color(parser.add_argument_group("output"))
+    sampling(parser, whole=False)
+    output = parser.add_argument_group("output")
+    quiet(output)
+    color(output)
 
 
 def _serve(parser: argparse.ArgumentParser) -> None:
@@ -182,6 +222,7 @@ def _batch(parser: argparse.ArgumentParser) -> None:
         "(default: FILE with .out.jsonl)",
     )
     add("--name", help="what the requests call the model (default: as its hub or folder calls it)")
+    quiet(parser)
     replicas(parser.add_argument_group("several engines"))
     engine(parser)
     ranks(parser.add_argument_group("several processes"))
@@ -209,9 +250,15 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     draft(parser)
     add("--texts", nargs="+", metavar="PATH", help="UTF-8 files or folders of them (default: the book of the demo)")
     add("--only", metavar="NAME,...", help="some measurements, such as needle,copy; a wrong name lists them all")
-    add("--quick", action="store_true", help="few and short readings: a minute for a small model")
+    add(
+        "--quick",
+        action="store_true",
+        help="readings so few and short that they take a minute once the model is loaded: its speed is measured first, "
+        "and what is shortened or left out is said. A rough picture; the slower the model, the rougher",
+    )
     add("--max-context", type=int, default=32_768, metavar="N", help=described("longest readings, in tokens"))
     json_file(parser)
+    quiet(parser)
     placement(parser, context=False)
 
 

@@ -1,7 +1,8 @@
 """How good a model is at what this engine needs of it, measured through the engine's own parts.
 
 One measurement is one file, and one line in `MEASUREMENTS`: `measure` turns a subject into a JSON object, `tables`
-turns that object into tables. A measurement that does not apply gives {"skipped": why}.
+turns that object into tables, `seconds` foretells what it will take. A measurement that does not apply gives
+{"skipped": why}.
 """
 
 from __future__ import annotations
@@ -11,40 +12,57 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from triforce.evaluate import agreement, bits, copies, far, gain, loops, needles, positions
+from triforce.evaluate.forecast import Forecast, look
+from triforce.evaluate.hurry import Hurry, fit
 from triforce.evaluate.plan import Plan, plan
 from triforce.evaluate.report import Table
 from triforce.evaluate.subject import Subject, Text, tokenize
 
-__all__ = ["MEASUREMENTS", "Plan", "Subject", "Table", "Text", "evaluate", "plan", "tables", "tokenize"]
+__all__ = [
+    "MEASUREMENTS", "Hurry", "Plan", "Subject", "Table", "Text", "evaluate", "plan", "shorten", "tables", "tokenize"
+]  # fmt: skip
 
 Result = dict[str, Any]
 
 
 class Measurement(NamedTuple):
-    """What is measured, and how it is shown."""
+    """What is measured, how it is shown, and how long it takes."""
 
     measure: Callable[[Subject], Result]
     tables: Callable[[Result], list[Table]]
+    seconds: Callable[[Subject, Forecast], float]
 
 
 MEASUREMENTS = {
-    "bits": Measurement(bits.measure, bits.tables),
-    "positions": Measurement(positions.measure, positions.tables),
-    "far": Measurement(far.measure, far.tables),
-    "gain": Measurement(gain.measure, gain.tables),
-    "needle": Measurement(needles.measure, needles.tables),
-    "copy": Measurement(copies.measure, copies.tables),
-    "agreement": Measurement(agreement.measure, agreement.tables),
-    "loops": Measurement(loops.measure, loops.tables),
+    "bits": Measurement(bits.measure, bits.tables, bits.seconds),
+    "positions": Measurement(positions.measure, positions.tables, positions.seconds),
+    "far": Measurement(far.measure, far.tables, far.seconds),
+    "gain": Measurement(gain.measure, gain.tables, gain.seconds),
+    "needle": Measurement(needles.measure, needles.tables, needles.seconds),
+    "copy": Measurement(copies.measure, copies.tables, copies.seconds),
+    "agreement": Measurement(agreement.measure, agreement.tables, agreement.seconds),
+    "loops": Measurement(loops.measure, loops.tables, loops.seconds),
 }
 
 
-def evaluate(subject: Subject, names: Sequence[str], tell: Callable[[str, Result], None]) -> dict[str, Result]:
-    """The results by name, in the order of the registry; `tell` hears of each as it is ready."""
-    results = {}
+def shorten(subject: Subject, names: Sequence[str]) -> Hurry:
+    """Look how fast the models of a subject are, and give it a plan that ends in a minute from now."""
+    began = perf_counter()
+    return fit(subject, names, look(subject), {name: each.seconds for name, each in MEASUREMENTS.items()}, began)
+
+
+def evaluate(
+    subject: Subject, names: Sequence[str], tell: Callable[[str, Result], None], hurry: Hurry | None = None
+) -> dict[str, Result]:
+    """The results by name, in the order of the registry; `tell` hears of each as it is ready.
+
+    hurry: leaves out what there is no time for, now that it is seen how long others took.
+    """
+    results: dict[str, Result] = {}
     for name in (name for name in MEASUREMENTS if name in names):
         subject.label, started = name, perf_counter()
-        results[name] = MEASUREMENTS[name].measure(subject)
+        late = hurry.late(name) if hurry else ""
+        results[name] = {"skipped": late} if late else MEASUREMENTS[name].measure(subject)
         results[name]["seconds"] = perf_counter() - started
         tell(name, results[name])
     return results

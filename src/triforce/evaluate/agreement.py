@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triforce.evaluate.forecast import Forecast
 from triforce.evaluate.report import Table, tokens
 from triforce.evaluate.scoring import draft_view, full_view, parts, read, skim
 from triforce.evaluate.subject import KINDS, Subject, Text
@@ -19,6 +20,9 @@ from triforce.sampling import Warper
 
 TEMPERATURES = (0.0, 0.6, 1.0)
 AT_ONCE = 128
+
+LAW = 5e-7
+"""Seconds, about, of the laws of one position for each token of the vocabulary."""
 
 
 def measure(subject: Subject) -> dict[str, Any]:
@@ -99,6 +103,13 @@ def same_pick(p_TV: Tensor, q_TV: Tensor) -> Tensor:
     after_TV = q_TV.flip(-1).cumsum(-1).flip(-1) - q_TV
     shares_TV = p_TV * q_TV / (before_TV * q_TV + after_TV * p_TV)
     return torch.where(p_TV * q_TV > 0, shares_TV, 0.0).sum(-1)
+
+
+def seconds(subject: Subject, forecast: Forecast) -> float:
+    plan, laws = subject.plan, LAW * subject.target.config.vocab_size
+    stop = min(4096, plan.span // 2) + plan.judged
+    windows = [window for window in subject.windows() if len(window.ids_N) >= stop] if forecast.draft else []
+    return len(windows) * (forecast.target.reading(stop) + forecast.drafts(stop) + plan.judged * laws)
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from triforce.evaluate.forecast import Forecast
 from triforce.evaluate.report import Table
 from triforce.evaluate.scoring import draft_view, nats
 from triforce.evaluate.subject import KINDS, Subject, Text
@@ -38,6 +39,11 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
     size, tokens = (sum(row[what] for row in rows) for what in ("bytes", "tokens"))
     models = [name for name in ("target", "draft") if name in rows[0]]
     return {"tokens": tokens, "bytes": size} | {name: sum(row[name] for row in rows) / size for name in models}
+
+
+def seconds(subject: Subject, forecast: Forecast) -> float:
+    windows = subject.windows()
+    return forecast.traces(windows) + sum(forecast.drafts(len(window.ids_N)) for window in windows)
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from triforce.cache import Full
+from triforce.evaluate.forecast import Forecast
 from triforce.evaluate.report import Table, percent, tokens
 from triforce.evaluate.scoring import full_view, read
 from triforce.evaluate.subject import Subject, Text
@@ -59,6 +60,15 @@ def _distances(end: int) -> list[int]:
 
 def _best(subject: Subject, view: Full, ids_T: Tensor) -> Tensor:
     return torch.cat([logits_TV.argmax(-1) for logits_TV in read(subject.target, view, ids_T)])
+
+
+def seconds(subject: Subject, forecast: Forecast) -> float:
+    pace, total = forecast.target, 0.0
+    for window in subject.windows(most=1):
+        length = len(window.ids_N)
+        again = subject.plan.copies * len(_distances(length)) * pace.reading(length, length - SPAN)
+        total += pace.reading(length) + again
+    return total
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

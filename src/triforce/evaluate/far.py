@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from triforce.evaluate import positions
+from triforce.evaluate.forecast import Forecast
 from triforce.evaluate.report import Table
 from triforce.evaluate.subject import Subject
 
@@ -18,6 +19,11 @@ def measure(subject: Subject) -> dict[str, Any]:
     if plan.deepest <= plan.span:
         return {"skipped": f"--max-context {plan.deepest:,} or the model's context ends where `positions` does"}
     return positions.by_kind(subject, subject.windows(plan.deepest, most=READINGS))
+
+
+def seconds(subject: Subject, forecast: Forecast) -> float:
+    plan = subject.plan
+    return forecast.traces(subject.windows(plan.deepest, most=READINGS)) if plan.deepest > plan.span else 0.0
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

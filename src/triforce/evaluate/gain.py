@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.evaluate.forecast import Forecast
 from triforce.evaluate.report import Table, tokens
 from triforce.evaluate.scoring import cut_view, full_view, nats
 from triforce.evaluate.statistics import interval
@@ -64,6 +65,14 @@ def _verdict(kind: str, gain_N: Tensor, block: int) -> dict[str, Any]:
     found = interval(gain_N, block)
     passes = found.mean >= LEAST[kind] and found.low > 0
     return found.as_json() | {"tokens": len(gain_N), "least": LEAST[kind], "passes": passes}
+
+
+def seconds(subject: Subject, forecast: Forecast) -> float:
+    plan, pace = subject.plan, forecast.target
+    windows = [window for window in subject.windows() if len(window.ids_N) >= plan.far.stop]
+    recent = len(plan.far) // plan.stride * pace.reading(plan.recent)
+    cut = plan.far.stop * (pace.token + pace.deeper * plan.recent)
+    return forecast.traces(windows) + len(windows) * (recent + cut)
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from triforce.evaluate.forecast import Forecast
 from triforce.evaluate.report import Table, percent
 from triforce.evaluate.subject import Subject, Text
 from triforce.request import SamplingParams
+from triforce.runs import MOST_ROWS
 
 GRAM = 8
 
@@ -43,6 +45,13 @@ def repeated(ids: Sequence[int]) -> float:
     """Share of 8-grams that stood before in the same text."""
     grams = [tuple(ids[n : n + GRAM]) for n in range(len(ids) - GRAM + 1)]
     return (len(grams) - len(set(grams))) / max(1, len(grams))
+
+
+def seconds(subject: Subject, forecast: Forecast) -> float:
+    plan, pace = subject.plan, forecast.target
+    step = max(pace.step, min(plan.prompts, MOST_ROWS) * pace.token)
+    batches = -(-plan.prompts // MOST_ROWS)
+    return plan.prompts * pace.reading(min(256, plan.new_tokens)) + batches * plan.new_tokens * step
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

@@ -14,11 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triforce.evaluate.forecast import Forecast
 from triforce.evaluate.report import Table, percent, tokens
 from triforce.evaluate.scoring import full_view, greedy, skim
 from triforce.evaluate.subject import Subject, Text
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+QUESTION, ANSWER = 12, 8
+"""Tokens, about."""
+
 MOST = 4
 """Short haystacks are cheap: up to so many times as many."""
 
@@ -102,6 +106,14 @@ def _answers(subject: Subject, haystack: Haystack) -> list[tuple[float, bool, bo
 
 def _ids(subject: Subject, text: str) -> Tensor:
     return torch.tensor(subject.tokenizer.encode(text, add_special=False), device=subject.target.device)
+
+
+def seconds(subject: Subject, forecast: Forecast) -> float:
+    pace, total = forecast.target, 0.0
+    for size in lengths(subject):
+        answer = pace.reading(size, size - QUESTION) + pace.steps(ANSWER, size)
+        total += _count(subject, size) * (pace.reading(size) + len(DEPTHS) * answer)
+    return total
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

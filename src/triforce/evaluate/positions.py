@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triforce.evaluate.forecast import Forecast
 from triforce.evaluate.report import Table, tokens
 from triforce.evaluate.subject import KINDS, Subject, Text
 
@@ -34,6 +35,10 @@ def buckets(traces: list[Tensor]) -> list[dict[str, Any]]:
         found.append({"from": start, "to": stop, "tokens": len(nats_N), "nats": nats_N.double().mean().item()})
         start, stop = stop, 2 * stop
     return found
+
+
+def seconds(subject: Subject, forecast: Forecast) -> float:
+    return forecast.traces(subject.windows())
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

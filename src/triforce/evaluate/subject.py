@@ -41,6 +41,7 @@ class Subject:
     llm: LLM
     texts: list[Text]
     plan: Plan
+    quiet: bool = False
     label: str = ""
     _traces: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
 
@@ -54,7 +55,7 @@ class Subject:
 
     def windows(self, length: int | None = None, most: int | None = None) -> list[Text]:
         """Stretches of `length` tokens (None: a span), spread over each text; the `most` longest of each kind."""
-        found = []
+        found, most = [], self.plan.most if most is None else most
         for kind in KINDS:
             texts = [text for text in self.texts if text.kind == kind]
             each = -(-self.plan.windows // max(1, len(texts)))
@@ -71,7 +72,7 @@ class Subject:
 
     def steps(self, items: Iterable[T]) -> Iterable[T]:
         """The items, with a progress bar on terminals only."""
-        bar: Iterable[T] = tqdm(list(items), desc=self.label, leave=False, disable=None)
+        bar: Iterable[T] = tqdm(list(items), desc=self.label, leave=False, disable=self.quiet or None)
         return bar
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from triforce.cli.benches.common import about, load, modes, show, sources, write
-from triforce.cli.common import Prefill
+from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
@@ -27,16 +28,17 @@ def run(options: Namespace) -> int:
         llm = load(Namespace(**vars(options) | {"lower_tiers": lower}))
         plan = _plan(llm, options)
         texts = sources(llm, options.texts)
-        for row in tqdm(rows(llm, texts, plan, Prefill), desc=f"lossless, {lower}", disable=None, leave=False):
+        made = rows(llm, texts, plan, partial(Prefill, options.quiet))
+        for row in tqdm(made, desc=f"lossless, {lower}", disable=options.quiet or None, leave=False):
             found.append(row | {"lower_tiers": lower})
-    made = certificate(found)
+    verdict = certificate(found)
     show(tables(found))
-    for row in made["where"]:
+    for row in verdict["where"]:
         print(f"DIFFERS: {json.dumps(row)}")
-    result = about() | made
+    result = about() | verdict
     write(options.json, result | {"rows": found})
     print(json.dumps(result))
-    return 0 if made["lossless"] else 1
+    return 0 if verdict["lossless"] else 1
 
 
 def _plan(llm: LLM, options: Namespace) -> Plan:

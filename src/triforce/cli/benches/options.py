@@ -15,6 +15,7 @@ from triforce.cli.options import (
     lower_tiers,
     model,
     placement,
+    quiet,
     several,
 )
 
@@ -22,9 +23,7 @@ from triforce.cli.options import (
 def bench(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="bench", required=True, metavar="WHAT")
     for name, summary, add in PARTS:
-        part = what.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
-        )
+        part = what.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         add(part)
         json_file(part)
 
@@ -55,6 +54,7 @@ def _speed(parser: argparse.ArgumentParser) -> None:
         metavar="OUTER,INNER",
         help="instead of a model: a 30 M shape of random weights, whose guesses are kept with these probabilities",
     )
+    quiet(parser)
     placement(parser, context=False)
 
 
@@ -112,6 +112,7 @@ def _quality(parser: argparse.ArgumentParser) -> None:
     add("--budgets", type=several(int), default=[512, 2048], metavar="N,...", help="tokens that each keeps or sees")
     add("--questions", type=int, default=8, metavar="N", help=described("needles and passages asked for, each"))
     add("--tokens", type=int, default=64, metavar="N", help=described("new ones of a passage"))
+    quiet(parser)
     placement(parser, context=False)
 
 
@@ -134,6 +135,7 @@ def _lossless(parser: argparse.ArgumentParser) -> None:
     add("--couplings", type=several(str), default=list(COUPLINGS), metavar="NAME,...", help=", ".join(COUPLINGS))
     add("--tokens", type=int, default=128, metavar="N", help=described("new tokens of each text"))
     add("--lower-tiers", type=several(str), default=["same"], metavar="NAME,...", help="same, int8")
+    quiet(parser)
     placement(parser, context=False)
 
 

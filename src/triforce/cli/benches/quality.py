@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from functools import partial
 
 from tqdm import tqdm
 
 from triforce.cli.benches.common import about, load, show, sources, write
-from triforce.cli.common import Prefill
+from triforce.cli.progress import Prefill
 
 
 def run(options: Namespace) -> int:
@@ -16,8 +17,8 @@ def run(options: Namespace) -> int:
 
     plan = Plan(options.contexts, options.budgets, options.questions, options.tokens)
     llm = load(options)
-    made = rows(llm, sources(llm, options.texts), plan, Prefill)
-    found = list(tqdm(made, desc="quality", disable=None, leave=False))
+    made = rows(llm, sources(llm, options.texts), plan, partial(Prefill, options.quiet))
+    found = list(tqdm(made, desc="quality", disable=options.quiet or None, leave=False))
     write(options.json, about() | {"model": options.model or "the shipped pair", "rows": found})
     show(tables(found))
     return 0

@@ -6,11 +6,12 @@ import json
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce.cli.benches.common import about, load, modes, show, sources, write
-from triforce.cli.common import Prefill
+from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.caches or temporary)
         _require_folder(folder)
-        kept = Prompts(llm, folder, Prefill)
+        kept = Prompts(llm, folder, partial(Prefill, options.quiet))
         texts = sources(llm, options.texts)
         for rows in speed.rows(llm, texts, left, plan, kept, keep=bool(options.caches)):
             journal.add(rows)

@@ -1,0 +1,111 @@
+"""What may be told to the chat itself: lines that begin with a slash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from triforce.cli.chats import conversation
+from triforce.cli.chats.talk import Talk, tell, turns
+from triforce.errors import RequestError
+from triforce.suggest import suggest
+
+
+class Leave(Exception):
+    """The chat is over."""
+
+
+class Command(NamedTuple):
+    """`takes`: what is to follow its name; in brackets if it may be left out."""
+
+    takes: str
+    does: str
+    run: Callable[[Talk, str], None]
+
+
+def heed(talk: Talk, line: str) -> bool:
+    """Do what a line says that is a command; whether it is one. Raises RequestError, or Leave.
+
+    Two slashes ask what follows the first of them; several lines are a question, whatever they begin with.
+    """
+    if not line.startswith("/") or line.startswith("//") or "\n" in line:
+        return False
+    name, _, rest = line.partition(" ")
+    if name not in COMMANDS:
+        raise RequestError(f"{name} is not a command{suggest(name, COMMANDS)}; see /help, or ask it as /{name}")
+    command, given = COMMANDS[name], rest.strip()
+    if given and not command.takes:
+        raise RequestError(f"{name} takes nothing; {given!r} was not understood")
+    if not given and command.takes.isalpha():
+        raise RequestError(f"{name} needs more: {name} {command.takes}")
+    command.run(talk, given)
+    return True
+
+
+def question(line: str) -> str:
+    """What is asked by a line that is no command."""
+    return line[1:] if line.startswith("//") and "\n" not in line else line
+
+
+def _help(talk: Talk, given: str) -> None:
+    for name, command in COMMANDS.items():
+        tell(f"{f'{name} {command.takes}':<15} {command.does}")
+    tell(KEYS)
+
+
+def _exit(talk: Talk, given: str) -> None:
+    raise Leave
+
+
+def _reset(talk: Talk, given: str) -> None:
+    talk.conversation.turns.clear()
+    tell("[all turns are forgotten; the document and the system message stay]")
+
+
+def _system(talk: Talk, text: str) -> None:
+    if not text:
+        tell(f"[the system message: {talk.conversation.system or 'none'}]")
+        return
+    changed = replace(talk.conversation, system=text)
+    talk.require(changed)
+    talk.conversation = changed
+    tell("[the system message is set; all is read again with the next question]")
+
+
+def _save(talk: Talk, file: str) -> None:
+    talk.conversation.save(Path(file).expanduser(), talk.model)
+    tell(f"[saved to {file}: {_counts(talk)}]")
+
+
+def _load(talk: Talk, file: str) -> None:
+    found = conversation.load(Path(file).expanduser())
+    talk.require(found)
+    talk.conversation = found
+    tell(f"[loaded from {file}, in the place of what was here: {_counts(talk)}]")
+
+
+def _counts(talk: Talk) -> str:
+    said = talk.conversation
+    return (
+        f"{turns(len(said.turns))}, a document of {len(said.document):,} characters, "
+        f"{'a' if said.system else 'no'} system message"
+    )
+
+
+COMMANDS = {
+    "/help": Command("", "this list", _help),
+    "/exit": Command("", "leave, as Ctrl-D does", _exit),
+    "/reset": Command("", "forget all turns; the document and the system message stay", _reset),
+    "/system": Command("[TEXT]", "tell the model what it is to be, or show what it was told", _system),
+    "/save": Command("FILE", "write the conversation to a file, document and all", _save),
+    "/load": Command("FILE", "go on with a conversation from such a file", _load),
+}
+
+KEYS = """\
+//...           ask what begins with a slash; several lines are a question anyway
+Alt-Enter       a new line (Esc, then Enter, where Alt does nothing); lines that are pasted stay together
+Up, Down        what was asked before, in this chat: nothing of it is written to disk
+Ctrl-C          ends an answer, and the chat goes on; at the prompt it clears what was typed
+Ctrl-D          leave"""

@@ -1,0 +1,65 @@
+"""Questions from a terminal: lines that can be edited, several of them at a time, and those asked before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import run_in_terminal
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import has_focus
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import create_output
+
+from triforce.cli.chats.talk import tell
+
+LEAVE = "[Ctrl-D or /exit leaves the chat]"
+
+
+def questions() -> Iterator[str]:
+    """What is typed and says something, until Ctrl-D."""
+    typed = PromptSession[str](
+        output=create_output(always_prefer_tty=True),
+        key_bindings=_keys(),
+        multiline=True,
+        prompt_continuation=". ",
+    )
+    while True:
+        try:
+            text = typed.prompt("> ", handle_sigint=False).strip()
+        except EOFError:
+            return
+        if text:
+            yield text
+
+
+def agrees(question: str) -> bool:
+    """Whether the answer is yes; no answer is none."""
+    asked = PromptSession[str](output=create_output(always_prefer_tty=True))
+    try:
+        return asked.prompt(question, handle_sigint=False).strip().lower() in ("y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        return False
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+    typing = has_focus(DEFAULT_BUFFER)
+
+    @keys.add("enter", filter=typing)
+    def ask(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter", filter=typing)
+    def new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.newline()
+
+    @keys.add("c-c", filter=typing)
+    def clear(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            run_in_terminal(partial(tell, LEAVE))
+
+    return keys

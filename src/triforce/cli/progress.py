@@ -1,0 +1,53 @@
+"""What is shown on stderr while there is nothing to read yet: on terminals only. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from typing import Any
+
+from triforce import kin
+
+
+def announce(options: Namespace) -> None:
+    """Say what is loading before torch is: that alone takes seconds. Ranks leave it to whoever started them."""
+    loads = hasattr(options, "model") or options.command == "demo"
+    if not loads or options.command == "info" or kin.MEETING in os.environ:
+        return
+    if sys.stderr.isatty() and not getattr(options, "quiet", False):
+        model = getattr(options, "model", None) or "the pair that comes with triforce"
+        print(f"loading {model} ...", file=sys.stderr, flush=True)
+
+
+class Prefill:
+    """A progress bar with tokens/s, called with the tokens done and all there are.
+
+    It stays until `close`, as work goes on between the last token of a prompt and the first new one that is shown.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._bar: Any = None
+
+    def __call__(self, done: int, total: int) -> None:
+        from tqdm import tqdm
+
+        if self._bar is None:
+            how = {"leave": False, "disable": self._quiet or None, "file": sys.stderr}
+            self._bar = tqdm(desc="prefill", total=total, unit=" tokens", **how)
+        self._bar.update(done - self._bar.n)
+        if done >= total:
+            self._bar.set_description("prefill done, writing")
+
+    def close(self) -> None:
+        """There is something to read, or nothing will come."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def __enter__(self) -> Prefill:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

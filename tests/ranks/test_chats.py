@@ -1,0 +1,57 @@
+"""An answer that is ended half-way ends on all ranks at once, and leaves their sessions in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.ranks.in_threads import together
+from tests.tiny_checkpoint import tiny_pair
+from triforce.cli.chats.answer import answer
+from triforce.completion import Piece
+from triforce.kernels import extension
+from triforce.llm import LLM
+from triforce.ranks import ALONE, Ranks
+from triforce.request import RequestOutput, SamplingParams
+from triforce.session import Session
+
+PROMPT = [2 + (7 * i * i) % 290 for i in range(150)]
+MORE = [2 + (5 * i) % 290 for i in range(9)]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_pair(tmp_path_factory.mktemp("pair"), 512)
+
+
+def made(pair: Path, ranks: Ranks) -> LLM:
+    return LLM(pair / "target", pair / "draft", budget=64, full_layers="none", ranks=ranks, mode="triforce")
+
+
+@pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
+@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_all_ranks_end_at_the_same_place(pair: Path, after: int, temperature: float) -> None:
+    """`after` 0 is while the prompt is read. Only rank 0 knows that somebody has had enough."""
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True)
+
+    def talked(ranks: Ranks) -> tuple[list[int], list[int]]:
+        session, heard = Session(made(pair, ranks)), list[int]()
+        pieces = 0
+
+        def ended() -> bool:
+            return ranks.rank == 0 and pieces >= after
+
+        for piece in answer(session, PROMPT, params, ended):
+            assert isinstance(piece, Piece)
+            pieces += 1
+            heard += piece.token_ids
+        *_, output = answer(session, PROMPT + heard + MORE, params, lambda: False)
+        assert isinstance(output, RequestOutput)
+        return heard, output.outputs[0].token_ids
+
+    (heard, again), *others = together(2, talked)
+    assert others == [(heard, again)] and bool(heard) == bool(after) and len(heard) < 24
+    (fresh,) = made(pair, ALONE).generate(PROMPT + heard + MORE, params, mode="ar")
+    assert fresh.outputs[0].token_ids == again
