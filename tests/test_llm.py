@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -231,3 +232,14 @@ def test_plain_decoding_does_not_pay_for_observing(llm: LLM) -> None:
     for mode, grain in (("ar", 0), ("draft", 0), ("triforce", PAGE), ("streaming", 0)):
         batch = Batch(llm.models, MODES[mode], Speculation(), "seeded", [Job(PROMPT, params(), 1)])
         assert isinstance(batch.top.cache, Full) and batch.top.cache.grain == grain
+
+
+def test_memory_goes_back_to_the_system_once_the_weights_are_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = LLM(folder / "target", folder / "draft")
+    tokens(made, PROMPT, params())
+    weights, left = weakref.ref(made.target.decoder), list[object]()
+    monkeypatch.setattr("triforce.llm.trim_heap", lambda: left.append(weights()))
+    del made
+    assert left == [None]

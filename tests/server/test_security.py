@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from asking import SAMPLED, ask, good, hang_up, refused
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,7 +23,8 @@ from triforce.server import logs, security
 from triforce.server.app import create_app
 from triforce.server.engine import Load, Stopping
 from triforce.server.limits import Limits
-from triforce.server.security import BoundedBodies, KnownHosts, read_keys, require_key_beyond_loopback
+from triforce.server.security import BoundedBodies, KnownHosts
+from triforce.server.startup_checks import KEYS_VARIABLE, read_keys, require_key_beyond_loopback, require_origins
 from triforce.server.worker import Worker
 
 KEY, OTHER = "a-key-of-many-letters", "another-key-as-long"
@@ -71,9 +73,9 @@ def test_each_key_is_compared_in_constant_time(guarded: ASGIApp, monkeypatch: py
 def test_keys_come_from_a_file_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
     file.write_text(f"{KEY}\n\n")
-    monkeypatch.setenv(security.KEYS_VARIABLE, f" {OTHER} ,")
+    monkeypatch.setenv(KEYS_VARIABLE, f" {OTHER} ,")
     assert read_keys(str(file)) == [KEY, OTHER] and read_keys(None) == [OTHER]
-    monkeypatch.delenv(security.KEYS_VARIABLE)
+    monkeypatch.delenv(KEYS_VARIABLE)
     for text in ("", "short", "é" * 20):
         file.write_text(text)
         with pytest.raises(RequestError):
@@ -89,7 +91,7 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path: Path, monkeypatch: 
 def test_another_address_without_a_key_refuses_to_start(
     host: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(security.KEYS_VARIABLE, raising=False)
+    monkeypatch.delenv(KEYS_VARIABLE, raising=False)
     assert main(["serve", "--host", host, "--port", "0"]) == 2
     assert "--api-key-file" in capsys.readouterr().err
     require_key_beyond_loopback(host, [KEY])
@@ -110,6 +112,38 @@ def test_this_machine_alone_needs_no_key() -> None:
 )
 def test_the_host_header_names_this_server(guarded: ASGIApp, host: str, known: bool) -> None:
     assert ask(guarded, "/health", headers={"host": host}).status_code == (200 if known else 400)
+
+
+def test_pages_of_named_origins_may_ask(llm: LLM, app: ASGIApp) -> None:
+    """A browser asks first, without the key; the answer comes with it, refusals too. Nobody is named by default."""
+    page = "https://notes.example.org"
+    asks = {"origin": page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    engine = Worker(llm, Limits(waiting=1))
+    opened = create_app(llm, engine, "tiny", keys=[KEY], origins=[page])
+    body = {"prompt": "the cat", "max_tokens": 1, "verbosity": "low"}
+
+    def allowed(app: ASGIApp, origin: str, **headers: str) -> tuple[int, str | None]:
+        answer = ask(app, "/v1/completions", body, headers={"origin": origin, **headers})
+        return answer.status_code, answer.headers.get("access-control-allow-origin")
+
+    async def preflight(app: ASGIApp, origin: str) -> tuple[int, str | None]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            answer = await client.options("/v1/completions", headers=asks | {"origin": origin})
+            return answer.status_code, answer.headers.get("access-control-allow-origin")
+
+    assert asyncio.run(preflight(opened, page)) == (200, page)
+    assert asyncio.run(preflight(opened, "https://evil.example"))[1] is None
+    assert asyncio.run(preflight(app, page))[1] is None
+    assert allowed(opened, page, authorization=f"Bearer {KEY}") == (200, page)
+    assert allowed(opened, page) == (401, page) and allowed(app, page) == (200, None)
+    asyncio.run(engine.close())
+
+
+@pytest.mark.parametrize("origin", ["example.org", "https://", "https://a b", "https://a.org/page", ""])
+def test_what_is_no_origin(origin: str) -> None:
+    require_origins(["*", "https://example.org", "http://localhost:3000"])
+    with pytest.raises(RequestError, match="is no origin"):
+        require_origins([origin])
 
 
 def test_a_request_has_one_host() -> None:

@@ -235,8 +235,8 @@ def test_a_prompt_that_nobody_waits_for_is_not_read_to_its_end(llm: LLM, monkeyp
     """The client is gone after the first of four parts of the prompt."""
     prefill = Tier.prefill
 
-    def slowly(*args: Any) -> Iterator[int]:
-        for seen in prefill(*args):
+    def slowly(*args: Any, **more: Any) -> Iterator[int]:
+        for seen in prefill(*args, **more):
             yield seen
             time.sleep(0.1)  # or all parts may be over before anybody looks
 

@@ -160,6 +160,13 @@ def _guard(group: argparse._ArgumentGroup) -> None:
         metavar="NAME",
         help="a name that clients reach this server by; addresses and localhost are allowed anyway; may be repeated",
     )
+    add(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="pages of this origin, such as https://example.org, may use the server (CORS); *: all; may be repeated",
+    )
 
 
 def _bounds(group: argparse._ArgumentGroup) -> None:

@@ -22,13 +22,14 @@ def run(options: Namespace) -> int:
 def serve(options: Namespace, ranks: Ranks) -> int:
     """Serve until SIGTERM or SIGINT. What cannot work is said before the model is loaded. Rank 0 listens."""
     with extra():
-        from triforce.server import listener, logs, security
+        from triforce.server import listener, logs, startup_checks
         from triforce.server.app import create_app
         from triforce.server.connections import places
         from triforce.server.limits import Limits
 
-    keys = security.read_keys(options.api_key_file)
-    security.require_key_beyond_loopback(options.host, keys)
+    keys = startup_checks.read_keys(options.api_key_file)
+    startup_checks.require_key_beyond_loopback(options.host, keys)
+    startup_checks.require_origins(options.cors_origin)
     if not 0 <= options.port < 1 << 16:
         raise RequestError(f"port is {options.port}; give a number from 1 to 65535, or 0 for any free one")
     limits = Limits(
@@ -47,7 +48,8 @@ def serve(options: Namespace, ranks: Ranks) -> int:
     with listener.listen(options.host, options.port) as sock:
         llm, engine = replicas.engine(options, ranks, limits, f"serve {sock.getsockname()[1]}")
         logs.configure()
-        app = create_app(llm, engine, name, limits=limits, keys=keys, hosts=[options.host, *options.allowed_host])
+        hosts = [options.host, *options.allowed_host]
+        app = create_app(llm, engine, name, limits=limits, keys=keys, hosts=hosts, origins=options.cors_origin)
         url = listener.url(sock)
         print(f"triforce serves {name} at {url}", flush=True)
         logs.event("listening", url=url, model=name)

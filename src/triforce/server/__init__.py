@@ -19,6 +19,7 @@ Its modules import one way, and tests/server/test_order.py reads it from this li
 - `logs`: one JSON object a line
 - `metrics`: what Prometheus reads
 - `security`: who may ask, and how much at a time
+- `startup_checks`: keys, and what may be open to whom
 - `streaming`: server-sent events; clients that hang up
 - `token_report`: log-probabilities, statistics of the tiers
 - `service`: from a request to its answer, whatever the endpoint

@@ -9,12 +9,14 @@ from typing import Any
 from uuid import uuid4
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triforce import __version__
 from triforce.errors import ModelError
 from triforce.server import chat, completions, failures, logs, models, page, responses
 from triforce.server.engine import Engine, Served
+from triforce.server.fields import HEADER
 from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
 from triforce.server.prompts import Reader
@@ -34,11 +36,12 @@ def create_app(
     limits: Limits | None = None,
     keys: Sequence[str] = (),
     hosts: Sequence[str] = (),
+    origins: Sequence[str] = (),
 ) -> FastAPI:
     """Serve `llm` as `name`, its texts made by `engine`, which is closed with the application.
 
-    keys: of those who may ask (none: everybody). hosts: names of this machine that a Host header may have. Raises
-    ModelError for a model without a tokenizer.
+    keys: of those who may ask (none: everybody). hosts: names of this machine that a Host header may have. origins:
+    of pages elsewhere whose scripts may ask (CORS). Raises ModelError for a model without a tokenizer.
     """
     if llm.tokenizer is None:
         raise ModelError("this model has no tokenizer, and a server of text needs one; put it into the model's folder")
@@ -64,6 +67,11 @@ def create_app(
     # The last one added is asked first.
     app.add_middleware(BoundedBodies, limits=limits)
     app.add_middleware(Keys, keys=keys)
+    if origins:  # before keys, as browsers ask without one whether they may
+        exposed = [HEADER, "X-Request-Id", "Retry-After"]
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
+        )
     app.add_middleware(KnownHosts, names=hosts)
     app.add_middleware(Journal)
     return app

@@ -1,55 +1,26 @@
-"""Who may ask, and how much may be sent: three ASGI layers around the application, and the check before it starts."""
+"""Who may ask, and how much may be sent: three ASGI layers around the application."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import hmac
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import ip_address
-from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triforce.errors import RequestError
 from triforce.server.failures import Refusal
 from triforce.server.limits import Limits
 
-KEYS_VARIABLE = "TRIFORCE_API_KEYS"
 OPEN = ("/health", "/")
 """Addresses that need no key: one says whether there is a server, the other is a page that says no more than that."""
 OPEN_BYTES = 1024
 """Of a body that is sent there: without a key nobody has much kept in memory."""
-_SHORTEST_KEY = 16
 LINGER = 2.0
 """Seconds for which a body that was refused may go on."""
-
-
-def read_keys(file: str | None) -> list[str]:
-    """Keys from a file, one a line, and from the environment, with commas between. Raises RequestError."""
-    try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines() if file else []
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"the key file {file} cannot be read; give a text file with one key a line") from error
-    keys = [key.strip() for key in [*lines, *os.environ.get(KEYS_VARIABLE, "").split(",")] if key.strip()]
-    if file and not keys:
-        raise RequestError(f"the key file {file} has no key in it; write one a line")
-    if any(len(key) < _SHORTEST_KEY or not key.isascii() for key in keys):
-        raise RequestError(f"a key is shorter than {_SHORTEST_KEY} characters or not ASCII; "
-                           "make one with: python -c 'import secrets; print(secrets.token_urlsafe())'")  # fmt: skip
-    return keys
-
-
-def require_key_beyond_loopback(host: str, keys: Sequence[str]) -> None:
-    """Raise RequestError if other machines could use the server without a key."""
-    if not keys and not _is_loopback(host):
-        raise RequestError(
-            f"{host} is open to other machines, so a key is needed: set {KEYS_VARIABLE} or give --api-key-file, "
-            "or leave out --host to serve this machine only"
-        )
 
 
 class KnownHosts:
@@ -72,7 +43,7 @@ class KnownHosts:
             return False
         name = hosts[0].lower()
         name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0].rstrip(".")
-        return name in self.names or _is_address(name)
+        return name in self.names or is_address(name)
 
 
 class Keys:
@@ -178,13 +149,9 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def _is_address(name: str) -> bool:
+def is_address(name: str) -> bool:
     try:
         ip_address(name)
     except ValueError:
         return False
     return True
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
