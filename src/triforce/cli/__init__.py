@@ -26,9 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         _speak_utf8()
-        warnings.showwarning = _show_warning  # type: ignore[assignment]
         announce(options)
-        code: int = import_module(f"triforce.cli.{options.command}").run(options)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            code: int = import_module(f"triforce.cli.{options.command}").run(options)
         sys.stdout.flush()
         return code
     except TriforceError as error:
