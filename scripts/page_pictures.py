@@ -1,51 +1,88 @@
-"""Pictures of the playground for the README: python scripts/page_pictures.py. Needs playwright and Chromium."""
+"""Pictures of the playground for the docs: python scripts/page_pictures.py. Needs playwright, Pillow and Chromium.
+
+With a MODEL (and the server's other options) behind it, the pictures are of that one; no others are written then:
+python scripts/page_pictures.py --out FOLDER -- MODEL --mode auto
+"""
 
 from __future__ import annotations
 
+import argparse
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Page, expect, sync_playwright
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 ROOT = Path(__file__).parents[1]
-BOOK = ROOT / "src" / "triforce" / "data" / "dracula.txt"
-CHARACTERS = 40_000
-SHOTS = {"light": (1000, 900), "dark": (390, 844)}
-"""Color scheme: width and height. The dark one is a phone."""
+DESKTOP, PHONE = (1280, 800), (390, 844)
+COLORS = 96
+PATIENCE = 300_000  # milliseconds
 
 
-def play(page: Page, url: str) -> None:
-    """A beginning of the book is continued, then again by plain decoding."""
+@contextmanager
+def server(arguments: list[str]) -> Iterator[str]:
+    """Its address."""
+    command = [sys.executable, "-m", "triforce", "serve", *arguments, "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout
+    try:
+        yield process.stdout.readline().split()[-1]
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def visit(browser: Browser, url: str, size: tuple[int, int], scheme: str) -> Iterator[Page]:
+    """The page as a visitor finds it, its sample counted."""
+    page = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)  # type: ignore[arg-type]
     page.goto(url)
-    book = BOOK.read_text(encoding="utf-8")
-    page.get_by_label("Document").fill(book[: book.rindex(" ", 0, CHARACTERS)])
-    page.get_by_label("Tokens at most").fill("160")
-    page.get_by_label("Then the same seed").check()
-    expect(page.locator("#size")).to_contain_text("of", timeout=60_000)
-    page.get_by_role("button", name="Run").click()
-    expect(page.locator("#status")).to_contain_text("Done: with tiers", timeout=300_000)
+    expect(page.locator("#size")).to_contain_text("tokens", timeout=PATIENCE)
+    yield page
+    page.close()
+
+
+def compare(page: Page, length: str) -> None:
+    """A sample of so many tokens, to its end."""
+    page.locator("#lengths").get_by_text(length, exact=True).click()
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator("#headline")).to_have_text(re.compile("text"), timeout=PATIENCE)
+
+
+def keep(page: Page, file: Path, whole: bool = False) -> None:
+    """In few colours, which makes it small."""
+    page.screenshot(path=file, full_page=whole)
+    Image.open(file).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
 def main() -> None:
-    command = [sys.executable, "-m", "triforce", "serve", "--port", "0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert server.stdout
-    try:
-        url = server.stdout.readline().split()[-1]
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            for scheme, (width, height) in SHOTS.items():
-                page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
-                play(page, url)
-                if scheme == "dark":
-                    page.evaluate("document.getElementById('status').scrollIntoView()")
-                page.screenshot(path=ROOT / "docs" / "pictures" / f"page-{scheme}.png", full_page=scheme == "light")
-            browser.close()
-    finally:
-        server.terminate()
-        server.wait()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures")
+    parser.add_argument("server", nargs="*", help="options of triforce serve")
+    options = parser.parse_args()
+    with server(options.server) as url, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        with visit(browser, url, DESKTOP, "light") as page:
+            keep(page, options.out / "page-first.png")
+            compare(page, "16,000")
+            keep(page, options.out / "page-result.png", whole=True)
+        with visit(browser, url, DESKTOP, "dark") as page:
+            compare(page, "1,000")
+            keep(page, options.out / "page-short-dark.png")
+        with visit(browser, url, PHONE, "light") as page:
+            page.locator("#lengths").get_by_text("32,000", exact=True).click()
+            page.get_by_role("button", name="Compare").click()
+            expect(page.locator("#left")).to_contain_text("left", timeout=PATIENCE)
+            keep(page, options.out / "page-reading-phone.png")
+        with visit(browser, url, PHONE, "dark") as page:
+            compare(page, "16,000")
+            keep(page, options.out / "page-result-phone-dark.png")
+        browser.close()
 
 
 if __name__ == "__main__":
