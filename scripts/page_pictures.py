@@ -1,12 +1,10 @@
 """Pictures of the playground for the docs: python scripts/page_pictures.py. Needs playwright, Pillow and Chromium.
 
-With a MODEL (and the server's other options) behind it, the pictures are of that one; no others are written then:
-python scripts/page_pictures.py --out FOLDER -- MODEL --mode auto
+They say how fast this machine is: let nothing else run on it.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import subprocess
@@ -18,16 +16,16 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-ROOT = Path(__file__).parents[1]
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 DESKTOP, PHONE = (1280, 800), (390, 844)
 COLORS = 96
 PATIENCE = 300_000  # milliseconds
 
 
 @contextmanager
-def server(arguments: list[str]) -> Iterator[str]:
-    """Its address."""
-    command = [sys.executable, "-m", "triforce", "serve", *arguments, "--port", "0"]
+def server() -> Iterator[str]:
+    """The address of one, with the shipped pair."""
+    command = [sys.executable, "-m", "triforce", "serve", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout
     try:
@@ -61,27 +59,23 @@ def keep(page: Page, file: Path, whole: bool = False) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures")
-    parser.add_argument("server", nargs="*", help="options of triforce serve")
-    options = parser.parse_args()
-    with server(options.server) as url, sync_playwright() as playwright:
+    with server() as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         with visit(browser, url, DESKTOP, "light") as page:
-            keep(page, options.out / "page-first.png")
-            compare(page, "16,000")
-            keep(page, options.out / "page-result.png", whole=True)
+            keep(page, PICTURES / "page-first.png")
+            compare(page, "32,000")
+            keep(page, PICTURES / "page-result.png", whole=True)
         with visit(browser, url, DESKTOP, "dark") as page:
             compare(page, "1,000")
-            keep(page, options.out / "page-short-dark.png")
+            keep(page, PICTURES / "page-short-dark.png")
         with visit(browser, url, PHONE, "light") as page:
             page.locator("#lengths").get_by_text("32,000", exact=True).click()
             page.get_by_role("button", name="Compare").click()
             expect(page.locator("#left")).to_contain_text("left", timeout=PATIENCE)
-            keep(page, options.out / "page-reading-phone.png")
+            keep(page, PICTURES / "page-reading-phone.png")
         with visit(browser, url, PHONE, "dark") as page:
-            compare(page, "16,000")
-            keep(page, options.out / "page-result-phone-dark.png")
+            compare(page, "32,000")
+            keep(page, PICTURES / "page-result-phone-dark.png")
         browser.close()
 
 

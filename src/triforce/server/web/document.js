@@ -34,6 +34,7 @@ function measure(length = null) {
   clearTimeout(counting);
   press(length);
   const text = $("document").value;
+  $("ending").textContent = text && "\u2026" + text.slice(text.lastIndexOf(" ", text.length - 60) + 1).trim();
   $("size").textContent = text ? told(text.length) + " characters" : "";
   if (text && context) counting = setTimeout(() => tell(text), 400);
 }

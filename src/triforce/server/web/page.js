@@ -52,6 +52,7 @@ async function compare() {
   const tiered = new Writing("tiered"), plain = new Writing("plain");
   $("beside").hidden = !both;
   await write(mode, tiered, `1 of ${steps}`, "writing with TriForce", look => {
+    $("made").hidden = false;
     explain(tiered.tiers); tabulate(tiered); map.add(look); raceBars(tiered, plain);
   });
   tabulate(tiered);
@@ -66,7 +67,7 @@ function reset() {
   for (const id of ["error", "headline", "facts", "why"]) $(id).textContent = "";
   for (const id of ["legend", "tiers"]) $(id).replaceChildren();
   map.clear();
-  $("run").disabled = true; $("result").hidden = $("going").hidden = false;
+  $("run").disabled = $("made").hidden = true; $("result").hidden = $("going").hidden = false;
   progress.begin("Waiting for the server");
   $("result").scrollIntoView();
 }
@@ -84,7 +85,7 @@ async function run() {
 function giveUp(error) {
   $("going").hidden = true;
   if (error.name === "AbortError") { $("facts").textContent = "Stopped."; return; }
-  if (!$("tiered").textContent) $("result").hidden = true;
+  $("result").hidden = $("made").hidden;
   fail(error);
   $("error").scrollIntoView({block: "center"});
 }

@@ -53,9 +53,11 @@ class Writing {
     if (!choice.look) return;
     this.seconds = choice.look.seconds;  // the server's: the browser may be late
     this.tiers = choice.look.tiers;
-    $(this.id + "-speed").textContent = `${told(this.tokens)} tokens, ${this.rate.toFixed(1)} per second`;
+    $(this.id + "-speed").textContent = `${told(this.tokens)} tokens, ${paced(this.rate)} per second`;
   }
 }
+
+const paced = rate => rate.toFixed(rate < 9.95 ? 1 : 0);
 
 // The longer bar is the faster text.
 function raceBars(...writings) {
@@ -67,8 +69,11 @@ function named(tier) {
   return Object.assign(document.createElement("span"), {className: tier, textContent: tier});
 }
 
+// Those that guessed, and the full one.
+const asked = tiers => tiers.filter((tier, i) => tier.proposed || i === tiers.length - 1);
+
 function explain(tiers) {
-  $("legend").replaceChildren(...tiers.map(({name}) => {
+  $("legend").replaceChildren(...asked(tiers).map(({name}) => {
     const item = document.createElement("li");
     item.append(named(name), " " + (TIERS[name] ?? ""));
     return item;
@@ -76,11 +81,11 @@ function explain(tiers) {
 }
 
 function tabulate({tiers, inText}) {
-  $("tiers").replaceChildren(...tiers.map((tier, i) => {
+  $("tiers").replaceChildren(...asked(tiers).map((tier, i, {length}) => {
     const row = document.createElement("tr"), head = document.createElement("th");
     head.scope = "row"; head.append(named(tier.name));
     const share = tier.proposed ? Math.round(100 * tier.accepted / tier.proposed) + " %" : "";
-    const cells = [told(inText[tier.name] ?? 0), ...(i < tiers.length - 1 ? [told(tier.proposed), share] : ["", ""])];
+    const cells = [told(inText[tier.name] ?? 0), ...(i < length - 1 ? [told(tier.proposed), share] : ["", ""])];
     row.append(head, ...cells.map(text => Object.assign(document.createElement("td"), {textContent: text})));
     return row;
   }));

@@ -4,7 +4,7 @@ const FEW = 10;  // tokens that say nothing of the speed
 const SHORT = 4000;  // tokens read: where gains begin, as the retrieval tier reads some 2,000 (docs/benchmarks.md)
 
 function headline(times, same) {
-  const fast = `${times.toFixed(times < 9.95 ? 1 : 0)} times as fast`;
+  const fast = `${paced(times)} times as fast`;
   return `${fast}, ${same ? "the same text" : "but the texts differ"}`;
 }
 
@@ -27,8 +27,8 @@ function judge(tiered, plain) {
   $("headline").className = same ? "same" : "other";
   $("headline").textContent = !few ? headline(times, same) : same ? "The same text" : "The texts differ";
   $("facts").textContent = few ? "These are too few tokens to tell the speed of." :
-    `${told(tiered.tokens)} tokens after ${told(tiered.read)}: ${tiered.rate.toFixed(0)} per second with TriForce, ` +
-    `${plain.rate.toFixed(0)} by plain decoding.`;
+    `${told(tiered.tokens)} tokens after a document of ${told(tiered.read)}: ${paced(tiered.rate)} per second with ` +
+    `TriForce, ${paced(plain.rate)} by plain decoding.`;
   $("why").textContent = !same
     ? "Only the coupling seeded promises the same text, and only where the kernels round a pass over several tokens " +
       "like one over a single token. Elsewhere the distribution of texts is the same."
