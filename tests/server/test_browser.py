@@ -141,7 +141,8 @@ def test_a_text_comes_coloured_and_is_that_of_plain_decoding(page: Page, url: st
         (1.0, 9000, "retrieval", "2.0 times as fast, the same text", "^$"),
         (2.5, 500, "retrieval", "0.8 times as fast, the same text", "the KV cache of 500 tokens is small"),
         (2.0, 9000, "retrieval", "1.0 times as fast, the same text", "100 % of the tokens had been guessed right"),
-        (2.0, 9000, "full", "1.0 times as fast, the same text", "guessing was found not to pay"),
+        (1.0, 9000, "full", "As fast as plain decoding, the same text", "guessing was found not to pay.*is chance"),
+        (1.0, 500, "full", "As fast as plain decoding, the same text", "the KV cache of 500 tokens.*is chance"),
     ],
 )
 def test_the_headline_is_what_was_measured(

@@ -4,14 +4,18 @@ const LINES = 48, PARTS = 256;
 
 class ReadMap {
   constructor() { this.clear(); }
-  clear() { this.lines = []; this.draw(); this.say(""); }
+  clear() { this.lines = []; this.draw(); this.say(""); $("map").setAttribute("aria-label", "Nothing yet"); }
   // Without anything seen the tier was not asked: that is no line of the map.
   add({seen, tokens}) {
     if (!seen.length) return;
     this.lines = [...this.lines, seen].slice(-LINES);
+    this.tokens = tokens;
+  }
+  show() {
+    if (!this.lines.length) return;
     this.draw();
-    const mean = Math.round(seen.reduce((a, b) => a + b) / seen.length);
-    $("map").setAttribute("aria-label", `Heads of the retrieval tier see ${mean} % of ${told(tokens)} tokens on average`);
+    const seen = this.lines.at(-1), mean = Math.round(seen.reduce((a, b) => a + b) / seen.length);
+    $("map").setAttribute("aria-label", `Heads of the retrieval tier see ${mean} % of ${told(this.tokens)} tokens on average`);
     const all = this.lines.every(line => line.every(percent => percent === 100));
     this.say(all ? "It read the whole text: there is no more of it than the tier may read." : "");
   }

@@ -1,5 +1,6 @@
 "use strict";
 // The comparison: one text with TriForce, and the same seed by plain decoding.
+const PAUSE = 100;  // milliseconds between two paintings: they take the processor that the server may be on
 const map = new ReadMap(), progress = new Progress();
 let running = null;
 
@@ -28,8 +29,11 @@ function request(mode) {
   return ["/v1/chat/completions", {...common, messages: [{role: "user", content: `${text}\n\n${question}`}]}];
 }
 
-async function write(mode, writing, step, said, each) {
+// `look` is told of each piece, and `show` paints now and then.
+async function write(mode, writing, step, said, show, look = () => {}) {
   const [path, body] = request(mode);
+  let shown = -PAUSE;
+  const paint = () => { writing.show(); show(); };
   for await (const event of frames(await post(path, body, running.signal))) {
     if (event.reading) {
       progress.begin(step + ": reading the document");
@@ -41,26 +45,36 @@ async function write(mode, writing, step, said, each) {
     if (!choice) continue;
     writing.add(choice);
     if (!choice.look) continue;
+    look(choice.look);
+    if (performance.now() - shown < PAUSE) continue;
+    shown = performance.now();
     progress.begin(`${step}: ${said}`);
     progress.at(writing.tokens, body.max_tokens);
-    each(choice.look);
+    paint();
   }
+  paint();
 }
 
 async function compare() {
   const mode = $("mode").value, both = $("compare").checked, steps = both ? 2 : 1;
   const tiered = new Writing("tiered"), plain = new Writing("plain");
   $("beside").hidden = !both;
-  await write(mode, tiered, `1 of ${steps}`, "writing with TriForce", look => {
-    $("made").hidden = false;
-    explain(tiered.tiers); tabulate(tiered); map.add(look); raceBars(tiered, plain);
-  });
-  tabulate(tiered);
+  await write(mode, tiered, `1 of ${steps}`, "writing with TriForce", () => {
+    unveil();
+    explain(tiered.tiers); tabulate(tiered); map.show(); raceBars(tiered, plain);
+  }, look => map.add(look));
   map.end();
   if (!both) return;
   progress.begin("2 of 2: plain decoding");
   await write("ar", plain, "2 of 2", "writing the same by plain decoding", () => raceBars(tiered, plain));
   judge(tiered, plain);
+}
+
+// There is something to see, and perhaps only now the page is long enough to show it from its top.
+function unveil() {
+  if (!$("made").hidden) return;
+  $("made").hidden = false;
+  $("result").scrollIntoView();
 }
 
 function reset() {

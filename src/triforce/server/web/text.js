@@ -11,11 +11,14 @@ const TIERS = {
 
 // A token's characters may come later than the token, where a character is cut in two: so they wait in line.
 class Painter {
-  constructor(into) { this.into = into; this.waiting = []; this.text = ""; this.last = null; into.replaceChildren(); }
+  constructor(into) { this.into = into; this.waiting = []; this.text = this.fresh = ""; this.last = null; into.replaceChildren(); }
   add(text, tiers, characters) {
     tiers.forEach((tier, i) => this.waiting.push([tier, characters[i] ?? 0]));
+    this.text += text; this.fresh += text;
+  }
+  show() {
     const low = this.into.scrollHeight - this.into.scrollTop - this.into.clientHeight < 40;
-    let letters = Array.from(text);
+    let letters = Array.from(this.fresh);
     while (letters.length) {
       while (this.waiting.length && !this.waiting[0][1]) this.waiting.shift();
       const head = this.waiting[0] ?? ["full", letters.length];
@@ -24,7 +27,7 @@ class Painter {
       head[1] -= now.length;
       this.paint(head[0], now.join(""));
     }
-    this.text += text;
+    this.fresh = "";
     if (low) this.into.scrollTop = this.into.scrollHeight;
   }
   paint(tier, text) {
@@ -53,6 +56,9 @@ class Writing {
     if (!choice.look) return;
     this.seconds = choice.look.seconds;  // the server's: the browser may be late
     this.tiers = choice.look.tiers;
+  }
+  show() {
+    this.painter.show();
     $(this.id + "-speed").textContent = `${told(this.tokens)} tokens, ${paced(this.rate)} per second`;
   }
 }
