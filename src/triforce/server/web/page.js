@@ -70,7 +70,7 @@ async function compare() {
   judge(tiered, plain);
 }
 
-// There is something to see, and perhaps only now the page is long enough to show it from its top.
+// There is something to see, and only now the page is long enough to show it from its top.
 function unveil() {
   if (!$("made").hidden) return;
   $("made").hidden = false;
@@ -92,6 +92,7 @@ async function run() {
   try {
     await compare();
     $("going").hidden = true;
+    $("headline").scrollIntoView({block: "nearest"});
   } catch (error) { giveUp(error); }
   running = null; $("run").disabled = false;
 }
