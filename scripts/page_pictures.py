@@ -1,51 +1,91 @@
-"""Pictures of the playground for the README: python scripts/page_pictures.py. Needs playwright and Chromium."""
+"""Pictures of the playground for the docs: python scripts/page_pictures.py. Needs playwright, Pillow and Chromium.
+
+They say how fast this machine is: let nothing else run on it. What is known of its costs is not taken, nor added to.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from playwright.sync_api import Page, expect, sync_playwright
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-ROOT = Path(__file__).parents[1]
-BOOK = ROOT / "src" / "triforce" / "data" / "dracula.txt"
-CHARACTERS = 40_000
-SHOTS = {"light": (1000, 900), "dark": (390, 844)}
-"""Color scheme: width and height. The dark one is a phone."""
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+DESKTOP, PHONE = (1280, 800), (390, 844)
+COLORS = 224
+PATIENCE, SCROLL = 300_000, 700  # milliseconds
 
 
-def play(page: Page, url: str) -> None:
-    """A beginning of the book is continued, then again by plain decoding."""
+@contextmanager
+def server() -> Iterator[str]:
+    """The address of one, with the shipped pair."""
+    command = [sys.executable, "-m", "triforce", "serve", "--port", "0"]
+    with TemporaryDirectory() as cache:
+        environment = os.environ | {"XDG_CACHE_HOME": cache}
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        process = subprocess.Popen(command, env=environment, **pipes)
+        assert process.stdout
+        try:
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.terminate()
+            process.wait()
+
+
+@contextmanager
+def visit(browser: Browser, url: str, size: tuple[int, int], scheme: str) -> Iterator[Page]:
+    """The page as a visitor finds it, its sample counted."""
+    page = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)  # type: ignore[arg-type]
     page.goto(url)
-    book = BOOK.read_text(encoding="utf-8")
-    page.get_by_label("Document").fill(book[: book.rindex(" ", 0, CHARACTERS)])
-    page.get_by_label("Tokens at most").fill("160")
-    page.get_by_label("Then the same seed").check()
-    expect(page.locator("#size")).to_contain_text("of", timeout=60_000)
-    page.get_by_role("button", name="Run").click()
-    expect(page.locator("#status")).to_contain_text("Done: with tiers", timeout=300_000)
+    expect(page.locator("#size")).to_contain_text("tokens", timeout=PATIENCE)
+    yield page
+    page.close()
+
+
+def compare(page: Page, length: str) -> None:
+    """A sample of so many tokens, to its end."""
+    page.locator("#lengths").get_by_text(length, exact=True).click()
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator("#headline")).to_have_text(re.compile("text"), timeout=PATIENCE)
+
+
+def keep(page: Page, file: Path, whole: bool = False) -> None:
+    """In few colours, which makes it small."""
+    page.wait_for_timeout(SCROLL)
+    page.screenshot(path=file, full_page=whole)
+    Image.open(file).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
 def main() -> None:
-    command = [sys.executable, "-m", "triforce", "serve", "--port", "0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert server.stdout
-    try:
-        url = server.stdout.readline().split()[-1]
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            for scheme, (width, height) in SHOTS.items():
-                page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
-                play(page, url)
-                if scheme == "dark":
-                    page.evaluate("document.getElementById('status').scrollIntoView()")
-                page.screenshot(path=ROOT / "docs" / "pictures" / f"page-{scheme}.png", full_page=scheme == "light")
-            browser.close()
-    finally:
-        server.terminate()
-        server.wait()
+    with server() as url, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        with visit(browser, url, PHONE, "light") as page:  # first: nothing is read twice
+            page.locator("#lengths").get_by_text("32,000", exact=True).click()
+            page.get_by_role("button", name="Compare").click()
+            expect(page.locator("#left")).to_contain_text("left", timeout=PATIENCE)
+            keep(page, PICTURES / "page-reading-phone.png")
+            expect(page.locator("#headline")).not_to_be_empty(timeout=PATIENCE)  # and what passes cost is known then
+        with visit(browser, url, DESKTOP, "light") as page:
+            keep(page, PICTURES / "page-first.png")
+            page.get_by_label("Mode").evaluate("mode => mode.value = 'triforce'")
+            compare(page, "32,000")
+            keep(page, PICTURES / "page-result.png", whole=True)
+        with visit(browser, url, DESKTOP, "dark") as page:
+            compare(page, "1,000")
+            keep(page, PICTURES / "page-short-dark.png")
+        with visit(browser, url, PHONE, "dark") as page:
+            compare(page, "32,000")
+            keep(page, PICTURES / "page-result-phone-dark.png")
+        browser.close()
 
 
 if __name__ == "__main__":

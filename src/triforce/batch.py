@@ -263,14 +263,18 @@ class Batch:
         yield len(self.jobs[b].prompt) - 1
 
     def _look(self) -> None:
-        """Tell those who asked where their texts stand."""
-        asked = [(b, job) for b, job in enumerate(self.jobs) if job.params.look]
-        if not asked:
-            return
-        views = [tier.cache for tier in self.tiers if isinstance(tier, Tier) and isinstance(tier.cache, Retrieval)]
-        for b, job in asked:
-            committed = int(self.top.cache.lengths_B[b])
-            job.look = Look(committed, job.decode_seconds, in_sight(views[-1], b) if views else [], self.stats(b))
+        """Tell those who asked where their texts stand. A view that was not asked since the last time saw nothing."""
+        for b, job in enumerate(self.jobs):
+            if not job.params.look:
+                continue
+            stats, committed = self.stats(b), int(self.top.cache.lengths_B[b])
+            passes = [tier.passes for tier in job.look.tiers] if job.look else [0] * len(stats)
+            views = [
+                tier.cache
+                for tier, now, before in zip(self.tiers, stats, passes, strict=True)
+                if isinstance(tier, Tier) and isinstance(tier.cache, Retrieval) and now.passes != before
+            ]
+            job.look = Look(committed, job.decode_seconds, in_sight(views[-1], b) if views else [], stats)
 
     def _note_logprobs(self, taken: list[int]) -> None:
         for b, (job, count) in enumerate(zip(self.jobs, taken, strict=True)):

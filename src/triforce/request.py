@@ -86,7 +86,7 @@ class Look:
 
     tokens: int  # committed, prompt and all
     seconds: float  # of decoding
-    seen: list[int]  # as `cache.look.in_sight` has it; empty where no tier selects
+    seen: list[int]  # as `cache.look.in_sight` has it; empty where no tier that selects was asked
     tiers: list[TierStats]  # so far, from the lowest to the full one
 
 

@@ -57,7 +57,7 @@ class Scripted:
             raise RequestError("unlucky")
         return Req(prompt[0])
 
-    def submit(self, requests: list[Req]) -> None:
+    def submit(self, requests: list[Req], on_prefill: object = None) -> None:
         self.requests += requests
 
     def cancel(self, one: Req) -> None:

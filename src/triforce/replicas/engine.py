@@ -12,6 +12,7 @@ from typing import Any
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 
+from triforce.completion import Piece
 from triforce.replicas.words import Word
 from triforce.request import RequestOutput
 from triforce.server.engine import Ask, Event, Load, Lost, QueueFull, Stopping
@@ -82,7 +83,7 @@ class _Answer:
                 if isinstance(word.event, RequestOutput):
                     end = word.event
                 elif word.event is not None:
-                    self.begun = True
+                    self.begun = self.begun or isinstance(word.event, Piece)
                     self.tell(word.event)
         except (RayTaskError, TaskCancelledError):
             raise

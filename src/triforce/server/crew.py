@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from triforce.errors import RequestError
 from triforce.llm import LLM
 from triforce.request import RequestOutput
-from triforce.server.engine import Ask
+from triforce.server.engine import Ask, Reading
 from triforce.server.limits import Limits
 from triforce.texts import Event, Request
 
@@ -35,8 +36,9 @@ class Crew:
         self.texts = llm.open(limits.rows, limits.room(llm.target.config.context), max_itl=limits.max_itl)
         self._requests: dict[int, Request] = {}
         self._numbers: dict[Request, int] = {}
+        self._readings: dict[int, Reading] = {}  # that nobody was told of yet
 
-    def obey(self, orders: Orders) -> Iterator[tuple[int, Event | Request | None]]:
+    def obey(self, orders: Orders) -> Iterator[tuple[int, Event | Reading | Request | None]]:
         """Carry out orders and make a step; yields, by number, None for who has gone, requests, and what comes of them.
 
         Where several ranks share the engine each of them has to come to the end. What this raises is no one request's
@@ -46,23 +48,26 @@ class Crew:
             self._forget(number)
             yield number, None
         for number, ask in orders.fresh:
-            begun = self._begin(ask)
+            begun = self._begin(number, ask)
             if not isinstance(begun, Exception):
                 self._requests[number], self._numbers[begun] = begun, number
             yield number, begun
         for request, event in self.texts.step():
+            yield from self._news()
             number = self._numbers[request]
             if isinstance(event, Exception | RequestOutput):
                 self._forget(number)
             yield number, event
+        yield from self._news()
 
     def close(self) -> None:
         """Cancel all there are."""
         self.texts.close()
         self._requests.clear()
         self._numbers.clear()
+        self._readings.clear()
 
-    def _begin(self, ask: Ask) -> Request | Exception:
+    def _begin(self, number: int, ask: Ask) -> Request | Exception:
         """A request in the queue, or why not. What one rank has no use for (a grammar, say) none of them begins."""
         request, error = None, None
         try:
@@ -75,10 +80,18 @@ class Crew:
             )
         assert request
         try:
-            self.texts.submit([request])
+            self.texts.submit([request], on_prefill=partial(self._read, number) if ask.params.look else None)
         except Exception as reason:
             return reason
         return request
+
+    def _read(self, number: int, tokens: int, of: int) -> None:
+        self._readings[number] = Reading(tokens, of)
+
+    def _news(self) -> Iterator[tuple[int, Reading]]:
+        """How far prompts were read in this step."""
+        yield from self._readings.items()
+        self._readings.clear()
 
     def _forget(self, number: int) -> None:
         request = self._requests.pop(number, None)

@@ -16,8 +16,17 @@ from triforce.prompts import Prompt, Readable
 from triforce.request import RequestOutput, SamplingParams
 from triforce.sampling import Constraint
 
-Event = Piece | RequestOutput
-"""Pieces of the `n` texts as they are ready, and at the end the whole: what `LLM.stream` yields."""
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How far a prompt has been read, of those who look: so many tokens of all there are to read."""
+
+    tokens: int
+    of: int
+
+
+Event = Piece | RequestOutput | Reading
+"""Pieces of the `n` texts as they are ready, and at the end the whole: what `LLM.stream` yields. Reading is before."""
 
 
 class Served(Protocol):

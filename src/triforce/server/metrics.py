@@ -67,7 +67,7 @@ class Metrics:
             async for event in answer:
                 if isinstance(event, Piece):
                     first = first or perf_counter()
-                else:
+                elif isinstance(event, RequestOutput):
                     done = True
                     self._finish(answer, event, started, first or perf_counter())
                 yield event

@@ -1,4 +1,4 @@
-"""GET /: a playground, one static file. It knows nothing of the model: it asks for that, with the visitor's key."""
+"""GET /: a playground, the same for all. It knows nothing of the model: it asks for that, with the visitor's key."""
 
 from __future__ import annotations
 
@@ -8,10 +8,25 @@ from hashlib import sha256
 from pathlib import Path
 
 from fastapi import APIRouter
-from fastapi.responses import HTMLResponse
+from fastapi.responses import FileResponse, HTMLResponse
 
 router = APIRouter()
-_HTML = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+_WEB = Path(__file__).with_name("web")
+_SAMPLE = Path(__file__).parents[1] / "data" / "dracula.txt"
+
+
+def _whole() -> str:
+    """The page with its style and its scripts in it: at addresses of their own they would need a key."""
+
+    def text(file: str) -> str:
+        return (_WEB / file).read_text(encoding="utf-8")
+
+    html = text("page.html")
+    html = re.sub(r'<link rel="stylesheet" href="(.+?)">', lambda m: f"<style>\n{text(m[1])}</style>", html)
+    return re.sub(r'<script src="(.+?)"></script>', lambda m: f"<script>\n{text(m[1])}</script>", html)
+
+
+_HTML = _whole()
 
 
 def _hashes(tag: str) -> str:
@@ -37,3 +52,9 @@ _HEADERS = {
 async def page() -> HTMLResponse:
     """The page, the same for everybody."""
     return HTMLResponse(_HTML, headers=_HEADERS)
+
+
+@router.get("/sample.txt", include_in_schema=False)
+async def sample() -> FileResponse:
+    """A long text to begin with, in the public domain."""
+    return FileResponse(_SAMPLE, media_type="text/plain; charset=utf-8")

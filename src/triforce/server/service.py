@@ -15,13 +15,14 @@ from fastapi.responses import JSONResponse, Response
 from triforce.completion import Piece
 from triforce.request import RequestOutput
 from triforce.server import logs
-from triforce.server.engine import Answer, Ask, Engine, Event
+from triforce.server.engine import Answer, Ask, Engine, Event, Reading
 from triforce.server.failures import broken, refusal_for, took_too_long
 from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
 from triforce.server.prompts import Reader
 from triforce.server.schemas import Sampled
 from triforce.server.streaming import EventStream, frame, unless_gone
+from triforce.server.token_report import read
 
 
 class Reply(Protocol):
@@ -82,9 +83,11 @@ class Service:
                 async for prompt, event in events:
                     if isinstance(event, RequestOutput):
                         outputs.append(event)
-                        continue
-                    for data in reply.piece(prompt, event):
-                        yield data
+                    elif isinstance(event, Reading):
+                        yield frame(read(event))
+                    else:
+                        for data in reply.piece(prompt, event):
+                            yield data
             report |= _made(outputs)
             for data in reply.closing(outputs):
                 yield data

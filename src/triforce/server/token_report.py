@@ -8,6 +8,7 @@ from typing import Any
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.completion import Piece
 from triforce.request import Logprob, RequestOutput, TokenLogprobs
+from triforce.server.engine import Reading
 from triforce.stats import TierStats, total
 
 LEAST = -9999.0
@@ -62,6 +63,11 @@ def usage(
     counts |= {f"{names[0]}_tokens_details": details}
     stats = total(completion.tiers for output in outputs for completion in output.outputs)
     return counts | ({"tiers": _tiers(stats)} if tiers else {})
+
+
+def read(reading: Reading) -> dict[str, Any]:
+    """How far a prompt has been read, for those who look: a chunk without choices, as that of usage is."""
+    return {"choices": [], "reading": {"tokens": reading.tokens, "of": reading.of}}
 
 
 def looked(piece: Piece) -> dict[str, Any]:

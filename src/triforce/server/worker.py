@@ -12,7 +12,7 @@ from triforce.completion import Piece
 from triforce.llm import LLM
 from triforce.request import RequestOutput
 from triforce.server.crew import Crew, Orders
-from triforce.server.engine import Ask, Event, Load, Lost, QueueFull, Stopping
+from triforce.server.engine import Ask, Event, Load, Lost, QueueFull, Reading, Stopping
 from triforce.server.limits import Limits
 from triforce.texts import Request
 
@@ -137,7 +137,7 @@ class Worker:
         self._kv_tokens = self._crew.texts.engine.kv_tokens
 
     def _tell(self, number: int, event: Event | Exception | Request | None) -> None:
-        if isinstance(event, Piece):
+        if isinstance(event, Piece | Reading):
             self._answers[number].tell(event)
         elif event is None or isinstance(event, RequestOutput | Exception):
             self._end(number, event)

@@ -1,0 +1,61 @@
+"use strict";
+// What is read: a sample, a file or a text of the visitor's, and how many tokens it has.
+const LENGTHS = [1000, 4000, 16000, 32000], USUAL = 16000;  // of samples, in tokens
+const PROBE = 8000;  // characters from which the length of a token is told
+let context = 0, counting = null;
+
+const count = async text => (await (await post("/tokenize", {prompt: text})).json()).count;
+
+async function offerSamples() {
+  const book = await (await ask("/sample.txt")).text(), characters = PROBE / await count(book.slice(0, PROBE));
+  const fitting = LENGTHS.filter(length => length * 1.1 + $("tokens").valueAsNumber < context);
+  const fill = length => { set(book.slice(0, book.lastIndexOf(" ", length * characters)), length); };
+  $("lengths").replaceChildren(...fitting.map(length => {
+    const button = Object.assign(document.createElement("button"), {type: "button", textContent: told(length), value: length});
+    button.addEventListener("click", () => fill(length));
+    return button;
+  }));
+  $("samples").hidden = !fitting.length;
+  if (fitting.length && !$("document").value) fill(fitting.findLast(length => length <= USUAL));
+  else press(null);
+}
+
+function press(length) {
+  for (const button of $("lengths").children) button.setAttribute("aria-pressed", String(Number(button.value) === length));
+}
+
+function set(text, length = null) {
+  $("document").value = text;
+  measure(length);
+}
+
+// The count comes when the visitor rests.
+function measure(length = null) {
+  clearTimeout(counting);
+  press(length);
+  const text = $("document").value;
+  $("ending").textContent = text && "\u2026" + text.slice(text.lastIndexOf(" ", text.length - 60) + 1).trim();
+  $("size").textContent = text ? told(text.length) + " characters" : "";
+  if (text && context) counting = setTimeout(() => tell(text), 400);
+}
+
+async function tell(text) {
+  let said;
+  try {
+    const tokens = await count(text), hint = tokens < SHORT ? ": a short text, which gains little" : "";
+    said = `${told(tokens)} tokens${hint}. The model takes ${told(context)}.`;
+  } catch (error) { said = error.message; }
+  if (text === $("document").value) $("size").textContent = said;
+}
+
+async function readFile(file) { if (file) set(await file.text()); }
+
+$("open").addEventListener("click", () => $("file").click());
+$("file").addEventListener("change", event => readFile(event.target.files[0]));
+$("document").addEventListener("input", () => measure());
+$("document").addEventListener("dragover", event => { event.preventDefault(); event.target.classList.add("over"); });
+$("document").addEventListener("dragleave", event => event.target.classList.remove("over"));
+$("document").addEventListener("drop", event => {
+  event.target.classList.remove("over");
+  if (event.dataTransfer.files.length) { event.preventDefault(); readFile(event.dataTransfer.files[0]); }
+});

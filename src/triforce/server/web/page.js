@@ -1,0 +1,123 @@
+"use strict";
+// The comparison: one text with TriForce, and the same seed by plain decoding.
+const PAUSE = 100;  // milliseconds between two paintings: they take the processor that the server may be on
+const map = new ReadMap(), progress = new Progress();
+let running = null;
+
+async function learn() {
+  $("error").textContent = "";
+  let model;
+  try { [model] = (await (await ask("/v1/models")).json()).data; } catch (error) {
+    if (error.status === 401 && !$("key").value) return;  // the key is asked for
+    throw error;
+  }
+  const {chats, modes} = model.triforce;
+  context = model.max_model_len;
+  $("about").textContent = `serves ${model.id}, ${told(context)} tokens of context`;
+  $("asking").hidden = !chats; $("continuing").hidden = chats;
+  $("mode").replaceChildren($("mode").options[0], ...modes.map(mode => new Option(mode, mode)));
+  await offerSamples();
+}
+
+function request(mode) {
+  const text = $("document").value, question = $("asking").hidden ? "" : $("question").value.trim();
+  const common = {
+    max_tokens: $("tokens").valueAsNumber, temperature: $("temperature").valueAsNumber, seed: $("seed").valueAsNumber,
+    stream: true, stream_options: {include_usage: true}, tier_stats: true, look: true, ...(mode ? {mode} : {}),
+  };
+  if (!question) return ["/v1/completions", {...common, prompt: text}];
+  return ["/v1/chat/completions", {...common, messages: [{role: "user", content: `${text}\n\n${question}`}]}];
+}
+
+// `look` is told of each piece, and `show` paints now and then.
+async function write(mode, writing, step, said, show, look = () => {}) {
+  const [path, body] = request(mode);
+  let shown = -PAUSE;
+  const paint = () => { writing.show(); show(); };
+  for await (const event of frames(await post(path, body, running.signal))) {
+    if (event.reading) {
+      progress.begin(step + ": reading the document");
+      progress.at(event.reading.tokens, event.reading.of);
+    }
+    if (event.usage) writing.read = event.usage.prompt_tokens;
+    if (event.usage?.tiers) writing.tiers = event.usage.tiers;
+    const [choice] = event.choices;
+    if (!choice) continue;
+    writing.add(choice);
+    if (!choice.look) continue;
+    look(choice.look);
+    if (performance.now() - shown < PAUSE) continue;
+    shown = performance.now();
+    progress.begin(`${step}: ${said}`);
+    progress.at(writing.tokens, body.max_tokens);
+    paint();
+  }
+  paint();
+}
+
+async function compare() {
+  const mode = $("mode").value, both = $("compare").checked, steps = both ? 2 : 1;
+  const tiered = new Writing("tiered"), plain = new Writing("plain");
+  $("beside").hidden = !both;
+  await write(mode, tiered, `1 of ${steps}`, "writing with TriForce", () => {
+    unveil();
+    explain(tiered.tiers); tabulate(tiered); map.show(); raceBars(tiered, plain);
+  }, look => map.add(look));
+  map.end();
+  if (!both) return;
+  progress.begin("2 of 2: plain decoding");
+  await write("ar", plain, "2 of 2", "writing the same by plain decoding", () => raceBars(tiered, plain));
+  judge(tiered, plain);
+}
+
+// There is something to see, and only now the page is long enough to show it from its top.
+function unveil() {
+  if (!$("made").hidden) return;
+  $("made").hidden = false;
+  $("result").scrollIntoView();
+}
+
+function reset() {
+  for (const id of ["error", "headline", "facts", "why"]) $(id).textContent = "";
+  for (const id of ["legend", "tiers"]) $(id).replaceChildren();
+  map.clear();
+  $("run").disabled = $("made").hidden = true; $("result").hidden = $("going").hidden = false;
+  progress.begin("Waiting for the server");
+  $("result").scrollIntoView();
+}
+
+async function run() {
+  running = new AbortController();
+  reset();
+  try {
+    await compare();
+    $("going").hidden = true;
+    $("headline").scrollIntoView({block: "nearest"});
+  } catch (error) { giveUp(error); }
+  running = null; $("run").disabled = false;
+}
+
+function giveUp(error) {
+  $("going").hidden = true;
+  if (error.name === "AbortError") { $("facts").textContent = "Stopped."; return; }
+  $("result").hidden = $("made").hidden;
+  fail(error);
+  $("error").scrollIntoView({block: "center"});
+}
+
+function fail(error) { $("error").textContent = error.message; }
+
+function promise() {
+  const both = $("compare").checked, tokens = told($("tokens").valueAsNumber || 0);
+  $("run").textContent = both ? "Compare" : "Run";
+  $("promise").textContent = `Writes ${tokens} tokens with TriForce` + (both ? ", then the same by plain decoding." : ".");
+}
+
+$("form").addEventListener("submit", event => { event.preventDefault(); if (!running) run(); });
+$("stop").addEventListener("click", () => running?.abort());
+$("advanced").addEventListener("input", promise);
+$("advanced").addEventListener("invalid", () => { $("advanced").open = true; }, true);  // or nobody sees what is wrong
+$("key").addEventListener("change", () => learn().catch(fail));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => map.draw());
+promise();
+learn().catch(fail);

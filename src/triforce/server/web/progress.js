@@ -1,0 +1,25 @@
+"use strict";
+// What is being done, how far it is, and how long it will take at the pace of the last few seconds.
+const RECENT = 5000;  // milliseconds
+
+function span(seconds) {
+  if (seconds < 1) return "less than a second";
+  return seconds < 90 ? `about ${Math.round(seconds)} s` : `about ${Math.round(seconds / 60)} min`;
+}
+
+class Progress {
+  begin(said) {
+    if (said === $("status").textContent) return;
+    $("status").textContent = said; $("left").textContent = "";
+    $("bar").removeAttribute("value");
+    this.marks = [];
+  }
+  at(done, of) {
+    const now = performance.now();
+    this.marks = [...this.marks.filter(mark => now - mark.now < RECENT), {now, done}];
+    const [first] = this.marks, pace = (done - first.done) / (now - first.now);
+    const left = pace > 0 ? `, ${span((of - done) / pace / 1000)} left` : "";
+    $("bar").value = done / of;
+    $("left").textContent = `${told(done)} of ${told(of)} tokens${left}`;
+  }
+}

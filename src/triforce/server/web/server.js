@@ -1,0 +1,44 @@
+"use strict";
+// How the page talks to the server: as any client does, with the visitor's key.
+const $ = id => document.getElementById(id);
+const told = number => number.toLocaleString("en");
+
+async function ask(path, options = {}) {
+  const key = $("key").value.trim();
+  const headers = {"Content-Type": "application/json", ...(key ? {"Authorization": "Bearer " + key} : {})};
+  let response;
+  try { response = await fetch(path, {headers, ...options}); } catch (error) { throw inWords(error); }
+  if (!response.ok) throw await refusal(response);
+  return response;
+}
+
+const post = (path, body, signal) => ask(path, {method: "POST", body: JSON.stringify(body), signal});
+
+function inWords(error) {
+  return error.name === "AbortError" ? error : new Error("The server does not answer. Is it still running?");
+}
+
+async function refusal(response) {
+  if (response.status === 401) { $("keyed").hidden = false; $("key").focus(); }
+  const text = await response.text();
+  let message = "the server answered " + response.status;
+  try { message = JSON.parse(text).error.message; } catch { /* no error of this server's own */ }
+  return Object.assign(new Error(message), {status: response.status});
+}
+
+async function* frames(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = "";;) {
+    const {value, done} = await reader.read().catch(error => { throw inWords(error); });
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const data = part.slice(part.indexOf("data: ") + 6);
+      if (data === "[DONE]") return;
+      const event = JSON.parse(data);
+      if (event.error) throw new Error(event.error.message);
+      yield event;
+    }
+  }
+}
