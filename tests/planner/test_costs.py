@@ -201,3 +201,23 @@ def test_passes_alike_count_as_so_many() -> None:
     for _ in range(30):
         apart.observe("full", 2, 1, 8000, 3e-3)
     assert together.seconds("full", 2, 1, 8000) == pytest.approx(apart.seconds("full", 2, 1, 8000), rel=1e-3)
+
+
+def test_plain_decoding_for_long_does_not_make_wide_passes_dear() -> None:
+    """In a long context after a short one: what a token more costs is not to be told from what a key costs."""
+    dice, costs = random.Random(3), Costs()
+
+    def see(tokens: int, keys: int) -> None:
+        costs.observe("full", tokens, 1, keys, true(tokens, keys) * dice.uniform(0.8, 1.3))
+
+    for width in (1, 1, 5, 5, 3):
+        see(width, 500)
+    costs.settle()
+    for i in range(4000):
+        see(1, 30_000 + i)
+    assert costs.seconds("full", 7, 1, 32_000) < 1.5 * true(7, 32_000)
+    for _ in range(8):
+        see(7, 32_000)
+    for i in range(4000):
+        see(1, 30_000 + i)
+    assert costs.seconds("full", 7, 1, 32_000) == pytest.approx(true(7, 32_000), rel=0.25)

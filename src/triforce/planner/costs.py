@@ -28,13 +28,15 @@ FADE = 0.995  # of the past, per pass
 LASTING = 8.0  # passes' worth of what was seen before `Costs.settle`, which does not fade
 TOGETHER = 64  # passes that are looked at at a time, at most
 FEW = 16  # passes that change little where many were seen: that they were can wait
-RIDGE = np.array([1e-9, 1e-6, 1e-6, 1e-6])  # of each sum, added to it: what was never varied then costs nothing more
+RIDGE = np.array([1e-9, 1e-3, 1e-6, 1e-3])
+"""Of each sum, added to it: what was never varied then costs nothing more, and widths least of all. Else a wide pass
+would be taken to cost as much as so many narrow ones, if those were all that was seen, and never be tried."""
 OUTLIER = 3.0  # times what is expected: more than that counts as that, as the machine did something else
 TRUSTED = 8  # passes
 LEAST = 1e-6  # seconds
 CHANGED = 1.4  # times what is expected, or that part of it: the machine is another one than it was
 TOLD = 0.25  # leverage of a pass on its own forecast: those with less are told of by others
-_NONE = np.zeros((4, 5))
+_NONE = np.zeros((2, 4, 5))
 
 
 class Costs:
@@ -110,7 +112,7 @@ def _read(path: Path) -> Memory:
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         fits = {
-            str(tier): _Fit(_numbers(sums, 4, 5), _numbers(lasting, 4, 5), int(passes))
+            str(tier): _Fit(_numbers(sums, 2, 4, 5), _numbers(lasting, 4, 5), int(passes))
             for tier, (sums, lasting, passes) in saved["passes"].items()
         }
         sums = {str(key): _numbers(pair, 2).tolist() for key, pair in saved["shares"].items()}
@@ -136,13 +138,19 @@ class _Fit:
     """Non-negative least squares on (1, n, k, width k): more work never takes less time.
 
     Of what was seen it keeps sums of products, (4, 5): of these four with one another and with the seconds, each pass
-    divided by its seconds. Those of `lasting` do not fade.
+    divided by its seconds; of passes over one token of each row, and of wider ones, which fade by their own kind only:
+    plain decoding tells nothing of them. Those of `lasting` do not fade.
     """
 
-    def __init__(self, sums: np.ndarray = _NONE, lasting: np.ndarray = _NONE, passes: int = 0) -> None:
+    def __init__(self, sums: np.ndarray = _NONE, lasting: np.ndarray = _NONE[0], passes: int = 0) -> None:
         self._sums, self._lasting, self._passes = sums, lasting, passes
         self._fresh: list[tuple[float, float, float, float, int]] = []
-        self._solution = _solved(sums + lasting)
+        self._solution = _solved(self._total)
+
+    @property
+    def _total(self) -> np.ndarray:
+        total: np.ndarray = self._sums.sum(0) + self._lasting
+        return total
 
     @property
     def passes(self) -> int:
@@ -166,7 +174,7 @@ class _Fit:
 
     def _expected(self, rows_NF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of passes with these features, and whether enough others told of them: by their leverage."""
-        sums = self._sums + self._lasting
+        sums = self._total
         scale_F = np.maximum(np.sqrt(np.diag(sums)), LEAST)
         moments_FF = sums[:, :4] / np.outer(scale_F, scale_F) + np.diag(RIDGE)
         expected_N = np.maximum(rows_NF @ self._solution, LEAST)
@@ -178,7 +186,7 @@ class _Fit:
         """What was seen before the latest passes would take so many times as long now."""
         by = np.array([ratio**-2] * 4 + [1 / ratio])
         self._sums, self._lasting = self._sums * by, self._lasting * by
-        self._solution = _solved(self._sums + self._lasting)
+        self._solution = _solved(self._total)
 
     def fold(self) -> None:
         """See the latest passes."""
@@ -190,20 +198,18 @@ class _Fit:
             expected_N, told_N = self._expected(rows_NF)
             seconds_N = np.where(told_N, np.minimum(seconds_N, OUTLIER * expected_N), seconds_N)
         rows_NF = rows_NF / np.maximum(seconds_N, LEAST)[:, None]
-        ends_N = passes_N.cumsum()
-        weights_N = FADE ** (ends_N[-1] - ends_N) * (1 - FADE**passes_N) / (1 - FADE)
-        ones_N1 = np.ones((len(rows_NF), 1))
-        new = (rows_NF * weights_N[:, None]).T @ np.concatenate((rows_NF, ones_N1), 1)
-        self._sums = FADE ** ends_N[-1] * self._sums + new
-        self._passes += int(ends_N[-1])
+        wide_N = work[0] > 1
+        narrow = _faded(self._sums[0], rows_NF, passes_N, ~wide_N)
+        self._sums = np.stack((narrow, _faded(self._sums[1], rows_NF[wide_N], passes_N[wide_N])))
+        self._passes += int(passes_N.sum())
         self._fresh.clear()
-        self._solution = _solved(self._sums + self._lasting)
+        self._solution = _solved(self._total)
 
     def settle(self) -> None:
         """Let `LASTING` passes' worth of what has been seen so far last."""
         self.fold()
         held = (1 - FADE**self._passes) / (1 - FADE)
-        self._lasting = self._sums * min(1.0, LASTING / held)
+        self._lasting = self._sums.sum(0) * min(1.0, LASTING / held)
 
     def saved(self) -> tuple[list[list[float]], list[list[float]], int]:
         self.fold()
@@ -213,6 +219,18 @@ class _Fit:
         """See `Costs.line`."""
         (a, b, c, d), thousands = self._solution.tolist(), keys / 1000
         return a + c * thousands, b * rows + d * thousands
+
+
+def _faded(sums: np.ndarray, rows_NF: np.ndarray, passes_N: np.ndarray, some_N: Any = slice(None)) -> np.ndarray:
+    """What was seen, faded by these passes, and some of them."""
+    if not len(rows_NF):
+        return sums
+    ends_N = passes_N.cumsum()
+    weights_N = FADE ** (ends_N[-1] - ends_N) * (1 - FADE**passes_N) / (1 - FADE)
+    rows_NF, weights_N = rows_NF[some_N], weights_N[some_N]
+    new: np.ndarray = (rows_NF * weights_N[:, None]).T @ np.concatenate((rows_NF, np.ones((len(rows_NF), 1))), 1)
+    faded: np.ndarray = FADE ** ends_N[-1] * sums + new
+    return faded
 
 
 def _solved(sums: np.ndarray) -> np.ndarray:
