@@ -36,6 +36,7 @@ class PrefillPacer:
         """Prompts may be read from now on; `running`: there are texts that wait for their next step meanwhile."""
         self._hurried = running and not self._strict
         self._until = perf_counter() + self._max_itl - self._step
+        self._granted = None  # a pass that broke took no time that tells anything
 
     def grant(self, tier: str, tokens: int) -> int:
         """A `speculation.Grant`: all of them unless texts wait, else as many as there is time for."""
