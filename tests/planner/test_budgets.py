@@ -155,6 +155,32 @@ def test_keys_that_were_never_varied_cost_what_those_of_the_exact_tier_do() -> N
     assert (usual - few, many - usual) == pytest.approx((0.32 * MS, 0.64 * MS), rel=0.05)
 
 
+def test_where_so_many_keys_were_never_read_they_cost_at_most_what_the_exact_tier_takes_for_them() -> None:
+    """Passes of a short text, whose keys hardly vary, tell nothing of a long one: their line may point anywhere."""
+    it, _ = both()
+    it.costs, dice = Costs(), random.Random(1)
+    view, size = it._view, 400
+    few, budget = 10, view.keys(size)
+
+    def true(tokens: int, keys: float) -> float:
+        return 1 * MS + (0.1 + 0.001 * keys) * tokens * MS
+
+    def foretold() -> float:
+        return float(np.ravel(Outlook(it.costs, it._watch, it._echo, view, [size]).cost("retrieval", 1))[0])
+
+    for i in range(12):
+        it.costs.observe("retrieval", 1 + i % 3, 1, few + i // 4, true(1 + i % 3, few) * (1 + 0.1 * (i // 4)))
+        it.costs.observe("full", 1 + i % 3, 1, few, true(1 + i % 3, few))
+    for _ in range(60):
+        it.costs.observe("full", 1, 1, size, true(1, size))
+    assert it.costs.seconds("retrieval", 1, 1, budget) > 1.5 * true(1, budget)
+    assert foretold() == pytest.approx(true(1, budget), rel=0.2)
+    dear = 3 * true(1, budget)
+    for _ in range(20):
+        it.costs.observe("retrieval", 1, 1, budget, dear * dice.uniform(0.9, 1.1))
+    assert foretold() == pytest.approx(dear, rel=0.2)  # now it is known, whatever the exact tier takes
+
+
 def test_the_worth_of_several_budgets_is_that_of_each() -> None:
     it, _ = both()
     budgets = options(it._view, {}, [400, 300, 150])

@@ -73,6 +73,10 @@ class Costs:
             self._see(fit)
         return fit.line(rows, keys)
 
+    def told(self, tier: str, rows: int, keys: float) -> bool:
+        """Whether there were enough passes like these to go by: what they take is no guess from quite other ones."""
+        return tier in self._fits and self._fits[tier].told(rows, keys)
+
     def _see(self, fit: _Fit) -> None:
         """Look at the latest passes of a tier, and at what they say of the machine."""
         ratio = fit.speed()
@@ -219,6 +223,10 @@ class _Fit:
         """See `Costs.line`."""
         (a, b, c, d), thousands = self._solution.tolist(), keys / 1000
         return a + c * thousands, b * rows + d * thousands
+
+    def told(self, rows: int, keys: float) -> bool:
+        """See `Costs.told`."""
+        return bool(self._expected(np.array([_features(1, rows, keys)]))[1][0])
 
 
 def _faded(sums: np.ndarray, rows_NF: np.ndarray, passes_N: np.ndarray, some_N: Any = slice(None)) -> np.ndarray:

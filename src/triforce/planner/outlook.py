@@ -130,8 +130,11 @@ def _retrieval(costs: Costs, rows: int, present: int, keys: int) -> tuple[float,
     """What a retrieval pass over so many keys takes, as `Costs.line` has it, where so many are usual.
 
     As long as they are alike nothing tells what a key costs: no less than one of the exact tier, it is taken to be.
+    Where so many were never read, it takes no more than a pass of the exact tier, of the same weights, over as many.
     """
     usual, nothing = costs.line("retrieval", rows, present), costs.line("full", rows, 0)
+    if costs.told("full", rows, present) and not costs.told("retrieval", rows, present):
+        usual = min(usual, costs.line("full", rows, present), key=sum)
     own, exact = costs.line("retrieval", rows, keys), costs.line("full", rows, abs(keys - present))
     sign = 1 if keys > present else -1
     more = [max(sign * (a - b), c - d) for a, b, c, d in zip(own, usual, exact, nothing, strict=True)]
