@@ -1,8 +1,11 @@
-"""Half an hour of all kinds of requests to one server: python scripts/soak.py [MINUTES]. Prints one line of JSON.
+"""Half an hour of all kinds of requests to one server: python scripts/soak.py [MINUTES [MODEL]]. Prints a line of JSON.
+
+MODEL is a folder of a model with a context of 8,192 tokens; without one a tiny random pair serves.
 
 Exit code 1 where the memory of the server at the end is not what it was at first (+- 5 %), it answered 5xx, let slow
-clients hang on, kept KV that nobody needs, or did not close what it had opened. `gap_seconds` is the longest time
-between two tokens of one stream, while a long prompt was waited for and otherwise.
+clients hang on, kept KV that nobody needs, did not close what it had opened, or let a stream wait for more than twice
+`--max-itl` between two tokens while a long prompt was read. `gap_seconds` is the longest such time, and that of times
+when none was.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 FLAT = 0.05
+MAX_ITL = 0.2  # seconds
 
 
 async def watch(soak: Soak, server: psutil.Process, begun: float) -> list[tuple[float, int]]:
@@ -61,7 +65,8 @@ def verdict(seen: list[tuple[float, int]], soak: Soak, gave_back: bool, opened: 
     last = [rss for share, rss in seen if share >= 5 / 6]
     growth = sum(last) / len(last) / (sum(first) / len(first)) - 1
     broken = sum(count for name, count in soak.told.items() if name.split()[1] >= "500")
-    held = gave_back and not broken and abs(growth) <= FLAT and opened[1] <= opened[0]
+    steady = abs(growth) <= FLAT and soak.gaps.while_reading <= 2 * MAX_ITL
+    held = gave_back and not broken and steady and opened[1] <= opened[0]
     gaps = {"while_reading": round(soak.gaps.while_reading, 3), "otherwise": round(soak.gaps.otherwise, 3)}
     mib = [round(rss / 2**20) for _, rss in seen[:: max(1, len(seen) // 12)]]
     return {"held": held, "requests": soak.told.total(), "broken": broken, "kv_given_back": gave_back,
@@ -69,19 +74,23 @@ def verdict(seen: list[tuple[float, int]], soak: Soak, gave_back: bool, opened: 
             "answers": dict(sorted(soak.told.items()))}  # fmt: skip
 
 
-def main() -> int:
+def tiny_models(folder: Path) -> list[str]:
+    """Arguments that serve a random pair."""
     from tiny_checkpoint import tiny_pair
 
+    pair = tiny_pair(folder, positions=CONTEXT, chat_template=TEMPLATE)
+    return [str(pair / "target"), "--draft", str(pair / "draft"), "--budget", "64"]
+
+
+def main() -> int:
     minutes = float(sys.argv[1]) if len(sys.argv) > 1 else 30.0
     with TemporaryDirectory() as folder, open(Path(folder) / "log", "w") as log:
-        pair = tiny_pair(Path(folder), positions=CONTEXT, chat_template=TEMPLATE)
-        models = [str(pair / "target"), "--draft", str(pair / "draft"), "--budget", "64"]
-        limits = ["--max-body", "0.5", "--max-kv-tokens", str(3 * CONTEXT)]
+        models = sys.argv[2:3] or tiny_models(Path(folder))
+        limits = ["--max-body", "0.5", "--max-kv-tokens", str(3 * CONTEXT), "--max-itl", str(1000 * MAX_ITL)]
         path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "triforce", "serve", *models, "--port", "0", *limits]
-        server = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ | {"PYTHONPATH": path}
-        )
+        env = os.environ | {"PYTHONPATH": path} | ({} if sys.argv[2:] else {"OMP_NUM_THREADS": "1"})
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env)
         assert server.stdout
         try:
             url, begun = server.stdout.readline().split()[-1], time.monotonic()
