@@ -1,0 +1,54 @@
+"""Digests of the texts of every mode, coupling and dtype: python scripts/digests.py [TRIFORCE] > FILE.
+
+TRIFORCE is the command of the version to ask, this environment's by default. Two versions of one machine give equal
+files, or a change was no mere change of names. `auto` is left out where its texts depend on the clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+COMMAND = sys.argv[1] if len(sys.argv) > 1 else str(Path(sys.executable).parent / "triforce")
+PROMPT = "".join((Path(__file__).parents[1] / "LICENSE").read_text().split("\n\n")) * 2
+MODES = ["ar", "draft", "retrieval", "streaming", "triforce", "lookup|ngram", "hybrid|draft-ngram", "auto"]
+COUPLINGS, DTYPES, TEMPERATURES = ["seeded", "rejection", "block"], ["bfloat16", "float32"], ["0", "0.8"]
+MORE = [["--lower-tiers", "int8"], ["--kv-offload", "host"], ["--kv-offload", "file"], ["--repetition-penalty", "1.2"]]
+
+
+def digest(prompt: Path, home: Path, mode: str, *options: str) -> str:
+    """Of the tokens of four texts; the mode goes by its old name or by its new one."""
+    command = [COMMAND, "generate", "--prompt-file", str(prompt), "-n", "48", "--n", "4", "--seed", "3", "--json"]
+    for name in mode.split("|"):
+        done = subprocess.run(
+            [*command, "--ignore-eos", "--mode", name, *options],
+            capture_output=True, text=True, env=os.environ | {"XDG_CACHE_HOME": str(home)},
+        )  # fmt: skip
+        if done.returncode == 0:
+            told = [json.loads(line) for line in done.stdout.splitlines()]
+            return sha256(json.dumps([each["token_ids"] for each in told]).encode()).hexdigest()
+    sys.exit(done.stderr)
+
+
+def main() -> None:
+    with TemporaryDirectory() as folder:
+        prompt = Path(folder) / "prompt"
+        prompt.write_text(PROMPT)
+        found = {}
+        for mode, coupling, dtype, heat in product(MODES, COUPLINGS, DTYPES, TEMPERATURES):
+            if mode != "auto" or coupling == "seeded":
+                options = ["--coupling", coupling, "--dtype", dtype, "--temperature", heat]
+                found[" ".join([mode, *options])] = digest(prompt, Path(folder) / "home", mode, *options)
+        for options in MORE:
+            found[" ".join(["triforce", *options])] = digest(prompt, Path(folder) / "home", "triforce", *options)
+        print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
