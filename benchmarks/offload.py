@@ -4,9 +4,8 @@
 
 `streaming` compares the bytes a second that plain decoding reads from its file with those of a sequential read of a
 file as large, in the way that is fastest, both past the system's cache. `bus` decodes the same text plainly and with
-TriForce from the same store, with reads limited to a rate that stands for a bus. `ahead`, on demand, takes turns of
-TriForce with and without a draft that goes on meanwhile. `computed` is not measured: what its passes would take at
-another rate, with KV of another size.
+TriForce from the same store, with reads limited to a rate that stands for a bus. `computed` is not measured: what its
+passes would take at another rate, with KV of another size.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from importlib import resources
 from pathlib import Path
 from statistics import median
@@ -31,7 +29,6 @@ from triforce.cli.demo import BOOK
 from triforce.kernels.native_offload import OffloadedMemory
 from triforce.llm import LLM
 from triforce.request import RequestOutput, SamplingParams
-from triforce.speculation import Beside
 
 Row = dict[str, Any]
 BLOCK = 4 << 20
@@ -141,29 +138,6 @@ def bus(ids: list[int], saved: Path, options: argparse.Namespace, memory: str, r
         }  # fmt: skip
 
 
-def ahead(ids: list[int], saved: Path, options: argparse.Namespace, memory: str, rate: float) -> Row:
-    """What drafting while KV streams gives: seconds without it over seconds with it, turn by turn."""
-    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=options.tokens, ignore_eos=True)
-    how = dict(kv_offload="host", kv_memory=memory, gamma_1=options.gamma_1, gamma_2=options.gamma_2)
-    limited, runs, goes_on = Limited(rate, **how), [], Beside.__call__
-    for turn in range(2 * options.repeats):
-        outputs = {}
-        for on in (turn % 2 == 0, turn % 2 == 1):
-            Beside.__call__ = goes_on if on else lambda *_: nullcontext()  # type: ignore[method-assign, assignment]
-            outputs[on], _ = limited.generate(ids, params, "triforce", saved)
-        runs.append((outputs[False], outputs[True]))
-    Beside.__call__ = goes_on  # type: ignore[method-assign]
-    assert all(a.outputs[0].token_ids == b.outputs[0].token_ids for a, b in runs)
-    return {
-        "what": "ahead", "context": len(ids), "gb_per_second": rate / 1e9, "kv_memory": memory,
-        "tokens": options.tokens, "gammas": [options.gamma_1, options.gamma_2],
-        "speedups": [a.decode_seconds / b.decode_seconds for a, b in runs],
-        "speedup": median(a.decode_seconds / b.decode_seconds for a, b in runs),
-        "draft_seconds": [median(run[on].tiers[0].seconds for run in runs) for on in (0, 1)],
-        "full_seconds": [median(run[on].tiers[-1].seconds for run in runs) for on in (0, 1)],
-    }  # fmt: skip
-
-
 def computed(rows: list[Row], kv_bytes: float, rate: float) -> Iterator[Row]:
     """By the measured run: what passes read grows with the KV and takes its time on the bus; the lower tiers' own
     time and their bytes stay, as their budget does."""
@@ -188,7 +162,6 @@ def main() -> None:
     add("--gamma-2", type=int, default=14)
     add("--modes", type=lambda text: text.split(","), default=["triforce"])
     add("--skip-streaming", action="store_true")
-    add("--ahead", action="store_true", help="only with and without a draft that goes on while KV streams")
     add("--json", metavar="FILE")
     options = parser.parse_args()
     plain = LLM()
@@ -201,9 +174,6 @@ def main() -> None:
         plain.generate(ids, SamplingParams(temperature=0, max_tokens=1), mode="ar", save_cache=saved)
         print(f"prefill {perf_counter() - started:.1f} s", flush=True)
         memories = options.memories.split(",")
-        if options.ahead:
-            print(json.dumps(ahead(ids, saved, options, memories[-1], 2e9)))
-            return
         if not options.skip_streaming:
             rows.append(streaming(ids, saved, memories[0], 12))
             print(json.dumps(rows[-1]), flush=True)

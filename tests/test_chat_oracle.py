@@ -136,16 +136,15 @@ def test_a_chat_is_that_of_transformers(tmp_path: Path, name: str, made: str) ->
     good = 0
     for talk in TALKS[:-1]:
         for tools in (None, TOOLS):
-            for prompt in (True, False):
 
-                def text(talk: Any = talk, tools: Any = tools, prompt: bool = prompt) -> list[int]:
-                    chat = theirs.apply_chat_template(talk, tools, add_generation_prompt=prompt, tokenize=False)
-                    return list(theirs.encode(chat, add_special_tokens=False))
+            def text(talk: Any = talk, tools: Any = tools) -> list[int]:
+                chat = theirs.apply_chat_template(talk, tools, add_generation_prompt=True, tokenize=False)
+                return list(theirs.encode(chat, add_special_tokens=False))
 
-                expected = outcome(text)
-                assert outcome(lambda: ours.chat(talk, tools, prompt)) == expected  # noqa: B023
-                good += isinstance(expected, list)
-    assert good >= 4
+            expected = outcome(text)
+            assert outcome(lambda: ours.chat(talk, tools)) == expected  # noqa: B023
+            good += isinstance(expected, list)
+    assert good >= 2
 
 
 DIALECTS: dict[str, tuple[str, object]] = {

@@ -116,14 +116,14 @@ def byte_symbol(byte: int) -> str:
 @BOTH
 def test_a_continuation_keeps_its_first_space(tokenizer: Tokenizer) -> None:
     before, ids = tokenizer.encode("a東 b"), tokenizer.encode(" a b", add_special=False)
-    new = tokenizer.decode(ids, after=before)
-    assert new == "".join(pieces(tokenizer, ids, before)) == tokenizer._core.decode(before + ids)[len("a東 b") :]
+    new = "".join(pieces(tokenizer, ids, before))
+    assert new == tokenizer._core.decode(before + ids)[len("a東 b") :]
     assert new.startswith(" ")
 
 
 def test_a_continuation_of_a_broken_character() -> None:
     ids = BYTES.encode("🙂")
-    assert BYTES.decode(ids[2:], after=ids[:2]) == BYTES.decode(ids[2:])
+    assert "".join(pieces(BYTES, ids[2:], ids[:2])) == BYTES.decode(ids[2:])
 
 
 def test_special_tokens_are_kept_out() -> None:
@@ -170,7 +170,6 @@ def test_chat() -> None:
     tokenizer = ours(tiny_tokenizer(chat_template=TEMPLATE))
     messages = [{"role": "user", "content": "hat"}]
     assert tokenizer.chat(messages) == tokenizer.encode("<s>user: hat</s>bot:", add_special=False)
-    assert tokenizer.chat(messages, add_generation_prompt=False)[-1] == 1
     with pytest.raises(RequestError, match="has no chat template; use `triforce generate`"):
         BYTES.chat(messages)
     picky = ours(tiny_tokenizer(chat_template="{{ raise_exception('only users') }}"))

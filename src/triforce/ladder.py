@@ -21,7 +21,7 @@ from triforce.cache.select import POLICIES, Policy, Recent
 from triforce.decoder import Decoder
 from triforce.errors import RequestError
 from triforce.request import KvBytes
-from triforce.speculation import Beside, Lookup, Proposer, Tier
+from triforce.speculation import Lookup, Proposer, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +186,8 @@ class Rows:
 
     def exact(self, full: Full, below: Proposer | None = None) -> Tier[Full]:
         top = Tier("full", self.models.target, full, below=below)
-        if offloaded := full.pool.offloaded:
+        if full.pool.offloaded:
             top.read = lambda view, ids_1T: view.read(self.models.target.model, ids_1T)
-            top.meanwhile = Beside(lambda: offloaded.streams, Streaming)
         return top
 
     def middle(

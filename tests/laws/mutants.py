@@ -13,7 +13,6 @@ from triforce.cache import Retrieval
 from triforce.kernels import reference
 from triforce.kernels.plain_memory import PlainMemory
 from triforce.speculation import Block, Lookup, Rejection, Tier, coupling
-from triforce.speculation.ahead import Ahead
 
 
 class Edit:
@@ -200,29 +199,6 @@ BLOCKS = [
             ),
         ],
         ("blocks of three tiers",),
-    ),
-]
-COMPARED = "in zip(prefix.ids_BS, self.text.ids_BS, lengths_B.tolist()"
-AHEAD = [
-    Mutant(
-        "noise of a draft made ahead used again",
-        [Edit(Rejection, "skip", ("self.noise.uniforms(tier, 0, tokens_B)", "pass"))],
-        ("ahead: law", "ahead: same text"),
-    ),
-    Mutant(
-        "noise of a draft made ahead lost where it is forgotten",
-        [Edit(Rejection, "rehearsal", ("self.noise.draws.copy_(draws)", "pass"))],
-        ("ahead: same text",),
-    ),
-    Mutant(
-        "a draft made ahead handed over whatever the exact tier drew",
-        [Edit(Ahead, "_came", (COMPARED, COMPARED.replace("lengths_B", "(lengths_B - 1)")))],
-        ("ahead: same text", "ahead: same guesses"),
-    ),
-    Mutant(
-        "a draft made ahead handed over whatever was kept",
-        [Edit(Ahead, "_came", ("np.array(same) & (prefix.lengths_B == lengths_B)", "prefix.lengths_B <= lengths_B"))],
-        ("ahead: same text", "ahead: same guesses"),
     ),
 ]
 WRITE_ONCE = """\

@@ -6,12 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.laws import test_law_ahead as drafted_ahead
 from tests.laws import test_law_seeded as seeded
-from tests.laws.ahead import ahead_error
 from tests.laws.cases import BY_NAME, EXACT
 from tests.laws.kv import kv_error, mispicked
-from tests.laws.mutants import AHEAD, BLOCKS, DECISIONS, MEMORIES, Mutant
+from tests.laws.mutants import BLOCKS, DECISIONS, MEMORIES, Mutant
 from tests.laws.one_verification import block_in_torch
 from tests.laws.replay import replay_error
 from tests.laws.test_law_acceptance import LIMIT, watched_ladder
@@ -19,7 +17,7 @@ from tests.laws.test_law_of_one_verification import deviation, laws
 from tests.laws.test_law_of_the_engine import PLAIN, Trial
 from triforce.kernels import extension
 from triforce.request import SamplingParams
-from triforce.speculation import Rejection, Seeded
+from triforce.speculation import Rejection
 
 torch.set_num_threads(1)
 SEEDS = (1, 2)
@@ -60,10 +58,6 @@ def races() -> None:
         assert torch.equal(seeded.speculated(ladder), seeded.plain(ladder))
 
 
-def ahead_law() -> None:
-    assert all(ahead_error(replace(BY_NAME["two tiers, gamma 1"], seed=seed), 5) < EXACT for seed in SEEDS)
-
-
 def same_text(mode: str) -> Callable[[], None]:
     def check() -> None:
         assert mispicked(mode) == 0
@@ -98,9 +92,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     "acceptance": accepted,
     "noise": replayed,
     "seeded": races,
-    "ahead: law": ahead_law,
-    "ahead: same text": lambda: drafted_ahead.same("three tiers, gamma 1 and 2"),
-    "ahead: same guesses": lambda: drafted_ahead.same("three tiers, gamma 1 and 2", Seeded),
     "the engine": Trial("triforce", replace(PLAIN, temperature=0.9), 60, 0.11, 60).check,
     **{f"same text: {mode}": same_text(mode) for mode in ("ar", "draft", "retrieval", "triforce")},
     **{f"same KV: {mode}": same_kv(mode) for mode in ("ar", "draft", "retrieval", "triforce")},
@@ -113,7 +104,7 @@ def test_the_code_as_written_passes(name: str) -> None:
     CHECKS[name]()
 
 
-@pytest.mark.parametrize("mutant", DECISIONS + BLOCKS + AHEAD + MEMORIES, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", DECISIONS + BLOCKS + MEMORIES, ids=lambda mutant: mutant.name)
 def test_a_fault_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
     assert mutant.caught_by

@@ -12,7 +12,7 @@ import pytest
 
 from tests.laws.tiny import MODELS, PROMPTS, SETTING
 from tests.planner.test_worlds import LONG, MS
-from tests.planner.world import Silence, World, flown
+from tests.planner.world import Silence, World, flown, worth
 from triforce.batch import Batch
 from triforce.cache import Budget, Setting
 from triforce.job import Job
@@ -186,5 +186,5 @@ def test_the_worth_of_several_budgets_is_that_of_each() -> None:
     budgets = options(it._view, {}, [400, 300, 150])
     how = it.costs, it._watch, it._echo, it._view, [400, 300, 150]
     together = np.ravel(rate(DEEP.tiers, DEEP.gammas, Outlook(*how, budgets)))
-    alone = [DEEP.rate(Outlook(*how, [times])) for times in budgets]
+    alone = [worth(DEEP, Outlook(*how, [times])) for times in budgets]
     assert together == pytest.approx(alone) and len(set(alone)) == len(alone)

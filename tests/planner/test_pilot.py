@@ -14,13 +14,12 @@ from torch import Tensor
 
 from tests.laws.gtest import ALPHA, ranks, window_surprise
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
-from tests.planner.world import World
+from tests.planner.world import World, plans
 from triforce.batch import Batch
 from triforce.job import Job
 from triforce.ladder import MODES, Models
 from triforce.planner import Costs, Pilot, Plan, choice, guard, pace, pilot
 from triforce.planner.outlook import BURST, TIMES
-from triforce.planner.plan import plans
 from triforce.request import SamplingParams
 from triforce.speculation import Prefix
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from tests.planner.world import plans, worth
 from triforce.ladder import FARTHEST
-from triforce.planner.plan import Amount, Plan, expected, families, plans, rate
+from triforce.planner.plan import Amount, Plan, expected, families, rate
 
 
 @dataclass
@@ -69,7 +70,7 @@ def played(plan: Plan, costs: dict[str, float], shares: dict[str, float], propos
 @pytest.mark.parametrize("shares", [{"draft": 0.6, "retrieval": 0.9}, {"draft": 0.2, "retrieval": 0.98}])
 def test_the_closed_form_foretells_the_game(plan: Plan, shares: dict[str, float]) -> None:
     costs = {"draft": 0.2, "retrieval": 1.0, "full": 8.0}
-    foretold = plan.rate(World(costs, shares))
+    foretold = worth(plan, World(costs, shares))
     assert foretold == pytest.approx(played(plan, costs, shares), rel=0.06)
 
 
@@ -79,7 +80,7 @@ def test_what_verifying_gives(acceptance: float, guesses: int, tokens: float) ->
 
 
 def best(costs: dict[str, float], shares: dict[str, float]) -> Plan:
-    return max(plans(True, True), key=lambda plan: plan.rate(World(costs, shares)))
+    return max(plans(True, True), key=lambda plan: worth(plan, World(costs, shares)))
 
 
 COSTS = {"lookup": 0.05, "draft": 0.2, "retrieval": 1.0, "full": 8.0}
@@ -114,16 +115,16 @@ def test_no_plan_names_what_is_not_there() -> None:
 
 def test_arrays_of_plans_are_worth_what_each_is() -> None:
     world = World(COSTS, {"lookup": 0.5, "draft": 0.6, "retrieval": 0.95}, rows=4, found=0.3)
-    one_by_one = [plan.rate(world) for plan in plans(True, True) if plan != Plan()]
+    one_by_one = [worth(plan, world) for plan in plans(True, True) if plan != Plan()]
     together = [np.atleast_1d(rate(tiers, gammas, world)) for tiers, gammas in families(True, True)]
     np.testing.assert_allclose(np.concatenate(together), one_by_one)
 
 
 def test_a_draft_with_lookup_on_it_is_worth_something_between_the_two() -> None:
     shares = {"lookup": 0.9, "draft": 0.5, "retrieval": 0.95}
-    mixed = [Plan(("draft", "lookup", "full"), (4, 4)).rate(World(COSTS, shares, found=x)) for x in (0.0, 0.5, 1.0)]
-    draft = Plan(("draft", "full"), (4,)).rate(World(COSTS, shares))
-    lookup = Plan(("lookup", "full"), (4,)).rate(World(COSTS, shares))
+    mixed = [worth(Plan(("draft", "lookup", "full"), (4, 4)), World(COSTS, shares, found=x)) for x in (0.0, 0.5, 1.0)]
+    draft = worth(Plan(("draft", "full"), (4,)), World(COSTS, shares))
+    lookup = worth(Plan(("lookup", "full"), (4,)), World(COSTS, shares))
     assert mixed == sorted(mixed) and mixed[0] == pytest.approx(draft, rel=0.02) and mixed[2] == pytest.approx(lookup)
 
 
@@ -131,4 +132,4 @@ def test_many_rows_wait_for_the_last_one() -> None:
     shares = {"draft": 0.6, "retrieval": 0.95}
     deep, flat = Plan(("draft", "retrieval", "full"), (2, 6)), Plan(("draft", "full"), (4,))
     one, eight = World(COSTS, shares), World(COSTS, shares, rows=8)
-    assert deep.rate(eight) < 0.9 * deep.rate(one) and flat.rate(eight) == flat.rate(one)
+    assert worth(deep, eight) < 0.9 * worth(deep, one) and worth(flat, eight) == worth(flat, one)

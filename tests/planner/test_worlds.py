@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.planner.test_pilot import read
-from tests.planner.world import World, fixed, flown
+from tests.planner.world import World, fixed, flown, plans, worth
 from triforce.planner import Costs, Pilot, Plan, guard
 from triforce.planner.outlook import BURST
-from triforce.planner.plan import plans
 
 MS = 1e-3
 LONG = {
@@ -54,7 +53,7 @@ def speed(world: World, costs: Costs, proposals: int = 600, first: int = 0, seed
 
 
 def best(world: World) -> float:
-    return fixed(max(plans(True, True), key=lambda plan: plan.rate(world)), world)
+    return fixed(max(plans(True, True), key=lambda plan: worth(plan, world)), world)
 
 
 @pytest.mark.parametrize("world", LOSES.values(), ids=LOSES)
@@ -77,7 +76,7 @@ def test_a_pilot_that_never_falls_back_would_be_noticed(world: World, monkeypatc
     def bold(self: Pilot, lengths: list[int], widely: bool) -> Plan:
         seen = self._outlook(lengths, [{}])
         flying = (plan for plan in plans(True, True) if not {"draft", "retrieval"}.isdisjoint(plan.tiers))
-        return max(flying, key=lambda plan: plan.rate(seen))
+        return max(flying, key=lambda plan: worth(plan, seen))
 
     monkeypatch.setattr(Pilot, "_best", bold)
     monkeypatch.setattr(guard, "GROUNDED", (0, 0))

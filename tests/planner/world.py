@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from triforce.planner import Pilot, Plan
-from triforce.planner.plan import Amount
+from triforce.planner.plan import Amount, families, rate
+from triforce.planner.plan import World as Known
 
 LIVE = np.array([True])
+
+
+def plans(draft: bool, retrieval: bool) -> Iterator[Plan]:
+    """Plain decoding, and all plans of all families, one by one."""
+    yield Plan()
+    for tiers, gammas in families(draft, retrieval):
+        for one in zip(*(each.tolist() for each in gammas), strict=True):
+            yield Plan(tiers, one)
+
+
+def worth(plan: Plan, world: Known) -> float:
+    """Tokens per second of each row that are to be expected of one plan."""
+    return float(rate(plan.tiers, plan.gammas, world))
 
 
 @dataclass

@@ -130,8 +130,9 @@ def _fill(pool: Pool, length: int) -> None:
     pool.lengths_B[0] = length
 
 
-def _prefill(context: int = 16_384, width: int = 512) -> Iterator[Row]:
+def _prefill() -> Iterator[Row]:
     """Attention of one chunk of a prompt over all that came before it: ours, and torch's fused one."""
+    context, width = 16_384, 512
     config = shapes.decoder("30m", context).config
     H, D = config.heads, config.head_dim
     pool = Pool(config, 1, pages_for(context), torch.bfloat16)

@@ -50,11 +50,11 @@ class Tokenizer:
             raise RequestError("the prompt is not valid UTF-8 text; convert the file to UTF-8") from error
         return self._known(ids)
 
-    def decode(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
-        """The text of `ids` without special tokens; what `stream(after)` gives in pieces."""
-        if not after and not self._falls_back_to_bytes:
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids` without special tokens; what `stream` gives in pieces."""
+        if not self._falls_back_to_bytes:
             return str(self._core.decode(list(ids), skip_special_tokens=True))
-        stream = self.stream(after)
+        stream = self.stream()
         return "".join([stream.step(i) for i in ids]) + stream.flush()
 
     def stream(self, after: Sequence[int] = ()) -> TextStream:
@@ -85,12 +85,12 @@ class Tokenizer:
         return "\n".join(self.templates.values())
 
     def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
-        """Token ids of a conversation, `{"role": ..., "content": ...}` each, with tools. Raises RequestError."""
+        """Token ids of a conversation that awaits its answer, `{"role": ..., "content": ...}` each, with tools.
+
+        Raises RequestError.
+        """
         if not self.templates:
             raise RequestError("this model has no chat template; use `triforce generate`")
         from triforce.checkpoint.chat_template import render  # Jinja, which most runs do not need
@@ -99,7 +99,7 @@ class Tokenizer:
             said = [{name: value for name, value in message.items() if value is not None} for message in messages]
             # A sandbox holds only for plain values: other objects have methods.
             given = json.loads(json.dumps({"messages": said, "tools": tools or None}))
-            given |= {"documents": None, "add_generation_prompt": add_generation_prompt}
+            given |= {"documents": None, "add_generation_prompt": True}
             text = render(self._template_for(tools), {**self._special, **given})
         except Exception as error:  # a template is a program, and raises what it likes
             raise RequestError(f"the model's chat template does not accept these messages: {error}") from error

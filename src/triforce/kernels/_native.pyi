@@ -254,9 +254,6 @@ class Offload:
     def seen(self) -> tuple[int, int, int]:
         """Pages of a head that were read ahead, read on demand, and kept as they came by."""
 
-    @property
-    def frames_in_use(self) -> int: ...
-
 class LayeredPass:
     """A pass over some layers of an offloaded memory, between which something else is done; they come in their order.
 

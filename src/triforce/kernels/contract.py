@@ -145,10 +145,6 @@ class Offloaded(Memory, Protocol):
         """Where it all lies."""
 
     @property
-    def streams(self) -> bool:
-        """Whether exact passes wait for the store, as the latest did, so that the host might compute meanwhile."""
-
-    @property
     def whole_layers(self) -> int:
         """How many layers it has room to keep whole."""
 

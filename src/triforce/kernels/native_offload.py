@@ -47,7 +47,6 @@ class OffloadedMemory(NativeMemory):
         )  # fmt: skip
         self._layers = [self._offload.layer(i) for i in range(config.layers)]
         self._whole: list[int] = []
-        self.streams = False
         self.prefer(range(config.layers))
 
     @property
@@ -81,12 +80,8 @@ class OffloadedMemory(NativeMemory):
         self._offload.forget(list(pages))
 
     def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
-        before = self._offload.seen[0]
         with self._told():
-            outcome = super().forward(model, ids_BT, at_BJ, this)
-        if this.exact:
-            self.streams = self._offload.seen[0] > before
-        return outcome
+            return super().forward(model, ids_BT, at_BJ, this)
 
     def read(self, model: Model, ids_1T: Tensor, this: Pass) -> Iterator[int]:
         config, T, ((_, lists),) = self.config, ids_1T.shape[1], this.views

@@ -46,9 +46,6 @@ class Streams:
 
 
 class StreamedMemory(TritonMemory):
-    streams = False
-    """Its passes wait on the device, where another one in the same stream would wait behind them."""
-
     def __init__(
         self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str, room: Room
     ) -> None:

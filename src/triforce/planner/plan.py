@@ -7,7 +7,6 @@ tokens (Leviathan et al. 2023, equation 1); a tier goes round until it holds `ga
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -69,10 +68,6 @@ class Plan:
         guessers = [f"{tier} {gamma}" for tier, gamma in zip(self.tiers[:-1], self.gammas, strict=True)]
         return " > ".join([*guessers, self.tiers[-1]])
 
-    def rate(self, world: World) -> float:
-        """Tokens per second of each row that are to be expected."""
-        return float(rate(self.tiers, self.gammas, world))
-
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
@@ -88,7 +83,7 @@ class _Offer:
 
 
 def rate(tiers: tuple[str, ...], gammas: tuple[Amount, ...], world: World) -> Amount:
-    """Tokens per second of each row, of plans of these tiers."""
+    """Tokens per second of each row that are to be expected, of plans of these tiers."""
     steps = list(zip(tiers, (*gammas, 1), strict=True))
     if "lookup" in tiers:
         at = tiers.index("lookup")
@@ -155,11 +150,3 @@ def families(draft: bool, retrieval: bool) -> tuple[tuple[tuple[str, ...], tuple
         found.append((("draft", "retrieval", "full"), (low, high)))
         found.append((("draft", "lookup", "retrieval", "full"), (low, low, high)))
     return tuple(found)
-
-
-def plans(draft: bool, retrieval: bool) -> Iterator[Plan]:
-    """The same, one by one, and plain decoding."""
-    yield Plan()
-    for tiers, gammas in families(draft, retrieval):
-        for one in zip(*(each.tolist() for each in gammas), strict=True):
-            yield Plan(tiers, one)

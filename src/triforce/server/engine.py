@@ -88,8 +88,6 @@ class Lost(Exception):
 class Answer(Protocol):
     """What comes of one request. Iterate once, in the event loop it was submitted from."""
 
-    ask: Ask
-
     @property
     def waited(self) -> float | None:
         """Seconds in the queue; None while it waits."""

@@ -1,6 +1,5 @@
 """The algorithm: drafts, couplings, tiers. Knows no model, no cache and no generator of random numbers."""
 
-from triforce.speculation.ahead import Beside
 from triforce.speculation.contract import Grant, Proposer, Sampling, all_of_it
 from triforce.speculation.coupling import Block, Coupling, Rejection, Seeded, block, rejection, seeded
 from triforce.speculation.draft import Draft, Prefix
@@ -8,7 +7,6 @@ from triforce.speculation.lookup import Lookup
 from triforce.speculation.tier import Record, Tier, Watch
 
 __all__ = [
-    "Beside",
     "Block",
     "Coupling",
     "Draft",

@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate
 from typing import Protocol
 
@@ -101,8 +99,6 @@ def _leading(draft: Draft, fits_BK: Tensor) -> Tensor:
 class Noise(Protocol):
     """Counter-based noise of the rows of a batch; see triforce.sampling.noise."""
 
-    draws: Tensor
-
     def exponentials(self, positions_BJ: Tensor, vocab_size: int) -> Tensor: ...
 
     def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor: ...
@@ -117,12 +113,6 @@ class Coupling(Protocol):
     def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
         """The guesses kept and one token more, all of them samples of `probs_BJV`; `lengths_B` is the text's length."""
 
-    def rehearsal(self) -> AbstractContextManager[None]:
-        """What is drawn in it will be drawn again."""
-
-    def skip(self, tier: int, tokens_B: Ints) -> None:
-        """The next tokens that a tier would draw without a guess were drawn in a rehearsal, and count."""
-
 
 class Rejection:
     """Highest acceptance: 1 - TV(p, q) per token. Exact in distribution."""
@@ -136,17 +126,6 @@ class Rejection:
     def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
         uniforms_BJ = self.noise.uniforms(tier, probs_BJV.shape[1], (draft.counts_B + 1) * live_B)
         return settle(draft, *rejection(draft, probs_BJV, uniforms_BJ), probs_BJV, tier)
-
-    @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        draws = self.noise.draws.clone()
-        try:
-            yield
-        finally:
-            self.noise.draws.copy_(draws)
-
-    def skip(self, tier: int, tokens_B: Ints) -> None:
-        self.noise.uniforms(tier, 0, tokens_B)
 
 
 class Block(Rejection):
@@ -170,12 +149,6 @@ class Seeded:
         positions_BJ = there(columns(lengths_B, probs_BJV.shape[1]), probs_BJV.device)
         exponentials_BJV = self.noise.exponentials(positions_BJ, probs_BJV.shape[2])
         return settle(draft, *seeded(draft, probs_BJV, exponentials_BJV), probs_BJV[..., :0], tier)
-
-    def rehearsal(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def skip(self, tier: int, tokens_B: Ints) -> None:
-        """The noise of a position is always the same."""
 
 
 def settle(draft: Draft, kept_B: Tensor, tokens_B: Tensor, laws_BJV: Tensor, tier: int) -> Draft:

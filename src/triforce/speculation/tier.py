@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -21,9 +20,6 @@ from triforce.shapes import Bools, Ints, columns, ints, rows
 from triforce.speculation.contract import Cache, Grant, Model, Proposer, Sampling, all_of_it
 from triforce.speculation.count import Counters
 from triforce.speculation.draft import Draft, Prefix
-
-if TYPE_CHECKING:
-    from triforce.speculation.ahead import Ahead
 
 WATCHED = 256
 """Prompt tokens scored in one pass when somebody watches: it bounds the memory of their logits."""
@@ -38,9 +34,6 @@ Burst = Callable[["Tier[C]", Prefix, Sampling, Bools, int], Draft | None]
 
 Record = Callable[[Tensor, Draft], None]
 """Shown the raw logits (B, J, V) of a verification and its outcome."""
-
-Meanwhile = Callable[["Tier[Any]", Prefix, Draft, Sampling, Bools], AbstractContextManager[None]]
-"""Around a pass of a tier that scores a guess behind a prefix."""
 
 Watch = Callable[[int, Tensor], None]
 """Shown the position of the first of some prompt tokens, and the logits (1, T, V) that follow each."""
@@ -62,15 +55,10 @@ class Tier(Generic[C]):
         self.record: Record | None = None
         self.burst: Burst[C] | None = None
         self.read: Read[C] | None = None
-        self.meanwhile: Meanwhile | None = None
-        self.ahead: Ahead | None = None
 
     def propose(self, prefix: Prefix, sampling: Sampling, live_B: Bools) -> Draft:
         """At least `gamma` tokens for each live row, each a sample of this tier's law given the text before it."""
         draft = nothing = Draft.empty(len(live_B), sampling.coupling.law_size(sampling.vocab_size))
-        if self.ahead:
-            draft, self.ahead = self.ahead.handed(self, prefix, sampling, live_B), None
-            prefix = prefix.append(draft)
         going_on = False
         while (live_B := live_B & (draft.counts_B < self.gamma)).any():
             guess = self.below.propose(prefix, sampling, live_B) if self.below else nothing
@@ -89,8 +77,7 @@ class Tier(Generic[C]):
 
     def verify(self, prefix: Prefix, guess: Draft, sampling: Sampling, live_B: Bools) -> Draft:
         """One pass: the guesses that are kept, and one token more."""
-        with self.meanwhile(self, prefix, guess, sampling, live_B) if self.meanwhile else nullcontext():
-            logits_BJV = self.score(prefix, guess, live_B)
+        logits_BJV = self.score(prefix, guess, live_B)
         step = sampling.verify(guess, logits_BJV, prefix, live_B, self.level)
         if self.record:
             self.record(logits_BJV, step)
@@ -128,13 +115,11 @@ class Tier(Generic[C]):
         """Row i is from now on what row `rows[i]` was. The tier below is told apart."""
         self.cache.select(rows)
         self.counters.select(rows)
-        self.ahead = None
 
     def join(self, other: Self) -> None:
         """The rows of another tier, alike but for its rows, follow these. The tier below is told apart."""
         self.cache.join(other.cache)
         self.counters.join(other.counters)
-        self.ahead = None
 
     def aside(self, b: int) -> tuple[Any, ...]:
         """What a row holds, for `bring_back`. The tier below is told apart."""

@@ -84,8 +84,7 @@ void bind_offload(nb::module_& m) {
              [](const Offload& self) {
                  const Offload::Seen seen = self.seen();
                  return std::tuple{seen.streamed, seen.fetched, seen.kept};
-             }, "Pages of a head that were read ahead, read on demand, and kept as they came by.")
-        .def_prop_ro("frames_in_use", &Offload::frames_in_use);
+             }, "Pages of a head that were read ahead, read on demand, and kept as they came by.");
 }
 
 }  // namespace triforce

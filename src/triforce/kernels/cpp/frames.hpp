@@ -22,7 +22,6 @@ class Frames {
     int32_t frame(int64_t id) const { return frame_[id]; }
     bool stored(int64_t id) const { return stored_[id]; }
     bool dirty(int64_t id) const { return frame_[id] && !stored_[id]; }
-    int64_t in_use() const { return static_cast<int64_t>(owner_.size()) - 1 - static_cast<int64_t>(free_.size()); }
     /// Frames that can be had, and how many of them for those in favour.
     int64_t to_be_had() const { return static_cast<int64_t>(free_.size()) + clean_[0] + clean_[1]; }
     int64_t to_be_had_by_favoured() const { return static_cast<int64_t>(free_.size()) + clean_[0]; }

@@ -54,7 +54,6 @@ class Offload {
         int64_t streamed, fetched, kept;  // pages: read ahead, read one by one, kept as they came by
     };
     Seen seen() const { return seen_; }
-    int64_t frames_in_use() const { return frames_.in_use(); }
 
   private:
     friend class OffloadedPass;
