@@ -13,6 +13,18 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 
+def layers(data: dict[str, Any]) -> list[list[str]]:
+    rows = [["level", "modules", "what"]]
+    for level, row in enumerate(data["levels"]):
+        groups = [[unit] if isinstance(unit, str) else unit for unit in row["modules"]]
+        shown = [
+            code(first) + (f" ({', '.join(map(code, others))})" if others else "")
+            for first, *others in ([name.removeprefix("triforce.") for name in group] for group in groups)
+        ]
+        rows.append([str(level), ", ".join(shown), row["what"]])
+    return rows
+
+
 def kernel_errors(data: dict[str, Any]) -> list[list[str]]:
     rows = [["kernel", "error, in units of", "float32", "bfloat16"]]
     for kernel in data["kernels"]:
@@ -27,7 +39,7 @@ def gpu_runs(data: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-PAGES = {"kernels.md": kernel_errors, "gpu.md": gpu_runs}
+PAGES = {"design.md": layers, "kernels.md": kernel_errors, "gpu.md": gpu_runs}
 """What makes the table of each page; its file in docs/data/ has the same name."""
 
 
