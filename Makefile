@@ -66,9 +66,10 @@ check: install-dev ## all that must hold before a change is handed in
 bench: install ## all modes against plain decoding in 48 cells, up to 90 minutes; ARGS="--contexts 4096" is less
 	@$(BIN)/triforce bench speed $(ARGS)
 
-format: install-dev ## put the code into shape
+format: install-dev ## put the code into shape, and tables of data into docs/
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
+	@$(BIN)/python scripts/docs_tables.py
 
 clean: ## remove what can be made again in a minute (not .venv, not trained models)
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -117,8 +117,9 @@ def test_the_papers_cards() -> None:
 
 
 def test_the_lines_that_wait_for_a_gpu() -> None:
-    """Those of docs/gpu.md are understood, and their pieces and tests are there."""
-    lines = re.findall(r"`PY -m ([^`]+)`", (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8"))
+    """Those of docs/data/gpu_runs.toml are understood, and their pieces and tests are there."""
+    runs = tomllib.loads((ROOT / "docs" / "data" / "gpu_runs.toml").read_text(encoding="utf-8"))["runs"]
+    lines = [command.partition("PY -m ")[2] for run in runs for command in run["commands"] if "PY -m " in command]
     asked: dict[str, list[str]] = {}
     for module, *arguments in map(shlex.split, lines):
         if module == "benchmarks.gpu":

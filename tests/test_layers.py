@@ -1,169 +1,128 @@
-"""Imports go one way: down the table of docs/design.md, which is read here and so cannot drift from the code.
-
-A row of the table is a level. A module may import what stands on lower levels. On its own level it may import only its
-own folder or group: `a` (`b`, `c`) is one group of modules. The nouns of level 0 may also import those left of them.
-"""
+"""Imports go one way: down the levels of docs/data/layers.toml, and inside some packages in the order given there."""
 
 from __future__ import annotations
 
 import ast
-import re
+import tomllib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
+from tests.helpers import house
+from tests.helpers.house import Graph
+
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src" / "triforce"
-DESIGN = ROOT / "docs" / "design.md"
-# The algorithm knows neither a model nor a cache, although caches stand below it.
-APART = {"speculation": {"cache", "decoder"}}
+LAYERS = tomllib.loads((ROOT / "docs" / "data" / "layers.toml").read_text(encoding="utf-8"))
 
 
 class Unit(NamedTuple):
-    """A module with those grouped under it, or a folder, in its place in the table."""
+    """A package, or modules that are grouped, in its place in the table."""
 
-    name: str
     level: int
     place: int
+    ordered: bool
 
 
-def read_table(text: str) -> dict[str, Unit]:
-    """The unit of each top-level module; in brackets after a folder stand its contents, which belong to it anyway."""
-    units: dict[str, Unit] = {}
-    for row in re.finditer(r"^\| (\d+) \| (.+?) \|", text, re.MULTILINE):
-        unit, inside = Unit("", 0, 0), False
-        for place, token in enumerate(re.findall(r"`[^`]+`|[()]", row[2])):
-            if token in "()":
-                inside = token == "("
-                continue
-            name = token.strip("`")
-            if not inside:
-                unit = Unit(name, int(row[1]), place)
-                units[name.removesuffix("/")] = unit
-            elif not unit.name.endswith("/"):
-                units[name] = unit
-    return units
-
-
-def modules(source: Path) -> dict[str, Path]:
-    """Dotted name below the package, and file; `__init__` is the package itself."""
-    found = {}
-    for file in sorted(source.rglob("*.py")):
-        parts = list(file.relative_to(source).with_suffix("").parts)
-        found[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = file
+def units(levels: list[dict[str, Any]]) -> dict[str, Unit]:
+    found: dict[str, Unit] = {}
+    for level, row in enumerate(levels):
+        for place, names in enumerate(row["modules"]):
+            unit = Unit(level, place, row.get("ordered", False))
+            found |= dict.fromkeys([names] if isinstance(names, str) else names, unit)
     return found
 
 
-def imports(code: str, known: set[str]) -> set[str]:
-    """Top-level modules of triforce that `code` imports anywhere, inside functions and for type checking too."""
-    found = set()
-    for node in ast.walk(ast.parse(code)):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: imports are absolute here"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for package, _, rest in (name.partition(".") for name in names):
-            if package == "triforce":
-                top = rest.partition(".")[0]
-                found.add(top if top in known else "__init__")
-    return found
-
-
-def violations(files: dict[str, str], units: dict[str, Unit]) -> list[str]:
-    """What is wrong in {dotted name: code}."""
-    known = {name.partition(".")[0] for name in files}
-    wrong = [f"{name} has no level in docs/design.md" for name in sorted(known - set(units))]
-    for name, code in files.items():
-        top = name.partition(".")[0]
-        for target in sorted(imports(code, known)) if top in units else ():
-            if target in units and not allowed(units[top], units[target]):
-                wrong.append(f"{name} (level {units[top].level}) imports {target} (level {units[target].level})")
+def misplaced(graph: Graph, layers: dict[str, Any]) -> list[str]:
+    """What is wrong between top-level modules and packages."""
+    found = units(layers["levels"])
+    wrong = [f"{name} has no level, or is gone" for name in sorted(set(graph) ^ set(found))]
+    for name in set(graph) & set(found):
+        for target in graph[name] & set(found):
+            if not allowed(found[name], found[target]) or target in layers["apart"].get(name, ()):
+                wrong.append(f"{name} (level {found[name].level}) imports {target} (level {found[target].level})")
     return wrong
 
 
 def allowed(importer: Unit, imported: Unit) -> bool:
-    if imported.name.strip("/") in APART.get(importer.name.strip("/"), ()):
-        return False
-    nouns = importer.level == imported.level == 0 and imported.place < importer.place
-    return importer == imported or imported.level < importer.level or nouns
+    before = importer.ordered and imported.level == importer.level and imported.place < importer.place
+    return importer == imported or imported.level < importer.level or before
+
+
+def disordered(graph: Graph, package: str, order: list[str]) -> list[str]:
+    """What is wrong inside a package."""
+    inside = {name for name in graph if name.startswith(f"{package}.")}
+    wrong = [f"{name} has no place, or is gone" for name in sorted(inside ^ set(order))]
+    for place, name in enumerate(order):
+        wrong += [f"{name} imports {target}" for target in graph.get(name, set()) & inside - set(order[:place])]
+    return wrong
 
 
 @pytest.fixture(scope="module")
-def units() -> dict[str, Unit]:
-    return read_table(DESIGN.read_text(encoding="utf-8"))
+def graph() -> Graph:
+    return house.imports(house.modules(ROOT / "src" / "triforce"))
 
 
-@pytest.fixture(scope="module")
-def files() -> dict[str, str]:
-    return {name: file.read_text(encoding="utf-8") for name, file in modules(SOURCE).items()}
+def test_imports_point_downwards(graph: Graph) -> None:
+    assert not misplaced(house.tops(graph), LAYERS)
 
 
-def test_imports_point_downwards(files: dict[str, str], units: dict[str, Unit]) -> None:
-    assert not violations(files, units)
+@pytest.mark.parametrize("package", LAYERS["order"])
+def test_imports_follow_the_order(graph: Graph, package: str) -> None:
+    assert not disordered(graph, package, LAYERS["order"][package])
 
 
-def test_the_table_names_only_what_exists(files: dict[str, str], units: dict[str, Unit]) -> None:
-    assert set(units) <= {name.partition(".")[0] for name in files}
+MADE: dict[str, Any] = {
+    "levels": [
+        {"modules": ["t.errors", "t.request"], "ordered": True},
+        {"modules": ["t.files"]},
+        {"modules": ["t.cache", "t.other"]},
+        {"modules": ["t.speculation", ["t.head", "t.part", "t.__init__"]]},
+    ],
+    "apart": {"t.speculation": ["t.cache"]},
+}
 
 
-TABLE = """
-| level | modules | what |
-|---|---|---|
-| 0 | `errors`, `request` | nouns |
-| 1 | `files` | a |
-| 2 | `cache/` (`full`), `other` | b |
-| 3 | `speculation/`, `head` (`part`, `__init__`) | c |
-"""
-
-
-def test_the_table_is_read_as_meant() -> None:
-    units = read_table(TABLE)
-    assert set(units) == {"errors", "request", "files", "cache", "other", "speculation", "head", "part", "__init__"}
-    assert {name: unit.level for name, unit in units.items() if unit.level > 1} == {
-        **{"cache": 2, "other": 2, "speculation": 3, "head": 3, "part": 3, "__init__": 3}
-    }
+def made(name: str, code: str) -> Graph:
+    """A package of empty modules, but for one."""
+    others = ("errors", "request", "files", "cache", "cache.full", "cache.pool", "other", "speculation", "head", "part")
+    tree = {"t": ""} | {f"t.{other}": "" for other in others} | {name: code}
+    return house.imports({each: ast.parse(text) for each, text in tree.items()})
 
 
 @pytest.mark.parametrize(
     ("name", "code"),
     [
-        ("files", "from triforce.request import X"),
-        ("request", "from triforce.errors import X"),
-        ("cache.full", "from triforce.cache.pool import X"),
-        ("head", "from triforce.part import X\nimport torch"),
-        ("part", "def f():\n    from triforce import other"),
+        ("t.files", "from t.request import X"),
+        ("t.request", "from t.errors import X"),
+        ("t.cache.full", "from t.cache.pool import X"),
+        ("t.head", "from t.part import X\nimport torch"),
+        ("t.part", "def f():\n    from t import other"),
     ],
 )
 def test_what_is_allowed(name: str, code: str) -> None:
-    assert not violations(stand_in(name, code), read_table(TABLE))
+    assert not misplaced(house.tops(made(name, code)), MADE)
 
 
 @pytest.mark.parametrize(
     ("name", "code"),
     [
-        ("errors", "from triforce.request import X"),
-        ("files", "from triforce.cache import X"),
-        ("files", "import triforce.cache.full"),
-        ("files", "def f():\n    from triforce import other"),
-        ("files", "if TYPE_CHECKING:\n    from triforce.other import X"),
-        ("files", "from triforce import X"),
-        ("cache.full", "from triforce.other import X"),
-        ("speculation.tier", "from triforce.cache.full import X"),
-        ("unheard_of", ""),
+        ("t.errors", "from t.request import X"),
+        ("t.files", "from t.cache import X"),
+        ("t.files", "import t.cache.full"),
+        ("t.files", "def f():\n    from t import other"),
+        ("t.files", "if TYPE_CHECKING:\n    from t.other import X"),
+        ("t.files", "from t import X"),
+        ("t.cache.full", "from t.other import X"),
+        ("t.speculation", "from t.cache.full import X"),
+        ("t.unheard_of", ""),
     ],
 )
 def test_what_is_caught(name: str, code: str) -> None:
-    assert len(violations(stand_in(name, code), read_table(TABLE))) == 1
+    assert len(misplaced(house.tops(made(name, code)), MADE)) == 1
 
 
-def test_relative_imports_are_refused() -> None:
-    with pytest.raises(AssertionError, match="absolute"):
-        imports("from . import errors", set())
-
-
-def stand_in(name: str, code: str) -> dict[str, str]:
-    """A package of empty modules, but for one."""
-    return dict.fromkeys(read_table(TABLE), "") | {name: code}
+@pytest.mark.parametrize(("order", "wrong"), [(["pool", "full"], 0), (["full", "pool"], 1), (["full"], 2)])
+def test_what_is_in_order(order: list[str], wrong: int) -> None:
+    graph = made("t.cache.full", "from t.cache import pool")
+    assert len(disordered(graph, "t.cache", [f"t.cache.{name}" for name in order])) == wrong

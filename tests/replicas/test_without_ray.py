@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import pickle
-import re
 import sys
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-import triforce.replicas
 from triforce.cli import main
 from triforce.errors import RequestError
 from triforce.grammar import Grammar
 from triforce.llm import LLM
 from triforce.replicas.desk import Desk
 from triforce.request import SamplingParams
-
-FOLDER = Path(triforce.replicas.__file__).parent
-ORDER = re.findall(r"^- `(\w+)`", triforce.replicas.__doc__ or "", re.MULTILINE)
 
 
 @pytest.mark.parametrize("arguments", [["--replicas", "2"], ["--ray-address", "auto"]])
@@ -55,14 +48,3 @@ def test_a_desk_reads_as_its_model_does(llm: LLM) -> None:
         desk.encode([5] * 2048)
     with pytest.raises(RequestError):
         desk.follow(Grammar.json({"type": "no such type"}))
-
-
-def test_modules_import_what_stands_above_them() -> None:
-    assert sorted(ORDER) == sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")
-    for place, name in enumerate(ORDER):
-        tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
-        found = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        below = {
-            module.removeprefix("triforce.replicas.") for module in found if module.startswith("triforce.replicas")
-        }
-        assert below <= set(ORDER[:place]), name

@@ -1,0 +1,131 @@
+"""Circles of imports, names that are used twice, what is long: just what tests/data/house.toml forgives.
+
+Where this fails, mend the code; where something was mended, take it out of that file.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import house
+from tests.helpers.house import Graph, Groups, Tree
+
+ROOT = Path(__file__).parents[1]
+HOUSE = tomllib.loads((ROOT / "tests" / "data" / "house.toml").read_text(encoding="utf-8"))
+FOLDERS = ("benchmarks", "examples", "recipes", "scripts", "src", "tests")
+SUFFIXES = {".cpp", ".css", ".hpp", ".html", ".js", ".py", ".pyi", ".sh"}
+
+
+def forgiven(kind: str) -> Groups:
+    return {tuple(sorted(group)) for group in HOUSE[kind]}
+
+
+@pytest.fixture(scope="module")
+def tree() -> Tree:
+    return house.modules(ROOT / "src" / "triforce")
+
+
+@pytest.fixture(scope="module")
+def graph(tree: Tree) -> Graph:
+    return house.imports(tree)
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, str]:
+    """All code that people write, by its path."""
+    found = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*") if file.suffix in SUFFIXES]
+    return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in found}
+
+
+def test_floors(graph: Graph) -> None:
+    assert house.floors(house.tops(graph)) == HOUSE["floors"]
+
+
+def test_circles(graph: Graph) -> None:
+    assert house.circles(graph) == forgiven("cycles")
+
+
+def test_names_of_modules(tree: Tree) -> None:
+    assert house.namesakes(tree) == forgiven("counterparts") | forgiven("namesakes")
+
+
+def test_names_of_classes(tree: Tree) -> None:
+    assert house.namesakes(house.classes(tree)) == forgiven("classes")
+
+
+def test_names_of_test_files(files: dict[str, str]) -> None:
+    """Pytest imports each by its last name alone."""
+    tests = [path.removesuffix(".py").replace("/", ".") for path in files if "/test_" in path]
+    assert not house.namesakes(tests)
+
+
+def test_lengths_of_files(files: dict[str, str]) -> None:
+    lines = {path: len(text.splitlines()) for path, text in files.items()}
+    limits = HOUSE["limits"]["files"].items()
+    allowed = {path: next(limit for start, limit in limits if path.startswith(start)) for path in files}
+    assert {path: count for path, count in lines.items() if count > allowed[path]} == HOUSE["files"]
+
+
+def test_lengths_of_functions(files: dict[str, str]) -> None:
+    found = {
+        f"{path}::{name}": count
+        for path, text in files.items()
+        if path.endswith(".py")
+        for name, count in house.long_functions(ast.parse(text), HOUSE["limits"]["function"]).items()
+    }
+    assert found == HOUSE["functions"]
+
+
+def made(code: dict[str, str]) -> Graph:
+    return house.imports({name: ast.parse(text) for name, text in code.items()})
+
+
+def test_floors_are_counted() -> None:
+    """The package's own file is none, and modules of one package are one floor."""
+    code = {"t": "from t.a import A", "t.a": "import os", "t.b.x": "from t.a import A", "t.b": "from t.b.x import X"}
+    graph = house.tops(made(code | {"t.c": "from t.b import X\nfrom t import A", "t.__main__": "import t.c"}))
+    assert house.floors(graph) == 4
+    assert graph["t.c"] == {"t.b", "t.__init__"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from t.b import B",
+        "def f():\n    from t import b",
+        "if TYPE_CHECKING:\n    import t.b",
+        "from t.c import C",
+        "from t import T",
+    ],
+)
+def test_circles_are_found(code: str) -> None:
+    others = {"t": "import t.b", "t.b": "from t.a import A", "t.c": "import t.b", "t.d": "import t.a"}
+    (circle,) = house.circles(made(others | {"t.a": code}))
+    assert {"t.a", "t.b"} <= set(circle) and "t.d" not in circle
+    assert not house.circles(made(others | {"t.a": "import os"}))
+
+
+def test_circles_of_packages_are_refused() -> None:
+    with pytest.raises(ValueError, match="cycle"):
+        house.floors(house.tops(made({"t.a.x": "import t.b.x", "t.a.y": "", "t.b.x": "", "t.b.y": "import t.a.y"})))
+
+
+def test_namesakes_are_found() -> None:
+    assert house.namesakes(["t.b.pool", "t.a.pool", "t.a", "t.b.a"]) == {("t.a", "t.b.a"), ("t.a.pool", "t.b.pool")}
+    tree = {"t.a": ast.parse("class A: ...\nclass _B: ..."), "t.b": ast.parse("class A: ...\nclass _B: ...")}
+    assert house.namesakes(house.classes(tree)) == {("t.a.A", "t.b.A")}
+
+
+def test_long_functions_are_found() -> None:
+    code = ast.parse("def f():\n    a\n    b\nclass C:\n    async def g():\n        a\n    def f(): ...")
+    assert house.long_functions(code, 1) == {"f": 3, "g": 2}
+    assert house.long_functions(code, 2) == {"f": 3}
+
+
+def test_relative_imports_are_refused() -> None:
+    with pytest.raises(AssertionError, match="absolute"):
+        made({"t.a": "from . import b"})
