@@ -21,8 +21,8 @@ from triforce import LLM, SamplingParams
 from triforce.bench.acceptance.walk import Reader
 from triforce.bench.acceptance.workloads import Span
 from triforce.evaluate.agreement import overlap
+from triforce.interface.request import RequestOutput
 from triforce.ladder import Rows, Speculation
-from triforce.request import RequestOutput
 from triforce.sampling import Warper
 from triforce.shapes import ints
 from triforce.speculation.grams import Grams

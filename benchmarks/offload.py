@@ -26,9 +26,9 @@ from typing import Any
 
 from triforce.cli.benches.common import machine
 from triforce.cli.demo import BOOK
+from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.kernels.native_offload import OffloadedMemory
 from triforce.llm import LLM
-from triforce.request import RequestOutput, SamplingParams
 
 Row = dict[str, Any]
 BLOCK = 4 << 20

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 from triforce.pairs import SHIPPED
-from triforce.request import SamplingParams
 
 
 def resident(kind: str) -> int:

@@ -14,8 +14,8 @@ from measure_memory import resident
 
 from triforce.cli.foretell import offloaded
 from triforce.cli.info import parameters
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.request import SamplingParams
 
 
 def main(tokens: int, memory: str) -> None:

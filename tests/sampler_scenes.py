@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.samplers import Sampler, torch_sampling
-from triforce.request import SamplingParams
+from triforce.interface.request import SamplingParams
 from triforce.sampling import Noise, Warper
 from triforce.shapes import Bools
 from triforce.speculation import Draft, Prefix, Rejection, Seeded

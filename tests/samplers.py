@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from triforce.interface.request import SamplingParams
 from triforce.kernels import extension
-from triforce.request import SamplingParams
 from triforce.sampler import NativeSampling, TorchSampling
 from triforce.sampling import Warper
 from triforce.speculation import Coupling, Sampling

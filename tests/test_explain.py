@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from triforce.cli import main
-from triforce.explain import Explanation, explain
-from triforce.request import CompletionOutput, RequestOutput, SamplingParams
-from triforce.stats import Stretch, TierStats, total
+from triforce.interface.explain import Explanation, explain
+from triforce.interface.request import CompletionOutput, RequestOutput, SamplingParams
+from triforce.interface.stats import Stretch, TierStats, total
 
 DRAFT = TierStats("draft", 200, 130, 100, 0.03)
 RETRIEVAL = TierStats("retrieval", 180, 160, 60, 0.10, histogram=[2, 3, 25], sees=2100)

@@ -17,7 +17,7 @@ from triforce.cache.select import POLICIES
 from triforce.cli import main, options
 from triforce.cli.common import sampling
 from triforce.cli.parser import parse
-from triforce.request import SamplingParams
+from triforce.interface.request import SamplingParams
 
 ROOT = Path(__file__).parents[1]
 
@@ -118,7 +118,7 @@ def test_public_names_are_loaded_when_used() -> None:
         "import sys, triforce; assert 'torch' not in sys.modules\n"
         "print(triforce.SamplingParams.__module__, dir(triforce))"
     )
-    assert "triforce.request" in done.stdout, done.stderr
+    assert "triforce.interface.request" in done.stdout, done.stderr
     assert "'LLM'" in done.stdout
 
 

@@ -19,11 +19,11 @@ from triforce.cache import PAGE, Full, Pool, Retrieval
 from triforce.checkpoint import fingerprint
 from triforce.completion import Piece
 from triforce.errors import CacheError, ModelError, RequestError
+from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.kernels import extension
 from triforce.ladder import MODES
 from triforce.llm import LLM
 from triforce.prompts import PLENTY
-from triforce.request import RequestOutput, SamplingParams
 from triforce.session import Session
 from triforce.shapes import Ints
 

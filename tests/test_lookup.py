@@ -14,9 +14,9 @@ from benchmarks.lookup import main as benchmark
 from tests.laws.tiny import MODELS, PROMPTS, V, finished, started
 from triforce.batch import Batch
 from triforce.errors import CacheError
+from triforce.interface.request import SamplingParams
 from triforce.job import Job
 from triforce.ladder import MODES, Speculation
-from triforce.request import SamplingParams
 from triforce.shapes import Bools, ints
 from triforce.speculation import Draft, Lookup, Prefix, Rejection, Seeded, Tier, grams, lookup
 from triforce.speculation.grams import Grams

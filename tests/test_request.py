@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from triforce.errors import RequestError
-from triforce.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
-from triforce.stats import TierStats
+from triforce.interface.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
+from triforce.interface.stats import TierStats
 
 REFUSED: list[tuple[str, list[Any]]] = [
     ("temperature", [-0.1, math.nan, math.inf, 10**400, True, "1", None]),

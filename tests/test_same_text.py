@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from triforce.batch import Batch
+from triforce.interface.request import SamplingParams
 from triforce.job import Job
 from triforce.kernels import extension
 from triforce.ladder import MODES, Speculation, ar
 from triforce.llm import LLM
-from triforce.request import SamplingParams
 from triforce.sampling import Noise
 
 TIE = 1e-4

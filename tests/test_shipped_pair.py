@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 from triforce.pairs import SHIPPED
-from triforce.request import SamplingParams
 
 MEASURE = Path(__file__).parent / "measure_memory.py"
 FIXED = 32 << 20

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from triforce.errors import ModelError, RequestError
-from triforce.request import SamplingParams
+from triforce.interface.request import SamplingParams
 from triforce.sampling import Warper, warp
 
 NOTHING = torch.zeros(1, 0, dtype=torch.int64)

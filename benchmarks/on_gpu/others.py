@@ -16,8 +16,8 @@ from benchmarks.on_gpu import decoding
 from benchmarks.on_gpu.piece import Piece, Row, Setup
 from triforce.bench import shapes
 from triforce.errors import RequestError
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.request import SamplingParams
 
 
 def transformers_pieces(setup: Setup, shape: str, context: int) -> Iterator[Piece]:

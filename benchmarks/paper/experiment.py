@@ -21,7 +21,7 @@ from triforce.bench.speed import Plan, cell_rows
 from triforce.bench.together import Prompts, varied
 from triforce.cli.progress import Prefill
 from triforce.evaluate import Table
-from triforce.request import SamplingParams
+from triforce.interface.request import SamplingParams
 
 Row = dict[str, Any]
 PAPER_PROMPT = 122_880

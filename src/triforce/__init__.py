@@ -6,18 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from triforce.grammar import Grammar
+    from triforce.interface.grammar import Grammar
+    from triforce.interface.request import RequestOutput, SamplingParams
     from triforce.llm import LLM
-    from triforce.request import RequestOutput, SamplingParams
 
 __version__ = "0.1.0.dev0"
 
 # Loaded when first used: torch takes a second to import, and `triforce --help` needs none of it.
 _HOMES = {
-    "Grammar": "triforce.grammar",
+    "Grammar": "triforce.interface.grammar",
     "LLM": "triforce.llm",
-    "RequestOutput": "triforce.request",
-    "SamplingParams": "triforce.request",
+    "RequestOutput": "triforce.interface.request",
+    "SamplingParams": "triforce.interface.request",
 }
 
 __all__ = ["LLM", "Grammar", "RequestOutput", "SamplingParams", "__version__"]

@@ -19,15 +19,15 @@ from torch import Tensor
 from triforce.cache import Full, Retrieval
 from triforce.cache.look import in_sight
 from triforce.cache.saved import SavedCache
+from triforce.interface.request import Look
+from triforce.interface.stats import TierStats
 from triforce.job import Job, logprobs_of
 from triforce.ladder import Ladder, Models, Rows, Speculation, Store, tiers
 from triforce.planner import Costs, Findings, Pilot, SearchedLayers
-from triforce.request import Look
 from triforce.sampler import sampling
 from triforce.sampling import Noise
 from triforce.shapes import Bools, ints
 from triforce.speculation import Block, Grant, Prefix, Record, Rejection, Seeded, Tier, all_of_it
-from triforce.stats import TierStats
 
 COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {"seeded": Seeded, "rejection": Rejection, "block": Block}
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
+from triforce.interface.request import CompletionOutput, Look, TokenLogprobs
 from triforce.job import Job
-from triforce.request import CompletionOutput, Look, TokenLogprobs
 from triforce.stop import StoppedText
 
 

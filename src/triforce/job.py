@@ -10,10 +10,10 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from triforce.request import Logprob, Look, SamplingParams, TokenLogprobs
+from triforce.interface.request import Logprob, Look, SamplingParams, TokenLogprobs
+from triforce.interface.stats import Stretch, TierStats, since
 from triforce.sampling import Constraint
 from triforce.speculation import Watch
-from triforce.stats import Stretch, TierStats, since
 
 
 class Pilot(Protocol):

@@ -20,7 +20,7 @@ from triforce.cache.room import Needs
 from triforce.cache.select import POLICIES, Policy, Recent
 from triforce.decoder import Decoder
 from triforce.errors import RequestError
-from triforce.request import KvBytes
+from triforce.interface.request import KvBytes
 from triforce.speculation import Lookup, Proposer, Tier
 
 

@@ -19,9 +19,10 @@ from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.completion import Completion, Piece
 from triforce.config import ModelConfig
 from triforce.errors import ModelError, RequestError
-from triforce.grammar import Grammar
 from triforce.grammars import Grammars
 from triforce.group import OnPrefill
+from triforce.interface.grammar import Grammar
+from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation, runnable
 from triforce.pairs import SHIPPED, draft_for
@@ -31,7 +32,6 @@ from triforce.prefill_pacer import MAX_ITL
 from triforce.prompts import Message, Prompt, conversations, known, one_or_many, token_ids
 from triforce.ranks import ALONE, Ranks
 from triforce.release import trim_heap
-from triforce.request import RequestOutput, SamplingParams
 from triforce.runs import MOST_ROWS, Files, Runs, compare
 from triforce.sampling import Constraint
 from triforce.texts import Request, Texts

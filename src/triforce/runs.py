@@ -19,11 +19,11 @@ from triforce.completion import Piece
 from triforce.engine import Engine
 from triforce.errors import CacheError, RequestError
 from triforce.group import OnPrefill
+from triforce.interface.request import RequestOutput
 from triforce.ladder import Models, Speculation, Store
 from triforce.planner import Costs
 from triforce.prefill_pacer import MAX_ITL
 from triforce.ranks import Ranks
-from triforce.request import RequestOutput
 from triforce.texts import Request, Texts
 
 MOST_ROWS = 8

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.interface.request import SamplingParams
 from triforce.kernels import extension
-from triforce.request import SamplingParams
 from triforce.sampling import Constraint, Noise, Warper
 from triforce.sampling.warp import check, check_bias, no_law
 from triforce.shapes import Bools, Ints, columns, there

@@ -11,9 +11,9 @@ from triforce.cache.pool import pages_for
 from triforce.completion import Piece
 from triforce.errors import RequestError
 from triforce.group import OnPrefill
+from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.ladder import Store
 from triforce.llm import LLM
-from triforce.request import RequestOutput, SamplingParams
 from triforce.shapes import ints
 
 

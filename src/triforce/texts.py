@@ -11,8 +11,8 @@ from triforce.completion import Completion, Piece
 from triforce.engine import Engine
 from triforce.errors import RequestError
 from triforce.group import Group, OnPrefill
+from triforce.interface.request import KvBytes, RequestOutput
 from triforce.job import Job
-from triforce.request import KvBytes, RequestOutput
 
 Event = Piece | RequestOutput | Exception
 """Pieces of the texts of a request as they are ready, and at the end the whole, or what went wrong."""

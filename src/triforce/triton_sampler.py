@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.interface.request import SamplingParams
 from triforce.kernels.triton.sampler import KEPT, Asked, by_race, by_rejection
-from triforce.request import SamplingParams
 from triforce.sampling import Noise, Warper
 from triforce.sampling.warp import check
 from triforce.shapes import Bools, Ints, there

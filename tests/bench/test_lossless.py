@@ -14,8 +14,8 @@ from triforce.bench.acceptance.heavy import Heavy
 from triforce.bench.eviction import EVICTIONS, Forgetful
 from triforce.bench.prompts import Sources, prompts
 from triforce.bench.together import together
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.request import SamplingParams
 
 FEW = ["--contexts", "300", "--temperatures", "0,0.8", "--batches", "1,2", "--workloads", "copy", "--tokens", "10"]
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)

@@ -19,9 +19,9 @@ from triforce.bench.together import Prompts, together
 from triforce.bench.verdict import verdict
 from triforce.cli import main
 from triforce.cli.benches.speed import line
+from triforce.interface.request import SamplingParams
 from triforce.kernels import extension
 from triforce.llm import LLM
-from triforce.request import SamplingParams
 
 FEW = ["--tokens", "6", "--repeats", "1", "--modes", "ar,triforce,auto"]
 FIELDS = {

@@ -18,12 +18,12 @@ from torch import Tensor
 from triforce.batch import Batch
 from triforce.cache.select import POLICIES
 from triforce.cli import main
+from triforce.interface.request import RequestOutput
 from triforce.job import Job
 from triforce.kernels import extension
 from triforce.ladder import MODES as LADDERS
 from triforce.ladder import Rows
 from triforce.llm import LLM
-from triforce.request import RequestOutput
 from triforce.session import Session
 from triforce.shapes import ints
 

@@ -14,8 +14,8 @@ from tiny_llm import ask, ids
 from triforce import kernels
 from triforce.cache.room import size_of
 from triforce.errors import CacheError, RequestError
+from triforce.interface.request import KvBytes, RequestOutput
 from triforce.llm import LLM
-from triforce.request import KvBytes, RequestOutput
 
 pytestmark = pytest.mark.skipif(kernels.extension.native is None, reason="a store is for the native kernels")
 

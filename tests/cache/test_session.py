@@ -14,8 +14,8 @@ from tiny_llm import CONTEXT, GREEDY, MODES, SEEDED, ask, counted, ids, llm
 from triforce.cache.full import TAIL
 from triforce.completion import Piece
 from triforce.errors import RequestError
+from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
-from triforce.request import RequestOutput, SamplingParams
 from triforce.session import Session
 
 torch.set_num_threads(1)

@@ -17,9 +17,9 @@ from triforce.batch import Batch
 from triforce.cache import PAGE, Full, Retrieval, Setting
 from triforce.cache.budget import Budget
 from triforce.cache.select import POLICIES, Policy, Recent
+from triforce.interface.request import SamplingParams
 from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation
-from triforce.request import SamplingParams
 from triforce.shapes import ints
 
 torch.set_num_threads(1)

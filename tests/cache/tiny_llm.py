@@ -14,8 +14,8 @@ from tiny_checkpoint import save, tiny_model
 from torch import Tensor
 
 from triforce.decoder import Decoder
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.request import SamplingParams
 
 CONTEXT = 640
 MODES = ["ar", "draft", "retrieval", "streaming", "triforce", "lookup", "hybrid", "auto"]

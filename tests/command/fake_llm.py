@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from triforce.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
-from triforce.stats import TierStats
+from triforce.interface.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
+from triforce.interface.stats import TierStats
 
 
 class Characters:

@@ -8,8 +8,8 @@ import pytest
 from attended import ALT_ENTER, CTRL_C, CTRL_D, ENTER, UP, attended
 
 from triforce.cli.chats.conversation import load
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.request import SamplingParams
 
 # What a forked process may do is exec, and that is all that these do.
 pytestmark = pytest.mark.filterwarnings("ignore:.*forkpty:DeprecationWarning")

@@ -28,8 +28,8 @@ from triforce.cache import PAGE, Full
 from triforce.cache.full import TAIL
 from triforce.errors import CacheError
 from triforce.group import Group
+from triforce.interface.request import RequestOutput
 from triforce.kernels import extension
-from triforce.request import RequestOutput
 from triforce.texts import Request
 
 

@@ -11,8 +11,8 @@ from tiny_llm import llm
 from tests.laws.mutants import Edit
 from triforce.batch import Batch
 from triforce.cache import Full, Pool, Retrieval, Streaming
+from triforce.interface.request import RequestOutput
 from triforce.llm import LLM
-from triforce.request import RequestOutput
 from triforce.speculation.count import Counters
 from triforce.texts import Request
 

@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tiny_llm import MODES, llm
 
 from triforce.completion import Piece
+from triforce.interface.request import RequestOutput
 from triforce.llm import LLM
 from triforce.planner import Costs
-from triforce.request import RequestOutput
 from triforce.texts import Request
 
 LENGTHS = [1, 40, 91, 150, 151, 260]

@@ -9,11 +9,11 @@ import pytest
 
 from triforce import kernels
 from triforce.cache import Pool
+from triforce.interface.request import SamplingParams
 from triforce.kernels import extension
 from triforce.kernels.triton_memory import TritonMemory
 from triforce.kernels.triton_model import TritonModel
 from triforce.llm import LLM
-from triforce.request import SamplingParams
 
 
 def texts(folder: Path, mode: str, tokens: int, prompts: list[list[int]], temperature: float) -> list[list[int]]:

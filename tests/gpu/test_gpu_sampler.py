@@ -26,8 +26,8 @@ from tests.gpu.scene import DEVICE
 from tests.sampler_scenes import COUPLINGS, TEMPERATURES, agree, laws, noise_of, scene, verdict
 from tests.samplers import torch_sampling
 from triforce.errors import ModelError, RequestError
+from triforce.interface.request import SamplingParams
 from triforce.kernels import extension
-from triforce.request import SamplingParams
 from triforce.sampler import TorchSampling, sampling
 from triforce.shapes import ints
 from triforce.speculation import Block, Rejection, Seeded

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tiny_checkpoint import ours, tiny_tokenizer
 
 from triforce.errors import RequestError
-from triforce.grammar import Grammar
 from triforce.grammars import Grammars
+from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
 from triforce.sampling import Constraint
 from triforce.shapes import ints

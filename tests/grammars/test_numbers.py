@@ -8,9 +8,9 @@ import random
 import numpy as np
 import pytest
 
-from triforce.grammar import Grammar
 from triforce.grammars import numbers
 from triforce.grammars.numbers import MOST_CHARACTERS, Place
+from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
 from triforce.sampling import Constraint
 from triforce.shapes import ints

@@ -13,11 +13,11 @@ from schemas import REFUSED, WRITTEN, Schema, keywords, two_hundred
 
 from triforce import grammars
 from triforce.errors import RequestError
-from triforce.grammar import Grammar
+from triforce.interface.grammar import Grammar
+from triforce.interface.request import CompletionOutput, SamplingParams
 from triforce.ladder import MODES
 from triforce.llm import LLM
 from triforce.pairs import SHIPPED
-from triforce.request import CompletionOutput, SamplingParams
 
 PROMPT = "the cat sat on the mat and the hat"
 LONGEST = 512

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from triforce.errors import RequestError
-from triforce.grammar import MOST_CHARACTERS, Grammar
 from triforce.grammars import Grammars, trial
+from triforce.interface.grammar import MOST_CHARACTERS, Grammar
 from triforce.llm import LLM
 from triforce.shapes import ints
 

@@ -13,7 +13,7 @@ from tests.samplers import needs_native
 from triforce.burst import burst
 from triforce.cache import Streaming
 from triforce.errors import ModelError
-from triforce.request import SamplingParams
+from triforce.interface.request import SamplingParams
 from triforce.sampler import NativeSampling, TorchSampling
 from triforce.sampling import Noise, Warper
 from triforce.speculation import Coupling, Draft, Prefix, Rejection, Sampling, Seeded, Tier

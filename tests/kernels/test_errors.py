@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.paged import Paged, by_the_book, native, slots, visible
-from triforce.request import SamplingParams
+from triforce.interface.request import SamplingParams
 from triforce.sampler import NativeSampling
 from triforce.sampling import Noise
 from triforce.shapes import ints

@@ -30,8 +30,8 @@ from tests.sampler_scenes import (
 )
 from tests.samplers import torch_sampling
 from triforce.errors import ModelError, RequestError
+from triforce.interface.request import SamplingParams
 from triforce.kernels import extension
-from triforce.request import SamplingParams
 from triforce.sampler import NativeSampling, sampling
 from triforce.shapes import ints
 from triforce.speculation import Block, Draft, Prefix, Seeded

@@ -6,7 +6,7 @@ import torch
 
 from tests.laws.tiny import MODELS, PROMPTS, V, finished, laws, started
 from tests.simple_cache import SimpleCache, score
-from triforce.request import SamplingParams
+from triforce.interface.request import SamplingParams
 from triforce.sampling import Noise
 from triforce.shapes import columns, ints
 from triforce.speculation.coupling import race

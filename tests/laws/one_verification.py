@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tests.laws.toy import Law, distance
 from tests.samplers import Sampler
-from triforce.request import SamplingParams
+from triforce.interface.request import SamplingParams
 from triforce.sampler import NativeSampling
 from triforce.sampling import Warper
 from triforce.shapes import Ints, ints

@@ -9,7 +9,7 @@ from itertools import pairwise, permutations
 import torch
 from torch import Tensor
 
-from triforce.request import SamplingParams
+from triforce.interface.request import SamplingParams
 
 Weights = tuple[int, ...]
 JUNK = 0.02

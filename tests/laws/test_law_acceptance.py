@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.laws.tiny import finished, started
 from tests.laws.toy import PLAIN, Ladder
 from tests.samplers import Sampler, each_sampler, torch_sampling
-from triforce.request import SamplingParams
+from triforce.interface.request import SamplingParams
 from triforce.sampling import Noise
 from triforce.shapes import Bools
 from triforce.speculation import Draft, Prefix, Rejection, Sampling, Seeded

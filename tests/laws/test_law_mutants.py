@@ -15,8 +15,8 @@ from tests.laws.replay import replay_error
 from tests.laws.test_law_acceptance import LIMIT, watched_ladder
 from tests.laws.test_law_of_one_verification import deviation, laws
 from tests.laws.test_law_of_the_engine import PLAIN, Trial
+from triforce.interface.request import SamplingParams
 from triforce.kernels import extension
-from triforce.request import SamplingParams
 from triforce.speculation import Rejection
 
 torch.set_num_threads(1)

@@ -19,7 +19,7 @@ from tests.laws.palette import mixed, table
 from tests.laws.test_law_seeded import ASSIGNED, HORIZON, SETTINGS, Assigned
 from tests.laws.toy import Ladder, Law, chain_law, distance, law
 from tests.samplers import Sampler, each_sampler, torch_sampling
-from triforce.request import SamplingParams
+from triforce.interface.request import SamplingParams
 from triforce.sampler import RestrictedSampling
 from triforce.shapes import Bools, Ints
 from triforce.speculation import Coupling, Sampling, Seeded

@@ -14,8 +14,8 @@ from tests.laws.gtest import ALPHA, detectable, ranks, surprise, window_surprise
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, V, finished, laws, started
 from tests.laws.toy import chain_law
 from triforce.cache import Budget, Setting
+from triforce.interface.request import SamplingParams
 from triforce.ladder import Speculation
-from triforce.request import SamplingParams
 
 torch.set_num_threads(1)
 LATE = 12  # windows begin here: the ladder has gone through several proposals, ragged rows are at different ones

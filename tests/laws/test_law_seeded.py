@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.laws.cases import CASES, EXACT, Case
 from tests.laws.toy import Ladder
 from tests.samplers import Sampler, each_sampler, needs_native, torch_sampling
-from triforce.request import SamplingParams
+from triforce.interface.request import SamplingParams
 from triforce.sampler import NativeSampling
 from triforce.sampling import Warper
 from triforce.speculation import Draft, Prefix, Seeded

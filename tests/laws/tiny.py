@@ -12,9 +12,9 @@ from triforce.batch import Batch
 from triforce.cache import Budget, Setting
 from triforce.config import ModelConfig
 from triforce.decoder import Decoder
+from triforce.interface.request import SamplingParams
 from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation
-from triforce.request import SamplingParams
 from triforce.rope import Rope
 from triforce.sampling import Warper
 from triforce.weights import Layer, Weights

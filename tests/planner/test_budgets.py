@@ -15,12 +15,12 @@ from tests.planner.test_worlds import LONG, MS
 from tests.planner.world import Silence, World, flown, worth
 from triforce.batch import Batch
 from triforce.cache import Budget, Setting
+from triforce.interface.request import SamplingParams
 from triforce.job import Job
 from triforce.ladder import MODES
 from triforce.planner import Costs, Pilot, Plan, outlook
 from triforce.planner.outlook import TIMES, Outlook, options
 from triforce.planner.plan import rate
-from triforce.request import SamplingParams
 
 OPEN = Setting(Budget(64, open=True))
 LONGER, SHORTER = (PROMPTS[0] * 3)[:400], PROMPTS[0]

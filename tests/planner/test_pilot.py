@@ -16,11 +16,11 @@ from tests.laws.gtest import ALPHA, ranks, window_surprise
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
 from tests.planner.world import World, plans
 from triforce.batch import Batch
+from triforce.interface.request import SamplingParams
 from triforce.job import Job
 from triforce.ladder import MODES, Models
 from triforce.planner import Costs, Pilot, Plan, choice, guard, pace, pilot
 from triforce.planner.outlook import BURST, TIMES
-from triforce.request import SamplingParams
 from triforce.speculation import Prefix
 
 PARAMS = SamplingParams(0.8, max_tokens=60)

@@ -10,11 +10,11 @@ import pytest
 from tests.planner.test_pilot import with_whims
 from tests.planner.world import plans
 from triforce import LLM, SamplingParams
+from triforce.interface.request import RequestOutput
 from triforce.kernels import extension
 from triforce.planner import Costs, Pilot, Plan, pace, pilot
 from triforce.planner.outlook import TIMES
 from triforce.planner.plan import families
-from triforce.request import RequestOutput
 from triforce.session import Session
 
 if extension.native is None:

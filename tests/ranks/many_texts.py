@@ -11,10 +11,10 @@ import sys
 from importlib import resources
 from itertools import product
 
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 from triforce.processes import Processes
 from triforce.ranks import ALONE, Ranks
-from triforce.request import SamplingParams
 
 LENGTH = 600  # tokens of a prompt, more than twice the budget
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 from triforce.processes import Processes
 from triforce.ranks import ALONE, Ranks
-from triforce.request import SamplingParams
 
 
 def resident(kind: str = "VmRSS") -> int:

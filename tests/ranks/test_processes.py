@@ -19,8 +19,8 @@ import pytest
 from tests.tiny_checkpoint import tiny_pair
 from triforce.cli import LOST, main
 from triforce.cli.launch import verdict
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.request import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 ONE = Path(__file__).with_name("one_rank.py")

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from tests.tiny_checkpoint import tiny_pair
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.request import SamplingParams
 
 pytest.importorskip("fastapi")
 

@@ -15,11 +15,11 @@ from tests.tiny_checkpoint import tiny_pair
 from triforce import engine as engine_module
 from triforce.completion import Piece
 from triforce.errors import CacheError, RankError, RequestError
-from triforce.grammar import Grammar
+from triforce.interface.grammar import Grammar
+from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.kernels import extension
 from triforce.llm import LLM
 from triforce.ranks import ALONE, Ranks
-from triforce.request import RequestOutput, SamplingParams
 from triforce.server import crew, worker
 from triforce.server.crew import Crew, Orders
 from triforce.server.engine import Ask, Lost

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
 from triforce.replicas.others import accompanied
-from triforce.request import RequestOutput, SamplingParams
 from triforce.server.engine import Ask
 from triforce.server.limits import Limits
 from triforce.server.worker import Worker

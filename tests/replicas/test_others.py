@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.request import SamplingParams
 
 pytest.importorskip("fastapi")
 ONE = Path(__file__).with_name("one_replica.py")

@@ -12,9 +12,9 @@ import pytest
 from asking import ask, good
 from starlette.types import ASGIApp
 
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 from triforce.replicas.engine import Replicas
-from triforce.request import SamplingParams
 from triforce.server.limits import Limits
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -16,9 +16,9 @@ import psutil
 import pytest
 from test_ray_killed import kill
 
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 from triforce.replicas import lines
-from triforce.request import SamplingParams
 from triforce.server.batch import Answers
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -11,9 +11,9 @@ import pytest
 from asking import SAMPLED, ask, events, good, hang_up, refused
 from starlette.types import ASGIApp
 
+from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
 from triforce.replicas import router
-from triforce.request import RequestOutput, SamplingParams
 from triforce.server.engine import Ask
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -12,11 +12,11 @@ from ray.exceptions import ActorDiedError
 
 from triforce.completion import Piece
 from triforce.errors import RequestError
+from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.replicas import engine, router
 from triforce.replicas.cluster import Plan, planned
 from triforce.replicas.engine import Replicas
 from triforce.replicas.words import Word
-from triforce.request import RequestOutput, SamplingParams
 from triforce.server.engine import Ask, Lost, QueueFull, Stopping
 
 DOCUMENT = list(range(5000))

@@ -11,10 +11,10 @@ import pytest
 
 from triforce.cli import main
 from triforce.errors import RequestError
-from triforce.grammar import Grammar
+from triforce.interface.grammar import Grammar
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 from triforce.replicas.desk import Desk
-from triforce.request import SamplingParams
 
 
 @pytest.mark.parametrize("arguments", [["--replicas", "2"], ["--ray-address", "auto"]])

@@ -8,8 +8,8 @@ import pytest
 from asking import SAMPLED, ask, events, good, refused
 from starlette.types import ASGIApp
 
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.request import SamplingParams
 
 PATH = "/v1/completions"
 PROMPT = "the cat sat on the mat"

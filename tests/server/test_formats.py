@@ -11,9 +11,9 @@ import pytest
 from asking import ask, events, good, refused
 from starlette.types import ASGIApp
 
-from triforce.grammar import Grammar
+from triforce.interface.grammar import Grammar
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.request import SamplingParams
 from triforce.server.fields import UNSUPPORTED
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"

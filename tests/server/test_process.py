@@ -23,8 +23,8 @@ from process import KEY, ROOT, served, wait_until_idle
 
 from benchmarks import documents
 from triforce.completion import Piece
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.request import SamplingParams
 
 EXAMPLES = ROOT / "examples"
 PROMPT = "the cat sat on the mat"

@@ -17,9 +17,9 @@ from starlette.types import ASGIApp
 
 from triforce.completion import Piece
 from triforce.errors import RequestError
+from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
 from triforce.ranks import ALONE
-from triforce.request import RequestOutput, SamplingParams
 from triforce.server.app import create_app
 from triforce.server.engine import Ask, QueueFull, Stopping
 from triforce.server.limits import Limits

@@ -18,9 +18,9 @@ from triforce.bench import shapes
 from triforce.cache import PAGE, Full, Pool
 from triforce.cache.pool import pages_for
 from triforce.decoder import Decoder
+from triforce.interface.request import SamplingParams
 from triforce.kernels import Lists, Pass, extension
 from triforce.kernels.reference import attend_causal
-from triforce.request import SamplingParams
 from triforce.sampler import sampling
 from triforce.sampling import Noise
 from triforce.shapes import Ints, ints

@@ -18,8 +18,8 @@ from triforce.bench.together import Prompts, together, varied
 from triforce.cache.saved import SavedCache
 from triforce.evaluate import Table
 from triforce.group import OnPrefill
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.request import SamplingParams
 
 Row = dict[str, Any]
 PLAIN, SAME_AT_ANY_TEMPERATURE = "ar", "seeded"

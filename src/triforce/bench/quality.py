@@ -18,8 +18,8 @@ from triforce.errors import RequestError
 from triforce.evaluate import Table
 from triforce.evaluate.report import percent, tokens
 from triforce.group import OnPrefill
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.request import SamplingParams
 
 Row = dict[str, Any]
 PLAIN = "plain decoding"

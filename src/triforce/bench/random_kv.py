@@ -6,9 +6,9 @@ import torch
 
 from triforce.batch import Batch
 from triforce.cache import PAGE, Full, Pool
+from triforce.interface.request import SamplingParams
 from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation
-from triforce.request import SamplingParams
 from triforce.shapes import ints
 
 BLOCK = 4096

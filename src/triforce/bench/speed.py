@@ -19,8 +19,8 @@ from triforce.bench.together import Prompts, together
 from triforce.cache.saved import SavedCache
 from triforce.evaluate.loops import repeated
 from triforce.evaluate.statistics import ONE_SIDED, student
+from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
-from triforce.request import RequestOutput, SamplingParams
 
 Row = dict[str, Any]
 PLAIN = "ar"

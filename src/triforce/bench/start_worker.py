@@ -18,8 +18,8 @@ from triforce.imports import import_torch
 def first_token(asked: dict[str, Any]) -> dict[str, float]:
     """Seconds by step, of a process that was asked for at `asked["began"]`."""
     import_torch()
+    from triforce.interface.request import SamplingParams
     from triforce.llm import LLM
-    from triforce.request import SamplingParams
 
     imported = time()
     llm = LLM(asked["model"], asked["draft"], mode=asked["mode"], device=asked["device"], dtype=asked["dtype"])

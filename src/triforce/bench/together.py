@@ -13,8 +13,8 @@ from zlib import crc32
 from triforce import kernels
 from triforce.cache.saved import Maker, SavedCache
 from triforce.group import OnPrefill
+from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
-from triforce.request import RequestOutput, SamplingParams
 from triforce.texts import Request
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from triforce.cli.options import DEFAULTS, NO_DRAFT
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
-from triforce.grammar import Grammar
 from triforce.imports import import_torch
-from triforce.request import RequestOutput, SamplingParams
-from triforce.stats import TierStats
+from triforce.interface.grammar import Grammar
+from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.stats import TierStats
 
 if TYPE_CHECKING:
     from triforce.checkpoint.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from triforce.cli.common import Painter, legend, passes_per_token, show
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
-from triforce.request import RequestOutput, SamplingParams
+from triforce.interface.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from triforce.llm import LLM

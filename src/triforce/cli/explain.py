@@ -11,7 +11,7 @@ from triforce.cli.common import load, sampling
 from triforce.cli.generate import model_and_prompt
 from triforce.cli.progress import Prefill
 from triforce.evaluate.report import Table, percent
-from triforce.explain import Explanation
+from triforce.interface.explain import Explanation
 
 LINES = 24  # of a timeline that are printed: its beginning and its end
 

@@ -14,7 +14,7 @@ from triforce.cli import together
 from triforce.cli.common import Painter, legend, load, read_text, report, sampling, show
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
-from triforce.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
+from triforce.interface.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
     from triforce.llm import LLM

@@ -15,7 +15,7 @@ from triforce.evaluate.forecast import Forecast
 from triforce.evaluate.report import Table, tokens
 from triforce.evaluate.scoring import draft_view, full_view, parts, read, skim
 from triforce.evaluate.subject import KINDS, Subject, Text
-from triforce.request import SamplingParams
+from triforce.interface.request import SamplingParams
 from triforce.sampling import Warper
 
 TEMPERATURES = (0.0, 0.6, 1.0)

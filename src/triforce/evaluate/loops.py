@@ -10,7 +10,7 @@ from typing import Any
 from triforce.evaluate.forecast import Forecast
 from triforce.evaluate.report import Table, percent
 from triforce.evaluate.subject import Subject, Text
-from triforce.request import SamplingParams
+from triforce.interface.request import SamplingParams
 from triforce.runs import MOST_ROWS
 
 GRAM = 8

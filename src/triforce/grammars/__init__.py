@@ -12,11 +12,11 @@ from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
-from triforce.grammar import Grammar
 from triforce.grammars import trial
 from triforce.grammars.matcher import Matcher
 from triforce.grammars.numbers import Numbers
 from triforce.grammars.trial import described
+from triforce.interface.grammar import Grammar
 
 REMEMBERED = 64
 """Compiled grammars that are kept, those used last."""

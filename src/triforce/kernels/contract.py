@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from triforce.request import KvBytes
+from triforce.interface.request import KvBytes
 
 Rotation = tuple[Tensor, Tensor]
 """cos and sin of each token's position, (N, F) each, with yarn's factor on them."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from triforce.config import ModelConfig
 from triforce.errors import CacheError
+from triforce.interface.request import KvBytes
 from triforce.kernels import _native
 from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass
 from triforce.kernels.native_layers import Mix, one_layer, rotations
@@ -21,7 +22,6 @@ from triforce.kernels.native_memory import NOTHING, NativeMemory
 from triforce.kernels.native_model import NativeModel
 from triforce.kernels.offload import SECTOR, Room
 from triforce.kernels.plain_memory import allocate
-from triforce.request import KvBytes
 
 AT_ONCE = 512
 """Tokens of a prompt that go through a layer together: their activations stay in the caches."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from triforce.config import ModelConfig
+from triforce.interface.request import KvBytes
 from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass, pages_for
 from triforce.kernels.frame import Frame, Seeing
 from triforce.kernels.hosted import Hosted
@@ -25,7 +26,6 @@ from triforce.kernels.triton.attention import Seen
 from triforce.kernels.triton.carry import KeysValues
 from triforce.kernels.triton_memory import Captured, TritonMemory
 from triforce.kernels.triton_prompt import read
-from triforce.request import KvBytes
 
 Places = tuple[Tensor, Tensor]
 """Pages as places of a part and of a home."""

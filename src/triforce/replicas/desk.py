@@ -10,8 +10,8 @@ from typing import Any
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.config import ModelConfig
 from triforce.errors import ModelError
-from triforce.grammar import Grammar
 from triforce.grammars import Grammars
+from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
 from triforce.prompts import Prompt, token_ids
 from triforce.rope import Rope

@@ -13,8 +13,8 @@ from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 
 from triforce.completion import Piece
+from triforce.interface.request import RequestOutput
 from triforce.replicas.words import Word
-from triforce.request import RequestOutput
 from triforce.server.engine import Ask, Event, Load, Lost, QueueFull, Stopping
 
 TRIES = 3

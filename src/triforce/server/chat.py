@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from triforce.completion import Piece
-from triforce.request import CompletionOutput, RequestOutput, TokenLogprobs
+from triforce.interface.request import CompletionOutput, RequestOutput, TokenLogprobs
 from triforce.server.calls import Call
 from triforce.server.prompts import served
 from triforce.server.schemas import ChatBody

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from triforce.errors import RequestError
+from triforce.interface.request import RequestOutput
 from triforce.llm import LLM
-from triforce.request import RequestOutput
 from triforce.server.engine import Ask, Reading
 from triforce.server.limits import Limits
 from triforce.texts import Event, Request

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.completion import Piece
-from triforce.grammar import Grammar
+from triforce.interface.grammar import Grammar
+from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.prompts import Prompt, Readable
-from triforce.request import RequestOutput, SamplingParams
 from triforce.sampling import Constraint
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from triforce.grammar import Grammar
+from triforce.interface.grammar import Grammar
 from triforce.server.fields import Body
 
 

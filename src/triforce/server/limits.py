@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triforce.errors import RequestError
+from triforce.interface.request import MOST_LOGPROBS
 from triforce.prefill_pacer import MAX_ITL
-from triforce.request import MOST_LOGPROBS
 from triforce.runs import MOST_ROWS
 
 COMPLETION_TOKENS = 16

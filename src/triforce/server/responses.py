@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from triforce.completion import Piece
-from triforce.request import RequestOutput
+from triforce.interface.request import RequestOutput
 from triforce.server.items import Items
 from triforce.server.prompts import served
 from triforce.server.schemas import ResponsesBody

@@ -13,7 +13,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from triforce.completion import Piece
-from triforce.request import RequestOutput
+from triforce.interface.request import RequestOutput
 from triforce.server import logs
 from triforce.server.engine import Answer, Ask, Engine, Event, Reading
 from triforce.server.failures import broken, refusal_for, took_too_long

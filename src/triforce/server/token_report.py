@@ -7,9 +7,9 @@ from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.completion import Piece
-from triforce.request import Logprob, RequestOutput, TokenLogprobs
+from triforce.interface.request import Logprob, RequestOutput, TokenLogprobs
+from triforce.interface.stats import TierStats, total
 from triforce.server.engine import Reading
-from triforce.stats import TierStats, total
 
 LEAST = -9999.0
 """JSON has no infinity: the logarithm of a probability of zero."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from triforce.grammar import Grammar
+from triforce.interface.grammar import Grammar
 from triforce.server.calls import CallFormat, CallReader, Plain, call_format
 from triforce.server.failures import wrong
 from triforce.server.tools import Function, FunctionName, Wanted

@@ -9,8 +9,8 @@ from itertools import count
 from time import perf_counter
 
 from triforce.completion import Piece
+from triforce.interface.request import RequestOutput
 from triforce.llm import LLM
-from triforce.request import RequestOutput
 from triforce.server.crew import Crew, Orders
 from triforce.server.engine import Ask, Event, Load, Lost, QueueFull, Reading, Stopping
 from triforce.server.limits import Limits

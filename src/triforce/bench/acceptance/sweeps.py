@@ -17,8 +17,8 @@ from triforce.bench.acceptance.walk import Walk
 from triforce.bench.acceptance.workloads import Size, Workload, copy, needle, plain
 from triforce.bench.prompts import Sources
 from triforce.cache import PAGE
+from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.request import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from triforce.bench.acceptance.workloads import Span, Workload
 from triforce.cache import PAGE, Retrieval, Setting
 from triforce.cache.full import TAIL
 from triforce.decoder import Decoder
+from triforce.interface.request import SamplingParams
 from triforce.ladder import Models, Rows, Speculation
-from triforce.request import SamplingParams
 from triforce.sampling import Warper
 from triforce.shapes import Ints, ints
 from triforce.speculation import Prefix, Tier

@@ -12,7 +12,7 @@ from triforce.errors import RankError, TriforceError
 if TYPE_CHECKING:
     from triforce.completion import Piece
     from triforce.group import OnPrefill
-    from triforce.request import RequestOutput, SamplingParams
+    from triforce.interface.request import RequestOutput, SamplingParams
     from triforce.session import Session
 
 

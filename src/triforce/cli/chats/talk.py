@@ -13,7 +13,7 @@ from triforce.cli.common import Painter, legend, passes_per_token, write
 from triforce.cli.progress import Prefill
 from triforce.cli.serving import model_name
 from triforce.errors import RequestError
-from triforce.request import RequestOutput, SamplingParams
+from triforce.interface.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from triforce.checkpoint.tokenizer import Tokenizer

@@ -7,9 +7,9 @@ from numbers import Integral, Real
 from typing import Literal, NamedTuple
 
 from triforce.errors import RequestError
-from triforce.explain import Explanation, explain
-from triforce.grammar import Grammar
-from triforce.stats import Stretch, TierStats, plans, total
+from triforce.interface.explain import Explanation, explain
+from triforce.interface.grammar import Grammar
+from triforce.interface.stats import Stretch, TierStats, plans, total
 
 LARGEST = 1e9  # of a bias or penalty: bounded, so that float64 scores stay finite whatever is added up
 MOST_LOGPROBS = 20

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from triforce.stats import Stretch, TierStats, plans
+from triforce.interface.stats import Stretch, TierStats, plans
 
 PLAIN = "full"
 """The plan that is plain decoding."""
