@@ -23,8 +23,8 @@ from triforce.bench.acceptance.workloads import Span
 from triforce.evaluate.agreement import overlap
 from triforce.interface.request import RequestOutput
 from triforce.ladder import Rows, Speculation
+from triforce.ragged import ints
 from triforce.sampling import Warper
-from triforce.shapes import ints
 from triforce.speculation.grams import Grams
 
 PACKAGE = Path(str(resources.files("triforce")))

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tests.samplers import Sampler, torch_sampling
 from triforce.interface.request import SamplingParams
+from triforce.ragged import Bools
 from triforce.sampling import Noise, Warper
-from triforce.shapes import Bools
 from triforce.speculation import Draft, Prefix, Rejection, Seeded
 
 COUPLINGS = [Seeded, Rejection]

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triforce.config import ModelConfig
 from triforce.decoder import Decoder
 from triforce.kernels import Model, layer_by_layer
-from triforce.rope import rotate
-from triforce.shapes import Ints, columns
+from triforce.model.config import ModelConfig
+from triforce.model.rope import rotate
+from triforce.ragged import Ints, columns
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

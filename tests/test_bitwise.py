@@ -19,7 +19,7 @@ from triforce.cache.pool import pages_for
 from triforce.decoder import Decoder
 from triforce.kernels import extension
 from triforce.llm import LLM
-from triforce.shapes import ints
+from triforce.ragged import ints
 
 LENGTH = 700
 if extension.native is None:

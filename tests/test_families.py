@@ -17,7 +17,7 @@ from triforce.checkpoint import Checkpoint, load
 from triforce.checkpoint.families import frequencies, read_config
 from triforce.decoder import Decoder
 from triforce.kernels import extension
-from triforce.rope import Rope
+from triforce.model.rope import Rope
 
 LENGTH = 96  # past the 32 original positions of the scaled ropes
 LLAMA3 = dict(

@@ -24,8 +24,8 @@ from triforce.kernels import extension
 from triforce.ladder import MODES
 from triforce.llm import LLM
 from triforce.prompts import PLENTY
+from triforce.ragged import Ints
 from triforce.session import Session
-from triforce.shapes import Ints
 
 PROMPT = list(range(2, 90))
 

@@ -17,7 +17,7 @@ from triforce.errors import CacheError
 from triforce.interface.request import SamplingParams
 from triforce.job import Job
 from triforce.ladder import MODES, Speculation
-from triforce.shapes import Bools, ints
+from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, Lookup, Prefix, Rejection, Seeded, Tier, grams, lookup
 from triforce.speculation.grams import Grams
 

@@ -13,7 +13,7 @@ from triforce.bench.random_kv import fill
 from triforce.cache import Full, Pool
 from triforce.cache.pool import pages_for
 from triforce.decoder import Decoder
-from triforce.shapes import ints
+from triforce.ragged import ints
 
 BUDGET = 4096
 

@@ -24,9 +24,9 @@ from triforce.interface.stats import TierStats
 from triforce.job import Job, logprobs_of
 from triforce.ladder import Ladder, Models, Rows, Speculation, Store, tiers
 from triforce.planner import Costs, Findings, Pilot, SearchedLayers
+from triforce.ragged import Bools, ints
 from triforce.sampler import sampling
 from triforce.sampling import Noise
-from triforce.shapes import Bools, ints
 from triforce.speculation import Block, Grant, Prefix, Record, Rejection, Seeded, Tier, all_of_it
 
 COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {"seeded": Seeded, "rejection": Rejection, "block": Block}

@@ -10,9 +10,9 @@ import numpy as np
 from triforce import kernels
 from triforce.cache import Streaming
 from triforce.kernels import Model
+from triforce.ragged import Bools
 from triforce.sampler import NativeSampling
 from triforce.sampling.warp import no_law
-from triforce.shapes import Bools
 from triforce.speculation import Draft, Prefix, Sampling, Tier
 
 

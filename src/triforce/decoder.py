@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from triforce import kernels
-from triforce.config import ModelConfig
+from triforce.model.config import ModelConfig
+from triforce.model.weights import Weights
 from triforce.ranks import ALONE, Ranks
-from triforce.weights import Weights
 
 
 class View(Protocol):

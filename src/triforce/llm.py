@@ -17,7 +17,6 @@ from triforce.checkpoint import Checkpoint, load
 from triforce.checkpoint.sampling_defaults import sampling_defaults
 from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.completion import Completion, Piece
-from triforce.config import ModelConfig
 from triforce.errors import ModelError, RequestError
 from triforce.grammars import Grammars
 from triforce.group import OnPrefill
@@ -25,6 +24,7 @@ from triforce.interface.grammar import Grammar
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation, runnable
+from triforce.model.config import ModelConfig
 from triforce.pairs import SHIPPED, draft_for
 from triforce.planner import Costs
 from triforce.planner.costs_file import costs_path

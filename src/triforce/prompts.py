@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.config import ModelConfig
 from triforce.errors import RequestError
+from triforce.model.config import ModelConfig
 from triforce.suggest import suggest
 
 PLENTY = 16

@@ -14,7 +14,7 @@ from triforce.group import OnPrefill
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.ladder import Store
 from triforce.llm import LLM
-from triforce.shapes import ints
+from triforce.ragged import ints
 
 
 class Session:

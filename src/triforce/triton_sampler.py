@@ -13,9 +13,9 @@ from torch import Tensor
 
 from triforce.interface.request import SamplingParams
 from triforce.kernels.triton.sampler import KEPT, Asked, by_race, by_rejection
+from triforce.ragged import Bools, Ints, there
 from triforce.sampling import Noise, Warper
 from triforce.sampling.warp import check
-from triforce.shapes import Bools, Ints, there
 from triforce.speculation import Draft, Prefix, Rejection, Seeded
 from triforce.speculation.coupling import settle
 

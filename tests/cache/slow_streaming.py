@@ -14,10 +14,10 @@ from small import CLOSE, feed, small_decoder, text, turn, weigh
 from torch import Tensor
 
 from triforce.cache import Streaming
-from triforce.config import ModelConfig
 from triforce.decoder import Decoder
 from triforce.kernels import Model, layer_by_layer
-from triforce.shapes import Ints
+from triforce.model.config import ModelConfig
+from triforce.ragged import Ints
 
 torch.set_num_threads(1)
 DECODER = small_decoder(layers=3)

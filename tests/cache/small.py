@@ -13,12 +13,12 @@ from simple_cache import DEVICE
 from torch import Tensor
 
 from triforce.cache import PAGE, Full, Pool, Retrieval
-from triforce.config import ModelConfig
 from triforce.decoder import Decoder
 from triforce.kernels import Model, layer_by_layer
-from triforce.rope import Rope
-from triforce.shapes import Ints, ints
-from triforce.weights import Layer, Weights
+from triforce.model.config import ModelConfig
+from triforce.model.rope import Rope
+from triforce.model.weights import Layer, Weights
+from triforce.ragged import Ints, ints
 
 DTYPE = torch.float64 if DEVICE == "cpu" else torch.float32  # CUDA's fused attention has no float64
 CLOSE = dict(atol=5e-5, rtol=5e-5)  # the rotation, the norms and the softmax are float32 whatever the dtype

@@ -32,7 +32,7 @@ from triforce.cache import Full, Retrieval, Setting
 from triforce.cache.budget import Budget
 from triforce.cache.select import POLICIES
 from triforce.kernels import Lists
-from triforce.shapes import Ints, ints
+from triforce.ragged import Ints, ints
 
 torch.set_num_threads(1)
 

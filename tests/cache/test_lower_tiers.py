@@ -24,8 +24,8 @@ from triforce.kernels import extension
 from triforce.ladder import MODES as LADDERS
 from triforce.ladder import Rows
 from triforce.llm import LLM
+from triforce.ragged import ints
 from triforce.session import Session
-from triforce.shapes import ints
 
 if extension.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)

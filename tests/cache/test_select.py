@@ -17,7 +17,7 @@ from torch import Tensor
 from triforce.cache import Full
 from triforce.cache.select import POLICIES, Policy, Recent
 from triforce.decoder import Decoder
-from triforce.shapes import ints
+from triforce.ragged import ints
 
 torch.set_num_threads(1)
 

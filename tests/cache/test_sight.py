@@ -20,7 +20,7 @@ from triforce.cache.select import POLICIES, Policy, Recent
 from triforce.interface.request import SamplingParams
 from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation
-from triforce.shapes import ints
+from triforce.ragged import ints
 
 torch.set_num_threads(1)
 

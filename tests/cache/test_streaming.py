@@ -10,7 +10,7 @@ from slow_streaming import DECODER, IDS, SINKS, SLACK, SLOW, WINDOW, in_pieces, 
 from small import DTYPE, feed, longs, prefill, small_decoder, text
 
 from triforce.cache import PAGE
-from triforce.shapes import ints
+from triforce.ragged import ints
 
 torch.set_num_threads(1)
 

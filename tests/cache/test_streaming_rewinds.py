@@ -14,7 +14,7 @@ from small import VOCAB, feed, text
 
 from triforce.cache import PAGE
 from triforce.errors import CacheError
-from triforce.shapes import ints
+from triforce.ragged import ints
 
 torch.set_num_threads(1)
 FAR = 120

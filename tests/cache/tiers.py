@@ -27,7 +27,7 @@ from torch import Tensor
 from triforce.cache import Full, Retrieval, Setting
 from triforce.cache.budget import Budget
 from triforce.cache.select import POLICIES, Recent
-from triforce.shapes import ints
+from triforce.ragged import ints
 
 DECODER = small_decoder()
 

@@ -21,7 +21,7 @@ from tests.laws.one_verification import deviation, fused, warped
 from tests.sampler_scenes import CUTS, EQUAL, Scene, agree, laws, same_law, scene
 from tests.samplers import torch_sampling
 from triforce.interface.request import SamplingParams
-from triforce.shapes import Bools, ints
+from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, Prefix, Seeded
 from triforce.triton_sampler import TritonSampling
 

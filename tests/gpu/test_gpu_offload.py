@@ -16,14 +16,14 @@ from triforce import kernels
 from triforce.bench import shapes
 from triforce.cache import Budget, Offload, device_room
 from triforce.cache.device_room import LayeredNeeds
-from triforce.config import ModelConfig
 from triforce.errors import CacheError, RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.kernels import extension
 from triforce.kernels.triton.carry import carry
 from triforce.kernels.triton_offload import StreamedMemory
 from triforce.llm import LLM
-from triforce.rope import Rope
+from triforce.model.config import ModelConfig
+from triforce.model.rope import Rope
 
 SIZE = dict(vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
             num_key_value_heads=2, max_position_embeddings=512)  # fmt: skip

@@ -28,8 +28,8 @@ from tests.samplers import torch_sampling
 from triforce.errors import ModelError, RequestError
 from triforce.interface.request import SamplingParams
 from triforce.kernels import extension
+from triforce.ragged import ints
 from triforce.sampler import TorchSampling, sampling
-from triforce.shapes import ints
 from triforce.speculation import Block, Rejection, Seeded
 from triforce.triton_sampler import TritonSampling
 

@@ -31,8 +31,8 @@ from triforce.kernels.triton.attention import Seen
 from triforce.kernels.triton_memory import TritonMemory
 from triforce.kernels.triton_model import TritonBlock
 from triforce.kernels.triton_offload import StreamedMemory
-from triforce.rope import rotate
-from triforce.shapes import ints
+from triforce.model.rope import rotate
+from triforce.ragged import ints
 
 CPU, VOCAB, CAPACITY, ROWS, LAYERS = torch.device("cpu"), 50, 288, 2, 3
 SHAPE = shapes.Shape(32, 48, LAYERS, heads=4, kv_heads=2, vocab=VOCAB, head_dim=8)

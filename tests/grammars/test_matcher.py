@@ -16,8 +16,8 @@ from triforce.errors import RequestError
 from triforce.grammars import Grammars
 from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
+from triforce.ragged import ints
 from triforce.sampling import Constraint
-from triforce.shapes import ints
 
 Schema = dict[str, Any]
 few = settings(

@@ -12,8 +12,8 @@ from triforce.grammars import numbers
 from triforce.grammars.numbers import MOST_CHARACTERS, Place
 from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
+from triforce.ragged import ints
 from triforce.sampling import Constraint
-from triforce.shapes import ints
 
 TOOL = 'start: "call " arguments\narguments: %json {"type": "array", "items": {"type": "number"}, "maxItems": 1}'
 

@@ -12,7 +12,7 @@ from triforce.errors import RequestError
 from triforce.grammars import Grammars, trial
 from triforce.interface.grammar import MOST_CHARACTERS, Grammar
 from triforce.llm import LLM
-from triforce.shapes import ints
+from triforce.ragged import ints
 
 
 def chain(link: str, count: int) -> str:

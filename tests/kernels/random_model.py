@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triforce.config import ModelConfig
 from triforce.kernels.native_model import NativeModel
-from triforce.rope import Rope
-from triforce.weights import Layer, Weights
+from triforce.model.config import ModelConfig
+from triforce.model.rope import Rope
+from triforce.model.weights import Layer, Weights
 
 L, V, C, I, H, G, D = 3, 50, 40, 72, 4, 2, 16  # noqa: E741
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.kernels.paged import native, usable
 from triforce.kernels import plain_model
 from triforce.kernels.plain_model import PlainBlock
-from triforce.weights import Layer
+from triforce.model.weights import Layer
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from tests.kernels.paged import Paged, by_the_book, native, slots, visible
 from triforce.interface.request import SamplingParams
+from triforce.ragged import ints
 from triforce.sampler import NativeSampling
 from triforce.sampling import Noise
-from triforce.shapes import ints
 from triforce.speculation import Draft, Prefix, Rejection
 
 if native is None:

@@ -32,8 +32,8 @@ from tests.samplers import torch_sampling
 from triforce.errors import ModelError, RequestError
 from triforce.interface.request import SamplingParams
 from triforce.kernels import extension
+from triforce.ragged import ints
 from triforce.sampler import NativeSampling, sampling
-from triforce.shapes import ints
 from triforce.speculation import Block, Draft, Prefix, Seeded
 
 native = extension.native

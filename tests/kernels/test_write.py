@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.paged import PAGE, Paged, native, slots
-from triforce.rope import Rope, rotate
+from triforce.model.rope import Rope, rotate
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)

@@ -7,8 +7,8 @@ import torch
 from tests.laws.tiny import MODELS, PROMPTS, V, finished, laws, started
 from tests.simple_cache import SimpleCache, score
 from triforce.interface.request import SamplingParams
+from triforce.ragged import columns, ints
 from triforce.sampling import Noise
-from triforce.shapes import columns, ints
 from triforce.speculation.coupling import race
 
 ROWS = 2 * len(PROMPTS)

@@ -23,9 +23,9 @@ from torch import Tensor
 from tests.laws.toy import Law, distance
 from tests.samplers import Sampler
 from triforce.interface.request import SamplingParams
+from triforce.ragged import Ints, ints
 from triforce.sampler import NativeSampling
 from triforce.sampling import Warper
-from triforce.shapes import Ints, ints
 from triforce.speculation import Draft, Prefix
 from triforce.speculation import coupling as couplings
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.laws.cases import Case
 from tests.laws.toy import Law, columns, distance
-from triforce.shapes import Ints
+from triforce.ragged import Ints
 
 HORIZON = 3
 

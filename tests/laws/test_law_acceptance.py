@@ -12,8 +12,8 @@ from tests.laws.tiny import finished, started
 from tests.laws.toy import PLAIN, Ladder
 from tests.samplers import Sampler, each_sampler, torch_sampling
 from triforce.interface.request import SamplingParams
+from triforce.ragged import Bools
 from triforce.sampling import Noise
-from triforce.shapes import Bools
 from triforce.speculation import Draft, Prefix, Rejection, Sampling, Seeded
 
 torch.set_num_threads(1)

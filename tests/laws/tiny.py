@@ -10,14 +10,14 @@ from torch import Tensor
 from tests.simple_cache import score
 from triforce.batch import Batch
 from triforce.cache import Budget, Setting
-from triforce.config import ModelConfig
 from triforce.decoder import Decoder
 from triforce.interface.request import SamplingParams
 from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation
-from triforce.rope import Rope
+from triforce.model.config import ModelConfig
+from triforce.model.rope import Rope
+from triforce.model.weights import Layer, Weights
 from triforce.sampling import Warper
-from triforce.weights import Layer, Weights
 
 V, C, HEADS, GROUPS, D, LAYERS = 6, 32, 4, 2, 8, 2
 PROMPTS = [

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tests.samplers import torch_sampling
 from triforce.interface.request import SamplingParams
 from triforce.job import Job
-from triforce.shapes import Ints
+from triforce.ragged import Ints
 from triforce.speculation import Lookup, Prefix, Proposer, Sampling, Tier
 from triforce.speculation import coupling as couplings
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from triforce.planner.echo import MOST, Echo
-from triforce.shapes import ints
+from triforce.ragged import ints
 from triforce.speculation import Lookup, Prefix
 from triforce.speculation.grams import Grams
 from triforce.speculation.lookup import ALONE, STRIDE, TRIED

@@ -20,8 +20,8 @@ from triforce.checkpoint import load
 from triforce.decoder import Decoder
 from triforce.errors import RequestError
 from triforce.kernels import extension
+from triforce.ragged import ints
 from triforce.ranks import ALONE, Ranks
-from triforce.shapes import ints
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, tied": ("Llama", dict(tie_word_embeddings=True)),

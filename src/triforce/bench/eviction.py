@@ -17,7 +17,7 @@ from triforce.cache import Budget, Retrieval, Setting
 from triforce.cache.select import Policy, Recent
 from triforce.decoder import Decoder
 from triforce.ladder import Models, Rows, Speculation
-from triforce.shapes import ints
+from triforce.ragged import ints
 
 EVICTIONS: dict[str, Callable[[Tensor], Policy]] = {
     "StreamingLLM": lambda mass_LGU: Recent(),

@@ -21,9 +21,9 @@ from triforce.decoder import Decoder
 from triforce.interface.request import SamplingParams
 from triforce.kernels import Lists, Pass, extension
 from triforce.kernels.reference import attend_causal
+from triforce.ragged import Ints, ints
 from triforce.sampler import sampling
 from triforce.sampling import Noise
-from triforce.shapes import Ints, ints
 from triforce.speculation import Draft, Prefix, Seeded
 
 Row = dict[str, Any]

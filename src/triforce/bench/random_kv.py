@@ -9,7 +9,7 @@ from triforce.cache import PAGE, Full, Pool
 from triforce.interface.request import SamplingParams
 from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation
-from triforce.shapes import ints
+from triforce.ragged import ints
 
 BLOCK = 4096
 """Tokens of random KV, repeated over the context."""

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from triforce.checkpoint.families import model_config, read_config
 from triforce.checkpoint.weights import tensor_shapes
-from triforce.config import ModelConfig
 from triforce.decoder import Decoder
-from triforce.rope import Rope
-from triforce.weights import Layer, Weights
+from triforce.model.config import ModelConfig
+from triforce.model.rope import Rope
+from triforce.model.weights import Layer, Weights
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from triforce.bench.speed import Row, timing
 from triforce.cache import Setting
 from triforce.cache.budget import Budget
 from triforce.ladder import Models, Speculation
-from triforce.shapes import Bools
+from triforce.ragged import Bools
 from triforce.speculation import Coupling, Draft, Prefix, Sampling
 
 

@@ -9,8 +9,8 @@ import torch
 from triforce import kernels
 from triforce.cache.budget import Budget
 from triforce.cache.room import Needs, Offload, describe
-from triforce.config import ModelConfig
 from triforce.errors import CacheError
+from triforce.model.config import ModelConfig
 
 BUFFERS = 2
 AT_ONCE = 8192

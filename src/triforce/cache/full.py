@@ -17,7 +17,7 @@ from triforce.cache.budget import Budget
 from triforce.cache.pool import Pool
 from triforce.cache.sight import Sight
 from triforce.kernels import PAGE, Lists, Model, Pass
-from triforce.shapes import Ints
+from triforce.ragged import Ints
 
 OBSERVED = 80
 """Passes of at most so many tokens a row report what they saw. No verification is wider; the rest is prefill."""

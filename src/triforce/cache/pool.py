@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from triforce import kernels
-from triforce.config import ModelConfig
 from triforce.errors import CacheError
 from triforce.interface.request import KvBytes
 from triforce.kernels import PAGE
 from triforce.kernels import pages_for as pages_for
+from triforce.model.config import ModelConfig
 
 
 class Pool:

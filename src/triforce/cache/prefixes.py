@@ -14,7 +14,7 @@ import numpy as np
 from triforce.cache.full import TAIL
 from triforce.cache.pool import Pool
 from triforce.kernels import PAGE
-from triforce.shapes import Ints
+from triforce.ragged import Ints
 
 Tokens = Sequence[int] | Ints
 

@@ -23,7 +23,7 @@ from triforce.cache.full import Full
 from triforce.cache.index import Index
 from triforce.cache.select import Policy
 from triforce.kernels import PAGE, Lists, Model, Pass, Search
-from triforce.shapes import Ints
+from triforce.ragged import Ints
 
 FOUND = 4
 """A search may find this part of the context: new tokens of a pass share it, and each looks for something else."""

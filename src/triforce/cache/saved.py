@@ -22,9 +22,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from triforce.cache.full import TAIL, Full
-from triforce.config import ModelConfig
 from triforce.errors import CacheError
 from triforce.kernels.extension import VARIABLE
+from triforce.model.config import ModelConfig
 
 FORMAT = "triforce-kv-1"
 _open: Any = safe_open  # safetensors leaves it untyped

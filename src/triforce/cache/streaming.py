@@ -15,10 +15,10 @@ from torch import Tensor
 
 from triforce import kernels
 from triforce.cache.aside import put_back, taken
-from triforce.config import ModelConfig
 from triforce.errors import CacheError
 from triforce.kernels import PAGE, Lists, Model, Pass
-from triforce.shapes import Ints, there
+from triforce.model.config import ModelConfig
+from triforce.ragged import Ints, there
 
 Ring = tuple[list[tuple[Tensor, Tensor]], int, int]
 """K and V of a row's sinks and ring for each layer; its length, and how far it has been written."""

@@ -12,9 +12,9 @@ from torch import Tensor
 from triforce.checkpoint.files import read_json
 from triforce.checkpoint.json_fields import Fields
 from triforce.checkpoint.rope_scaling import TYPES, Scaling, read_scaling
-from triforce.config import ModelConfig
 from triforce.errors import ModelError
-from triforce.rope import Rope
+from triforce.model.config import ModelConfig
+from triforce.model.rope import Rope
 
 _LLAMA: dict[str, Any] = {
     "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from triforce.config import ModelConfig
+    from triforce.model.config import ModelConfig
 
 
 def offloaded(

@@ -11,7 +11,7 @@ from triforce.cli.foretell import offloaded
 if TYPE_CHECKING:
     import torch
 
-    from triforce.config import ModelConfig
+    from triforce.model.config import ModelConfig
 
 LENGTHS = (4_096, 16_384, 32_768, 131_072, 262_144, 1_048_576)
 

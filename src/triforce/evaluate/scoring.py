@@ -14,7 +14,7 @@ from torch import Tensor
 from triforce.cache import PAGE, Full, Streaming
 from triforce.decoder import Decoder
 from triforce.ladder import Models, Rows, Speculation
-from triforce.shapes import ints
+from triforce.ragged import ints
 
 WIDTH = 256
 """Tokens of a pass whose logits are wanted: it bounds their memory, whatever the vocabulary."""

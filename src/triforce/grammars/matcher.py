@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from triforce.grammars.numbers import Numbers, Place
-from triforce.shapes import Bools, Ints
+from triforce.ragged import Bools, Ints
 
 
 class Matcher:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from triforce.shapes import Bools
+from triforce.ragged import Bools
 
 MOST_CHARACTERS = 40
 """Enough for every float64 and every integer of 128 bits. A longer number ends as soon as its schema lets it."""

@@ -9,7 +9,6 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from triforce.config import ModelConfig
 from triforce.errors import RequestError
 from triforce.kernels import extension
 from triforce.kernels.contract import (
@@ -30,8 +29,9 @@ from triforce.kernels.offload import SECTOR, Room
 from triforce.kernels.plain_memory import PlainMemory
 from triforce.kernels.plain_model import PlainModel
 from triforce.kernels.sharded_model import ShardedModel
+from triforce.model.config import ModelConfig
+from triforce.model.weights import Weights
 from triforce.ranks import ALONE, Ranks
-from triforce.weights import Weights
 
 __all__ = [
     "PAGE", "SECTOR", "Block", "Lists", "Memory", "Model", "Offloaded", "Outcome", "Pass", "Room", "Rotation", "Search",

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.config import ModelConfig
 from triforce.kernels.contract import PAGE
 from triforce.kernels.lane import Buffers, Lane
 from triforce.kernels.offload import Room
@@ -21,7 +20,8 @@ from triforce.kernels.places import Places, runs_of
 from triforce.kernels.seats import Seats
 from triforce.kernels.triton.carry import KeysValues
 from triforce.kernels.working_set import WorkingSet
-from triforce.shapes import ints, there
+from triforce.model.config import ModelConfig
+from triforce.ragged import ints, there
 
 
 class Hosted:

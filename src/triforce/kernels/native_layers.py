@@ -15,8 +15,8 @@ from torch import Tensor
 from triforce.kernels.contract import Model, Outcome, Pass
 from triforce.kernels.layers import Attend, layer_by_layer
 from triforce.kernels.plain_memory import slots
-from triforce.rope import Rope
-from triforce.shapes import columns, ints
+from triforce.model.rope import Rope
+from triforce.ragged import columns, ints
 
 if TYPE_CHECKING:
     from triforce.kernels.native_memory import NativeMemory

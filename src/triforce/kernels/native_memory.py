@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.config import ModelConfig
 from triforce.kernels import _native
 from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass, Search
 from triforce.kernels.native_layers import Mix, by_layers, rotations
 from triforce.kernels.native_model import NativeModel
 from triforce.kernels.plain_memory import allocate
-from triforce.shapes import Bools, Ints
+from triforce.model.config import ModelConfig
+from triforce.ragged import Bools, Ints
 
 Draws = tuple[_native.Sampler, "_native.Noise | Tensor", Tensor]
 NOTHING = Search([], [], [])

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triforce.config import ModelConfig
 from triforce.kernels import _native
-from triforce.weights import Layer, Weights
+from triforce.model.config import ModelConfig
+from triforce.model.weights import Layer, Weights
 
 
 class Ends:

@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from triforce.config import ModelConfig
 from triforce.errors import CacheError
 from triforce.interface.request import KvBytes
 from triforce.kernels import _native
@@ -22,6 +21,7 @@ from triforce.kernels.native_memory import NOTHING, NativeMemory
 from triforce.kernels.native_model import NativeModel
 from triforce.kernels.offload import SECTOR, Room
 from triforce.kernels.plain_memory import allocate
+from triforce.model.config import ModelConfig
 
 AT_ONCE = 512
 """Tokens of a prompt that go through a layer together: their activations stay in the caches."""

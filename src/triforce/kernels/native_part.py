@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triforce.config import ModelConfig
 from triforce.kernels import _native
 from triforce.kernels.native_model import Ends, project
-from triforce.weights import Layer, Weights
+from triforce.model.config import ModelConfig
+from triforce.model.weights import Layer, Weights
 
 
 class NativePart(Ends):

@@ -13,12 +13,12 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from triforce.config import ModelConfig
 from triforce.kernels.contract import PAGE
 from triforce.kernels.lane import Copies
 from triforce.kernels.offload import Room
 from triforce.kernels.plain_memory import allocate
 from triforce.kernels.triton.carry import KeysValues, carry
+from triforce.model.config import ModelConfig
 
 Run = tuple[int, int]
 """Consecutive pages: the first, and how many."""

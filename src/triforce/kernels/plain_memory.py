@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.config import ModelConfig
 from triforce.errors import CacheError
 from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass, Rotation
 from triforce.kernels.layers import layer_by_layer
 from triforce.kernels.reference import attend, attend_causal
-from triforce.rope import rotate
-from triforce.shapes import columns, ints
+from triforce.model.config import ModelConfig
+from triforce.model.rope import rotate
+from triforce.ragged import columns, ints
 
 WIDE = 80
 """More queries of a row are prefill, which needs neither mass nor a window, and takes torch's fused attention."""

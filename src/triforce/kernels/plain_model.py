@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triforce.config import ModelConfig
-from triforce.weights import Layer, Weights
+from triforce.model.config import ModelConfig
+from triforce.model.weights import Layer, Weights
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -14,8 +14,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from triforce.config import ModelConfig
 from triforce.kernels.contract import Part, PartOfBlock
+from triforce.model.config import ModelConfig
 from triforce.ranks import Ranks, span, spans
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from triforce.config import ModelConfig
 from triforce.kernels.contract import Lists, Model, Outcome, Pass, Rotation
 from triforce.kernels.frame import Frame, Seeing, shape_of
 from triforce.kernels.graphs import Graphs, Replay
@@ -21,6 +20,7 @@ from triforce.kernels.plain_memory import WIDE, PlainMemory, attend_lists
 from triforce.kernels.triton.attention import SPLIT, SPLIT_BY_HEAD, Seen, attend
 from triforce.kernels.triton.carry import KeysValues
 from triforce.kernels.triton.rotate import rotate_and_write
+from triforce.model.config import ModelConfig
 
 NARROW = 64
 """Wider passes are not captured: there are few of them, and of many widths."""

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.config import ModelConfig
 from triforce.interface.request import KvBytes
 from triforce.kernels.contract import PAGE, Lists, Model, Outcome, Pass, pages_for
 from triforce.kernels.frame import Frame, Seeing
@@ -26,6 +25,7 @@ from triforce.kernels.triton.attention import Seen
 from triforce.kernels.triton.carry import KeysValues
 from triforce.kernels.triton_memory import Captured, TritonMemory
 from triforce.kernels.triton_prompt import read
+from triforce.model.config import ModelConfig
 
 Places = tuple[Tensor, Tensor]
 """Pages as places of a part and of a home."""

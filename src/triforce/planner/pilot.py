@@ -23,8 +23,8 @@ from triforce.planner.outlook import Outlook, Times, keys_seen, options
 from triforce.planner.pace import Pace
 from triforce.planner.plan import Plan, families
 from triforce.planner.shares import Watch
+from triforce.ragged import Bools
 from triforce.ranks import ALONE, Ranks
-from triforce.shapes import Bools
 from triforce.speculation import Lookup, Prefix, Proposer, Tier
 from triforce.speculation.count import REMEMBERED
 from triforce.speculation.lookup import FAR

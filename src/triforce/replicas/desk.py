@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.config import ModelConfig
 from triforce.errors import ModelError
 from triforce.grammars import Grammars
 from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
+from triforce.model.config import ModelConfig
+from triforce.model.rope import Rope
 from triforce.prompts import Prompt, token_ids
-from triforce.rope import Rope
 from triforce.sampling import Constraint
 
 

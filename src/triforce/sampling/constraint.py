@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from triforce.shapes import Bools, Ints
+from triforce.ragged import Bools, Ints
 
 
 class Constraint(Protocol):

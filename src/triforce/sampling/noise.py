@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from triforce.kernels import extension
-from triforce.shapes import Ints, there
+from triforce.ragged import Ints, there
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

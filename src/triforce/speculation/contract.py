@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from torch import Tensor
 
-from triforce.shapes import Bools, Ints
+from triforce.ragged import Bools, Ints
 from triforce.speculation.count import Counters
 from triforce.speculation.coupling import Coupling
 from triforce.speculation.draft import Draft, Prefix

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from triforce.shapes import Bools, Ints
+from triforce.ragged import Bools, Ints
 
 REMEMBERED = 256  # passes
 _OF_ROWS = ("proposed_B", "accepted_B", "refused_B", "passes_B", "kept_BN", "news_B2", "seconds_B", "prefill_seconds_B")

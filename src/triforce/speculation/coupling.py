@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triforce.shapes import Bools, Ints, columns, rows, there
+from triforce.ragged import Bools, Ints, columns, rows, there
 from triforce.speculation.draft import Draft
 
 

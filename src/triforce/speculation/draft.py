@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.shapes import Bools, Ints, columns, rows, there
+from triforce.ragged import Bools, Ints, columns, rows, there
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from triforce.shapes import Ints
+from triforce.ragged import Ints
 
 LONGEST = 64  # tokens of a match that are looked at beyond the n-gram
 TRIED = 16  # occurrences, the latest first: a frequent n-gram has thousands in a long text

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from triforce.shapes import Bools, Ints, ints
+from triforce.ragged import Bools, Ints, ints
 from triforce.speculation.contract import Grant, Sampling, all_of_it
 from triforce.speculation.count import Counters
 from triforce.speculation.draft import Draft, Prefix

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.shapes import Bools, Ints, columns, ints, rows
+from triforce.ragged import Bools, Ints, columns, ints, rows
 from triforce.speculation.contract import Cache, Grant, Model, Proposer, Sampling, all_of_it
 from triforce.speculation.count import Counters
 from triforce.speculation.draft import Draft, Prefix

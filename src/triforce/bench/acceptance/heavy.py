@@ -15,7 +15,7 @@ from triforce.cache import Full
 from triforce.cache.full import OBSERVED
 from triforce.cache.select.best import best
 from triforce.decoder import Decoder
-from triforce.shapes import Ints, ints
+from triforce.ragged import Ints, ints
 
 
 class Heavy:

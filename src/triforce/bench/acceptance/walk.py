@@ -24,8 +24,8 @@ from triforce.cache.full import TAIL
 from triforce.decoder import Decoder
 from triforce.interface.request import SamplingParams
 from triforce.ladder import Models, Rows, Speculation
+from triforce.ragged import Ints, ints
 from triforce.sampling import Warper
-from triforce.shapes import Ints, ints
 from triforce.speculation import Prefix, Tier
 
 

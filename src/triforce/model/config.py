@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from triforce.errors import RequestError
-from triforce.rope import Rope
+from triforce.model.rope import Rope
 
 
 @dataclass(frozen=True, slots=True)
