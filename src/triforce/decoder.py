@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from triforce import kernels
+from triforce.distributed.group import ALONE, Ranks
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
-from triforce.ranks import ALONE, Ranks
 
 
 class View(Protocol):

@@ -17,6 +17,7 @@ from triforce.checkpoint import Checkpoint, load
 from triforce.checkpoint.sampling_defaults import sampling_defaults
 from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.completion import Completion, Piece
+from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import ModelError, RequestError
 from triforce.grammars import Grammars
 from triforce.group import OnPrefill
@@ -30,7 +31,6 @@ from triforce.planner import Costs
 from triforce.planner.costs_file import costs_path
 from triforce.prefill_pacer import MAX_ITL
 from triforce.prompts import Message, Prompt, conversations, known, one_or_many, token_ids
-from triforce.ranks import ALONE, Ranks
 from triforce.release import trim_heap
 from triforce.runs import MOST_ROWS, Files, Runs, compare
 from triforce.sampling import Constraint

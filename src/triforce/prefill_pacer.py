@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from triforce.ranks import Ranks
+from triforce.distributed.group import Ranks
 
 MAX_ITL = 0.2
 """Seconds."""

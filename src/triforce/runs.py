@@ -16,6 +16,7 @@ from triforce import kernels
 from triforce.cache import Full, Pool, saved
 from triforce.cache.pool import pages_for
 from triforce.completion import Piece
+from triforce.distributed.group import Ranks
 from triforce.engine import Engine
 from triforce.errors import CacheError, RequestError
 from triforce.group import OnPrefill
@@ -23,7 +24,6 @@ from triforce.interface.request import RequestOutput
 from triforce.ladder import Models, Speculation, Store
 from triforce.planner import Costs
 from triforce.prefill_pacer import MAX_ITL
-from triforce.ranks import Ranks
 from triforce.texts import Request, Texts
 
 MOST_ROWS = 8

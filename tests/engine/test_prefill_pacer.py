@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from triforce import prefill_pacer
+from triforce.distributed.group import ALONE
 from triforce.prefill_pacer import LEAST, UNKNOWN, PrefillPacer
-from triforce.ranks import ALONE
 
 
 class Machine:

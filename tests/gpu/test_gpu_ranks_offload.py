@@ -20,6 +20,7 @@ from tests.tiny_checkpoint import save, tiny_model
 from triforce.cache import Budget, Offload, device_room, store
 from triforce.cache.device_room import LayeredNeeds
 from triforce.cache.room import memory_for
+from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import CacheError
 from triforce.interface.request import SamplingParams
 from triforce.kernels import extension
@@ -27,7 +28,6 @@ from triforce.kernels.graphs import Graphs
 from triforce.kernels.sharded_model import ShardedModel
 from triforce.kernels.triton_offload import StreamedMemory
 from triforce.llm import LLM
-from triforce.ranks import ALONE, Ranks
 
 PROMPT = ids(300)
 GIB = 1 << 30

@@ -21,10 +21,10 @@ from triton.runtime import interpreter
 from tests.gpu.test_gpu_engine import ids
 from tests.laws.mutants import Edit
 from triforce.cache.select import Observed
+from triforce.distributed.group import Ranks
 from triforce.interface.request import SamplingParams
 from triforce.kernels.sharded_model import ShardedModel
 from triforce.llm import LLM
-from triforce.ranks import Ranks
 from triforce.triton_sampler import TritonSampling
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a device is made up here")

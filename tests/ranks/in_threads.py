@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from triforce.distributed.group import Ranks
 from triforce.errors import RankError
-from triforce.ranks import Ranks
 
 T = TypeVar("T")
 PATIENCE = 60  # seconds; only a test that fails waits for it

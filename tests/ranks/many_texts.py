@@ -11,10 +11,10 @@ import sys
 from importlib import resources
 from itertools import product
 
+from triforce.distributed.group import ALONE, Ranks
+from triforce.distributed.torch_group import Processes
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.processes import Processes
-from triforce.ranks import ALONE, Ranks
 
 LENGTH = 600  # tokens of a prompt, more than twice the budget
 

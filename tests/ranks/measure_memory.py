@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
+from triforce.distributed.group import ALONE, Ranks
+from triforce.distributed.torch_group import Processes
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.processes import Processes
-from triforce.ranks import ALONE, Ranks
 
 
 def resident(kind: str = "VmRSS") -> int:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
+from triforce.distributed.group import span
+from triforce.distributed.torch_group import Processes
 from triforce.errors import RankError
-from triforce.processes import Processes
-from triforce.ranks import span
 
 
 def main(rank: int, count: int, folder: str, end: str) -> None:

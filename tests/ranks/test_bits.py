@@ -18,10 +18,10 @@ from tests.tiny_checkpoint import save, tiny_model
 from triforce.cache import Full, Pool
 from triforce.checkpoint import load
 from triforce.decoder import Decoder
+from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import RequestError
 from triforce.kernels import extension
 from triforce.ragged import ints
-from triforce.ranks import ALONE, Ranks
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, tied": ("Llama", dict(tie_word_embeddings=True)),

@@ -10,10 +10,10 @@ from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import tiny_pair
 from triforce.cli.chats.answer import answer
 from triforce.completion import Piece
+from triforce.distributed.group import ALONE, Ranks
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.kernels import extension
 from triforce.llm import LLM
-from triforce.ranks import ALONE, Ranks
 from triforce.session import Session
 
 PROMPT = [2 + (7 * i * i) % 290 for i in range(150)]

@@ -10,12 +10,12 @@ import pytest
 from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import save, tiny_model
 from triforce.cache.room import size_of
+from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import CacheError
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.kernels import Pass, extension, native_offload
 from triforce.kernels.native_layers import one_layer
 from triforce.llm import LLM
-from triforce.ranks import ALONE, Ranks
 
 pytestmark = pytest.mark.skipif(extension.native is None, reason="a store is for the native kernels")
 SHAPE = dict(hidden_size=64, intermediate_size=64, head_dim=64, num_attention_heads=4, num_key_value_heads=4)

@@ -14,12 +14,12 @@ from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import tiny_pair
 from triforce import engine as engine_module
 from triforce.completion import Piece
+from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import CacheError, RankError, RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.kernels import extension
 from triforce.llm import LLM
-from triforce.ranks import ALONE, Ranks
 from triforce.server import crew, worker
 from triforce.server.crew import Crew, Orders
 from triforce.server.engine import Ask, Lost

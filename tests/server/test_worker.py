@@ -16,10 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import ASGIApp
 
 from triforce.completion import Piece
+from triforce.distributed.group import ALONE
 from triforce.errors import RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
-from triforce.ranks import ALONE
 from triforce.server.app import create_app
 from triforce.server.engine import Ask, QueueFull, Stopping
 from triforce.server.limits import Limits

@@ -9,10 +9,10 @@ from math import ceil
 from pathlib import Path
 
 from triforce.cache.budget import Budget
+from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import CacheError, RequestError
 from triforce.kernels import PAGE, SECTOR
 from triforce.model.config import ModelConfig
-from triforce.ranks import ALONE, Ranks
 
 KINDS = ("none", "host", "file")
 SPLIT = 64

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from triforce.cache.room import Needs, Offload, describe, free_memory, memory_for, up
+from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import CacheError
 from triforce.kernels import SECTOR, Room
 from triforce.kernels.offload import Store
-from triforce.ranks import ALONE, Ranks
 
 
 def room(offload: Offload, needs: Needs, ranks: Ranks = ALONE) -> Room | None:

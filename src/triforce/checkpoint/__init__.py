@@ -16,10 +16,10 @@ from triforce.checkpoint.tokenizer import Tokenizer, same_tokenizer
 from triforce.checkpoint.tokenizer_files import has_tokenizer
 from triforce.checkpoint.weights import read_weights
 from triforce.decoder import Decoder
+from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
-from triforce.ranks import ALONE, Ranks
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BITS = {2: torch.int16, 4: torch.int32}  # sums of integers do not depend on their order

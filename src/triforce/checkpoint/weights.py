@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from triforce.checkpoint.archives import Archive, open_archives
+from triforce.distributed.group import ALONE, Ranks, span
 from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Weights
-from triforce.ranks import ALONE, Ranks, span
 
 Shape = tuple[int, ...]
 Cut = tuple[slice, ...]

@@ -16,7 +16,7 @@ from triforce.errors import RequestError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from triforce.ranks import Ranks
+    from triforce.distributed.group import Ranks
     from triforce.server.batch import Answers
     from triforce.server.engine import Engine
 

@@ -19,8 +19,8 @@ from triforce.errors import ModelError, RankError, RequestError, TriforceError
 
 if TYPE_CHECKING:
     from triforce.checkpoint.tokenizer import Tokenizer
+    from triforce.distributed.group import Ranks
     from triforce.llm import LLM
-    from triforce.ranks import Ranks
 
 
 def run(options: Namespace) -> int:

@@ -21,8 +21,8 @@ from triforce.interface.stats import TierStats
 if TYPE_CHECKING:
     from triforce.checkpoint.tokenizer import Tokenizer
     from triforce.completion import Piece
+    from triforce.distributed.group import Ranks
     from triforce.llm import LLM
-    from triforce.ranks import Ranks
 
 PLACEMENT = ("device", "dtype", "context")
 KV = ("kv_offload", "kv_memory", "kv_layers")

@@ -17,8 +17,8 @@ from triforce.errors import RequestError
 from triforce.interface.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
+    from triforce.distributed.group import Ranks
     from triforce.llm import LLM
-    from triforce.ranks import Ranks
 
 
 def run(options: Namespace) -> int:

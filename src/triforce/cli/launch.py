@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from triforce import kin
 from triforce.cli import LOST, MISTAKE
+from triforce.distributed import spawn
 
 GRACE = 5.0
 """Seconds in which ranks may end by themselves once the first has ended."""
@@ -52,7 +52,7 @@ def _start(
     with (folder / f"rank-{rank}").open("wb") as said:
         if rank:
             options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
-        return kin.start(run, arguments, kin.introduce(rank, count, folder), lifeline, **options)
+        return spawn.start(run, arguments, spawn.introduce(rank, count, folder), lifeline, **options)
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:

@@ -7,13 +7,13 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-from triforce import kin
+from triforce.distributed import spawn
 
 
 def announce(options: Namespace) -> None:
     """Say what is loading before torch is: that alone takes seconds. Ranks leave it to whoever started them."""
     loads = hasattr(options, "model") or options.command == "demo"
-    if not loads or options.command == "info" or kin.MEETING in os.environ:
+    if not loads or options.command == "info" or spawn.MEETING in os.environ:
         return
     if sys.stderr.isatty() and not getattr(options, "quiet", False):
         model = getattr(options, "model", None) or "the pair that comes with triforce"

@@ -17,7 +17,7 @@ from triforce.errors import RequestError
 
 if TYPE_CHECKING:
     from triforce.cli.together import Command
-    from triforce.ranks import Ranks
+    from triforce.distributed.group import Ranks
     from triforce.server.batch import Answers
     from triforce.server.engine import Engine, Served
     from triforce.server.limits import Limits
@@ -39,7 +39,7 @@ def run(options: Namespace, command: Command, *, winds_down: bool = False) -> in
         return together.run(options, command, winds_down=winds_down)
     together.refuse("what has replicas")
     together.wanted(options)
-    from triforce.ranks import ALONE
+    from triforce.distributed.group import ALONE
 
     return command(options, ALONE)
 

@@ -11,7 +11,7 @@ from triforce.cli.serving import extra, follow, model_name
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.ranks import Ranks
+    from triforce.distributed.group import Ranks
 
 
 def run(options: Namespace) -> int:

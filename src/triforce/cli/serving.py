@@ -12,7 +12,7 @@ from triforce.cli.common import load
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.ranks import Ranks
+    from triforce.distributed.group import Ranks
     from triforce.server.limits import Limits
 
 

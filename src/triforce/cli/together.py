@@ -12,12 +12,12 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from triforce import kin
+from triforce.distributed import spawn
 from triforce.errors import RequestError
 from triforce.imports import import_torch
 
 if TYPE_CHECKING:
-    from triforce.ranks import Ranks
+    from triforce.distributed.group import Ranks
 
 MOST = 64
 """Processes: the KV heads of a model set a lower limit, but are not known yet."""
@@ -44,7 +44,7 @@ def run(options: Namespace, command: Command, *, winds_down: bool = False) -> in
 
         return launch(count, options.arguments, winds_down=winds_down)
     import_torch()
-    from triforce.ranks import ALONE
+    from triforce.distributed.group import ALONE
 
     return command(options, ALONE)
 
@@ -67,16 +67,16 @@ def refuse(what: str) -> None:
 
 def _started(environment: Mapping[str, str]) -> int:
     """How many ranks there are, if this is one of them."""
-    met = kin.MEETING in environment or "MASTER_ADDR" in environment
+    met = spawn.MEETING in environment or "MASTER_ADDR" in environment
     return int(environment.get("WORLD_SIZE", 1)) if met and "RANK" in environment else 1
 
 
 def _as_rank(options: Namespace, command: Command, count: int) -> int:
     from triforce.kernels import graphs
 
-    options.device = kin.own_device(options.device, int(os.environ.get("LOCAL_RANK", 0)))
+    options.device = spawn.own_device(options.device, int(os.environ.get("LOCAL_RANK", 0)))
     _share_processors(int(os.environ.get("LOCAL_WORLD_SIZE", count)))
-    ranks = kin.join(count, options.device, not options.tp_reduce)
+    ranks = spawn.join(count, options.device, not options.tp_reduce)
     try:
         return command(options, ranks)
     finally:

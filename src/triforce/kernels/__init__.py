@@ -9,6 +9,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import RequestError
 from triforce.kernels import extension
 from triforce.kernels.contract import (
@@ -31,7 +32,6 @@ from triforce.kernels.plain_model import PlainModel
 from triforce.kernels.sharded_model import ShardedModel
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
-from triforce.ranks import ALONE, Ranks
 
 __all__ = [
     "PAGE", "SECTOR", "Block", "Lists", "Memory", "Model", "Offloaded", "Outcome", "Pass", "Room", "Rotation", "Search",

@@ -14,9 +14,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from triforce.distributed.group import Ranks, span, spans
 from triforce.kernels.contract import Part, PartOfBlock
 from triforce.model.config import ModelConfig
-from triforce.ranks import Ranks, span, spans
 
 
 class ShardedModel:

@@ -15,6 +15,7 @@ from time import perf_counter
 import numpy as np
 
 from triforce.cache import Full, Retrieval
+from triforce.distributed.group import ALONE, Ranks
 from triforce.planner.choice import PLAIN, choose
 from triforce.planner.costs import Costs
 from triforce.planner.echo import Echo
@@ -24,7 +25,6 @@ from triforce.planner.pace import Pace
 from triforce.planner.plan import Plan, families
 from triforce.planner.shares import Watch
 from triforce.ragged import Bools
-from triforce.ranks import ALONE, Ranks
 from triforce.speculation import Lookup, Prefix, Proposer, Tier
 from triforce.speculation.count import REMEMBERED
 from triforce.speculation.lookup import FAR

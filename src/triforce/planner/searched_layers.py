@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from triforce.cache import Retrieval
+from triforce.distributed.group import ALONE, Ranks
 from triforce.planner.plan import WIDE, expected
-from triforce.ranks import ALONE, Ranks
 from triforce.speculation import Tier
 
 PROMISED = (

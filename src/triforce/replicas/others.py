@@ -13,7 +13,7 @@ from threading import Thread
 from time import sleep
 from typing import Any
 
-from triforce import kin
+from triforce.distributed import spawn
 from triforce.errors import RankError, TriforceError
 from triforce.kernels import extension
 from triforce.llm import LLM
@@ -34,14 +34,14 @@ def accompanied(settings: dict[str, Any], limits: Limits, count: int, exact: boo
     told = pickle.dumps((settings, limits, exact, threads))
     with tempfile.TemporaryDirectory(prefix="triforce-") as folder:
         for rank in range(1, count):
-            variables = kin.introduce(rank, count, Path(folder))
-            process = kin.start(_RUN, [], variables, lifeline, stdin=subprocess.PIPE)
+            variables = spawn.introduce(rank, count, Path(folder))
+            process = spawn.start(_RUN, [], variables, lifeline, stdin=subprocess.PIPE)
             Thread(target=_end_with, args=(process,), daemon=True).start()
             assert process.stdin
             with process.stdin as stdin:
                 stdin.write(told)
         os.close(lifeline)
-        os.environ |= kin.introduce(0, count, Path(folder))
+        os.environ |= spawn.introduce(0, count, Path(folder))
         return _joined(settings["device"], exact)
 
 
@@ -60,8 +60,8 @@ def run() -> None:
 
 
 def _joined(device: str, exact: bool) -> dict[str, Any]:
-    own = kin.own_device(device, int(os.environ["LOCAL_RANK"]))
-    ranks = kin.join(int(os.environ["WORLD_SIZE"]), own, exact)
+    own = spawn.own_device(device, int(os.environ["LOCAL_RANK"]))
+    ranks = spawn.join(int(os.environ["WORLD_SIZE"]), own, exact)
     ranks.meet()  # nobody looks into the folder any more
     return {"device": own, "ranks": ranks}
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from triforce.distributed.group import spans
 from triforce.errors import RankError
-from triforce.ranks import spans
 
 T = TypeVar("T")
 

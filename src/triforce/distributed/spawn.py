@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.processes import Processes
+    from triforce.distributed.torch_group import Processes
 
 MEETING, LIFELINE = "TRIFORCE_MEETING", "TRIFORCE_LIFELINE"
 """Variables of ranks: where they meet, and what is closed when whoever started them has died."""
@@ -54,7 +54,7 @@ def own_device(device: str, local: int) -> str:
 
 def join(count: int, device: str, exact: bool) -> Processes:
     """Be the rank that the variables say, of so many. `device`: its own. Raises RankError."""
-    from triforce.processes import Processes
+    from triforce.distributed.torch_group import Processes
 
     if lifeline := os.environ.pop(LIFELINE, ""):
         threading.Thread(target=_end_with, args=(int(lifeline),), daemon=True).start()
