@@ -25,7 +25,7 @@ from triforce.interface.request import RequestOutput
 from triforce.ladder import Rows, Speculation
 from triforce.ragged import ints
 from triforce.sampling import Warper
-from triforce.speculation.grams import Grams
+from triforce.speculation.ngram_index import Grams
 
 PACKAGE = Path(str(resources.files("triforce")))
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)

@@ -18,8 +18,8 @@ from triforce.interface.request import SamplingParams
 from triforce.job import Job
 from triforce.ladder import MODES, Speculation
 from triforce.ragged import Bools, ints
-from triforce.speculation import Draft, Lookup, Prefix, Rejection, Seeded, Tier, grams, lookup
-from triforce.speculation.grams import Grams
+from triforce.speculation import Draft, Lookup, Prefix, Rejection, Seeded, Tier, ngram, ngram_index
+from triforce.speculation.ngram_index import Grams
 
 LIVE = np.array([True])
 PARAMS = SamplingParams(0.8, max_tokens=60)
@@ -45,7 +45,7 @@ def longest_match(text: list[int], least: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_the_longest_match_is_found_however_the_text_came_about(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grams, "TRIED", 10**6)
+    monkeypatch.setattr(ngram_index, "TRIED", 10**6)
     dice, found = random.Random(n), 0
     for letters in (1, 2, 4):
         seen, text = Grams(n), list[int]()
@@ -73,7 +73,7 @@ def test_what_is_forgotten_leaves_nothing_behind() -> None:
 
 
 def test_a_frequent_ending_is_compared_with_its_latest_occurrences_only() -> None:
-    text = [9, 9, 1, 2, 3, *[7, 1, 2, 3] * grams.TRIED, 5, 9, 9, 1, 2, 3]
+    text = [9, 9, 1, 2, 3, *[7, 1, 2, 3] * ngram_index.TRIED, 5, 9, 9, 1, 2, 3]
     seen = Grams(3)
     seen.read(ints(text))
     assert seen.match(ints(text)) == (3, len(text) - 6)
@@ -86,7 +86,7 @@ def test_a_frequent_ending_is_compared_with_its_latest_occurrences_only() -> Non
 def test_memory_is_bounded_by_the_text() -> None:
     text = np.random.default_rng(0).integers(0, 8192, 40_000)
     tracemalloc.start()
-    seen = Grams(lookup.BEFORE_A_DRAFT)
+    seen = Grams(ngram.BEFORE_A_DRAFT)
     seen.read(text)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -141,7 +141,7 @@ def hybrid(rows: int, coupling: str = "seeded", prompt: list[int] | None = None)
 
 @pytest.fixture
 def short_matches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "BEFORE_A_DRAFT", 2)
+    monkeypatch.setattr(ngram, "BEFORE_A_DRAFT", 2)
 
 
 @pytest.mark.usefixtures("short_matches")
@@ -169,8 +169,8 @@ def written_on(batch: Batch, count: int) -> Prefix:
 
 
 def test_a_draft_that_was_left_out_for_long_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    for far in (lookup.FAR, 10**9):
-        monkeypatch.setattr(lookup, "FAR", far)
+    for far in (ngram.FAR, 10**9):
+        monkeypatch.setattr(ngram, "FAR", far)
         batch = hybrid(2)
         draft, it, *_ = batch.tiers
         assert isinstance(it, Lookup) and isinstance(draft, Tier)

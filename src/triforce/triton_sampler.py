@@ -17,7 +17,7 @@ from triforce.ragged import Bools, Ints, there
 from triforce.sampling import Noise, Warper
 from triforce.sampling.warp import check
 from triforce.speculation import Draft, Prefix, Rejection, Seeded
-from triforce.speculation.coupling import settle
+from triforce.speculation.verification import settle
 
 
 class TritonSampling:

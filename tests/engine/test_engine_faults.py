@@ -13,7 +13,7 @@ from triforce.batch import Batch
 from triforce.cache import Full, Pool, Retrieval, Streaming
 from triforce.interface.request import RequestOutput
 from triforce.llm import LLM
-from triforce.speculation.count import Counters
+from triforce.speculation.counters import Counters
 from triforce.texts import Request
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from triforce.evaluate import Subject, Text, agreement, plan
 from triforce.evaluate.agreement import overlap, same_pick
 from triforce.llm import LLM
-from triforce.speculation.coupling import race
+from triforce.speculation.verification import race
 
 
 def laws(vocab: int, seed: int, hard: bool = False) -> tuple[Tensor, Tensor]:

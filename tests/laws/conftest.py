@@ -2,11 +2,11 @@
 
 import pytest
 
-from triforce.speculation import lookup
+from triforce.speculation import ngram
 
 
 @pytest.fixture(autouse=True)
 def short_matches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of a few letters, in which longer ends hardly recur."""
-    monkeypatch.setattr(lookup, "ALONE", 1)
-    monkeypatch.setattr(lookup, "BEFORE_A_DRAFT", 2)
+    monkeypatch.setattr(ngram, "ALONE", 1)
+    monkeypatch.setattr(ngram, "BEFORE_A_DRAFT", 2)

@@ -9,7 +9,7 @@ from tests.simple_cache import SimpleCache, score
 from triforce.interface.request import SamplingParams
 from triforce.ragged import columns, ints
 from triforce.sampling import Noise
-from triforce.speculation.coupling import race
+from triforce.speculation.verification import race
 
 ROWS = 2 * len(PROMPTS)
 PARAMS = SamplingParams(0.8, max_tokens=50)

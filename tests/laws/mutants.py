@@ -12,7 +12,7 @@ import pytest
 from triforce.cache import Retrieval
 from triforce.kernels import reference
 from triforce.kernels.plain_memory import PlainMemory
-from triforce.speculation import Block, Lookup, Rejection, Tier, coupling
+from triforce.speculation import Block, Lookup, Rejection, Tier, verification
 
 
 class Edit:
@@ -50,7 +50,7 @@ JUDGED = "uniforms_BJ[:, 1:] * q_BK < p_BK"
 DECISIONS = [
     Mutant(
         "no residual anywhere",
-        [Edit(coupling, "rejection", (OWED, "owed_BV = p_BV"))],
+        [Edit(verification, "rejection", (OWED, "owed_BV = p_BV"))],
         ("one verification", "two tiers", "three tiers", "lookup", "the engine"),
     ),
     Mutant(
@@ -58,7 +58,7 @@ DECISIONS = [
         [
             Edit(Rejection, "verify", ("probs_BJV, uniforms_BJ)", "probs_BJV, uniforms_BJ, tier == 1)")),
             Edit(
-                coupling,
+                verification,
                 "rejection",
                 ("uniforms_BJ: Tensor)", "uniforms_BJ: Tensor, middle: bool = False)"),
                 (OWED, "owed_BV = p_BV if middle else (p_BV - q_BV).clamp_min(0)"),
@@ -87,7 +87,7 @@ DECISIONS = [
         "bonus treated as refusal",
         [
             Edit(
-                coupling,
+                verification,
                 "rejection",
                 (
                     "F.pad(laws_BKV, (0, 0, 0, 1))",
@@ -100,17 +100,17 @@ DECISIONS = [
     ),
     Mutant(
         "padding accepted",
-        [Edit(coupling, "_leading", ("(fits_BK & real_BK)", "fits_BK"))],
+        [Edit(verification, "_leading", ("(fits_BK & real_BK)", "fits_BK"))],
         ("one verification", "three tiers", "lookup", "seeded"),
     ),
     Mutant(
         "one uniform to accept and to draw",
-        [Edit(coupling, "rejection", ("uniforms_BJ[:, 1:]", "uniforms_BJ[:, :-1]"))],
+        [Edit(verification, "rejection", ("uniforms_BJ[:, 1:]", "uniforms_BJ[:, :-1]"))],
         ("one verification", "three tiers", "lookup"),
     ),
     Mutant(
         "accepted a little too easily",
-        [Edit(coupling, "rejection", (JUDGED, f"0.99 * {JUDGED}"))],
+        [Edit(verification, "rejection", (JUDGED, f"0.99 * {JUDGED}"))],
         ("one verification",),
     ),
     Mutant(
@@ -155,7 +155,7 @@ DECISIONS = [
     ),
     Mutant(
         "seeded guesses kept unseen",
-        [Edit(coupling, "seeded", (" == picks_BJ[:, :-1]", " >= picks_BJ[:, :-1]"))],
+        [Edit(verification, "seeded", (" == picks_BJ[:, :-1]", " >= picks_BJ[:, :-1]"))],
         ("seeded", "same text: triforce"),
     ),
 ]
@@ -163,28 +163,36 @@ OWED_HERE = "owed_BV, p_BV = owed_BJV[rows_B, kept_B]"
 BLOCKS = [
     Mutant(
         "a block's reach grows",
-        [Edit(coupling, "block", ("(a * b).clamp_max(1)", "a * b"))],
+        [Edit(verification, "block", ("(a * b).clamp_max(1)", "a * b"))],
         ("one block", "blocks of two tiers"),
     ),
     Mutant(
         "a block owes as if each guess were alone",
-        [Edit(coupling, "block", (OWED_HERE, "owed_BV, p_BV = (probs_BJV - laws_BJV).clamp_min(0)[rows_B, kept_B]"))],
+        [
+            Edit(
+                verification,
+                "block",
+                (OWED_HERE, "owed_BV, p_BV = (probs_BJV - laws_BJV).clamp_min(0)[rows_B, kept_B]"),
+            )
+        ],
         ("one block",),
     ),
     Mutant(
         "a block ends wherever it reaches",
-        [Edit(coupling, "block", ("uniforms_BJ * (owed_BJ + (1 - reach_BJ)) < owed_BJ", "uniforms_BJ < reach_BJ"))],
+        [Edit(verification, "block", ("uniforms_BJ * (owed_BJ + (1 - reach_BJ)) < owed_BJ", "uniforms_BJ < reach_BJ"))],
         ("one block", "blocks of two tiers"),
     ),
     Mutant(
         "a block ends at its first refusal",
-        [Edit(coupling, "block", ("(passes_BJ * columns_J).amax(1)", "passes_BJ[:, 1:].long().cumprod(1).sum(1)"))],
+        [Edit(verification, "block", ("(passes_BJ * columns_J).amax(1)", "passes_BJ[:, 1:].long().cumprod(1).sum(1)"))],
         ("one block", "blocks of two tiers", "blocks of three tiers"),
     ),
-    Mutant("padding accepted in a block", [Edit(coupling, "block", ("<= counts_B[:, None]", "<= K"))], ("one block",)),
+    Mutant(
+        "padding accepted in a block", [Edit(verification, "block", ("<= counts_B[:, None]", "<= K"))], ("one block",)
+    ),
     Mutant(
         "a block's last guess judged by padding",
-        [Edit(coupling, "block", (" * (columns_J < counts_B[:, None])[..., None]", ""))],
+        [Edit(verification, "block", (" * (columns_J < counts_B[:, None])[..., None]", ""))],
         ("one block",),
     ),
     Mutant(
@@ -192,7 +200,7 @@ BLOCKS = [
         [
             Edit(Block, "verify", ("probs_BJV, uniforms_BJ)", "probs_BJV, uniforms_BJ, tier == 1)")),
             Edit(
-                coupling,
+                verification,
                 "block",
                 ("uniforms_BJ: Tensor)", "uniforms_BJ: Tensor, middle: bool = False)"),
                 (OWED_HERE, "owed_BV, p_BV = (probs_BJV if middle else owed_BJV)[rows_B, kept_B]"),

@@ -27,7 +27,7 @@ from triforce.ragged import Ints, ints
 from triforce.sampler import NativeSampling
 from triforce.sampling import Warper
 from triforce.speculation import Draft, Prefix
-from triforce.speculation import coupling as couplings
+from triforce.speculation import verification as couplings
 
 Text = tuple[int, ...]
 NextLaw = Callable[[Text], list[float]]

@@ -20,7 +20,7 @@ from triforce.interface.request import SamplingParams
 from triforce.sampler import NativeSampling
 from triforce.sampling import Warper
 from triforce.speculation import Draft, Prefix, Seeded
-from triforce.speculation import coupling as couplings
+from triforce.speculation import verification as couplings
 
 torch.set_num_threads(1)
 V, NOISES, HORIZON = 3, 3, 6

@@ -25,7 +25,7 @@ from triforce.interface.request import SamplingParams
 from triforce.job import Job
 from triforce.ragged import Ints
 from triforce.speculation import Lookup, Prefix, Proposer, Sampling, Tier
-from triforce.speculation import coupling as couplings
+from triforce.speculation import verification as couplings
 
 Law = dict[tuple[int, ...], float]
 PLAIN = SamplingParams()

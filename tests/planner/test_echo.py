@@ -8,8 +8,8 @@ import pytest
 from triforce.planner.echo import MOST, Echo
 from triforce.ragged import ints
 from triforce.speculation import Lookup, Prefix
-from triforce.speculation.grams import Grams
-from triforce.speculation.lookup import ALONE, STRIDE, TRIED
+from triforce.speculation.ngram import ALONE, STRIDE, TRIED
+from triforce.speculation.ngram_index import Grams
 
 TEXT = np.random.default_rng(1).integers(0, 4, 400)
 LOOP = np.resize(np.arange(40), 400)

@@ -10,7 +10,7 @@ import numpy as np
 
 from triforce.planner.plan import Amount
 from triforce.speculation import Lookup, Prefix
-from triforce.speculation.lookup import ALONE, BEFORE_A_DRAFT
+from triforce.speculation.ngram import ALONE, BEFORE_A_DRAFT
 
 MOST = 16  # guesses
 FADE = 0.94  # of what was seen before, per place

@@ -26,8 +26,8 @@ from triforce.planner.plan import Plan, families
 from triforce.planner.shares import Watch
 from triforce.ragged import Bools
 from triforce.speculation import Lookup, Prefix, Proposer, Tier
-from triforce.speculation.count import REMEMBERED
-from triforce.speculation.lookup import FAR
+from triforce.speculation.counters import REMEMBERED
+from triforce.speculation.ngram import FAR
 
 EVERY = 4  # proposals between two thoughts, at least
 LESSON = 200.0  # times the time that learning from some proposals takes is spent until the next time

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from triforce.ragged import Bools, Ints, columns, ints, rows
-from triforce.speculation.contract import Cache, Grant, Model, Proposer, Sampling, all_of_it
-from triforce.speculation.count import Counters
+from triforce.speculation.counters import Counters
 from triforce.speculation.draft import Draft, Prefix
+from triforce.speculation.protocols import Cache, Grant, Model, Proposer, Sampling, all_of_it
 
 WATCHED = 256
 """Prompt tokens scored in one pass when somebody watches: it bounds the memory of their logits."""

@@ -1,6 +1,6 @@
 // Warp, draw and verify: from the logits of a pass to the guesses that are kept and one token more.
 //
-// The decisions are those of triforce.speculation.coupling, made column by column: no law is found behind the first
+// The decisions are those of triforce.speculation.verification, made column by column: no law is found behind the first
 // refusal of a row. A column's outcome depends on nothing but its row and its place: neither batch nor threads enter.
 // Rows B, text capacity S, guesses K, columns J = K + 1, vocabulary V.
 #pragma once

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from triforce.ragged import Bools, Ints, ints
-from triforce.speculation.contract import Grant, Sampling, all_of_it
-from triforce.speculation.count import Counters
+from triforce.speculation.counters import Counters
 from triforce.speculation.draft import Draft, Prefix
-from triforce.speculation.grams import Grams
+from triforce.speculation.ngram_index import Grams
+from triforce.speculation.protocols import Grant, Sampling, all_of_it
 from triforce.speculation.tier import Tier
 
 ALONE, BEFORE_A_DRAFT = 3, 5

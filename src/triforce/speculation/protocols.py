@@ -11,9 +11,9 @@ from typing import Any, Protocol, Self, TypeVar
 from torch import Tensor
 
 from triforce.ragged import Bools, Ints
-from triforce.speculation.count import Counters
-from triforce.speculation.coupling import Coupling
+from triforce.speculation.counters import Counters
 from triforce.speculation.draft import Draft, Prefix
+from triforce.speculation.verification import Coupling
 
 
 class Cache(Protocol):
