@@ -6,8 +6,8 @@ from scipy import stats
 from torch import Tensor
 
 from triforce.ragged import ints
-from triforce.sampling import noise as noise_module
-from triforce.sampling.noise import Noise, key_schedule, philox
+from triforce.sampling import rng as noise_module
+from triforce.sampling.rng import Noise, key_schedule, philox
 
 ALL_LIVE = torch.ones(1, dtype=torch.bool)
 KNOWN = [  # philox4x32, 10 rounds, from kat_vectors of Random123 (Salmon et al. 2011)

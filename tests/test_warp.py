@@ -12,7 +12,8 @@ from torch import Tensor
 
 from triforce.errors import ModelError, RequestError
 from triforce.interface.request import SamplingParams
-from triforce.sampling import Warper, warp
+from triforce.sampling import Warper
+from triforce.sampling import logits as warp
 
 NOTHING = torch.zeros(1, 0, dtype=torch.int64)
 

@@ -12,7 +12,7 @@ from triforce.cache import Streaming
 from triforce.kernels import Model
 from triforce.ragged import Bools
 from triforce.sampler import NativeSampling
-from triforce.sampling.warp import no_law
+from triforce.sampling.logits import no_law
 from triforce.speculation import Draft, Prefix, Sampling, Tier
 
 

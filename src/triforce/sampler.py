@@ -23,7 +23,7 @@ from triforce.interface.request import SamplingParams
 from triforce.kernels import extension
 from triforce.ragged import Bools, Ints, columns, there
 from triforce.sampling import Constraint, Noise, Warper
-from triforce.sampling.warp import check, check_bias, no_law
+from triforce.sampling.logits import check, check_bias, no_law
 from triforce.speculation import Block, Coupling, Draft, Prefix, Rejection, Sampling, Seeded
 
 

@@ -15,7 +15,7 @@ from triforce.interface.request import SamplingParams
 from triforce.kernels.triton.sampler import KEPT, Asked, by_race, by_rejection
 from triforce.ragged import Bools, Ints, there
 from triforce.sampling import Noise, Warper
-from triforce.sampling.warp import check
+from triforce.sampling.logits import check
 from triforce.speculation import Draft, Prefix, Rejection, Seeded
 from triforce.speculation.verification import settle
 

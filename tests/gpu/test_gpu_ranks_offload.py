@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     twins.replace_kernels(monkeypatch)
     without = SimpleNamespace(native=None, wanted="", suits_triton=lambda *_: False)
-    for module in ("triforce.sampler", "triforce.sampling.noise"):
+    for module in ("triforce.sampler", "triforce.sampling.rng"):
         monkeypatch.setattr(f"{module}.extension", without)
 
 

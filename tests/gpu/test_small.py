@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.gpu.scene import DEVICE
 from triforce.kernels import plain_model
 from triforce.kernels.triton import noise, pointwise, select
-from triforce.sampling.noise import Noise
+from triforce.sampling.rng import Noise
 
 ODD = [-torch.inf, -2.0, -0.0, 0.0, 1e-40, 1.0, 1.0000001, 3e38, torch.inf, torch.nan]
 

@@ -11,7 +11,7 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import SamplingParams
 from triforce.prompts import Prompt, known, one_or_many
-from triforce.sampling.warp import check_bias
+from triforce.sampling.logits import check_bias
 from triforce.server.engine import Ask, Served
 from triforce.server.failures import Refusal, wrong
 from triforce.server.formats import Format

@@ -97,7 +97,7 @@ def _leading(draft: Draft, fits_BK: Tensor) -> Tensor:
 
 
 class Noise(Protocol):
-    """Counter-based noise of the rows of a batch; see triforce.sampling.noise."""
+    """Counter-based noise of the rows of a batch; see triforce.sampling.rng."""
 
     def exponentials(self, positions_BJ: Tensor, vocab_size: int) -> Tensor: ...
 

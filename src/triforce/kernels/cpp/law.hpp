@@ -1,4 +1,4 @@
-// The warper: from the logits of one column to its law, as triforce.sampling.warp defines it.
+// The warper: from the logits of one column to its law, as triforce.sampling.logits defines it.
 #pragma once
 
 #include <cstdint>

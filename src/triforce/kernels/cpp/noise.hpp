@@ -1,4 +1,4 @@
-// The counter-based noise of triforce.sampling.noise, bit for bit: Philox4x32-10 (Salmon et al. 2011) keyed by the
+// The counter-based noise of triforce.sampling.rng, bit for bit: Philox4x32-10 (Salmon et al. 2011) keyed by the
 // seed. The counter is (token / 2, position, choice, 0) for exponentials, (draw low, draw high, choice, 1 + tier) for
 // uniforms.
 #pragma once
