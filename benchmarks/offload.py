@@ -24,10 +24,10 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from triforce.backends.cpu.offload import OffloadedMemory
 from triforce.cli.benches.common import machine
 from triforce.cli.demo import BOOK
 from triforce.interface.request import RequestOutput, SamplingParams
-from triforce.kernels.native_offload import OffloadedMemory
 from triforce.llm import LLM
 
 Row = dict[str, Any]

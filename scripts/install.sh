@@ -67,7 +67,7 @@ install_torch() {
 install_triforce() {
     say "Downloading what triforce needs beside torch, about $2 MB, and compiling its kernels: a minute or two"
     pip install -qq --constraint constraints.txt --editable "$1"
-    if ! ls src/triforce/kernels/_native.*.so >/dev/null 2>&1; then
+    if ! ls src/triforce/backends/cpu/_native.*.so >/dev/null 2>&1; then
         say "The kernels did not compile; triforce works without them, several times slower. A C++ compiler is needed:" \
             "sudo apt install g++ (Debian, Ubuntu), sudo dnf install gcc-c++ (Fedora), xcode-select --install (macOS);" \
             "then: rm .venv/.user, and make install again."

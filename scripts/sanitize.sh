@@ -23,7 +23,7 @@ under() {
 # failure. One that was taken by a line of the kernels is: the stack of what Python takes for itself does not lead to them.
 leaks() {
     awk '/ leak of / { what = $0 }
-        /^ *#/ && /kernels\/cpp\/|native\/planted/ && what { print what; print; what = "" }
+        /^ *#/ && /csrc\/|native\/planted/ && what { print what; print; what = "" }
         /^$/ { what = "" }' "$folder/report"
 }
 
@@ -61,15 +61,15 @@ build() {
     mkdir -p "$folder/package/triforce"
     rm -rf "$folder/package/triforce"
     cp -r src/triforce "$folder/package/triforce"
-    rm -f "$folder"/package/triforce/kernels/_native.*.so
+    rm -f "$folder"/package/triforce/backends/cpu/_native.*.so
     cmake -S . -B "$folder/cmake" -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo \
         -DPython_EXECUTABLE="$(command -v python)" -DTRIFORCE_SANITIZE="$kind" ${levels:+-DTRIFORCE_LEVELS="$levels"} \
-        -DCMAKE_LIBRARY_OUTPUT_DIRECTORY="$PWD/$folder/package/triforce/kernels"
+        -DCMAKE_LIBRARY_OUTPUT_DIRECTORY="$PWD/$folder/package/triforce/backends/cpu"
     cmake --build "$folder/cmake"
     # An editable install comes before PYTHONPATH: without this its kernels would be tested, which watch nothing.
     echo 'import sys; sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in type(f).__module__]' \
         >"$folder/package/sitecustomize.py"
-    under python -c "from triforce.kernels import _native; print(_native.__file__)" | grep -q "^$PWD/$folder/" ||
+    under python -c "from triforce.backends.dispatch import _native; print(_native.__file__)" | grep -q "^$PWD/$folder/" ||
         die "the tests would not load the kernels in $folder"
 }
 

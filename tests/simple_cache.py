@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triforce.decoder import Decoder
-from triforce.kernels import Model, layer_by_layer
+from triforce.backends.decoder import Decoder
+from triforce.backends.dispatch import Model, layer_by_layer
 from triforce.model.config import ModelConfig
 from triforce.model.rope import rotate
 from triforce.ragged import Ints, columns

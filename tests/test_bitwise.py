@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from triforce.backends import native_loader
+from triforce.backends.decoder import Decoder
 from triforce.cache import Full, Pool
 from triforce.cache.pool import pages_for
-from triforce.decoder import Decoder
-from triforce.kernels import extension
 from triforce.llm import LLM
 from triforce.ragged import ints
 
 LENGTH = 700
-if extension.native is None:
+if native_loader.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 
 
@@ -47,9 +47,9 @@ def expected_TV(decoder: Decoder, ids: list[int]) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    before = extension.native.threads()
+    before = native_loader.native.threads()
     yield
-    extension.native.set_threads(before)
+    native_loader.native.set_threads(before)
 
 
 def passes(decoder: Decoder, texts: list[list[int]], widths: list[list[int]], padding: int = 0) -> list[Tensor]:
@@ -85,7 +85,7 @@ def cut(length: int, chance: Random, widest: int) -> list[int]:
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("seed", range(4))
 def test_any_cut_into_passes(decoder: Decoder, ids: list[int], expected_TV: Tensor, seed: int, count: int) -> None:
-    extension.native.set_threads(count)
+    native_loader.native.set_threads(count)
     widths = cut(len(ids), Random(seed), widest=[16, 64, 200, 512][seed])
     (got_TV,) = passes(decoder, [ids], [widths], padding=seed)
     assert torch.equal(got_TV, expected_TV)
@@ -111,7 +111,7 @@ def test_other_tokens_would_show(decoder: Decoder, ids: list[int], expected_TV: 
 
 def test_the_torch_path_would_not_pass(ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: products whose split depends on the width give other bits."""
-    monkeypatch.setattr(extension, "native", None)
+    monkeypatch.setattr(native_loader, "native", None)
     plain = LLM(None, None, dtype="bfloat16").target.decoder
     one_by_one, at_once = (passes(plain, [ids], [widths])[0] for widths in ([1] * len(ids), [len(ids)]))
     assert not torch.equal(one_by_one, at_once)

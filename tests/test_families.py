@@ -13,10 +13,10 @@ from simple_cache import DEVICE, SimpleCache, score
 from tiny_checkpoint import edit, save, tiny_model, tiny_tokenizer
 from torch import Tensor
 
+from triforce.backends import native_loader
+from triforce.backends.decoder import Decoder
 from triforce.checkpoint import Checkpoint, load
 from triforce.checkpoint.families import frequencies, read_config
-from triforce.decoder import Decoder
-from triforce.kernels import extension
 from triforce.model.rope import Rope
 
 LENGTH = 96  # past the 32 original positions of the scaled ropes
@@ -167,7 +167,7 @@ def test_half_precision(tmp_path: Path, dtype: torch.dtype) -> None:
 
 
 def test_weights_that_fit_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extension, "native", None)  # which packs them
+    monkeypatch.setattr(native_loader, "native", None)  # which packs them
     decoder = load(save(tiny_model(tie_word_embeddings=True), tmp_path), device="cpu").decoder
     maps = Path("/proc/self/maps")
     if not maps.exists():

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tiny_llm import MODES, ask, checkpoints, counted, ids, llm
 
+from triforce.backends.dispatch import PAGE
 from triforce.cache.full import TAIL
 from triforce.errors import RequestError
-from triforce.kernels import PAGE
 from triforce.llm import LLM
 
 PROMPT = ids(300)

@@ -14,13 +14,13 @@ import pytest
 import torch
 from tiny_checkpoint import save, tiny_model, tiny_tokenizer
 
+from triforce.backends import native_loader
 from triforce.batch import Batch
 from triforce.cache import PAGE, Full, Pool, Retrieval
 from triforce.checkpoint import fingerprint
 from triforce.completion import Piece
 from triforce.errors import CacheError, ModelError, RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
-from triforce.kernels import extension
 from triforce.ladder import MODES
 from triforce.llm import LLM
 from triforce.prompts import PLENTY
@@ -198,7 +198,7 @@ def test_prompt_logprobs_in_a_session_cover_the_prompt(llm: LLM) -> None:
 
 
 def test_one_changed_weight_changes_the_fingerprint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extension, "native", None)  # which packs the weights
+    monkeypatch.setattr(native_loader, "native", None)  # which packs the weights
     llm = LLM(folder / "target", None, dtype="bfloat16")
     before = fingerprint(llm.target.config, llm.models.target.model.weights)
     llm.models.target.model.weights.layers[1].up_proj_IC[17, 23] += 0.25

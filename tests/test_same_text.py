@@ -12,10 +12,10 @@ from importlib import resources
 import pytest
 import torch
 
+from triforce.backends import native_loader
 from triforce.batch import Batch
 from triforce.interface.request import SamplingParams
 from triforce.job import Job
-from triforce.kernels import extension
 from triforce.ladder import MODES, Speculation, ar
 from triforce.llm import LLM
 from triforce.sampling import Noise
@@ -102,7 +102,7 @@ def test_a_few_texts_are_those_of_plain_decoding(
     check(llm, [prompts[4], prompts[17], prompts[31]], mode, temperature, tokens=32, rows=3)
 
 
-@pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
+@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("mode", ["retrieval", "triforce"])
 def test_a_few_texts_with_int8_in_the_lower_tiers(prompts: list[list[int]], mode: str, temperature: float) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.cache.tiny_llm import ask, checkpoints, ids
+from triforce.backends.cuda.graph_inputs import Shape, shape_of
+from triforce.backends.dispatch import Pass
 from triforce.cache import PAGE, Full, Pool, full
 from triforce.cache.prefixes import Prefixes
-from triforce.kernels import Pass
-from triforce.kernels.frame import Shape, shape_of
 from triforce.llm import LLM
 
 

@@ -10,6 +10,7 @@ from statistics import median
 import torch
 
 from benchmarks.on_gpu.piece import Piece, Row, Setup
+from triforce.backends.cuda import graphs
 from triforce.batch import Batch
 from triforce.bench import shapes
 from triforce.bench.random_kv import read
@@ -17,7 +18,6 @@ from triforce.bench.synthetic import Synthetic
 from triforce.cache import Setting
 from triforce.cache.budget import Budget
 from triforce.errors import CacheError
-from triforce.kernels import graphs
 from triforce.ladder import Models, Speculation
 
 RATES = {"paper": (0.977, 0.35), "ours": (0.945, 0.57)}

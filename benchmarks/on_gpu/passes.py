@@ -8,11 +8,11 @@ from functools import partial
 import torch
 
 from benchmarks.on_gpu.piece import Piece, Row, Setup
+from triforce.backends.decoder import Decoder
 from triforce.bench.kernels import Few
 from triforce.bench.random_kv import fill
 from triforce.cache import Full, Pool
 from triforce.cache.pool import pages_for
-from triforce.decoder import Decoder
 from triforce.ragged import ints
 
 BUDGET = 4096

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.backends.token_sampler import sampling
 from triforce.cache import Full, Retrieval
 from triforce.cache.look import in_sight
 from triforce.cache.saved import SavedCache
@@ -25,7 +26,6 @@ from triforce.job import Job, logprobs_of
 from triforce.ladder import Ladder, Models, Rows, Speculation, Store, tiers
 from triforce.planner import Costs, Findings, Pilot, SearchedLayers
 from triforce.ragged import Bools, ints
-from triforce.sampler import sampling
 from triforce.sampling import Noise
 from triforce.speculation import Block, Grant, Prefix, Record, Rejection, Seeded, Tier, all_of_it
 

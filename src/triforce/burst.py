@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from triforce import kernels
+from triforce.backends import dispatch
+from triforce.backends.dispatch import Model
+from triforce.backends.token_sampler import NativeSampling
 from triforce.cache import Streaming
-from triforce.kernels import Model
 from triforce.ragged import Bools
-from triforce.sampler import NativeSampling
 from triforce.sampling.logits import no_law
 from triforce.speculation import Draft, Prefix, Sampling, Tier
 
@@ -24,7 +24,7 @@ def burst(
     For a tier of `model` with nothing below it. None where they have to be asked for one by one. Raises ModelError
     where there is no law.
     """
-    view, run = tier.cache, kernels.bursting(model, tier.cache.memory)
+    view, run = tier.cache, dispatch.bursting(model, tier.cache.memory)
     if not (run and isinstance(sampling, NativeSampling)):
         return None
     unseen_B = (prefix.lengths_B - view.lengths_B) * live_B

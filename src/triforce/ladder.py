@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import gcd
 
-from triforce import kernels
+from triforce.backends import dispatch
+from triforce.backends.decoder import Decoder
 from triforce.burst import burst
 from triforce.cache import PAGE, Full, Offload, Pool, Retrieval, Setting, Streaming, store
 from triforce.cache.device_room import needs_of
@@ -18,7 +19,6 @@ from triforce.cache.full import prefill_chunk
 from triforce.cache.pool import pages_for
 from triforce.cache.room import Needs
 from triforce.cache.select import POLICIES, Policy, Recent
-from triforce.decoder import Decoder
 from triforce.errors import RequestError
 from triforce.interface.request import KvBytes
 from triforce.speculation import Lookup, Proposer, Tier
@@ -132,13 +132,13 @@ class Store:
         where = target.config, target.dtype, target.device
         return needs_of(*where, self.pages, self.rows, setting.reach, setting.retrieval.budget)
 
-    def _room(self) -> kernels.Room | None:
+    def _room(self) -> dispatch.Room | None:
         """Where pages go that do not stay, if any do; what does not fit is told before anything is read."""
         target, offload = self.models.target, self.setting.offload
         if offload.kind == "none":
             self.needs.require_all()
             return None
-        kernels.require_offload(target.config, target.dtype, target.device, offload.kind)
+        dispatch.require_offload(target.config, target.dtype, target.device, offload.kind)
         return store.room(offload, self.needs, target.ranks)
 
     @cached_property

@@ -12,7 +12,7 @@ from pathlib import Path
 from warnings import warn
 from zlib import crc32
 
-from triforce import kernels
+from triforce.backends import dispatch
 from triforce.cache import Full, Pool, saved
 from triforce.cache.pool import pages_for
 from triforce.completion import Piece
@@ -123,7 +123,7 @@ class Runs:
         """A saved prompt to start from, and what saves one that has been read."""
         if files.load is None and files.save is None:
             return None, None
-        maker = saved.Maker(self._fingerprint, kernels.identity(self._models.target.model, pool.memory))
+        maker = saved.Maker(self._fingerprint, dispatch.identity(self._models.target.model, pool.memory))
         earlier = None if files.load is None else saved.SavedCache(Path(files.load), maker)
         return earlier, None if files.save is None else self._saving(Path(files.save), maker, pool, prompt)
 
@@ -144,5 +144,5 @@ class Runs:
 def compare(ranks: Ranks, what: str, facts: object) -> None:
     """Raise RankError unless all ranks bring the same: they would wait for each other in vain."""
     if ranks.count > 1:
-        level = kernels.extension.native.level() if kernels.extension.native else "torch"
+        level = dispatch.extension.native.level() if dispatch.extension.native else "torch"
         ranks.compare(crc32(repr((level, facts)).encode()), what)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from triforce.backends import native_loader
 from triforce.bench import kernels, speed, synthetic
 from triforce.bench.prompts import Sources, prompts
 from triforce.bench.together import Prompts, together
@@ -20,7 +21,6 @@ from triforce.bench.verdict import verdict
 from triforce.cli import main
 from triforce.cli.benches.speed import line
 from triforce.interface.request import SamplingParams
-from triforce.kernels import extension
 from triforce.llm import LLM
 
 FEW = ["--tokens", "6", "--repeats", "1", "--modes", "ar,triforce,auto"]
@@ -180,7 +180,7 @@ def test_kernels_are_compared_with_the_bandwidth_of_the_moment(monkeypatch: pyte
             assert row["fraction"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9 / rows[0]["gb_per_second"])
     assert {row["kernel"] for row in rows} >= {
         "retrieval step",
-        *(["retrieval step, int8"] if extension.native else []),
+        *(["retrieval step, int8"] if native_loader.native else []),
         "prefill attention",
         "prefill attention, torch",
         "sampler",

@@ -13,9 +13,9 @@ from simple_cache import DEVICE
 from small import CLOSE, feed, small_decoder, text, turn, weigh
 from torch import Tensor
 
+from triforce.backends.decoder import Decoder
+from triforce.backends.dispatch import Model, layer_by_layer
 from triforce.cache import Streaming
-from triforce.decoder import Decoder
-from triforce.kernels import Model, layer_by_layer
 from triforce.model.config import ModelConfig
 from triforce.ragged import Ints
 

@@ -12,9 +12,9 @@ import torch
 from simple_cache import DEVICE
 from torch import Tensor
 
+from triforce.backends.decoder import Decoder
+from triforce.backends.dispatch import Model, layer_by_layer
 from triforce.cache import PAGE, Full, Pool, Retrieval
-from triforce.decoder import Decoder
-from triforce.kernels import Model, layer_by_layer
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.model.weights import Layer, Weights

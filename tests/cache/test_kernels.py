@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from simple_cache import DEVICE
 from torch import Tensor
 
-from triforce.kernels import reference
-from triforce.kernels.plain_memory import gather
-from triforce.kernels.reference import attend, attend_causal, fold, unfold
+from triforce.backends.torch import attention
+from triforce.backends.torch.attention import attend, attend_causal, fold, unfold
+from triforce.backends.torch.kv import gather
 
 torch.set_num_threads(1)
 SLACK = {torch.float64: 2e-6, torch.float32: 2e-5, torch.bfloat16: 3e-2}  # scores and sums are float32 at best
@@ -85,7 +85,7 @@ def test_any_shape(T: int, past: int, G: int, h: int, D: int) -> None:
 @pytest.mark.parametrize("scores", [1, 40, 100, 150])
 def test_heads_taken_in_turns(monkeypatch: pytest.MonkeyPatch, scores: int) -> None:
     """Memory for the scores of one, two or three of four KV heads at a time; the first is not even enough for one."""
-    monkeypatch.setattr(reference, "SCORES", scores)
+    monkeypatch.setattr(attention, "SCORES", scores)
     q, k, v = operands(2, 9, 8, 4, 8, DTYPES[0])
     wanted, mass = slow(q, k, v)
     got, got_mass = attend(q, k, v)

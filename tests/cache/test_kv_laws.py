@@ -28,10 +28,10 @@ from small import (
 )
 from tiers import CAPACITY, DECODER, Tiers, seen_by
 
+from triforce.backends.dispatch import Lists
 from triforce.cache import Full, Retrieval, Setting
 from triforce.cache.budget import Budget
 from triforce.cache.select import POLICIES
-from triforce.kernels import Lists
 from triforce.ragged import Ints, ints
 
 torch.set_num_threads(1)

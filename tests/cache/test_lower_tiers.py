@@ -15,19 +15,19 @@ import torch
 from tiny_llm import GREEDY, MODES, SEEDED, ask, checkpoints, ids, llm
 from torch import Tensor
 
+from triforce.backends import native_loader
 from triforce.batch import Batch
 from triforce.cache.select import POLICIES
 from triforce.cli import main
 from triforce.interface.request import RequestOutput
 from triforce.job import Job
-from triforce.kernels import extension
 from triforce.ladder import MODES as LADDERS
 from triforce.ladder import Rows
 from triforce.llm import LLM
 from triforce.ragged import ints
 from triforce.session import Session
 
-if extension.native is None:
+if native_loader.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 torch.set_num_threads(1)
 
@@ -122,8 +122,8 @@ def test_any_conversation(pair: Path) -> None:
 def test_without_native_kernels(
     pair: Path, missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(extension, "native", None)
-    monkeypatch.setattr(extension, "missing", missing)
+    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(native_loader, "missing", missing)
     assert main(["generate", str(pair / "target"), "some text", "--lower-tiers", "int8"]) == 2
     error = capsys.readouterr().err
     assert (missing or "TRIFORCE_KERNELS=torch") in error and "--lower-tiers same" in error

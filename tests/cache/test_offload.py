@@ -11,13 +11,13 @@ import pytest
 from tiny_checkpoint import save, tiny_model
 from tiny_llm import ask, ids
 
-from triforce import kernels
+from triforce.backends import dispatch
 from triforce.cache.room import size_of
 from triforce.errors import CacheError, RequestError
 from triforce.interface.request import KvBytes, RequestOutput
 from triforce.llm import LLM
 
-pytestmark = pytest.mark.skipif(kernels.extension.native is None, reason="a store is for the native kernels")
+pytestmark = pytest.mark.skipif(dispatch.extension.native is None, reason="a store is for the native kernels")
 
 LONG = 2404
 PROMPT = ids(LONG)

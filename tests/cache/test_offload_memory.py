@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from triforce import kernels
+from triforce.backends import dispatch
 from triforce.cache.budget import Budget
 from triforce.cache.room import Needs, Offload, size_of
 from triforce.cli import main
 from triforce.errors import CacheError
 from triforce.llm import LLM
 
-pytestmark = pytest.mark.skipif(kernels.extension.native is None, reason="a store is for the native kernels")
+pytestmark = pytest.mark.skipif(dispatch.extension.native is None, reason="a store is for the native kernels")
 SCRIPT = Path(__file__).parents[1] / "measure_offload.py"
 
 

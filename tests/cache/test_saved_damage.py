@@ -13,9 +13,9 @@ from tiny_checkpoint import save as save_model
 from tiny_checkpoint import tiny_model
 from tiny_llm import CONTEXT, ask
 
+from triforce.backends import native_loader
 from triforce.cache import Full, saved
 from triforce.errors import CacheError
-from triforce.kernels import extension
 from triforce.llm import LLM
 
 torch.set_num_threads(1)
@@ -119,13 +119,13 @@ def test_another_model_or_dtype(pair: Path, kept: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("other", ["another level", "torch", "a chunk that only torch takes"])
 def test_other_kernels(pair: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
     """Their bits differ: going on from them would not give the text of a fresh prefill."""
-    native = extension.native
+    native = native_loader.native
     if native is None or len(native.levels()) == 1:
         pytest.skip("there are no other kernels here")
     level, lowest = native.level(), native.levels()[0]
     named = {"another level": lowest, "torch": "torch"}.get(other, f"{level} and torch")
     if other == "torch":
-        monkeypatch.setattr(extension, "native", None)
+        monkeypatch.setattr(native_loader, "native", None)
     model = LLM(pair / "target", None, dtype="bfloat16", budget=64, chunk=8 if "chunk" in other else 16)
     if other == "another level":
         native.use(lowest)

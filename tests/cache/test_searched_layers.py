@@ -11,16 +11,17 @@ import torch
 from small import CLOSE, feed, small_decoder, text
 from tiny_llm import CONTEXT, GREEDY, SEEDED, ask, checkpoints, ids
 
+from triforce.backends import native_loader
+from triforce.backends.decoder import Decoder
+from triforce.backends.dispatch import PAGE, Search
 from triforce.cache import Budget, Full, Pool, Retrieval, Setting
 from triforce.cache.select import POLICIES
 from triforce.checkpoint import load
-from triforce.decoder import Decoder
-from triforce.kernels import PAGE, Search, extension
 from triforce.llm import LLM
 from triforce.planner import SearchedLayers
 
 torch.set_num_threads(1)
-needs_native = pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
+needs_native = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from simple_cache import DEVICE
 from small import CLOSE, Dense, dense, feed, make_pool, prefill, small_decoder, text
 from torch import Tensor
 
+from triforce.backends.decoder import Decoder
 from triforce.cache import Full
 from triforce.cache.select import POLICIES, Policy, Recent
-from triforce.decoder import Decoder
 from triforce.ragged import ints
 
 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ import torch
 from tiny_checkpoint import save, tiny_model
 from torch import Tensor
 
-from triforce.decoder import Decoder
+from triforce.backends.decoder import Decoder
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 

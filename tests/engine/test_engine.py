@@ -23,13 +23,13 @@ from engine_scene import (
 from tiny_llm import MODES, ask, counted, ids, llm
 from torch import Tensor
 
+from triforce.backends import native_loader
 from triforce.batch import Batch
 from triforce.cache import PAGE, Full
 from triforce.cache.full import TAIL
 from triforce.errors import CacheError
 from triforce.group import Group
 from triforce.interface.request import RequestOutput
-from triforce.kernels import extension
 from triforce.texts import Request
 
 
@@ -230,7 +230,7 @@ def test_what_is_remembered_makes_room_for_who_comes(folder: Path) -> None:
     check_empty(texts)
 
 
-@pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
+@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
 def test_pages_that_change_hands_leave_no_int8_copies(folder: Path) -> None:
     model = llm(folder, lower_tiers="int8", budget=160)
     texts = model.open(2, 420)

@@ -17,10 +17,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from triforce.kernels.triton import noise, pointwise, sampler, select
-from triforce.kernels.triton.attention import Seen, attend
-from triforce.kernels.triton.carry import carry
-from triforce.kernels.triton.rotate import rotate_and_write
+from triforce.backends.cuda.triton import pointwise, rng, sampler, topk
+from triforce.backends.cuda.triton.attention import Seen, attend
+from triforce.backends.cuda.triton.page_copy import carry
+from triforce.backends.cuda.triton.rope_and_write import rotate_and_write
 
 POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float64: "*fp64",
@@ -56,12 +56,12 @@ def main() -> None:
     x = torch.zeros(4, 4096, dtype=torch.bfloat16)
     pointwise.norm(x, x[0], 1e-5)
     pointwise.swiglu(x, x)
-    select.best(torch.zeros(4, 8000), range(1, 7900), 200)
+    topk.best(torch.zeros(4, 8000), range(1, 7900), 200)
     some, pages = torch.zeros(3, dtype=torch.int64), (x, x)
     carry(pages, some, pages, some, 16 * 128)
     carry(pages, some, pages, some, 16 * 80)
-    noise.exponentials(some, some, some, 32_000)
-    noise.uniforms(some, some, some, 0, 9)
+    rng.exponentials(some, some, some, 32_000)
+    rng.uniforms(some, some, some, 0, 9)
     sampling(torch.float32)
     sampling(torch.float64)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiny_checkpoint import save, tiny_model
-from triforce.kernels import extension
+from triforce.backends import native_loader
 
 collect_ignore_glob = [] if find_spec("triton") else ["test_*.py"]
 SIZE = dict(vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
@@ -26,5 +26,5 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """As TRIFORCE_KERNELS=triton has it."""
-    monkeypatch.setattr(extension, "native", None)
-    monkeypatch.setattr(extension, "wanted", "triton")
+    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(native_loader, "wanted", "triton")

@@ -1,6 +1,6 @@
 """Lists over random memory for the Triton kernels, and attention by the book over them, in float64.
 
-Shape suffixes as in kernels/contract.py; S keys of a row, N slots.
+Shape suffixes as in backends/interface.py; S keys of a row, N slots.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.kernels.paged import by_the_book, visible
-from triforce.kernels import Lists
-from triforce.kernels.triton.attention import Seen, attend
+from triforce.backends.cuda.triton.attention import Seen, attend
+from triforce.backends.dispatch import Lists
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Where kernels run that are compared: on a CPU in the interpreter."""

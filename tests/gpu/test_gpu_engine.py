@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from triforce import kernels
+from triforce.backends import dispatch, native_loader
+from triforce.backends.cuda.kv import TritonMemory
+from triforce.backends.cuda.model import TritonModel
 from triforce.cache import Pool
 from triforce.interface.request import SamplingParams
-from triforce.kernels import extension
-from triforce.kernels.triton_memory import TritonMemory
-from triforce.kernels.triton_model import TritonModel
 from triforce.llm import LLM
 
 
@@ -32,8 +31,8 @@ def by_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
 
     def plain(tokens: int, prompts: list[list[int]], temperature: float) -> list[list[int]]:
         with monkeypatch.context() as patch:
-            patch.setattr(extension, "native", None)
-            patch.setattr(extension, "wanted", "torch")
+            patch.setattr(native_loader, "native", None)
+            patch.setattr(native_loader, "wanted", "torch")
             return texts(folder, "ar", tokens, prompts, temperature)
 
     return plain
@@ -68,4 +67,4 @@ def test_it_is_these_kernels_that_run(folder: Path, by_name: None) -> None:
     target = LLM(folder / "target", dtype="float32").target.decoder
     pool = Pool(target.config, 1, 2, target.dtype)
     assert isinstance(target.model, TritonModel) and isinstance(pool.memory, TritonMemory)
-    assert kernels.identity(target.model, pool.memory) == "triton"
+    assert dispatch.identity(target.model, pool.memory) == "triton"

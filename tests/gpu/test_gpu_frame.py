@@ -1,13 +1,13 @@
-"""Buckets and padding: what a pass looks like to a graph. Shape suffixes as in kernels/contract.py."""
+"""Buckets and padding: what a pass looks like to a graph. Shape suffixes as in backends/interface.py."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from triforce.kernels import Lists, Pass
-from triforce.kernels.frame import Frame, bucket, shape_of
-from triforce.kernels.graphs import MOST, Graphs, Replay, forget
+from triforce.backends.cuda.graph_inputs import Frame, bucket, shape_of
+from triforce.backends.cuda.graphs import MOST, Graphs, Replay, forget
+from triforce.backends.dispatch import Lists, Pass
 
 CPU = torch.device("cpu")
 

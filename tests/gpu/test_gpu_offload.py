@@ -12,15 +12,14 @@ import torch
 
 from tests.gpu import twins
 from tests.tiny_checkpoint import save, tiny_model
-from triforce import kernels
+from triforce.backends import dispatch, native_loader
+from triforce.backends.cuda.offload.kv import StreamedMemory
+from triforce.backends.cuda.triton.page_copy import carry
 from triforce.bench import shapes
 from triforce.cache import Budget, Offload, device_room
 from triforce.cache.device_room import LayeredNeeds
 from triforce.errors import CacheError, RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
-from triforce.kernels import extension
-from triforce.kernels.triton.carry import carry
-from triforce.kernels.triton_offload import StreamedMemory
 from triforce.llm import LLM
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
@@ -59,8 +58,8 @@ def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
 
     def decode(prompts: list[list[int]], temperature: float, tokens: int = 4) -> list[list[int]]:
         with monkeypatch.context() as patch:
-            patch.setattr(extension, "native", None)
-            patch.setattr(extension, "wanted", "torch")
+            patch.setattr(native_loader, "native", None)
+            patch.setattr(native_loader, "wanted", "torch")
             return texts(folder, "ar", prompts, temperature, tokens)
 
     return decode
@@ -102,7 +101,7 @@ def test_it_is_this_memory_that_holds_it(folder: Path, by_name: None) -> None:
     llm = LLM(folder / "target", dtype="float32", **host("500KiB", 1))
     memory = llm.open(1, 200).engine.store.pool.memory
     assert isinstance(memory, StreamedMemory) and memory.whole_layers == 1
-    assert kernels.identity(llm.models.target.model, memory) == "triton"
+    assert dispatch.identity(llm.models.target.model, memory) == "triton"
 
 
 def test_pages_are_carried() -> None:
@@ -121,10 +120,10 @@ def test_a_file_is_refused(folder: Path, by_name: None) -> None:
 
 
 def test_without_triton_it_is_refused(needs: LayeredNeeds, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extension, "_installed", lambda: False)
-    monkeypatch.setattr(extension, "wanted", "")
+    monkeypatch.setattr(native_loader, "_installed", lambda: False)
+    monkeypatch.setattr(native_loader, "wanted", "")
     with pytest.raises(RequestError, match="needs Triton"):
-        kernels.require_offload(needs.config, torch.bfloat16, "cuda", "host")
+        dispatch.require_offload(needs.config, torch.bfloat16, "cuda", "host")
 
 
 def test_too_little_memory_is_said_with_what_would_fit(folder: Path, by_name: None) -> None:

@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-import triforce.kernels.triton_offload as triton_offload
+import triforce.backends.cuda.offload.kv as triton_offload
 from tests.gpu import twins
 from tests.gpu.test_gpu_offload import ids
 from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import save, tiny_model
+from triforce.backends import native_loader
+from triforce.backends.cuda.graphs import Graphs
+from triforce.backends.cuda.offload.kv import StreamedMemory
+from triforce.backends.tensor_parallel import ShardedModel
 from triforce.cache import Budget, Offload, device_room, store
 from triforce.cache.device_room import LayeredNeeds
 from triforce.cache.room import memory_for
 from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import CacheError
 from triforce.interface.request import SamplingParams
-from triforce.kernels import extension
-from triforce.kernels.graphs import Graphs
-from triforce.kernels.sharded_model import ShardedModel
-from triforce.kernels.triton_offload import StreamedMemory
 from triforce.llm import LLM
 
 PROMPT = ids(300)
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     twins.replace_kernels(monkeypatch)
     without = SimpleNamespace(native=None, wanted="", suits_triton=lambda *_: False)
-    for module in ("triforce.sampler", "triforce.sampling.rng"):
+    for module in ("triforce.backends.token_sampler", "triforce.sampling.rng"):
         monkeypatch.setattr(f"{module}.extension", without)
 
 
@@ -63,8 +63,8 @@ def of_ranks(folder: Path, mode: str, layers: int) -> list[list[int]]:
 @pytest.fixture
 def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     with monkeypatch.context() as patch:
-        patch.setattr(extension, "native", None)
-        patch.setattr(extension, "wanted", "torch")
+        patch.setattr(native_loader, "native", None)
+        patch.setattr(native_loader, "wanted", "torch")
         return text(folder, "ar")
 
 

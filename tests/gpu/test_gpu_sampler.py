@@ -25,13 +25,13 @@ from tests.gpu.sampler_checks import (
 from tests.gpu.scene import DEVICE
 from tests.sampler_scenes import COUPLINGS, TEMPERATURES, agree, laws, noise_of, scene, verdict
 from tests.samplers import torch_sampling
+from triforce.backends import native_loader
+from triforce.backends.cuda.sampler import TritonSampling
+from triforce.backends.token_sampler import TorchSampling, sampling
 from triforce.errors import ModelError, RequestError
 from triforce.interface.request import SamplingParams
-from triforce.kernels import extension
 from triforce.ragged import ints
-from triforce.sampler import TorchSampling, sampling
 from triforce.speculation import Block, Rejection, Seeded
-from triforce.triton_sampler import TritonSampling
 
 torch.set_num_threads(1)
 each_coupling = pytest.mark.parametrize("coupling", COUPLINGS)
@@ -111,10 +111,10 @@ def test_refuses_a_bias_outside_the_vocabulary() -> None:
 
 
 def test_uniforms_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extension, "native", None)
+    monkeypatch.setattr(native_loader, "native", None)
     drawn = {}
     for wanted in ("torch", "triton"):
-        monkeypatch.setattr(extension, "wanted", wanted)
+        monkeypatch.setattr(native_loader, "wanted", wanted)
         rows = move(noise_of([0, 1, 2]))
         rows.draws += 2**32 - 3  # both words of the counter
         asked = ((0, 3, [0, 2, 3]), (7, 1, [1, 0, 1]), (0, 9, [9, 9, 0]), (0, 0, [0, 0, 0]), (0, 4, [1, 2, 3]))
@@ -128,7 +128,7 @@ def test_which_sampler_is_taken(by_name: None, monkeypatch: pytest.MonkeyPatch) 
 
     assert taken(Seeded) is taken(Rejection) is TritonSampling
     assert taken(Block) is TorchSampling  # it judges one by one
-    monkeypatch.setattr(extension, "wanted", "torch")
+    monkeypatch.setattr(native_loader, "wanted", "torch")
     assert taken(Seeded) is TorchSampling
 
 

@@ -22,29 +22,29 @@ from tests.gpu.sampler_checks import (
     noise_far_away,
     nuclei,
 )
-from triforce import triton_sampler
-from triforce.kernels.triton import cuts, noise, sampler
+from triforce.backends.cuda import sampler as triton_sampler
+from triforce.backends.cuda.triton import rng, sampler, truncation
 from triforce.speculation import Rejection, Seeded
 
 torch.set_num_threads(1)
 residuals = partial(decides_as_torch_does, 97, range(3, 6), Rejection)
 picks = partial(decides_as_torch_does, 97, range(3, 6), Seeded)
 MUTANTS: dict[str, tuple[ModuleType, str, str, Callable[[], object]]] = {
-    "one too many among equals": (cuts, "rank_N <= room", "rank_N <= room + 1", partial(lowest_ids_stay, [0.7])),
-    "equals counted in each block alone": (cuts, "rank_N = level + ", "rank_N = ", many_equals),
-    "as many as the mass and one more": (cuts, "(held < mass) & (room", "(held <= mass) & (room", exact_masses),
+    "one too many among equals": (truncation, "rank_N <= room", "rank_N <= room + 1", partial(lowest_ids_stay, [0.7])),
+    "equals counted in each block alone": (truncation, "rank_N = level + ", "rank_N = ", many_equals),
+    "as many as the mass and one more": (truncation, "(held < mass) & (room", "(held <= mass) & (room", exact_masses),
     "the sum of all at once": (
-        cuts, "held, room = held + edge, room + 1", "held, room = tl.sum(heavy_N, 0) + (room + 1) * edge, room + 1",
+        truncation, "held, room = held + edge, room + 1", "held, room = tl.sum(heavy_N, 0) + (room + 1) * edge, room + 1",
         exact_masses,
     ),
-    "an edge in the middle": (cuts, "return low\n", "return 0.5 * (low + high) * 0.999\n", nuclei),
-    "no more than the largest": (cuts, "tl.where(k == 1, peak, low)", "peak", many_equals),
+    "an edge in the middle": (truncation, "return low\n", "return 0.5 * (low + high) * 0.999\n", nuclei),
+    "no more than the largest": (truncation, "tl.where(k == 1, peak, low)", "peak", many_equals),
     "no residual": (sampler, "refused, other=0.0), 0.0)", "refused & False, other=0.0), 0.0)", residuals),
     "accepted a little too easily": (sampler, "uniform * q < p", "uniform * q < 1.01 * p", law_is_exact),
     "one uniform to accept and to draw": (sampler, "uniforms + 1 + j", "uniforms + j", residuals),
     "the last column left out": (sampler, "j <= last", "j < last", picks),
     "the noise of the neighbour": (
-        noise, "tl.where(token_N % 2 == 0, w0, w2)", "w0", partial(noise_far_away, 513),
+        rng, "tl.where(token_N % 2 == 0, w0, w2)", "w0", partial(noise_far_away, 513),
     ),
     "the noise of another position": (sampler, "tl.load(places + b) + j", "tl.load(places + b)", picks),
 }  # fmt: skip

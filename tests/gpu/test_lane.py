@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-import triforce.kernels.triton_prompt
+import triforce.backends.cuda.offload.prefill
 from tests.gpu import twins
 from tests.laws.mutants import Edit
+from triforce.backends.cuda import kv
+from triforce.backends.cuda.offload import layout, residency
+from triforce.backends.cuda.offload.copy_stream import Buffers, Copies
+from triforce.backends.cuda.offload.kv import StreamedMemory
 from triforce.bench import shapes
-from triforce.kernels import hosted, places, triton_memory
-from triforce.kernels.lane import Buffers, Copies
-from triforce.kernels.triton_offload import StreamedMemory
 
 MAIN, LANE = 0, 1
 Clock = tuple[int, int]
@@ -95,9 +96,9 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
         watch.touch(MAIN, args[4], writes=True)
         return twins.mixed(*args)
 
-    monkeypatch.setattr(hosted, "Lane", lambda device: watch)
-    monkeypatch.setattr(places, "carry", carry)
-    for module in (triton_memory, triforce.kernels.triton_prompt):
+    monkeypatch.setattr(residency, "Lane", lambda device: watch)
+    monkeypatch.setattr(layout, "carry", carry)
+    for module in (kv, triforce.backends.cuda.offload.prefill):
         monkeypatch.setattr(module, "mix", mix)
     return watch
 

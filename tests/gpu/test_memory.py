@@ -1,6 +1,6 @@
 """Whole passes through Triton's model and memory against the torch path: logits, queries, mass, and what is written.
 
-Shape suffixes as in kernels/contract.py.
+Shape suffixes as in backends/interface.py.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from tests.gpu.scene import DEVICE
+from triforce.backends.cuda.kv import TritonMemory
+from triforce.backends.cuda.model import TritonModel
+from triforce.backends.decoder import Decoder
+from triforce.backends.dispatch import Lists, Outcome, Pass
+from triforce.backends.torch.kv import PlainMemory
+from triforce.backends.torch.model import PlainModel
 from triforce.bench import shapes
-from triforce.decoder import Decoder
-from triforce.kernels import Lists, Outcome, Pass
-from triforce.kernels.plain_memory import PlainMemory
-from triforce.kernels.plain_model import PlainModel
-from triforce.kernels.triton_memory import TritonMemory
-from triforce.kernels.triton_model import TritonModel
 
 PAGES, SMALL = 24, shapes.Shape(32, 48, layers=2, heads=4, kv_heads=2, vocab=50, head_dim=8)
 
@@ -70,7 +70,7 @@ def both(decoder: Decoder, name: str) -> list[tuple[Outcome, Tensor]]:
 
 @pytest.fixture(autouse=True)
 def torch_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triforce.kernels.extension.native", None)
+    monkeypatch.setattr("triforce.backends.native_loader.native", None)
 
 
 @pytest.mark.parametrize("name", list(passes()))

@@ -10,11 +10,11 @@ import torch
 
 from tests.gpu.test_gpu_offload import ids
 from tests.tiny_checkpoint import save, tiny_model
-from triforce.decoder import Decoder
+from triforce.backends.cuda import graphs
+from triforce.backends.decoder import Decoder
+from triforce.backends.tensor_parallel import ShardedModel
 from triforce.distributed.torch_group import Processes
 from triforce.interface.request import SamplingParams
-from triforce.kernels import graphs
-from triforce.kernels.sharded_model import ShardedModel
 from triforce.llm import LLM
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL is between GPUs")

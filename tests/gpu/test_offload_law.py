@@ -8,13 +8,13 @@ import pytest
 
 from tests.gpu import twins
 from tests.laws.mutants import Edit
+from triforce.backends.cuda.kv import TritonMemory
+from triforce.backends.cuda.offload.kv import StreamedMemory
+from triforce.backends.cuda.offload.layout import Places
+from triforce.backends.cuda.offload.residency import Hosted
+from triforce.backends.cuda.offload.working_set import WorkingSet
+from triforce.backends.cuda.offload.write_slots import Seats
 from triforce.bench import shapes
-from triforce.kernels.hosted import Hosted
-from triforce.kernels.places import Places
-from triforce.kernels.seats import Seats
-from triforce.kernels.triton_memory import TritonMemory
-from triforce.kernels.triton_offload import StreamedMemory
-from triforce.kernels.working_set import WorkingSet
 
 
 @pytest.fixture(autouse=True)

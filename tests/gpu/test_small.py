@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.gpu.scene import DEVICE
-from triforce.kernels import plain_model
-from triforce.kernels.triton import noise, pointwise, select
+from triforce.backends.cuda.triton import pointwise, rng, topk
+from triforce.backends.torch import model
 from triforce.sampling.rng import Noise
 
 ODD = [-torch.inf, -2.0, -0.0, 0.0, 1e-40, 1.0, 1.0000001, 3e38, torch.inf, torch.nan]
@@ -23,11 +23,11 @@ def by_sorting(scores_GN: torch.Tensor, candidates: range, picks: int) -> torch.
 
 
 def chosen(scores_GN: torch.Tensor, candidates: range, picks: int) -> torch.Tensor:
-    return select.best(scores_GN.to(DEVICE), candidates, picks).cpu()
+    return topk.best(scores_GN.to(DEVICE), candidates, picks).cpu()
 
 
 def exponentials(*places_B: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    return noise.exponentials(*(x.to(DEVICE) for x in places_B), vocab_size).cpu()
+    return rng.exponentials(*(x.to(DEVICE) for x in places_B), vocab_size).cpu()
 
 
 @given(values=st.lists(st.sampled_from(ODD), min_size=1, max_size=40), data=st.data())
@@ -65,9 +65,9 @@ def test_norm_and_gate(dtype: torch.dtype) -> None:
     """Rounded where the torch path rounds, so they differ by the order of a sum, and by the exponential, at most."""
     draw, step = torch.Generator().manual_seed(0), torch.finfo(dtype).eps
     x, weight, up = (torch.randn(*shape, generator=draw).to(dtype) for shape in ((2, 3, 40), (40,), (2, 3, 40)))
-    wanted = plain_model.norm(x, weight, 1e-5)
+    wanted = model.norm(x, weight, 1e-5)
     found = pointwise.norm(x.to(DEVICE), weight.to(DEVICE), 1e-5).cpu()
     torch.testing.assert_close(found, wanted, rtol=4 * step, atol=0)
-    wanted = plain_model.swiglu(x.clone(), up)
+    wanted = model.swiglu(x.clone(), up)
     found = pointwise.swiglu(x.clone().to(DEVICE), up.to(DEVICE)).cpu()
     torch.testing.assert_close(found, wanted, rtol=4 * step, atol=step / 100)

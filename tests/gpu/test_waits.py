@@ -20,12 +20,12 @@ from triton.runtime import interpreter
 
 from tests.gpu.test_gpu_engine import ids
 from tests.laws.mutants import Edit
+from triforce.backends.cuda.sampler import TritonSampling
+from triforce.backends.tensor_parallel import ShardedModel
 from triforce.cache.select import Observed
 from triforce.distributed.group import Ranks
 from triforce.interface.request import SamplingParams
-from triforce.kernels.sharded_model import ShardedModel
 from triforce.llm import LLM
-from triforce.triton_sampler import TritonSampling
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a device is made up here")
 ANSWERS = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__bool__, Tensor.__int__, Tensor.__float__,

@@ -3,7 +3,7 @@
 Kernels are replaced by what they are compared with elsewhere, so that hundreds of passes take seconds and what is
 judged is which pages lie where. All memory is NaN until it is written to. Sums differ in their last bit by how they are
 cut, so two pages may score the same in one pool and not in the other: both sides read what the first one selected.
-Shape suffixes as in kernels/contract.py.
+Shape suffixes as in backends/interface.py.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from triforce import kernels
+from triforce.backends import dispatch
+from triforce.backends.cuda.kv import TritonMemory
+from triforce.backends.cuda.model import TritonBlock
+from triforce.backends.cuda.offload.kv import StreamedMemory
+from triforce.backends.cuda.triton import page_copy
+from triforce.backends.cuda.triton.attention import Seen
+from triforce.backends.decoder import Decoder
+from triforce.backends.dispatch import PAGE, Lists, Room
+from triforce.backends.torch.kv import attend_lists, slots
 from triforce.bench import shapes
 from triforce.cache import Budget, Full, Pool, Retrieval, Setting
 from triforce.cache.device_room import LayeredNeeds
 from triforce.cache.select import POLICIES
 from triforce.cache.sight import Sight
 from triforce.cache.store import HostStore
-from triforce.decoder import Decoder
-from triforce.kernels import PAGE, Lists, Room
-from triforce.kernels.plain_memory import attend_lists, slots
-from triforce.kernels.triton import carry
-from triforce.kernels.triton.attention import Seen
-from triforce.kernels.triton_memory import TritonMemory
-from triforce.kernels.triton_model import TritonBlock
-from triforce.kernels.triton_offload import StreamedMemory
 from triforce.model.rope import rotate
 from triforce.ragged import ints
 
@@ -42,7 +42,9 @@ READ = 40
 """More tokens of a prompt than so many are read layer by layer."""
 
 
-def carried(source: carry.KeysValues, from_X: Tensor, target: carry.KeysValues, to_X: Tensor, size: int) -> None:
+def carried(
+    source: page_copy.KeysValues, from_X: Tensor, target: page_copy.KeysValues, to_X: Tensor, size: int
+) -> None:
     """As `carry`, page by page; both memories must hold what is named."""
     for a, b in zip(source, target, strict=True):
         from_pages, to_pages = (x.as_strided((_rest(x) // size, size), (size, 1)) for x in (a, b))
@@ -58,7 +60,7 @@ def mixed(
     positions_B: Tensor,
     tables_PF: tuple[Tensor, Tensor],
     seen: Seen,
-    kv: carry.KeysValues,
+    kv: page_copy.KeysValues,
     wide: object = None,
     weigh: bool = False,
     by_head: bool = False,
@@ -78,10 +80,10 @@ def mixed(
 
 
 def replace_kernels(patch: pytest.MonkeyPatch) -> None:
-    import triforce.kernels.places as places
-    import triforce.kernels.plain_model as plain_model
-    import triforce.kernels.triton_memory as memory
-    import triforce.kernels.triton_prompt as prompt
+    import triforce.backends.cuda.kv as memory
+    import triforce.backends.cuda.offload.layout as places
+    import triforce.backends.cuda.offload.prefill as prompt
+    import triforce.backends.torch.model as plain_model
 
     modules: dict[ModuleType, dict[str, object]] = {
         places: {"carry": carried}, memory: {"mix": mixed}, prompt: {"mix": mixed, "AT_ONCE": 64}
@@ -91,9 +93,9 @@ def replace_kernels(patch: pytest.MonkeyPatch) -> None:
             patch.setattr(module, name, new)
     for name in ("norm", "swiglu"):
         patch.setattr(TritonBlock, name, staticmethod(getattr(plain_model, name)))
-    patch.setattr("triforce.kernels.triton.select.MOST", -1)  # so torch selects
-    patch.setattr("triforce.kernels.extension.native", None)
-    patch.setattr("triforce.kernels.extension.wanted", "triton")
+    patch.setattr("triforce.backends.cuda.triton.topk.MOST", -1)  # so torch selects
+    patch.setattr("triforce.backends.native_loader.native", None)
+    patch.setattr("triforce.backends.native_loader.wanted", "triton")
     patch.setenv("TRITON_INTERPRET", "1")  # or a CPU is refused, where a GPU is beside it
 
 
@@ -176,7 +178,7 @@ class Selections:
         return ids_GP
 
 
-_best = kernels.best
+_best = dispatch.best
 
 
 def assert_close(a: Tensor, b: Tensor) -> None:
@@ -196,7 +198,7 @@ class Twins:
         selections, given = Selections(), []
         for side, select in zip(self.sides, (selections.make, selections.follow), strict=True):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(kernels, "best", select)
+                patch.setattr(dispatch, "best", select)
                 given.append(getattr(side, method)(*([getattr(side, of)] if of else []), *args) or [])
         for plain, offloaded in zip(*given, strict=True):
             assert_close(offloaded, plain)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from triforce.kernels import extension
+from triforce.backends import native_loader
 
 PAGE = 16
-native = extension.native
+native = native_loader.native
 
 
 def usable() -> list[tuple[str, torch.dtype]]:

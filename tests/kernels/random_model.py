@@ -1,6 +1,6 @@
 """A small random model for the native kernels.
 
-Shape suffixes as in kernels/contract.py, and I MLP size.
+Shape suffixes as in backends/interface.py, and I MLP size.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triforce.kernels.native_model import NativeModel
+from triforce.backends.cpu.model import NativeModel
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.model.weights import Layer, Weights

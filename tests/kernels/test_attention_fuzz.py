@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.kernels.paged import PAGE, native, visible
-from triforce.kernels import Lists
-from triforce.kernels.plain_memory import PlainMemory
+from triforce.backends.dispatch import Lists
+from triforce.backends.torch.kv import PlainMemory
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.kernels.paged import native
-from triforce.kernels import best
+from triforce.backends.dispatch import best
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)

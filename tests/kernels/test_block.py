@@ -1,6 +1,6 @@
 """The linear side of a decoder layer, and the head, against float64 and against torch's own path.
 
-Shape suffixes as in kernels/contract.py; Q = H * D, P = G * D, M MLP size.
+Shape suffixes as in backends/interface.py; Q = H * D, P = G * D, M MLP size.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from tests.kernels.paged import native, usable
-from triforce.kernels import plain_model
-from triforce.kernels.plain_model import PlainBlock
+from triforce.backends.torch import model
+from triforce.backends.torch.model import PlainBlock
 from triforce.model.weights import Layer
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
-from triforce.kernels.native_part import NativePartOfBlock
+from triforce.backends.cpu.tensor_parallel import NativePartOfBlock
 
 EPS = 1e-5
 FAMILIES = {
@@ -159,7 +159,7 @@ def test_head(V: int, C: int, dtype: torch.dtype) -> None:
     head = native.Head(scale, native.Matrix(weight), eps=EPS)
     head.logits(x, logits)
     exact = norm(x.double(), scale.double()) @ weight.double().T
-    theirs = (plain_model.norm(x.to(dtype), scale, EPS) @ weight.T).float()
+    theirs = (model.norm(x.to(dtype), scale, EPS) @ weight.T).float()
     assert distance(logits, exact) <= 2 * distance(theirs, exact)
     one = torch.empty(1, V)
     head.logits(x[7:8].contiguous(), one)

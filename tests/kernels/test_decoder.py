@@ -1,6 +1,6 @@
 """A whole pass in one call against the same kernels called one by one: the same bits.
 
-Shape suffixes as in kernels/contract.py.
+Shape suffixes as in backends/interface.py.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from tests.kernels.paged import PAGE, native
-from triforce.kernels import Lists, Pass
+from triforce.backends.dispatch import Lists, Pass
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 from tests.kernels.random_model import D, G, L, V, random_model
-from triforce.kernels.native_layers import by_layers
-from triforce.kernels.native_memory import NativeMemory
-from triforce.kernels.native_model import NativeModel
+from triforce.backends.cpu.kv import NativeMemory
+from triforce.backends.cpu.layerwise import by_layers
+from triforce.backends.cpu.model import NativeModel
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("dtype")

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from triforce.backends import native_loader
 from triforce.errors import TriforceError
-from triforce.kernels import extension
 
-SOURCE = str(Path(extension.__file__).parents[2])  # of the package under test
-built = pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
+SOURCE = str(Path(native_loader.__file__).parents[2])  # of the package under test
+built = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
 
 
 LEVELS = """
 import importlib, os, sys
-from triforce.kernels import extension
+from triforce.backends.dispatch import extension
 for name in sys.argv[1:]:
     os.environ["TRIFORCE_KERNELS"] = name
     importlib.reload(extension)
@@ -37,32 +37,32 @@ def levels_for(kernels: list[str]) -> list[str]:
 
 @built
 def test_the_variable_names_the_level() -> None:
-    levels = extension.native.levels()
+    levels = native_loader.native.levels()
     assert levels[0] == "portable"
     assert levels_for([*levels, "torch"]) == [levels[-1], *levels, "None"]
 
 
 @built
 def test_levels_that_cannot_be() -> None:
-    before = extension.native.level()
+    before = native_loader.native.level()
     with pytest.raises(
         TriforceError, match=r"TRIFORCE_KERNELS=sse9: sse9 is not among .*portable.* There are also torch and triton"
     ):
-        extension.load("sse9")
+        native_loader.load("sse9")
     with pytest.raises(ValueError, match="sse9"):
-        extension.native.use("sse9")
-    assert extension.native.level() == before
+        native_loader.native.use("sse9")
+    assert native_loader.native.level() == before
 
 
 def test_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("triforce.kernels._native", raising=False)
-    monkeypatch.setitem(sys.modules, "triforce.kernels._native", None)
-    native, missing = extension.load("")
+    monkeypatch.delattr("triforce.backends.cpu._native", raising=False)
+    monkeypatch.setitem(sys.modules, "triforce.backends.cpu._native", None)
+    native, missing = native_loader.load("")
     assert native is None
     assert "compiler" in missing
     with pytest.raises(TriforceError, match="TRIFORCE_KERNELS=avx2 asks for native kernels, but they were not built"):
-        extension.load("avx2")
-    assert extension.load("torch") == (None, "")
+        native_loader.load("avx2")
+    assert native_loader.load("torch") == (None, "")
 
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -73,23 +73,23 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
     [("", CPU, False), ("", CUDA, True), ("torch", CUDA, False), ("avx2", CUDA, False), ("triton", CUDA, True)],
 )
 def test_where_triton_is_used(wanted: str, device: torch.device, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extension, "_installed", lambda: True)
-    assert extension.suits_triton(wanted, device) is used
-    assert extension.load("triton") == (None, "")
+    monkeypatch.setattr(native_loader, "_installed", lambda: True)
+    assert native_loader.suits_triton(wanted, device) is used
+    assert native_loader.load("triton") == (None, "")
 
 
 def test_triton_on_a_cpu_is_for_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extension, "_installed", lambda: True)
+    monkeypatch.setattr(native_loader, "_installed", lambda: True)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert extension.suits_triton("triton", CPU)
+    assert native_loader.suits_triton("triton", CPU)
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(TriforceError, match=r"TRIFORCE_KERNELS=triton.*CUDA.*this is cpu.*TRITON_INTERPRET=1"):
-        extension.suits_triton("triton", CPU)
+        native_loader.suits_triton("triton", CPU)
 
 
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """The torch path takes its place, unless it was asked for by name."""
-    monkeypatch.setattr(extension, "_installed", lambda: False)
-    assert not extension.suits_triton("", CUDA)
+    monkeypatch.setattr(native_loader, "_installed", lambda: False)
+    assert not native_loader.suits_triton("", CUDA)
     with pytest.raises(TriforceError, match=r"not installed; pip install 'triforce\[gpu\]'"):
-        extension.suits_triton("triton", CUDA)
+        native_loader.suits_triton("triton", CUDA)

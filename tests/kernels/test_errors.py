@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from tests.kernels.paged import Paged, by_the_book, native, slots, visible
+from triforce.backends.token_sampler import NativeSampling
 from triforce.interface.request import SamplingParams
 from triforce.ragged import ints
-from triforce.sampler import NativeSampling
 from triforce.sampling import Noise
 from triforce.speculation import Draft, Prefix, Rejection
 

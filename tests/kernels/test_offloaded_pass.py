@@ -1,6 +1,6 @@
 """Passes over KV that lies in a store, and over the same KV in memory: the same bits, whatever stays.
 
-Shape suffixes as in kernels/contract.py.
+Shape suffixes as in backends/interface.py.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from tests.kernels.paged import PAGE, native
+from triforce.backends.dispatch import SECTOR, Lists, Pass, Room
 from triforce.errors import CacheError
-from triforce.kernels import SECTOR, Lists, Pass, Room
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 from tests.kernels.random_model import D, G, L, V, random_model
-from triforce.kernels.native_layers import by_layers
-from triforce.kernels.native_memory import NativeMemory
-from triforce.kernels.native_model import NativeModel
-from triforce.kernels.native_offload import OffloadedMemory
+from triforce.backends.cpu.kv import NativeMemory
+from triforce.backends.cpu.layerwise import by_layers
+from triforce.backends.cpu.model import NativeModel
+from triforce.backends.cpu.offload import OffloadedMemory
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("dtype")

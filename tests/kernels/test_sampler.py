@@ -29,14 +29,14 @@ from tests.sampler_scenes import (
     verdict,
 )
 from tests.samplers import torch_sampling
+from triforce.backends import native_loader
+from triforce.backends.token_sampler import NativeSampling, sampling
 from triforce.errors import ModelError, RequestError
 from triforce.interface.request import SamplingParams
-from triforce.kernels import extension
 from triforce.ragged import ints
-from triforce.sampler import NativeSampling, sampling
 from triforce.speculation import Block, Draft, Prefix, Seeded
 
-native = extension.native
+native = native_loader.native
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 torch.set_num_threads(1)
@@ -149,7 +149,7 @@ def test_noise_at_many_positions(vocab_size: int) -> None:
 
 def test_uniforms_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = noise_of([0, 1, 2])
-    monkeypatch.setattr(extension, "native", None)
+    monkeypatch.setattr(native_loader, "native", None)
     theirs = noise_of([0, 1, 2])
     assert ours.keys and not theirs.keys
     ours.draws += 2**32 - 3  # both words of the counter
@@ -217,5 +217,5 @@ def test_which_sampler_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ([SamplingParams()], [0], 8)
     assert isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)
     assert not isinstance(sampling(*arguments, Block(noise_of([0]))), NativeSampling)  # it judges one by one
-    monkeypatch.setattr(extension, "native", None)
+    monkeypatch.setattr(native_loader, "native", None)
     assert not isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)

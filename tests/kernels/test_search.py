@@ -15,7 +15,7 @@ from tests.kernels.paged import PAGE, Paged, Row, native, pad_lists
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
-from triforce.kernels.native_memory import turn
+from triforce.backends.cpu.kv import turn
 
 torch.set_num_threads(1)
 

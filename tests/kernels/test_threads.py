@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from tests.kernels.paged import native
-from triforce.kernels import extension
+from triforce.backends import native_loader
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 
-SOURCE = str(Path(extension.__file__).parents[2])  # of the package under test
+SOURCE = str(Path(native_loader.__file__).parents[2])  # of the package under test
 WORK = """
 import os, torch
-from triforce.kernels import _native as native
+from triforce.backends.dispatch import _native as native
 torch.manual_seed(0)
 matrix, x, y = native.Matrix(torch.randn(512, 512)), torch.randn(8, 512), torch.empty(8, 512)
 def work(times):

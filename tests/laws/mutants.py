@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
+from triforce.backends.torch import attention
+from triforce.backends.torch.kv import PlainMemory
 from triforce.cache import Retrieval
-from triforce.kernels import reference
-from triforce.kernels.plain_memory import PlainMemory
 from triforce.speculation import Block, Lookup, Rejection, Tier, verification
 
 
@@ -242,12 +242,12 @@ MEMORIES = [
         "wrong KV group",  # query head h reads group h modulo G
         [
             Edit(
-                reference,
+                attention,
                 "fold",
                 ("q_THD.transpose(0, 1)", "q_THD.transpose(0, 1).view(H // G, G, T, D).transpose(0, 1)"),
             ),
             Edit(
-                reference,
+                attention,
                 "unfold",
                 (
                     "mixed_GRD.reshape(-1, T, mixed_GRD.shape[-1])",

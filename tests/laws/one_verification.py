@@ -22,9 +22,9 @@ from torch import Tensor
 
 from tests.laws.toy import Law, distance
 from tests.samplers import Sampler
+from triforce.backends.token_sampler import NativeSampling
 from triforce.interface.request import SamplingParams
 from triforce.ragged import Ints, ints
-from triforce.sampler import NativeSampling
 from triforce.sampling import Warper
 from triforce.speculation import Draft, Prefix
 from triforce.speculation import verification as couplings

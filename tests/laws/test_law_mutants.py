@@ -15,8 +15,8 @@ from tests.laws.replay import replay_error
 from tests.laws.test_law_acceptance import LIMIT, watched_ladder
 from tests.laws.test_law_of_one_verification import deviation, laws
 from tests.laws.test_law_of_the_engine import PLAIN, Trial
+from triforce.backends import native_loader
 from triforce.interface.request import SamplingParams
-from triforce.kernels import extension
 from triforce.speculation import Rejection
 
 torch.set_num_threads(1)
@@ -75,7 +75,7 @@ def same_kv(mode: str) -> Callable[[], None]:
 @pytest.fixture(autouse=True)
 def torch_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The faults are edits of Python."""
-    monkeypatch.setattr(extension, "native", None)
+    monkeypatch.setattr(native_loader, "native", None)
 
 
 CHECKS: dict[str, Callable[[], None]] = {

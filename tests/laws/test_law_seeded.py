@@ -16,8 +16,8 @@ from torch import Tensor
 from tests.laws.cases import CASES, EXACT, Case
 from tests.laws.toy import Ladder
 from tests.samplers import Sampler, each_sampler, needs_native, torch_sampling
+from triforce.backends.token_sampler import NativeSampling
 from triforce.interface.request import SamplingParams
-from triforce.sampler import NativeSampling
 from triforce.sampling import Warper
 from triforce.speculation import Draft, Prefix, Seeded
 from triforce.speculation import verification as couplings

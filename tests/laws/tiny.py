@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tests.simple_cache import score
+from triforce.backends.decoder import Decoder
 from triforce.batch import Batch
 from triforce.cache import Budget, Setting
-from triforce.decoder import Decoder
 from triforce.interface.request import SamplingParams
 from triforce.job import Job
 from triforce.ladder import MODES, Models, Speculation

@@ -10,14 +10,14 @@ import pytest
 from tests.planner.test_pilot import with_whims
 from tests.planner.world import plans
 from triforce import LLM, SamplingParams
+from triforce.backends import native_loader
 from triforce.interface.request import RequestOutput
-from triforce.kernels import extension
 from triforce.planner import Costs, Pilot, Plan, pace, pilot
 from triforce.planner.outlook import TIMES
 from triforce.planner.plan import families
 from triforce.session import Session
 
-if extension.native is None:
+if native_loader.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 
 LENGTHS = 700, 350, 90  # tokens; the budget hides something of the first two

@@ -13,13 +13,13 @@ import pytest
 import torch
 import transformers
 
-from triforce.kernels import extension
+from triforce.backends import native_loader
 
 HERE = Path(__file__).parent
 PATH = os.pathsep.join([str(HERE.parents[1] / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
 ENVIRONMENT = os.environ | {"PYTHONPATH": PATH, "GLOO_SOCKET_IFNAME": "lo"}
 MODES = "ar,triforce,retrieval"
-pytestmark = pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
+pytestmark = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
 
 
 def run(script: str, *arguments: str, count: int, folder: Path) -> list[Any]:

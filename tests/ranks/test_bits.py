@@ -15,12 +15,12 @@ from torch import Tensor
 
 from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import save, tiny_model
+from triforce.backends import native_loader
+from triforce.backends.decoder import Decoder
 from triforce.cache import Full, Pool
 from triforce.checkpoint import load
-from triforce.decoder import Decoder
 from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import RequestError
-from triforce.kernels import extension
 from triforce.ragged import ints
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -29,7 +29,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, grouped": ("Qwen3", dict(num_attention_heads=12, num_key_value_heads=6, head_dim=32)),
 }
 LENGTH = 90
-NATIVE = pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
+NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -100,7 +100,7 @@ def test_so_would_one_product_in_bfloat16() -> None:
 
     def times(columns: slice, outputs: slice = slice(None)) -> Tensor:
         y_NX = torch.empty(8, len(weight_XK[outputs]))
-        matrix = extension.native.Matrix(weight_XK[outputs, columns].contiguous())
+        matrix = native_loader.native.Matrix(weight_XK[outputs, columns].contiguous())
         matrix.linear(x_NK[:, columns].contiguous(), y_NX)
         return y_NX
 
@@ -119,7 +119,7 @@ def test_whose_bits_they_are_is_known(folder: Path) -> None:
 
 def test_the_torch_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its products may round otherwise when there are fewer outputs: to the last digits it is the same."""
-    monkeypatch.setattr(extension, "native", None)
+    monkeypatch.setattr(native_loader, "native", None)
     alone_TV = read(load(folder, device="cpu", dtype="float32").decoder, [LENGTH])
     for exact in (True, False):
         first_TV, second_TV = shared(folder, "float32", [60, 30], 2, exact)

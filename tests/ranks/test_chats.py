@@ -8,11 +8,11 @@ import pytest
 
 from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import tiny_pair
+from triforce.backends import native_loader
 from triforce.cli.chats.answer import answer
 from triforce.completion import Piece
 from triforce.distributed.group import ALONE, Ranks
 from triforce.interface.request import RequestOutput, SamplingParams
-from triforce.kernels import extension
 from triforce.llm import LLM
 from triforce.session import Session
 
@@ -29,7 +29,7 @@ def made(pair: Path, ranks: Ranks) -> LLM:
     return LLM(pair / "target", pair / "draft", budget=64, full_layers="none", ranks=ranks, mode="triforce")
 
 
-@pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
+@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
 @pytest.mark.parametrize("after", [0, 1, 3])
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_all_ranks_end_at_the_same_place(pair: Path, after: int, temperature: float) -> None:

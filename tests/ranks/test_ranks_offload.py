@@ -9,15 +9,17 @@ import pytest
 
 from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import save, tiny_model
+from triforce.backends import native_loader
+from triforce.backends.cpu import offload
+from triforce.backends.cpu.layerwise import one_layer
+from triforce.backends.dispatch import Pass
 from triforce.cache.room import size_of
 from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import CacheError
 from triforce.interface.request import RequestOutput, SamplingParams
-from triforce.kernels import Pass, extension, native_offload
-from triforce.kernels.native_layers import one_layer
 from triforce.llm import LLM
 
-pytestmark = pytest.mark.skipif(extension.native is None, reason="a store is for the native kernels")
+pytestmark = pytest.mark.skipif(native_loader.native is None, reason="a store is for the native kernels")
 SHAPE = dict(hidden_size=64, intermediate_size=64, head_dim=64, num_attention_heads=4, num_key_value_heads=4)
 PROMPTS = [[2 + (7 * i * i + step) % 90 for i in range(1300)] for step in (0, 11)]
 MEMORY = "7MiB"
@@ -70,7 +72,7 @@ def test_a_layer_that_is_read_wrongly_shows(pair: Path, monkeypatch: pytest.Monk
             x_1TC.neg_()
         one_layer(memory, model, layer, ids_1T, x_1TC, this)
 
-    monkeypatch.setattr(native_offload, "one_layer", wrong)
+    monkeypatch.setattr(offload, "one_layer", wrong)
     wanted = texts(generate(pair, ALONE, "ar"))
     for outputs in together(2, lambda ranks: generate(pair, ranks, "ar", kv_offload="file", kv_memory=MEMORY)):
         assert texts(outputs) != wanted

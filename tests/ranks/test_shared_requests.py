@@ -13,12 +13,12 @@ import pytest
 from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import tiny_pair
 from triforce import engine as engine_module
+from triforce.backends import native_loader
 from triforce.completion import Piece
 from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import CacheError, RankError, RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import RequestOutput, SamplingParams
-from triforce.kernels import extension
 from triforce.llm import LLM
 from triforce.server import crew, worker
 from triforce.server.crew import Crew, Orders
@@ -26,7 +26,7 @@ from triforce.server.engine import Ask, Lost
 from triforce.server.limits import Limits
 from triforce.server.worker import Worker
 
-NATIVE = pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
+NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
 LIMITS = Limits(waiting=16, rows=4, kv_tokens=1024)
 SCHEMA = Grammar.json({"type": "object", "properties": {"a": {"enum": ["the cat", "a hat"]}}, "required": ["a"]})
 

@@ -9,15 +9,15 @@ import pytest
 
 from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import tiny_pair
+from triforce.backends import native_loader
 from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import RankError, RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
-from triforce.kernels import extension
 from triforce.llm import LLM
 from triforce.planner import Costs, Pilot
 
 PROMPTS = [[2 + (7 * i * i + step) % 290 for i in range(150)] for step in (0, 11)]
-NATIVE = pytest.mark.skipif(extension.native is None, reason="the native kernels were not built")
+NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
 
 
 @pytest.fixture(scope="module")

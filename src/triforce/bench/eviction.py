@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.backends.decoder import Decoder
 from triforce.bench.acceptance.heavy import Heavy, added, attended
 from triforce.cache import Budget, Retrieval, Setting
 from triforce.cache.select import Policy, Recent
-from triforce.decoder import Decoder
 from triforce.ladder import Models, Rows, Speculation
 from triforce.ragged import ints
 

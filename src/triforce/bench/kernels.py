@@ -1,6 +1,6 @@
 """Each kernel against the bandwidth of the memory: bytes, seconds, GB/s, and the share of what has just been measured.
 
-Shape suffixes as in kernels/contract.py.
+Shape suffixes as in backends/interface.py.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from triforce.backends import native_loader
+from triforce.backends.decoder import Decoder
+from triforce.backends.dispatch import Lists, Pass
+from triforce.backends.token_sampler import sampling
+from triforce.backends.torch.attention import attend_causal
 from triforce.bench import shapes
 from triforce.cache import PAGE, Full, Pool
 from triforce.cache.pool import pages_for
-from triforce.decoder import Decoder
 from triforce.interface.request import SamplingParams
-from triforce.kernels import Lists, Pass, extension
-from triforce.kernels.reference import attend_causal
 from triforce.ragged import Ints, ints
-from triforce.sampler import sampling
 from triforce.sampling import Noise
 from triforce.speculation import Draft, Prefix, Seeded
 
@@ -37,7 +38,7 @@ def rows(contexts: Sequence[int], shape_names: Sequence[str]) -> Iterator[Row]:
     """Whole steps of each shape, prefill attention, and the sampler; the bandwidth before those that it limits."""
     for name in shape_names:
         decoder = shapes.decoder(name, max(contexts) + 64)
-        lower = shapes.decoder(name, max(contexts) + 64, int8=True) if extension.native else None
+        lower = shapes.decoder(name, max(contexts) + 64, int8=True) if native_loader.native else None
         for context in contexts:
             yield from _steps(name, decoder, lower, context)
     yield from _prefill()
@@ -63,7 +64,7 @@ def in_turns(calls: Sequence[Callable[[], object]]) -> list[float]:
 def reading() -> tuple[Callable[[], object], int]:
     """To read a gigabyte with the threads of the kernels; and the bytes."""
     many = torch.ones(1 << 27, dtype=torch.int64)
-    if native := extension.native:
+    if native := native_loader.native:
         return partial(native.read, many), many.nbytes
     return many.sum, many.nbytes
 
@@ -142,7 +143,7 @@ def _prefill() -> Iterator[Row]:
     lists = Lists(pool.units(range(1), PAGE), [context - width], [width])
     k_GSD, v_GSD = (x.contiguous() for x in pool.span(0, 0, 0, context))
     operations = 4 * width * (context - width // 2) * H * D
-    threads = extension.native.threads() if extension.native else torch.get_num_threads()
+    threads = native_loader.native.threads() if native_loader.native else torch.get_num_threads()
 
     def torchs() -> None:
         torch.set_num_threads(threads)

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from triforce.backends.decoder import Decoder
 from triforce.checkpoint.families import model_config, read_config
 from triforce.checkpoint.weights import tensor_shapes
-from triforce.decoder import Decoder
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.model.weights import Layer, Weights

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from triforce import kernels
+from triforce.backends import dispatch
 from triforce.cache.saved import Maker, SavedCache
 from triforce.group import OnPrefill
 from triforce.interface.request import RequestOutput, SamplingParams
@@ -59,7 +59,7 @@ class Prompts:
             (first,) = self.llm.generate([prompt], short, mode="ar", save_cache=kv, on_prefill=self.on_prefill())
             about.write_text(json.dumps([key, (len(prompt) - 1) / first.prefill_seconds]), encoding="utf-8")
         pool = self.llm.open(1, 1).engine.store.pool
-        maker = Maker(self.llm.target.fingerprint, kernels.identity(self.llm.models.target.model, pool.memory))
+        maker = Maker(self.llm.target.fingerprint, dispatch.identity(self.llm.models.target.model, pool.memory))
         return SavedCache(kv, maker), _saved(about)[1]
 
     def drop(self, name: str) -> None:

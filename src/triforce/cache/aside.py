@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from triforce.backends.dispatch import Memory
 from triforce.cache.pool import Pool
 from triforce.cache.sight import Sight
-from triforce.kernels import Memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from triforce.backends.dispatch import PAGE
 from triforce.cache.pool import pages_for
 from triforce.errors import RequestError
-from triforce.kernels import PAGE
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from triforce import kernels
+from triforce.backends import dispatch
 from triforce.cache.budget import Budget
 from triforce.cache.room import Needs, Offload, describe
 from triforce.errors import CacheError
@@ -29,7 +29,7 @@ def needs_of(
 ) -> Needs:
     """What KV of so many pages needs where these kernels keep it; `weights`: bytes that are not there yet."""
     kept = pages, rows, reach, budget
-    if kernels.layered(config, dtype, device):
+    if dispatch.layered(config, dtype, device):
         return LayeredNeeds(config, dtype.itemsize, *kept, device, weights)
     return Needs(config, dtype.itemsize, *kept)
 
@@ -64,7 +64,7 @@ class LayeredNeeds(Needs):
     @property
     def passing(self) -> int:
         """Bytes of the activations of a prompt, roughly."""
-        config, tokens = self.config, self.pages * kernels.PAGE
+        config, tokens = self.config, self.pages * dispatch.PAGE
         at_once = 4 * config.hidden_size + 3 * config.intermediate_size
         return self.itemsize * (tokens * config.hidden_size + min(tokens, AT_ONCE) * at_once)
 
@@ -104,7 +104,7 @@ class LayeredNeeds(Needs):
     def require_all(self) -> None:
         """On a CUDA device: before a prompt is read for minutes. Raises CacheError."""
         if self.pinned and self.bytes > (free := self.free):
-            tokens = free // (self.heads * self.page_bytes) * kernels.PAGE
+            tokens = free // (self.heads * self.page_bytes) * dispatch.PAGE
             raise CacheError(
                 f"the KV cache needs {describe(self.bytes)} on {self.device}, and {describe(free)} are free beside "
                 f"weights and a prompt's activations, for {tokens} tokens in all; use --kv-offload host, a smaller "

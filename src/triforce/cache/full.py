@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.backends.dispatch import PAGE, Lists, Model, Pass
 from triforce.cache.aside import Seen, put_row_back, take_row
 from triforce.cache.budget import Budget
 from triforce.cache.pool import Pool
 from triforce.cache.sight import Sight
-from triforce.kernels import PAGE, Lists, Model, Pass
 from triforce.ragged import Ints
 
 OBSERVED = 80

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce import kernels
+from triforce.backends import dispatch
+from triforce.backends.dispatch import PAGE
+from triforce.backends.dispatch import pages_for as pages_for
 from triforce.errors import CacheError
 from triforce.interface.request import KvBytes
-from triforce.kernels import PAGE
-from triforce.kernels import pages_for as pages_for
 from triforce.model.config import ModelConfig
 
 
@@ -43,11 +43,11 @@ class Pool:
         unit: int = PAGE,
         int8: bool = False,
         least: tuple[int, int] = (1, 1),
-        room: kernels.Room | None = None,
+        room: dispatch.Room | None = None,
     ) -> None:
         self.config, self.dtype, self.device, self.unit, self.least = config, dtype, torch.device(device), unit, least
-        self.offloaded = kernels.offloaded(config, pages, dtype, device, room) if room else None
-        self.memory = self.offloaded or kernels.memory(config, pages, dtype, device, unit, int8)
+        self.offloaded = dispatch.offloaded(config, pages, dtype, device, room) if room else None
+        self.memory = self.offloaded or dispatch.memory(config, pages, dtype, device, unit, int8)
         self.pages = pages
         self._free = list(range(1, pages + 1))
         self._owners = [0] * (pages + 1)

@@ -11,9 +11,9 @@ from hashlib import blake2b
 
 import numpy as np
 
+from triforce.backends.dispatch import PAGE
 from triforce.cache.full import TAIL
 from triforce.cache.pool import Pool
-from triforce.kernels import PAGE
 from triforce.ragged import Ints
 
 Tokens = Sequence[int] | Ints

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.backends.dispatch import PAGE, Lists, Model, Pass, Search
 from triforce.cache.aside import places
 from triforce.cache.budget import Setting
 from triforce.cache.full import Full
 from triforce.cache.index import Index
 from triforce.cache.select import Policy
-from triforce.kernels import PAGE, Lists, Model, Pass, Search
 from triforce.ragged import Ints
 
 FOUND = 4

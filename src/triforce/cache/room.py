@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
+from triforce.backends.dispatch import PAGE, SECTOR
 from triforce.cache.budget import Budget
 from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import CacheError, RequestError
-from triforce.kernels import PAGE, SECTOR
 from triforce.model.config import ModelConfig
 
 KINDS = ("none", "host", "file")

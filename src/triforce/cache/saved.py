@@ -21,9 +21,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from triforce.backends.native_loader import VARIABLE
 from triforce.cache.full import TAIL, Full
 from triforce.errors import CacheError
-from triforce.kernels.extension import VARIABLE
 from triforce.model.config import ModelConfig
 
 FORMAT = "triforce-kv-1"

@@ -10,11 +10,11 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
+from triforce.backends.dispatch import SECTOR, Room
+from triforce.backends.offload_layout import Store
 from triforce.cache.room import Needs, Offload, describe, free_memory, memory_for, up
 from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import CacheError
-from triforce.kernels import SECTOR, Room
-from triforce.kernels.offload import Store
 
 
 def room(offload: Offload, needs: Needs, ranks: Ranks = ALONE) -> Room | None:

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce import kernels
+from triforce.backends import dispatch
+from triforce.backends.dispatch import PAGE, Lists, Model, Pass
 from triforce.cache.aside import put_back, taken
 from triforce.errors import CacheError
-from triforce.kernels import PAGE, Lists, Model, Pass
 from triforce.model.config import ModelConfig
 from triforce.ragged import Ints, there
 
@@ -49,7 +49,7 @@ class Streaming:
         self.unit = gcd(sinks, PAGE)
         self.ring = self.unit * (1 + ceil((window + slack) / self.unit))  # a unit more: lists begin at a whole one
         self.pages = ceil((sinks + self.ring) / PAGE)
-        self.memory = kernels.memory(config, rows * self.pages, dtype, device, self.unit)
+        self.memory = dispatch.memory(config, rows * self.pages, dtype, device, self.unit)
         self.device = torch.device(device)
         self._free = list(range(rows))
         self._seat(rows)

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from triforce import kernels
+from triforce.backends import dispatch
+from triforce.backends.decoder import Decoder
 from triforce.checkpoint.families import model_config, read_config
 from triforce.checkpoint.files import model_folder
 from triforce.checkpoint.tokenizer import Tokenizer, same_tokenizer
 from triforce.checkpoint.tokenizer_files import has_tokenizer
 from triforce.checkpoint.weights import read_weights
-from triforce.decoder import Decoder
 from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
@@ -66,7 +66,7 @@ def load(
     vocab_size = tokenizer.vocab_size if tokenizer else hf.vocab_size
     config = model_config(hf, vocab_size=vocab_size, context=context, device=place)
     precision, own = resolve_dtype(dtype, place, config), config.shared(ranks.count)
-    kernels.claim_threads(config, precision, place)
+    dispatch.claim_threads(config, precision, place)
     weights = read_weights(folder, config, rows=hf.vocab_size, device=place, dtype=precision, ranks=ranks)
     config, decoder = own, Decoder(own, weights, ranks=ranks)
     lower = Decoder(config, weights, int8=True, ranks=ranks) if int8 else decoder
@@ -120,7 +120,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: ModelConfig) -> torch.dtype:
     """How to hold weights and KV. Raises ModelError for what is not in `DTYPES`."""
     if dtype == "auto":
-        return kernels.best_dtype(config, device)
+        return dispatch.best_dtype(config, device)
     found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if found is None or found not in DTYPES.values():
         raise ModelError(f"dtype {str(dtype)!r} is not supported; use one of auto, {', '.join(DTYPES)}")

@@ -90,7 +90,7 @@ def int8_weights(config: ModelConfig) -> int:
 
 def int8_kv_bytes(config: ModelConfig) -> float:
     """Bytes of the int8 copies of one token: each page has two scales in float32 for each layer and KV head."""
-    from triforce.kernels import PAGE
+    from triforce.backends.dispatch import PAGE
 
     return kv_bytes(config, 1) + 2 * 4 * config.layers * config.kv_heads / PAGE
 

@@ -72,7 +72,7 @@ def _started(environment: Mapping[str, str]) -> int:
 
 
 def _as_rank(options: Namespace, command: Command, count: int) -> int:
-    from triforce.kernels import graphs
+    from triforce.backends.cuda import graphs
 
     options.device = spawn.own_device(options.device, int(os.environ.get("LOCAL_RANK", 0)))
     _share_processors(int(os.environ.get("LOCAL_WORLD_SIZE", count)))
@@ -86,7 +86,7 @@ def _as_rank(options: Namespace, command: Command, count: int) -> int:
 
 def _share_processors(ranks: int) -> None:
     """All ranks of a machine at once: more threads than processors would wait for each other."""
-    from triforce.kernels import extension
+    from triforce.backends import native_loader
 
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    extension.use_threads(max(1, usable // ranks))
+    native_loader.use_threads(max(1, usable // ranks))

@@ -12,8 +12,8 @@ from time import perf_counter
 import numpy as np
 from torch import Tensor
 
+from triforce.backends.decoder import Decoder
 from triforce.cache import Full, Streaming
-from triforce.decoder import Decoder
 from triforce.evaluate.scoring import WIDTH, draft_view, full_view, parts, read
 from triforce.evaluate.subject import Subject, Text
 

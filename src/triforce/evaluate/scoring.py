@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from triforce.backends.decoder import Decoder
 from triforce.cache import PAGE, Full, Streaming
-from triforce.decoder import Decoder
 from triforce.ladder import Models, Rows, Speculation
 from triforce.ragged import ints
 

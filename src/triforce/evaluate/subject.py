@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from triforce.backends.decoder import Decoder
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.decoder import Decoder
 from triforce.errors import RequestError
 from triforce.evaluate.plan import Plan
 from triforce.evaluate.scoring import full_view, nats

@@ -13,9 +13,9 @@ from threading import Thread
 from time import sleep
 from typing import Any
 
+from triforce.backends import native_loader
 from triforce.distributed import spawn
 from triforce.errors import RankError, TriforceError
-from triforce.kernels import extension
 from triforce.llm import LLM
 from triforce.server.crew import follow
 from triforce.server.limits import Limits
@@ -48,7 +48,7 @@ def accompanied(settings: dict[str, Any], limits: Limits, count: int, exact: boo
 def run() -> None:
     """What one of them is. A mistake in the settings is said by the first."""
     settings, limits, exact, threads = pickle.load(sys.stdin.buffer)
-    extension.use_threads(threads)
+    native_loader.use_threads(threads)
     joined = _joined(settings["device"], exact)
     try:
         llm = LLM(**settings | joined)

@@ -10,8 +10,8 @@ from typing import Any
 import ray
 from ray import serve
 
+from triforce.backends import native_loader
 from triforce.errors import TriforceError
-from triforce.kernels import extension
 from triforce.llm import LLM
 from triforce.replicas.desk import Desk
 from triforce.replicas.others import accompanied
@@ -78,7 +78,7 @@ class Replica:
 def use_share(ranks: int) -> int:
     """As many threads as each rank has of the processors that this process was given."""
     given = int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))
-    extension.use_threads(threads := max(1, given // ranks))
+    native_loader.use_threads(threads := max(1, given // ranks))
     return threads
 
 

@@ -19,7 +19,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from triforce.kernels import extension
+from triforce.backends import native_loader
 from triforce.ragged import Ints, there
 
 _MASK = 0xFFFFFFFF
@@ -67,7 +67,7 @@ class Noise:
 
     def __init__(self, seeds: Sequence[int], choices: Sequence[int], device: torch.device | str = "cpu") -> None:
         self.draws = torch.zeros(_TIERS, len(seeds), dtype=torch.int64, device=device)
-        native = extension.native if self.draws.device.type == "cpu" else None
+        native = native_loader.native if self.draws.device.type == "cpu" else None
         self.keys = native.Noise(list(seeds), list(choices)) if native else None
         self._keys_R2B = key_schedule(seeds).to(device)
         self.seeds_B = torch.tensor(list(seeds), dtype=torch.uint64).view(torch.int64).to(device)
@@ -102,8 +102,8 @@ class Noise:
             out_Bn = torch.empty(len(used_B), n, dtype=torch.float64)
             self.keys.uniforms(self.draws, tier, used_B, out_Bn)
             return out_Bn
-        if extension.suits_triton(extension.wanted, self.draws.device):
-            from triforce.kernels.triton.noise import uniforms
+        if native_loader.suits_triton(native_loader.wanted, self.draws.device):
+            from triforce.backends.cuda.triton.rng import uniforms
 
             out_Bn = uniforms(self.seeds_B, self.choices_B, self.draws[tier], tier, n)
             self.draws[tier] += there(used_B, self.draws.device)
@@ -123,8 +123,8 @@ class Noise:
 
     def _exponentials(self, rows_N: Tensor, positions_N: Tensor, vocab_size: int) -> Tensor:
         """Fresh exponentials of N places, float64 (N, V), made tile by tile."""
-        if extension.suits_triton(extension.wanted, rows_N.device):
-            from triforce.kernels.triton.noise import exponentials
+        if native_loader.suits_triton(native_loader.wanted, rows_N.device):
+            from triforce.backends.cuda.triton.rng import exponentials
 
             return exponentials(self.seeds_B[rows_N], self.choices_B[rows_N], positions_N, vocab_size)
         pairs = (vocab_size + 1) // 2

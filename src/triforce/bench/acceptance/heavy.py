@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from triforce.backends.decoder import Decoder
 from triforce.cache import Full
 from triforce.cache.full import OBSERVED
 from triforce.cache.select.best import best
-from triforce.decoder import Decoder
 from triforce.ragged import Ints, ints
 
 

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.backends.decoder import Decoder
 from triforce.bench.acceptance.heavy import attended
 from triforce.bench.acceptance.workloads import Span, Workload
 from triforce.cache import PAGE, Retrieval, Setting
 from triforce.cache.full import TAIL
-from triforce.decoder import Decoder
 from triforce.interface.request import SamplingParams
 from triforce.ladder import Models, Rows, Speculation
 from triforce.ragged import Ints, ints

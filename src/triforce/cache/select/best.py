@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from triforce import kernels
+from triforce.backends import dispatch
 
 RECENT_SHARE = 8
 """A scoring policy gives one part in so many of the budget to the latest tokens."""
@@ -17,4 +17,4 @@ def recent_share(budget: int) -> int:
 
 def best(scores_LGN: Tensor, candidates: range, picks: int) -> Tensor:
     """The ids of the `picks` highest scores among `candidates`, ascending, so that memory is read in order."""
-    return kernels.best(scores_LGN.flatten(0, 1), candidates, picks).view(*scores_LGN.shape[:2], picks)
+    return dispatch.best(scores_LGN.flatten(0, 1), candidates, picks).view(*scores_LGN.shape[:2], picks)

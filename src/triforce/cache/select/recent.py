@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from triforce.backends.dispatch import PAGE
 from triforce.cache.full import Full
-from triforce.kernels import PAGE
 
 
 class Recent:

@@ -1,0 +1,137 @@
+"""Where the pages of an offloaded memory lie on a device: whole layers, buffers, and frames of the other layers.
+
+A home is a layer of all pages on the device: that of a whole layer, or a buffer. The store has all pages of the other
+layers, and a part, which is a layer's frames on the device: scratch, seats, working set.
+
+Shape suffixes as in contract.py; P pages, N some pages, X places of pages of all KV heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from triforce.backends.cuda.offload.copy_stream import Copies
+from triforce.backends.cuda.triton.page_copy import KeysValues, carry
+from triforce.backends.interface import PAGE
+from triforce.backends.offload_layout import Room
+from triforce.backends.torch.kv import allocate
+from triforce.model.config import ModelConfig
+
+Run = tuple[int, int]
+"""Consecutive pages: the first, and how many."""
+
+
+class Places:
+    def __init__(self, config: ModelConfig, pages: int, room: Room, homes: KeysValues) -> None:
+        """`homes`: (room.layers + room.buffers, G, S, D) each."""
+        self._homes, self._pages, self._size = homes, pages + 1, PAGE * config.head_dim
+        G, D, keys = config.kv_heads, config.head_dim, homes[0]
+        self.home = {layer: layer for layer in range(room.layers)}
+        """Of each whole layer."""
+        self.part = {layer: layer - room.layers for layer in range(room.layers, config.layers)}
+        """Of each other one, in the store, too."""
+        assert room.store.memory is not None, "a store that a device reads is memory"
+        self._store = room.store.memory.view(keys.dtype).view(len(self.part), 2, G, self._pages * PAGE, D)
+        self.seats, parts = room.moving // G, max(1, len(self.part))
+        self._frames = (room.frames // G - room.layers * self._pages) // parts
+        self.frames = max(1, self._frames - 1 - self.seats)
+        """Of the working set of each layer and KV head."""
+        shape = (len(self.part), G, self._frames * PAGE, D)
+        self._parts = allocate(shape, keys.dtype, keys.device), allocate(shape, keys.dtype, keys.device)
+        for each in self._parts:
+            each.zero_()
+        self._heads_G1 = torch.arange(G, device=keys.device)[:, None]
+
+    def on_device(self, layer: int) -> KeysValues:
+        """A layer's home, or its part: (G, S, D) each."""
+        kept = self.home.get(layer)
+        return self.of_home(kept) if kept is not None else self._of(self._parts, self.part[layer])
+
+    def of_home(self, home: int) -> KeysValues:
+        return self._of(self._homes, home)
+
+    def at_pages(self, pages: Tensor) -> Tensor:
+        """Pages (..., N), or (..., G, N) if each head has its own, as places of a layer in the store or of a home."""
+        return self._heads_G1 * self._pages + pages
+
+    def at_frames(self, frames: Tensor) -> Tensor:
+        """The same of frames as places of a part; 0 where the frame is."""
+        return (self._heads_G1 * self._frames + frames) * (frames > 0)
+
+    def first_in_store(self, layers: range) -> Tensor:
+        """Where the pages of layers begin there, (L, 1, 1), for `fetch`; 0 of whole layers."""
+        first = [2 * self.part.get(layer, 0) * len(self._heads_G1) * self._pages for layer in layers]
+        return torch.tensor(first, device=self._heads_G1.device)[:, None, None]
+
+    def first_in_parts(self, layers: range) -> Tensor:
+        """The same of their parts."""
+        first = [self.part.get(layer, 0) * len(self._heads_G1) * self._frames for layer in layers]
+        return torch.tensor(first, device=self._heads_G1.device)[:, None, None]
+
+    def fetch(self, from_X: Tensor, to_X: Tensor) -> None:
+        """From places of the whole store to places of all parts."""
+        carry((self._store[0, 0], self._store[0, 1]), from_X, self._parts, to_X, self._size)
+
+    def from_part(self, layer: int, home: int, frames_X: Tensor, pages_X: Tensor) -> None:
+        carry(self._of(self._parts, self.part[layer]), frames_X, self.of_home(home), pages_X, self._size)
+
+    def to_part(self, layer: int, home: int, frames_X: Tensor, pages_X: Tensor) -> None:
+        carry(self.of_home(home), pages_X, self._of(self._parts, self.part[layer]), frames_X, self._size)
+
+    def to_store(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
+        """From the frames of layers that are not whole."""
+        for layer in layers:
+            carry(self._of(self._parts, self.part[layer]), frames_X, self.of_store(layer), pages_X, self._size)
+
+    def to_parts(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
+        """And back."""
+        for layer in layers:
+            carry(self.of_store(layer), pages_X, self._of(self._parts, self.part[layer]), frames_X, self._size)
+
+    def copies_in(self, layer: int, runs: Sequence[Run], home: int) -> Copies:
+        """Runs of pages from the store to a home."""
+        return ((there, stored) for stored, there in self._pairs(layer, runs, home))
+
+    def copies_out(self, layer: int, runs: Sequence[Run], home: int) -> Copies:
+        """And back."""
+        return self._pairs(layer, runs, home)
+
+    def _pairs(self, layer: int, runs: Sequence[Run], home: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each head's keys and values in the store and in a home, run by run."""
+        for stored_GSD, there_GSD in zip(self.of_store(layer), self.of_home(home), strict=True):
+            for stored_SD, there_SD in zip(stored_GSD, there_GSD, strict=True):
+                for first, count in runs:
+                    slots = slice(first * PAGE, (first + count) * PAGE)
+                    yield stored_SD[slots], there_SD[slots]
+
+    def exchange(self, whole: int, other: int, buffer: int, runs: Sequence[Run]) -> None:
+        """The layer `whole` takes the place of the layer `other`, whose pages a buffer has, and the other way round."""
+        home = self.home[whole]
+        for stored, there in self._pairs(other, runs, home):
+            stored.copy_(there, non_blocking=True)
+        for kept_GSD, here_GSD in zip(self.of_home(home), self.of_home(buffer), strict=True):
+            kept_GSD.copy_(here_GSD)
+        self.home[other], self.part[whole] = self.home.pop(whole), self.part.pop(other)
+
+    def of_store(self, layer: int) -> KeysValues:
+        """All of a layer that is not whole, (G, S, D) each, on the host."""
+        return self._store[self.part[layer], 0], self._store[self.part[layer], 1]
+
+    @staticmethod
+    def _of(memories: KeysValues, index: int) -> KeysValues:
+        keys, values = memories
+        return keys[index], values[index]
+
+
+def runs_of(pages: Sequence[int]) -> list[Run]:
+    """Ascending pages as runs."""
+    found: list[Run] = []
+    for page in pages:
+        if found and page == sum(found[-1]):
+            found[-1] = found[-1][0], found[-1][1] + 1
+        else:
+            found.append((page, 1))
+    return found

@@ -1,0 +1,86 @@
+"""The sampler for CUDA devices: one launch and one copy back.
+
+Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triforce.backends.cuda.triton.sampler import KEPT, Asked, by_race, by_rejection
+from triforce.interface.request import SamplingParams
+from triforce.ragged import Bools, Ints, there
+from triforce.sampling import Noise, Warper
+from triforce.sampling.logits import check
+from triforce.speculation import Draft, Prefix, Rejection, Seeded
+from triforce.speculation.verification import settle
+
+
+class TritonSampling:
+    """The laws are the warper's; it is asked only where a row has penalties or biases.
+
+    The host waits once. What it gives for rows that are not live may be anything.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[SamplingParams],
+        prompt_lengths: Sequence[int],
+        vocab_size: int,
+        coupling: Seeded | Rejection,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.coupling, self.vocab_size = coupling, vocab_size
+        self._warper = Warper(params, prompt_lengths, vocab_size, device)
+        self._settings_5B = _settings(params, vocab_size).to(device)
+
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
+        if self._warper.adjusts:
+            text = torch.from_numpy(prefix.ids_BS), torch.from_numpy(prefix.lengths_B)
+            logits_BJV = self._warper.adjusted(logits_BJV, *text)
+        lasts_B = np.where(live_B, guess.counts_B, -1)
+        places_2B = there(np.stack((prefix.lengths_B, lasts_B)), logits_BJV.device)
+        asked = Asked(logits_BJV, self._settings_5B, places_2B)
+        decided_2BJ, laws_BJV = self._decide(asked, guess, live_B, tier)
+        verdicts_BJ, peaks_BJ = decided_2BJ.cpu()  # here the host waits
+        check(peaks_BJ.view(torch.float64))
+        kept_B = _leading(verdicts_BJ.numpy(), guess, isinstance(self.coupling, Seeded))
+        tokens_B = verdicts_BJ[torch.arange(len(kept_B)), kept_B]
+        return settle(guess, kept_B, tokens_B, laws_BJV, tier)
+
+    def _decide(self, asked: Asked, guess: Draft, live_B: Bools, tier: int) -> tuple[Tensor, Tensor]:
+        """Verdicts and peaks (2, B, J), and the laws that a draft must carry."""
+        device, noise = asked.logits_BJV.device, self.coupling.noise
+        if isinstance(self.coupling, Seeded):
+            assert isinstance(noise, Noise), "exponentials are made where they are needed"
+            nothing_BJV = guess.laws_BKV.new_empty(*asked.logits_BJV.shape[:2], 0)
+            return by_race(asked, noise.seeds_B, noise.choices_B), nothing_BJV
+        uniforms_BJ = noise.uniforms(tier, asked.logits_BJV.shape[1], (guess.counts_B + 1) * live_B)
+        tokens_BK = there(np.ascontiguousarray(guess.tokens_BK), device)
+        return by_rejection(asked, tokens_BK, guess.laws_BKV.to(device), uniforms_BJ.to(device))
+
+
+def _leading(verdicts_BJ: Ints, guess: Draft, picks: bool) -> Tensor:
+    """How many guesses of each row are kept, before the first that is not."""
+    K = verdicts_BJ.shape[1] - 1
+    kept_BK = verdicts_BJ[:, :K] == (guess.tokens_BK if picks else KEPT)
+    return torch.from_numpy((kept_BK & (np.arange(K) < guess.counts_B[:, None])).cumprod(1).sum(1))
+
+
+def _settings(params: Sequence[SamplingParams], vocab_size: int) -> Tensor:
+    """Of each row: temperature, top-k or 0, top-p, the least score, the lightest share; float64 (5, B).
+
+    Greedy is top-k of 1 at temperature 1. A nucleus has no token of less than the lightest share: all those together
+    hold less than half of what it leaves out, or 1e-9 less than that, as sums are rounded.
+    """
+    rows = [
+        (p.temperature, p.top_k if p.top_k < vocab_size else 0, p.top_p, p.min_p) if p.temperature else (1.0, 1, 1.0, 0)
+        for p in params
+    ]
+    temperature_B, top_k_B, top_p_B, min_p_B = torch.tensor(rows, dtype=torch.float64).view(-1, 4).unbind(1)
+    light_B = ((1 - top_p_B - 1e-9) / (2 * vocab_size)).clamp_min(0)
+    return torch.stack((temperature_B, top_k_B, top_p_B, min_p_B.log(), light_B))

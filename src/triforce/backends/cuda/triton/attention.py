@@ -1,0 +1,207 @@
+"""Paged attention: queries over lists of units, split over the keys, with a merge in a fixed order.
+
+A list is cut into splits of `split` keys, counted from its start. Each split is one program for each KV head, in which
+the query heads of a group are rows beside one another; it goes through its keys in blocks of 64. Splits are merged in
+ascending order. Neither depends on how long a list is, and what a query does not see adds exact zeros, so its bits
+depend on its own keys and on the shape of the pass (see `Pass.least`).
+
+Scores are in base 2. For the mass, a split leaves the log-sum-exp of each query row and unit; once the whole row's is
+known, a third kernel adds up 2 ** (theirs - its).
+
+Shape suffixes as in contract.py; R = T * H / G query rows of a KV head, N splits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import e, log2
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from triforce.backends.cuda.triton import interpreted, multiplied_as
+
+BLOCK = 64
+SPLIT, SPLIT_BY_HEAD = 512, 256
+"""Keys of a split. Lists of each KV head's own are short, and need more splits to keep a device busy."""
+MOST_ROWS = 64
+"""Query rows of a program; those beyond read the keys again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What queries see, on the device: `kernels.Lists` with its integers as tensors (B)."""
+
+    units: Tensor
+    starts_B: Tensor
+    counts_B: Tensor
+    unit: int
+    sinks: int = 0
+    window: int = 0
+
+
+def attend(
+    q_BTHD: Tensor,
+    k_GSD: Tensor,
+    v_GSD: Tensor,
+    seen: Seen,
+    weigh: bool = False,
+    q_sinks_BTHD: Tensor | None = None,
+    split: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if asked to `weigh`.
+
+    As `Memory.attend`. `split`: keys of a split, a multiple of 64. No host synchronisation.
+    """
+    (B, T, H, D), G, U = q_BTHD.shape, len(k_GSD), seen.units.shape[-1]
+    by_head = seen.units.ndim == 3
+    split = split or (SPLIT_BY_HEAD if by_head else SPLIT)
+    R, N = T * H // G, max(1, -(-U * seen.unit // split))
+    at_once = min(MOST_ROWS, max(16, triton.next_power_of_2(R)))
+    mixed_BTHD, D2 = torch.empty_like(q_BTHD), max(16, triton.next_power_of_2(D))
+    new = q_BTHD.new_empty
+    parts_BGNRD, peaks_BGNR, sums_BGNR = (new(B, G, N, R, *d, dtype=torch.float32) for d in ((D,), (), ()))
+    whole_BGR = new(B, G, R, dtype=torch.float32)
+    units_BGRU = new((B, G, R, U) if weigh else (1,), dtype=torch.float32)
+    _splits[(N, G * triton.cdiv(R, at_once), B)](
+        q_BTHD, q_BTHD if q_sinks_BTHD is None else q_sinks_BTHD, k_GSD, v_GSD, seen.units, seen.starts_B,
+        seen.counts_B, parts_BGNRD, peaks_BGNR, sums_BGNR, units_BGRU, G, T, R, U, N, k_GSD.stride(0),
+        seen.units.stride(0), seen.units.stride(1) if by_head else 0, D**-0.5 * log2(e), seen.sinks, seen.window,
+        split, H // G, D, D2, seen.unit, at_once, BLOCK, q_sinks_BTHD is not None, weigh, multiplied_as(q_BTHD),
+        num_warps=4, num_stages=2 if q_BTHD.element_size() == 2 else 1,
+    )  # fmt: skip
+    some, rows = (8, 16) if interpreted() else (32, 1)  # an interpreted program takes milliseconds, whatever it does
+    _merge[(triton.cdiv(R, rows), G, B)](
+        parts_BGNRD, peaks_BGNR, sums_BGNR, seen.starts_B, seen.counts_B, mixed_BTHD, whole_BGR, G, T, R, N, split,
+        H // G, D, D2, some, rows,
+    )  # fmt: skip
+    mass_BGU = new((B, G, U) if weigh else (0,), dtype=torch.float32)
+    if weigh and U:
+        _weigh[(triton.cdiv(U, 64), G, B)](
+            units_BGRU, whole_BGR, seen.starts_B, seen.counts_B, mass_BGU, G, R, U, H // G, seen.unit, 16, 64
+        )
+    return mixed_BTHD, mass_BGU
+
+
+@triton.jit
+def _splits(
+    q, q_sinks, keys, values, units, starts, counts, parts, peaks, sums, unit_sums, G, T, R, U, N, head_stride,
+    row_stride, list_stride, scale, sinks, window, SPLIT: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+    D2: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TURNED: tl.constexpr,
+    WEIGH: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    """One split of one KV head's keys, for some of its query rows: unnormalised sums, and the peak they hang from."""
+    n, g, b = tl.program_id(0), tl.program_id(1) % G, tl.program_id(2)
+    start, count = tl.load(starts + b).to(tl.int32), tl.load(counts + b).to(tl.int32)
+    row_R = (tl.program_id(1) // G) * ROWS + tl.arange(0, ROWS)
+    token_R, end = row_R // GROUP, start + count
+    first = n * SPLIT
+    if (first >= end) | (tl.program_id(1) // G * ROWS >= count * GROUP):
+        return
+    d = tl.arange(0, D2)
+    real_R1 = (token_R < count)[:, None]
+    cells_RD = ((b * T + token_R) * G * GROUP + g * GROUP + row_R % GROUP)[:, None] * D + d[None, :]
+    q_RD = tl.load(q + cells_RD, mask=real_R1 & (d < D)[None, :], other=0.0).to(FACTOR)
+    if TURNED:
+        q_sinks_RD = tl.load(q_sinks + cells_RD, mask=real_R1 & (d < D)[None, :], other=0.0).to(FACTOR)
+    peak_R = tl.full([ROWS], -float("inf"), tl.float32)
+    sum_R = tl.full([ROWS], 0.0, tl.float32)
+    mixed_RD = tl.full([ROWS, D2], 0.0, tl.float32)
+    table = units + b.to(tl.int64) * row_stride + g.to(tl.int64) * list_stride
+    head = g.to(tl.int64) * head_stride
+    for block in range(first, min(first + SPLIT, end), KEYS):
+        key_K = block + tl.arange(0, KEYS)
+        unit_K = tl.load(table + key_K // UNIT, mask=key_K < end, other=0).to(tl.int64)
+        slot_K = head + (unit_K * UNIT + key_K % UNIT) * D
+        k_DK = tl.load(keys + slot_K[None, :] + d[:, None], mask=(key_K < end)[None, :] & (d < D)[:, None], other=0.0)
+        scores_RK = tl.dot(q_RD, k_DK.to(FACTOR), input_precision="ieee")
+        if TURNED:  # noqa: SIM102
+            if block < sinks:
+                to_sinks_RK = tl.dot(q_sinks_RD, k_DK.to(FACTOR), input_precision="ieee")
+                scores_RK = tl.where((key_K < sinks)[None, :], to_sinks_RK, scores_RK)
+        place_R1 = start + token_R[:, None]
+        seen_RK = real_R1 & (key_K[None, :] <= place_R1)
+        if window > 0:
+            seen_RK &= (key_K < sinks)[None, :] | (key_K[None, :] > place_R1 - window)
+        scores_RK = tl.where(seen_RK, scores_RK * scale, -float("inf"))
+        higher_R = tl.maximum(peak_R, tl.max(scores_RK, 1))
+        base_R = tl.where(higher_R == -float("inf"), 0.0, higher_R)
+        shares_RK = tl.exp2(scores_RK - base_R[:, None])
+        fade_R = tl.exp2(peak_R - base_R)
+        v_KD = tl.load(values + slot_K[:, None] + d[None, :], mask=(key_K < end)[:, None] & (d < D)[None, :], other=0.0)
+        mixed_RD = mixed_RD * fade_R[:, None] + tl.dot(
+            shares_RK.to(v_KD.dtype).to(FACTOR), v_KD.to(FACTOR), input_precision="ieee"
+        )
+        sum_R = sum_R * fade_R + tl.sum(shares_RK, 1)
+        peak_R = higher_R
+        if WEIGH:
+            per_unit_RU = tl.sum(tl.reshape(shares_RK, [ROWS, KEYS // UNIT, UNIT]), 2)
+            some_RU = tl.where(per_unit_RU > 0, per_unit_RU, 1.0)
+            log_RU = tl.where(per_unit_RU > 0, tl.log2(some_RU) + base_R[:, None], -float("inf"))
+            unit_U = block // UNIT + tl.arange(0, KEYS // UNIT)
+            to_RU = ((b * G + g).to(tl.int64) * R + row_R)[:, None] * U + unit_U[None, :]
+            tl.store(unit_sums + to_RU, log_RU, mask=(row_R < R)[:, None] & (unit_U < U)[None, :])
+    part_R = ((b * G + g).to(tl.int64) * N + n) * R + row_R
+    tl.store(peaks + part_R, peak_R, mask=row_R < R)
+    tl.store(sums + part_R, sum_R, mask=row_R < R)
+    tl.store(parts + part_R[:, None] * D + d[None, :], mixed_RD, mask=(row_R < R)[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def _merge(
+    parts, peaks, sums, starts, counts, mixed, whole, G, T, R, N, SPLIT: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, D2: tl.constexpr, SOME: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The splits of some query rows, in ascending order; zeros where a row of the batch has fewer queries."""
+    row_R, g, b = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1), tl.program_id(2)
+    start, count = tl.load(starts + b).to(tl.int32), tl.load(counts + b).to(tl.int32)
+    d, token_R, real_R = tl.arange(0, D2), row_R // GROUP, row_R < count * GROUP
+    used = tl.where(tl.program_id(0) * ROWS < count * GROUP, (start + count + SPLIT - 1) // SPLIT, 0)
+    peak_R, total_R = tl.full([ROWS], -float("inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32)
+    mixed_RD = tl.full([ROWS, D2], 0.0, tl.float32)
+    for first in range(0, used, SOME):
+        split_N = first + tl.arange(0, SOME)
+        at_NR = ((b * G + g).to(tl.int64) * N + split_N)[:, None] * R + row_R[None, :]
+        there_NR = (split_N < used)[:, None] & real_R[None, :]
+        peak_NR = tl.load(peaks + at_NR, mask=there_NR, other=-float("inf"))
+        higher_R = tl.maximum(peak_R, tl.max(peak_NR, 0))
+        base_R = tl.where(higher_R == -float("inf"), 0.0, higher_R)
+        share_NR, fade_R = tl.exp2(peak_NR - base_R[None, :]), tl.exp2(peak_R - base_R)
+        sum_NR = tl.load(sums + at_NR, mask=there_NR, other=0.0)
+        mask_NRD = there_NR[:, :, None] & (d < D)[None, None, :]
+        part_NRD = tl.load(parts + at_NR[:, :, None] * D + d[None, None, :], mask=mask_NRD, other=0.0)
+        mixed_RD = mixed_RD * fade_R[:, None] + tl.sum(part_NRD * share_NR[:, :, None], 0)
+        total_R = total_R * fade_R + tl.sum(sum_NR * share_NR, 0)
+        peak_R = higher_R
+    some_R = tl.where(total_R > 0, total_R, 1.0)
+    cell_R = ((b * T + token_R) * G * GROUP + g * GROUP + row_R % GROUP) * D
+    out_RD = (mixed_RD / some_R[:, None]).to(mixed.dtype.element_ty)
+    tl.store(mixed + cell_R[:, None] + d[None, :], out_RD, mask=(row_R < R)[:, None] & (d < D)[None, :])
+    log_R = tl.where(total_R > 0, tl.log2(some_R) + peak_R, float("inf"))
+    tl.store(whole + (b * G + g) * R + row_R, log_R, mask=row_R < R)
+
+
+@triton.jit
+def _weigh(
+    unit_sums, whole, starts, counts, mass, G, R, U, GROUP: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr,
+    UNITS: tl.constexpr,
+):  # fmt: skip
+    """The mass of some units of one KV head, summed over its query rows."""
+    g, b = tl.program_id(1), tl.program_id(2)
+    start, count = tl.load(starts + b).to(tl.int32), tl.load(counts + b).to(tl.int32)
+    unit_U = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
+    written_U = (unit_U < U) & (unit_U * UNIT < start + count)
+    mass_U = tl.full([UNITS], 0.0, tl.float32)
+    for first in range(0, count * GROUP, ROWS):
+        row_R = first + tl.arange(0, ROWS)
+        at_R = (b * G + g).to(tl.int64) * R + row_R
+        real_R = row_R < count * GROUP
+        whole_R = tl.load(whole + at_R, mask=real_R, other=float("inf"))
+        log_RU = tl.load(
+            unit_sums + at_R[:, None] * U + unit_U[None, :], mask=real_R[:, None] & written_U[None, :],
+            other=-float("inf"),
+        )  # fmt: skip
+        mass_U += tl.sum(tl.exp2(log_RU - whole_R[:, None]), 0)
+    tl.store(mass + ((b * G + g) * U + unit_U), mass_U, mask=unit_U < U)

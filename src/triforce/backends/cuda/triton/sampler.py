@@ -1,0 +1,160 @@
+"""From logits to verdicts in one launch: each program finds the law of one column, and decides by it.
+
+A program goes through its column in blocks. The tokens that a law has left stand in a list in memory, by ascending id,
+and each cut shortens it; so only the first passes see the whole vocabulary, and nothing is sorted (see `cuts`). All
+numbers are float64.
+
+Shape suffixes: B rows, J columns, K guesses, V vocabulary, N tokens of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from triforce.backends.cuda.triton import interpreted
+from triforce.backends.cuda.triton.rng import exponential_of
+from triforce.backends.cuda.triton.truncation import law, widest
+
+KEPT = -1
+"""The verdict where a guess is kept."""
+BLOCK, BLOCK_INTERPRETED = 4096, 256
+"""Tokens that a program looks at together; few in tests, so that small vocabularies have several blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be judged: logits of any type, and for each row its temperature, top-k, top-p, least score and
+    lightest share (`settings_5B`, float64; see `cuts.law`), its length and its last column to look at (-1 for none)."""
+
+    logits_BJV: Tensor
+    settings_5B: Tensor
+    places_2B: Tensor
+
+
+def by_race(asked: Asked, seeds_B: Tensor, choices_B: Tensor) -> Tensor:
+    """The picks of an exponential race with the noise of `noise.exponentials`, and the peaks: int64 (2, B, J).
+
+    A peak is the largest logit of a column, as the bits of a float64: NaN if one of them is. A column without a finite
+    peak has no law. There, and behind a row's last column, a pick means nothing.
+    """
+    return _launch(asked, True, seeds_B, choices_B, asked.logits_BJV, asked.logits_BJV)
+
+
+def by_rejection(asked: Asked, tokens_BK: Tensor, guessed_BKV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
+    """Verdicts and peaks as `by_race` gives them, and the laws (B, J, V), which are 0 where there is none.
+
+    A verdict is KEPT, or the token that the row ends with if its guesses were kept so far. Uniforms are those of
+    `coupling.rejection`.
+    """
+    laws_BJV = torch.zeros(asked.logits_BJV.shape, dtype=torch.float64, device=asked.logits_BJV.device)
+    return _launch(asked, False, tokens_BK, uniforms_BJ, guessed_BKV, laws_BJV), laws_BJV
+
+
+def _launch(asked: Asked, race: bool, first: Tensor, second: Tensor, guessed_BKV: Tensor, laws_BJV: Tensor) -> Tensor:
+    (B, J, V), new = asked.logits_BJV.shape, asked.logits_BJV.new_empty
+    ids_BJV, values_BJV = new(B, J, V, dtype=torch.int32), new(B, J, V, dtype=torch.float64)
+    out_2BJ = new(2, B, J, dtype=torch.int64)
+    strides = *asked.logits_BJV.stride()[:2], *guessed_BKV.stride()[:2]
+    _decide[(J, B)](
+        asked.logits_BJV, asked.settings_5B, asked.places_2B, first, second, guessed_BKV, laws_BJV,
+        ids_BJV, values_BJV, out_2BJ, B, J, V, *strides, race, BLOCK_INTERPRETED if interpreted() else BLOCK,
+        num_warps=16,
+    )  # fmt: skip
+    return out_2BJ
+
+
+@triton.jit(do_not_specialize=["B", "J", "guess_row_stride", "guess_stride"])
+def _decide(
+    logits, settings, places, first, second, guessed, laws, ids, values, out, B, J, V, row_stride,
+    column_stride, guess_row_stride, guess_stride, RACE: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """One column of one row. `first`, `second`: seeds and choices (B) of a race, else guesses (B, K) and uniforms."""
+    j, b, cell = tl.program_id(0), tl.program_id(1), (tl.program_id(1) * J + tl.program_id(0)).to(tl.int64)
+    logits += b.to(tl.int64) * row_stride + j.to(tl.int64) * column_stride
+    ids, values = ids + cell * V, values + cell * V
+    low, peak = widest(logits, V, N)
+    last, verdict = tl.load(places + B + b), tl.full([], 0, tl.int64)
+    if (j <= last) & (tl.abs(peak) < float("inf")):
+        count, total = law(logits, settings + b, ids, values, B, V, low, peak, N)
+        if RACE:
+            position = tl.load(places + b) + j
+            verdict = _race(ids, values, count, tl.load(first + b), tl.load(second + b), position, N).to(tl.int64)
+        else:
+            guessed += b.to(tl.int64) * guess_row_stride + j.to(tl.int64) * guess_stride
+            verdict = _judge(
+                ids, values, count, total, laws + cell * V, guessed, first + b * (J - 1) + j, second + b * J, j, last, N
+            ).to(tl.int64)
+    tl.store(out + cell, verdict)
+    tl.store(out + B * J + cell, peak.to(tl.int64, bitcast=True))
+
+
+@triton.jit
+def _race(ids, values, count, seed, choice, position, N: tl.constexpr):
+    """The token with the largest value / exponential, the lowest id among equals."""
+    best, winner = tl.full([], 0.0, tl.float64), tl.full([], 0, tl.int32)
+    for start in range(0, count, N):
+        at_N = start + tl.arange(0, N)
+        id_N = tl.load(ids + at_N, mask=at_N < count, other=0x7FFFFFFF)
+        share_N = tl.load(values + at_N, mask=at_N < count, other=0.0)
+        ratio_N = share_N / exponential_of(seed, choice, position, id_N)
+        top = tl.max(ratio_N, 0)
+        winner = tl.where(top > best, tl.min(tl.where(ratio_N == top, id_N, 0x7FFFFFFF), 0), winner)
+        best = tl.maximum(best, top)
+    return winner
+
+
+@triton.jit
+def _judge(ids, values, count, total, law, guessed, guess, uniforms, j, last, N: tl.constexpr):
+    """Writes a law, and keeps the guess or draws what follows instead of it."""
+    for start in range(0, count, N):
+        at_N = start + tl.arange(0, N)
+        share_N = tl.load(values + at_N, mask=at_N < count, other=0.0) / total
+        tl.store(values + at_N, share_N, mask=at_N < count)
+        tl.store(law + tl.load(ids + at_N, mask=at_N < count, other=0), share_N, mask=at_N < count)
+    tl.debug_barrier()
+    token = tl.load(guess, mask=j < last, other=0)
+    p, q = tl.load(law + token), tl.load(guessed + token, mask=j < last, other=0.0)
+    uniform = tl.load(uniforms + 1 + j, mask=j < last, other=0.0)
+    if (j < last) & (uniform * q < p):
+        verdict = tl.full([], -1, tl.int32)
+    else:
+        verdict = _draw(ids, values, count, guessed, j < last, tl.load(uniforms), N)
+    return verdict
+
+
+@triton.jit
+def _draw(ids, values, count, guessed, refused, uniform, N: tl.constexpr):
+    """A token of max(p - q, 0), or of p where nothing was refused or that is empty, by inversion."""
+    total, _ = _walk(ids, values, count, guessed, refused, float("inf"), N)
+    if refused & (total == 0):  # p == q up to rounding
+        refused = tl.full([], False, tl.int1)
+        total, _ = _walk(ids, values, count, guessed, refused, float("inf"), N)
+    below = (total.to(tl.int64, bitcast=True) - 1).to(tl.float64, bitcast=True)  # uniform * total may round up to it
+    _, token = _walk(ids, values, count, guessed, refused, tl.minimum(uniform * total, below), N)
+    return token
+
+
+@triton.jit
+def _walk(ids, values, count, guessed, refused, end, N: tl.constexpr):
+    """What is owed to all tokens together, and the first of them at which it passes `end`.
+
+    A scan may round a prefix below one before it, so tokens to which nothing is owed are left out, and where none
+    passes it is the last of the others.
+    """
+    total, token, final = tl.full([], 0.0, tl.float64), tl.full([], 0x7FFFFFFF, tl.int32), tl.full([], 0, tl.int32)
+    lane_N = tl.arange(0, N)
+    for start in range(0, count, N):
+        real_N = start + lane_N < count
+        id_N = tl.load(ids + start + lane_N, mask=real_N, other=0)
+        p_N = tl.load(values + start + lane_N, mask=real_N, other=0.0)
+        owed_N = tl.maximum(p_N - tl.load(guessed + id_N, mask=real_N & refused, other=0.0), 0.0)
+        sum_N = total + tl.cumsum(owed_N, 0)
+        token = tl.minimum(token, tl.min(tl.where((owed_N > 0) & (sum_N > end), id_N, 0x7FFFFFFF), 0))
+        final = tl.maximum(final, tl.max(tl.where(owed_N > 0, id_N, 0), 0))
+        total = tl.sum(tl.where(lane_N == N - 1, sum_N, 0.0), 0)
+    return total, tl.where(token == 0x7FFFFFFF, final, token)

@@ -1,0 +1,207 @@
+"""One dispatch of the kernels that decoding needs: a model multiplies with weights, a memory holds K and V."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from triforce.backends import native_loader
+from triforce.backends.interface import (
+    PAGE,
+    Block,
+    Lists,
+    Memory,
+    Model,
+    Offloaded,
+    Outcome,
+    Pass,
+    Rotation,
+    Search,
+    pages_for,
+)
+from triforce.backends.layerwise import layer_by_layer
+from triforce.backends.offload_layout import SECTOR, Room
+from triforce.backends.tensor_parallel import ShardedModel
+from triforce.backends.torch.kv import PlainMemory
+from triforce.backends.torch.model import PlainModel
+from triforce.distributed.group import ALONE, Ranks
+from triforce.errors import RequestError
+from triforce.model.config import ModelConfig
+from triforce.model.weights import Weights
+
+__all__ = [
+    "PAGE", "SECTOR", "Block", "Lists", "Memory", "Model", "Offloaded", "Outcome", "Pass", "Room", "Rotation", "Search",
+    "best", "best_dtype", "bursting", "claim_threads", "identity", "layer_by_layer", "layered", "memory",
+    "model", "native_loader", "offloaded", "pages_for", "require_offload",
+]  # fmt: skip
+
+Burst = Callable[..., tuple[int, float] | None]
+
+
+def claim_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Leave the processors to native kernels, where these will compute, for the whole process.
+
+    What is left for torch is small, and its threads spin on the cores that ours need, or wait for those others use.
+    """
+    if _suits_native(config, dtype, device):
+        torch.set_num_threads(1)
+
+
+def model(config: ModelConfig, weights: Weights, int8: bool = False, ranks: Ranks = ALONE) -> Model:
+    """The weights, ready for the fastest kernels that take them. Raises RequestError where none take them as int8.
+
+    Those of one of several `ranks`, which share the model, are its own part of them (see `sharded_model`).
+    """
+    dtype = weights.embedding_VC.dtype
+    claim_threads(config, dtype, weights.embedding_VC.device)
+    if _suits_native(config, dtype, weights.embedding_VC.device):
+        from triforce.backends.cpu.model import NativeModel
+        from triforce.backends.cpu.tensor_parallel import NativePart
+
+        if ranks.count > 1:
+            return ShardedModel(config, NativePart(config, weights, int8), ranks, dtype)
+        return NativeModel(config, weights, int8)
+    if int8:
+        raise _no_int8()
+    plain: PlainModel
+    if _suits_triton(config, dtype, weights.embedding_VC.device):
+        from triforce.backends.cuda.model import TritonModel
+
+        plain = TritonModel(config, weights)
+    else:
+        if weights.embedding_VC.device.type == "cpu" and native_loader.missing:
+            _say_that_they_are_missing()
+        plain = PlainModel(config, weights)
+    return ShardedModel(config, plain, ranks, dtype) if ranks.count > 1 else plain
+
+
+def memory(
+    config: ModelConfig,
+    pages: int,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    unit: int = PAGE,
+    int8: bool = False,
+) -> Memory:
+    """KV memory of so many pages, for the fastest kernels that take lists of such units; with int8 copies if wished.
+
+    Raises CacheError where there is too little, and RequestError where no kernels read int8.
+    """
+    if unit == PAGE and _suits_native(config, dtype, torch.device(device)):
+        from triforce.backends.cpu.kv import NativeMemory
+
+        return NativeMemory(config, pages, dtype, int8)
+    if int8:
+        raise _no_int8()
+    if _suits_triton(config, dtype, torch.device(device)):
+        from triforce.backends.cuda.kv import TritonMemory
+
+        return TritonMemory(config, pages, dtype, device)
+    return PlainMemory(config, pages, dtype, device)
+
+
+def require_offload(config: ModelConfig, dtype: torch.dtype, device: torch.device | str, kind: str) -> None:
+    """Raises RequestError where no kernels read KV from a store of this kind, `host` or `file`."""
+    if layered(config, dtype, device):
+        if kind == "file":
+            raise RequestError("a GPU reads KV from the host's memory, not from a file; use --kv-offload host")
+    elif torch.device(device).type != "cpu":
+        raise RequestError("KV offload on a GPU needs Triton; pip install 'triforce[gpu]', or use --kv-offload none")
+    elif not _suits_native(config, dtype, torch.device(device)):
+        raise RequestError(f"KV offload needs native kernels, but {_why_not_native()}; use --kv-offload none")
+
+
+def layered(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> bool:
+    """Whether offloaded KV comes by in whole layers, each of which has room on the device, and from memory only."""
+    device = torch.device(device)
+    return not _suits_native(config, dtype, device) and _suits_triton(config, dtype, device)
+
+
+def offloaded(config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str, room: Room) -> Offloaded:
+    """KV memory of so many pages in a store. Raises CacheError where even what stays of it does not fit."""
+    if layered(config, dtype, device):
+        from triforce.backends.cuda.offload.kv import StreamedMemory
+
+        return StreamedMemory(config, pages, dtype, device, room)
+    from triforce.backends.cpu.offload import OffloadedMemory
+
+    return OffloadedMemory(config, pages, dtype, room)
+
+
+def bursting(model: Model, memory: Memory) -> Burst | None:
+    """`NativeMemory.burst` with this model: several tokens in one call. None where there is none."""
+    if not native_loader.native:
+        return None
+    from triforce.backends.cpu.kv import NativeMemory
+    from triforce.backends.cpu.model import NativeModel
+
+    if isinstance(memory, NativeMemory) and isinstance(model, NativeModel):
+        return partial(memory.burst, model)
+    return None
+
+
+def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
+    """The columns of the `picks` highest scores among `candidates`, ascending: int64 (G, picks)."""
+    if native_loader.native is not None and scores_GN.device.type == "cpu" and scores_GN.dtype == torch.float32:
+        ids_GP = torch.empty(len(scores_GN), picks, dtype=torch.long)
+        native_loader.native.best(scores_GN.contiguous(), candidates.start, candidates.stop, ids_GP)
+        return ids_GP
+    if scores_GN.dtype == torch.float32 and native_loader.suits_triton(native_loader.wanted, scores_GN.device):
+        from triforce.backends.cuda.triton import topk
+
+        if len(candidates) <= topk.MOST:
+            return topk.best(scores_GN, candidates, picks)
+    among_GN = scores_GN[:, candidates.start : candidates.stop]
+    return among_GN.topk(picks, dim=1).indices.sort(dim=1).values + candidates.start
+
+
+def identity(model: Model, memory: Memory) -> str:
+    """Whose bits these two compute: `torch`, `triton`, a level of the native kernels, or two of these."""
+    return " and ".join(sorted({_kind(part) for part in (model, memory)}))
+
+
+def _kind(part: Model | Memory) -> str:
+    if type(part) in (PlainModel, PlainMemory):
+        return "torch"
+    if isinstance(part, PlainModel | PlainMemory) or native_loader.native is None:
+        return "triton"
+    level: str = native_loader.native.level()
+    return level
+
+
+def _no_int8() -> RequestError:
+    return RequestError(f"int8 lower tiers need native kernels, but {_why_not_native()}; use --lower-tiers same")
+
+
+def _why_not_native() -> str:
+    why = native_loader.missing or f"{native_loader.VARIABLE}=torch leaves them out"
+    if native_loader.native is not None:
+        why = "they are for CPUs, for bfloat16 and float32, and for heads whose size is a multiple of 16, at most 256"
+    return why
+
+
+@cache
+def _say_that_they_are_missing() -> None:
+    """Once in a process."""
+    logging.getLogger("triforce").warning("without native kernels, several times slower: %s", native_loader.missing)
+
+
+def best_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
+    """bfloat16, which halves what is read; but torch is slow with it on a CPU."""
+    native_or_gpu = device.type != "cpu" or _suits_native(config, torch.bfloat16, device)
+    return torch.bfloat16 if native_or_gpu else torch.float32
+
+
+def _suits_native(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    fits = config.head_dim % 16 == 0 and config.head_dim <= 256 and dtype in (torch.bfloat16, torch.float32)
+    return native_loader.native is not None and device.type == "cpu" and fits
+
+
+def _suits_triton(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    fits = config.head_dim % 2 == 0 and config.head_dim <= 256
+    known = dtype in (torch.bfloat16, torch.float16, torch.float32)
+    return fits and known and native_loader.suits_triton(native_loader.wanted, device)

@@ -1,0 +1,64 @@
+"""A model that several ranks share, each with a part of it. What lies between the parts is gathered.
+
+Exact ranks sum each output up over all of its inputs, as one process does: rank r has some rows of every matrix, and
+what a matrix reads is gathered before it. Ranks that are not have some columns of o_proj and down_proj instead, as
+Megatron-LM has it (Shoeybi et al. 2019), and add their parts of each sum: fewer words, but sums in another order.
+
+Shape suffixes as in contract.py; R ranks, Q = H * D of all ranks.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from triforce.backends.interface import Part, PartOfBlock
+from triforce.distributed.group import Ranks, span, spans
+from triforce.model.config import ModelConfig
+
+
+class ShardedModel:
+    """`config` has this rank's heads."""
+
+    def __init__(self, config: ModelConfig, part: Part, ranks: Ranks, dtype: torch.dtype) -> None:
+        self.config, self._part, self._ranks = config, part, ranks
+        self.blocks = [ShardedBlock(config, each, ranks, dtype) for each in part.blocks]
+        self.width_independent = part.width_independent and ranks.exact
+        self._ends = [*accumulate(spans(config.vocab_size, ranks.count))][:-1]
+
+    def embed(self, ids_N: Tensor) -> Tensor:
+        """Each rank brings rows of its own tokens, and of others whatever it has."""
+        N, C, V = len(ids_N), self.config.hidden_size, self.config.vocab_size
+        mine = span(V, self._ranks)
+        some_NC = self._part.embed(ids_N.clamp(mine.start, mine.stop - 1) - mine.start)
+        x_NRC = self._ranks.gather(some_NC, self._ranks.count * C).view(N, -1, C)
+        # Numbers, not a tensor: a graph cannot take that to the device.
+        owners_N = sum((ids_N >= end for end in self._ends), torch.zeros_like(ids_N))
+        return x_NRC[torch.arange(N, device=ids_N.device), owners_N]
+
+    def head(self, x_NC: Tensor) -> Tensor:
+        if not len(x_NC):
+            return x_NC.new_empty(0, self.config.vocab_size, dtype=torch.float32)
+        return self._ranks.gather(self._part.head(x_NC), self.config.vocab_size)
+
+
+class ShardedBlock:
+    def __init__(self, config: ModelConfig, part: PartOfBlock, ranks: Ranks, dtype: torch.dtype) -> None:
+        self.config, self._part, self._ranks, self._dtype = config, part, ranks, dtype
+
+    def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
+        return self._part.qkv(x_NC)
+
+    def finish(self, x_NC: Tensor, mixed_NQ: Tensor) -> None:
+        """`mixed` is of this rank's heads, and so are q, k and v above; x is whole on every rank."""
+        heads = self.config.heads * self.config.ranks * self.config.head_dim
+        x_NC += self._whole(self._part.out(self._read(mixed_NQ.to(self._dtype), heads)))
+        x_NC += self._whole(self._part.down(self._read(self._part.gate(x_NC), self.config.intermediate_size)))
+
+    def _read(self, some: Tensor, width: int) -> Tensor:
+        return self._ranks.gather(some, width) if self._ranks.exact else some
+
+    def _whole(self, some: Tensor) -> Tensor:
+        return self._ranks.gather(some, self.config.hidden_size) if self._ranks.exact else self._ranks.add(some)

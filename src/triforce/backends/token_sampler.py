@@ -1,0 +1,155 @@
+"""How the rows of a batch get their tokens: logits in, a verified draft out (see speculation.tier.Sampling).
+
+`TorchSampling` warps and then verifies, on any device: it says what a sampler does. `NativeSampling` decides the same
+in one native call on a CPU: it finds no law behind a row's first refusal, and makes no noise for what cannot be drawn.
+`triton_sampler.py` has one for CUDA devices, in one launch. Neither knows `Block`, which needs the laws of all columns.
+`RestrictedSampling` stands before each of them where a row has a constraint.
+
+Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triforce.backends import native_loader
+from triforce.interface.request import SamplingParams
+from triforce.ragged import Bools, Ints, columns, there
+from triforce.sampling import Constraint, Noise, Warper
+from triforce.sampling.logits import check, check_bias, no_law
+from triforce.speculation import Block, Coupling, Draft, Prefix, Rejection, Sampling, Seeded
+
+
+def sampling(
+    params: Sequence[SamplingParams],
+    prompt_lengths: Sequence[int],
+    vocab_size: int,
+    coupling: Seeded | Rejection,
+    device: torch.device | str = "cpu",
+    constraints: Sequence[Constraint | None] = (),
+) -> Sampling:
+    """The fastest sampler for rows on this device; the arguments are the warper's (see sampling.warp).
+
+    constraints: one per row, None for a row that is free; or none at all.
+    """
+    unrestricted: Sampling
+    device, fused = torch.device(device), not isinstance(coupling, Block)
+    if fused and native_loader.suits_triton(native_loader.wanted, device):
+        from triforce.backends.cuda.sampler import TritonSampling
+
+        unrestricted = TritonSampling(params, prompt_lengths, vocab_size, coupling, device)
+    elif fused and native_loader.native is not None and device.type == "cpu":
+        unrestricted = NativeSampling(params, prompt_lengths, vocab_size, coupling)
+    else:
+        unrestricted = TorchSampling(Warper(params, prompt_lengths, vocab_size, device), coupling, vocab_size)
+    return RestrictedSampling(unrestricted, constraints, prompt_lengths) if any(constraints) else unrestricted
+
+
+class RestrictedSampling:
+    """Logits are -inf where a row's constraint does not allow a token, at every position of every tier.
+
+    No warper brings back such a token: penalties and biases are finite, and the others only take tokens away.
+    """
+
+    def __init__(
+        self, unrestricted: Sampling, constraints: Sequence[Constraint | None], prompt_lengths: Sequence[int]
+    ) -> None:
+        self.unrestricted, self.coupling, self.vocab_size = unrestricted, unrestricted.coupling, unrestricted.vocab_size
+        self._rows = [
+            (b, constraint, length)
+            for b, (constraint, length) in enumerate(zip(constraints, prompt_lengths, strict=True))
+            if constraint is not None
+        ]
+
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
+        logits_BJV = logits_BJV.clone()  # the model's own are looked at later
+        for b, constraint, prompt_length in self._rows:
+            if live_B[b]:
+                text_T = prefix.ids_BS[b, prompt_length : prefix.lengths_B[b]]
+                allowed_JV = constraint.allowed(text_T, guess.tokens_BK[b, : guess.counts_B[b]])
+                banned_JV = there(~allowed_JV, logits_BJV.device)
+                logits_BJV[b, : len(banned_JV)].masked_fill_(banned_JV, -math.inf)
+        return self.unrestricted.verify(guess, logits_BJV, prefix, live_B, tier)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSampling:
+    """One step after the other."""
+
+    warper: Warper
+    coupling: Coupling
+    vocab_size: int
+
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
+        text = torch.from_numpy(prefix.ids_BS), torch.from_numpy(prefix.lengths_B)
+        probs_BJV, peaks_BJ = self.warper.unchecked(logits_BJV, *text)
+        draft = self.coupling.verify(guess, probs_BJV, prefix.lengths_B, live_B, tier)
+        check(peaks_BJ)  # after the draft, for which the host has waited: now there is nothing to wait for
+        return draft
+
+
+class NativeSampling:
+    """All in one call. Logits are float32 or float64. What it gives for rows that are not live may be anything."""
+
+    def __init__(
+        self,
+        params: Sequence[SamplingParams],
+        prompt_lengths: Sequence[int],
+        vocab_size: int,
+        coupling: Seeded | Rejection,
+    ) -> None:
+        assert native_loader.native, "the native kernels were not built"
+        check_bias(params, vocab_size)
+        self.coupling, self.vocab_size = coupling, vocab_size
+        self._law_size = coupling.law_size(vocab_size)
+        self._keys = coupling.noise.keys if isinstance(coupling.noise, Noise) else None
+        self.rows = rows = native_loader.native.Sampler(vocab_size)
+        for p, prompt_length in zip(params, prompt_lengths, strict=True):
+            penalties = p.repetition_penalty, p.presence_penalty, p.frequency_penalty
+            bias = list((p.logit_bias or {}).items())
+            rows.add(p.temperature, p.top_k, p.top_p, p.min_p, *penalties, bias, prompt_length)
+        self._decide = rows.seeded if isinstance(coupling, Seeded) else rows.rejection
+
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
+        B, J, _ = logits_BJV.shape
+        tokens_BJ, origins_BJ = (np.empty((B, J), dtype=np.int64) for _ in range(2))
+        laws_BJV, counts_B = guess.laws_BKV.new_empty(B, J, self._law_size), np.empty(B, dtype=np.int64)
+        unlawful = self._decide(
+            *(logits_BJV.contiguous(), prefix.ids_BS, prefix.lengths_B, live_B),
+            *(np.ascontiguousarray(guess.tokens_BK), guess.laws_BKV.contiguous()),
+            *(np.ascontiguousarray(guess.origins_BK), guess.counts_B),
+            *(tokens_BJ, laws_BJV, origins_BJ, counts_B),
+            *(tier, self._noise(guess, prefix.lengths_B, live_B, J, tier)),
+        )
+        if unlawful:
+            raise no_law(*unlawful)
+        longest = int(counts_B.max()) if self._law_size else J
+        if longest < J:  # behind it no law was written
+            tokens_BJ, origins_BJ, laws_BJV = tokens_BJ[:, :longest], origins_BJ[:, :longest], laws_BJV[:, :longest]
+        return Draft(tokens_BJ, laws_BJV, origins_BJ, counts_B)
+
+    def draws(self, tier: int, count: int, live_B: Bools) -> tuple[Any, Any, Tensor] | None:
+        """For `count` tokens of each live row behind no guess: sampler, noise, and where laws (count, B, V) go.
+
+        None where the noise is not known natively.
+        """
+        laws_KBV = torch.empty(count, len(live_B), self._law_size, dtype=torch.float64)
+        if isinstance(self.coupling, Rejection):
+            uniforms_BK = self.coupling.noise.uniforms(tier, count, count * live_B)
+            return self.rows, uniforms_BK.T.contiguous(), laws_KBV
+        return (self.rows, self._keys, laws_KBV) if self._keys else None
+
+    def _noise(self, guess: Draft, lengths_B: Ints, live_B: Bools, width: int, tier: int) -> object:
+        """The uniforms of `rejection`; of `seeded` the keys, which are enough, or all exponentials."""
+        if isinstance(self.coupling, Rejection):
+            return self.coupling.noise.uniforms(tier, width, (guess.counts_B + 1) * live_B)
+        return self._keys or self.coupling.noise.exponentials(
+            torch.from_numpy(columns(lengths_B, width)), self.vocab_size
+        )

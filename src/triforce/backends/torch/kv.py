@@ -1,0 +1,157 @@
+"""KV memory on the torch path: right on any device, for any dtype, head size and unit.
+
+A head's pages lie behind one another, so that consecutive pages are a plain slice. Shape suffixes as in contract.py;
+L layers, S slots, K keys of a row.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triforce.backends.interface import PAGE, Lists, Model, Outcome, Pass, Rotation
+from triforce.backends.layerwise import layer_by_layer
+from triforce.backends.torch.attention import attend, attend_causal
+from triforce.errors import CacheError
+from triforce.model.config import ModelConfig
+from triforce.model.rope import rotate
+from triforce.ragged import columns, ints
+
+WIDE = 80
+"""More queries of a row are prefill, which needs neither mass nor a window, and takes torch's fused attention."""
+
+
+class PlainMemory:
+    width_independent = False
+    """torch's matrix products do not promise it."""
+    searches = False
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        pages: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        layers: int | None = None,
+    ) -> None:
+        shape = (config.layers if layers is None else layers, config.kv_heads, (pages + 1) * PAGE, config.head_dim)
+        self.config = config
+        # Zeros: what a window hides has weight 0 here, and 0 times whatever lay in the memory may be NaN.
+        self.keys_LGSD, self.values_LGSD = (allocate(shape, dtype, device).zero_() for _ in range(2))
+
+    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
+        lists_L, rope, T, device = this.lists(), self.config.rope, ids_BT.shape[1], self.keys_LGSD.device
+        first = lists_L[0]
+        positions_N = torch.from_numpy(columns(ints(this.positions), T).flatten()).to(device)
+        rotation, slots_N = rope.cos_sin(positions_N), slots(first, T)
+        to_sinks = rope.cos_sin(positions_N.clamp_max(first.sinks + first.window - 1)) if first.window else None
+        queries, masses = [], []
+
+        def attend(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
+            k_BTGD, v_BTGD = turn(k_BTGD, rotation), v_BTGD.to(self.keys_LGSD.dtype)
+            self.put(layer, slots_N, *(x.flatten(0, 1).transpose(0, 1).to(v_BTGD.dtype) for x in (k_BTGD, v_BTGD)))
+            q_sinks_BTHD = turn(q_BTHD, to_sinks).to(v_BTGD.dtype) if to_sinks else None
+            q_BTHD = turn(q_BTHD, rotation).to(v_BTGD.dtype)
+            mixed_BTHD, mass_BGU = self.attend(layer, q_BTHD, lists_L[layer], this.weigh, q_sinks_BTHD)
+            queries.append(q_BTHD)
+            masses.append(mass_BGU)
+            return mixed_BTHD
+
+        at_BJ = at_BJ if at_BJ is None else at_BJ.to(device)
+        logits_BJV = layer_by_layer(model, ids_BT.to(device), at_BJ, attend)
+        queries_LBTHD = torch.stack(queries) if this.observe else None
+        return Outcome(logits_BJV, queries_LBTHD, torch.stack(masses) if this.weigh else None)
+
+    def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
+        self.keys_LGSD[layer].index_copy_(1, slots_N, k_GND)
+        self.values_LGSD[layer].index_copy_(1, slots_N, v_GND)
+
+    def get(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
+        return self.keys_LGSD[layer].index_select(1, slots_N), self.values_LGSD[layer].index_select(1, slots_N)
+
+    def run(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
+        return self.keys_LGSD[layer, :, first : first + count], self.values_LGSD[layer, :, first : first + count]
+
+    def attend(
+        self, layer: int, q_BTHD: Tensor, lists: Lists, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return attend_lists(q_BTHD, self.keys_LGSD[layer], self.values_LGSD[layer], lists, weigh, q_sinks_BTHD)
+
+
+def attend_lists(
+    q_BTHD: Tensor,
+    k_GSD: Tensor,
+    v_GSD: Tensor,
+    lists: Lists,
+    weigh: bool = False,
+    q_sinks_BTHD: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `Memory.attend`, over the slots of one layer."""
+    G, U = len(k_GSD), lists.units.shape[-1]
+    mixed_BTHD = torch.zeros_like(q_BTHD)
+    mass_BGU = torch.zeros(len(q_BTHD), G, U, device=q_BTHD.device) if weigh else q_BTHD.new_empty(0)
+    for b, (start, count) in enumerate(zip(lists.starts, lists.counts, strict=True)):
+        if count == 0:
+            continue
+        k_GKD, v_GKD = _seen(k_GSD, v_GSD, lists.units[b], lists.unit, start + count)
+        q_THD = q_BTHD[b, :count]
+        if count > WIDE and not (weigh or lists.window):
+            mixed_BTHD[b, :count] = attend_causal(q_THD, k_GKD, v_GKD)
+            continue
+        q_sinks_THD = q_sinks_BTHD[b, :count] if q_sinks_BTHD is not None else None
+        mixed_BTHD[b, :count], mass_GK = attend(q_THD, k_GKD, v_GKD, weigh, q_sinks_THD, lists.sinks, lists.window)
+        if weigh:
+            whole_GK = torch.nn.functional.pad(mass_GK, (0, -mass_GK.shape[1] % lists.unit))
+            units_GU = whole_GK.view(G, -1, lists.unit).sum(2)
+            mass_BGU[b, :, : units_GU.shape[1]] = units_GU
+    return mixed_BTHD, mass_BGU
+
+
+def _seen(k_GSD: Tensor, v_GSD: Tensor, units: Tensor, unit: int, length: int) -> tuple[Tensor, Tensor]:
+    """The first keys and values of a list, each (G, K, D); a plain slice where its units are consecutive."""
+    units = units[..., : -(-length // unit)].long()
+    if units.ndim == 1 and bool((units.diff() == 1).all()):
+        first = int(units[0]) * unit
+        return k_GSD[:, first : first + length], v_GSD[:, first : first + length]
+    slots = (units[..., None] * unit + torch.arange(unit, device=units.device)).flatten(-2)[..., :length]
+    if slots.ndim == 1:
+        return k_GSD.index_select(1, slots), v_GSD.index_select(1, slots)
+    return gather(k_GSD, slots), gather(v_GSD, slots)
+
+
+def turn(q_BTHD: Tensor, rotation: Rotation) -> Tensor:
+    """Each token's queries or keys to its place."""
+    return rotate(q_BTHD.flatten(0, 1), rotation).view(q_BTHD.shape)
+
+
+def slots(lists: Lists, width: int) -> Tensor:
+    """Where a pass puts its tokens, (N): they are the keys from `starts` on. Padding goes to the scratch page."""
+    units_BU = lists.units if lists.units.ndim == 2 else lists.units[:, 0]
+    counts_B = ints(lists.counts)
+    padding_BT = torch.from_numpy(columns(np.zeros_like(counts_B), width) >= counts_B[:, None]).to(units_BU.device)
+    at_BT = torch.from_numpy(columns(ints(lists.starts), width)).to(units_BU.device)
+    unit_BT = units_BU.gather(1, (at_BT // lists.unit).clamp_max(units_BU.shape[1] - 1))
+    slots_BT = unit_BT * lists.unit + at_BT % lists.unit
+    return slots_BT.masked_fill(padding_BT, 0).flatten()
+
+
+def gather(memory_GSD: Tensor, slots_GK: Tensor) -> Tensor:
+    """Each KV head's own rows, (G, K, D)."""
+    G, S, D = memory_GSD.shape
+    flat_GK = slots_GK + torch.arange(G, device=slots_GK.device)[:, None] * S
+    return memory_GSD.reshape(G * S, D).index_select(0, flat_GK.flatten()).view(G, -1, D)
+
+
+def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Memory for keys or values; its twin is assumed to be as large. Raises CacheError when there is not enough."""
+    try:
+        return torch.empty(shape, dtype=dtype, device=device)
+    except RuntimeError as error:  # torch has no narrower one for a CPU
+        raise CacheError(
+            f"the KV cache needs {2 * prod(shape) * dtype.itemsize / 2**30:.1f} GiB, more than there is. "
+            "Use a smaller max_tokens, a shorter prompt, fewer rows at once, --context, --kv-offload host, or --dtype "
+            "bfloat16"
+        ) from error
