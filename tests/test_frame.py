@@ -13,11 +13,11 @@ import pytest
 
 from triforce import ladder
 from triforce.batch import COUPLINGS
-from triforce.cache.select import POLICIES
 from triforce.cli import main, options
 from triforce.cli.common import sampling
 from triforce.cli.parser import parse
 from triforce.interface.request import SamplingParams
+from triforce.kvcache.selection import POLICIES
 
 ROOT = Path(__file__).parents[1]
 

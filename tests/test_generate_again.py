@@ -8,8 +8,8 @@ import pytest
 from tiny_llm import MODES, ask, checkpoints, counted, ids, llm
 
 from triforce.backends.dispatch import PAGE
-from triforce.cache.full import TAIL
 from triforce.errors import RequestError
+from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM
 
 PROMPT = ids(300)

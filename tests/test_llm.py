@@ -16,11 +16,11 @@ from tiny_checkpoint import save, tiny_model, tiny_tokenizer
 
 from triforce.backends import native_loader
 from triforce.batch import Batch
-from triforce.cache import PAGE, Full, Pool, Retrieval
 from triforce.checkpoint import fingerprint
 from triforce.completion import Piece
 from triforce.errors import CacheError, ModelError, RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.kvcache import PAGE, Full, Pool, Retrieval
 from triforce.ladder import MODES
 from triforce.llm import LLM
 from triforce.prompts import PLENTY

@@ -13,8 +13,9 @@ import pytest
 from tests.cache.tiny_llm import ask, checkpoints, ids
 from triforce.backends.cuda.graph_inputs import Shape, shape_of
 from triforce.backends.dispatch import Pass
-from triforce.cache import PAGE, Full, Pool, full
-from triforce.cache.prefixes import Prefixes
+from triforce.kvcache import PAGE, Full, Pool
+from triforce.kvcache.prefix_cache import Prefixes
+from triforce.kvcache.views import full
 from triforce.llm import LLM
 
 

@@ -15,9 +15,9 @@ from triforce.batch import Batch
 from triforce.bench import shapes
 from triforce.bench.random_kv import read
 from triforce.bench.synthetic import Synthetic
-from triforce.cache import Setting
-from triforce.cache.budget import Budget
 from triforce.errors import CacheError
+from triforce.kvcache import Setting
+from triforce.kvcache.retrieval_config import Budget
 from triforce.ladder import Models, Speculation
 
 RATES = {"paper": (0.977, 0.35), "ours": (0.945, 0.57)}

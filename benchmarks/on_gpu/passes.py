@@ -11,8 +11,8 @@ from benchmarks.on_gpu.piece import Piece, Row, Setup
 from triforce.backends.decoder import Decoder
 from triforce.bench.kernels import Few
 from triforce.bench.random_kv import fill
-from triforce.cache import Full, Pool
-from triforce.cache.pool import pages_for
+from triforce.kvcache import Full, Pool
+from triforce.kvcache.pool import pages_for
 from triforce.ragged import ints
 
 BUDGET = 4096

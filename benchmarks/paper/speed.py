@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.paper.experiment import Experiment, Row, Setup, kept, number, speedup
 from triforce.bench.grid import Cell
-from triforce.cache import Budget
+from triforce.kvcache import Budget
 
 TABLE2 = {
     0.0: (2.31, 0.9234, 1.56, 0.4649),

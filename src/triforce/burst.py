@@ -10,7 +10,7 @@ import numpy as np
 from triforce.backends import dispatch
 from triforce.backends.dispatch import Model
 from triforce.backends.token_sampler import NativeSampling
-from triforce.cache import Streaming
+from triforce.kvcache import Streaming
 from triforce.ragged import Bools
 from triforce.sampling.logits import no_law
 from triforce.speculation import Draft, Prefix, Sampling, Tier

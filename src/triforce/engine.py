@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 
 from triforce.batch import Batch
-from triforce.cache.full import TAIL
-from triforce.cache.pool import pages_for
-from triforce.cache.prefixes import Prefixes
 from triforce.errors import CacheError, RankError
 from triforce.group import Group
 from triforce.job import Job
+from triforce.kvcache.pool import pages_for
+from triforce.kvcache.prefix_cache import Prefixes
+from triforce.kvcache.views.full import TAIL
 from triforce.ladder import MODES, Models, Speculation, Store
 from triforce.planner import Costs, Findings
 from triforce.prefill_pacer import LEAST, LEAST_ON_GPU, MAX_ITL, PrefillPacer

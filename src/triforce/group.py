@@ -9,11 +9,11 @@ from traceback import clear_frames
 import torch
 
 from triforce.batch import Aside, Batch
-from triforce.cache import Full
-from triforce.cache.prefixes import Prefixes
-from triforce.cache.saved import SavedCache
 from triforce.errors import CacheError
 from triforce.job import Job
+from triforce.kvcache import Full
+from triforce.kvcache.prefix_cache import Prefixes
+from triforce.kvcache.prompt_file import SavedCache
 from triforce.speculation import Grant
 
 OnPrefill = Callable[[int, int], None]

@@ -13,14 +13,15 @@ from math import gcd
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.burst import burst
-from triforce.cache import PAGE, Full, Offload, Pool, Retrieval, Setting, Streaming, store
-from triforce.cache.device_room import needs_of
-from triforce.cache.full import prefill_chunk
-from triforce.cache.pool import pages_for
-from triforce.cache.room import Needs
-from triforce.cache.select import POLICIES, Policy, Recent
 from triforce.errors import RequestError
 from triforce.interface.request import KvBytes
+from triforce.kvcache import PAGE, Full, Offload, Pool, Retrieval, Setting, Streaming
+from triforce.kvcache.offload import store
+from triforce.kvcache.offload.sizing import Needs
+from triforce.kvcache.offload.sizing_cuda import needs_of
+from triforce.kvcache.pool import pages_for
+from triforce.kvcache.selection import POLICIES, Policy, Recent
+from triforce.kvcache.views.full import prefill_chunk
 from triforce.speculation import Lookup, Proposer, Tier
 
 

@@ -11,8 +11,6 @@ from time import perf_counter
 from typing import Any
 
 from triforce.batch import COUPLINGS
-from triforce.cache import PAGE, Full, Offload, Setting
-from triforce.cache.pool import pages_for
 from triforce.checkpoint import Checkpoint, load
 from triforce.checkpoint.sampling_defaults import sampling_defaults
 from triforce.checkpoint.tokenizer import configured_eos_ids
@@ -24,6 +22,8 @@ from triforce.group import OnPrefill
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.job import Job
+from triforce.kvcache import PAGE, Full, Offload, Setting
+from triforce.kvcache.pool import pages_for
 from triforce.ladder import MODES, Models, Speculation, runnable
 from triforce.model.config import ModelConfig
 from triforce.pairs import SHIPPED, draft_for

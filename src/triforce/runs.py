@@ -13,14 +13,14 @@ from warnings import warn
 from zlib import crc32
 
 from triforce.backends import dispatch
-from triforce.cache import Full, Pool, saved
-from triforce.cache.pool import pages_for
 from triforce.completion import Piece
 from triforce.distributed.group import Ranks
 from triforce.engine import Engine
 from triforce.errors import CacheError, RequestError
 from triforce.group import OnPrefill
 from triforce.interface.request import RequestOutput
+from triforce.kvcache import Full, Pool, prompt_file
+from triforce.kvcache.pool import pages_for
 from triforce.ladder import Models, Speculation, Store
 from triforce.planner import Costs
 from triforce.prefill_pacer import MAX_ITL
@@ -119,22 +119,22 @@ class Runs:
 
     def prompt_files(
         self, files: Files, pool: Pool, prompt: list[int]
-    ) -> tuple[saved.SavedCache | None, Callable[[Full], None] | None]:
+    ) -> tuple[prompt_file.SavedCache | None, Callable[[Full], None] | None]:
         """A saved prompt to start from, and what saves one that has been read."""
         if files.load is None and files.save is None:
             return None, None
-        maker = saved.Maker(self._fingerprint, dispatch.identity(self._models.target.model, pool.memory))
-        earlier = None if files.load is None else saved.SavedCache(Path(files.load), maker)
+        maker = prompt_file.Maker(self._fingerprint, dispatch.identity(self._models.target.model, pool.memory))
+        earlier = None if files.load is None else prompt_file.SavedCache(Path(files.load), maker)
         return earlier, None if files.save is None else self._saving(Path(files.save), maker, pool, prompt)
 
-    def _saving(self, path: Path, maker: saved.Maker, pool: Pool, prompt: list[int]) -> Callable[[Full], None]:
+    def _saving(self, path: Path, maker: prompt_file.Maker, pool: Pool, prompt: list[int]) -> Callable[[Full], None]:
         """Hold room for the file, and return what writes it; should that fail later, the text goes on without it."""
-        room = saved.Reservation(path, saved.size_of(pool.config, pool.dtype, len(prompt) - 1))
+        room = prompt_file.Reservation(path, prompt_file.size_of(pool.config, pool.dtype, len(prompt) - 1))
 
         def save(full: Full) -> None:
             room.release()
             try:
-                saved.save(path, maker, full, 0, prompt)
+                prompt_file.save(path, maker, full, 0, prompt)
             except CacheError as error:
                 warn(str(error), RuntimeWarning, stacklevel=2)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing
 
-from triforce.cache import Full
-from triforce.cache.full import TAIL
-from triforce.cache.pool import pages_for
 from triforce.completion import Piece
 from triforce.errors import RequestError
 from triforce.group import OnPrefill
 from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.kvcache import Full
+from triforce.kvcache.pool import pages_for
+from triforce.kvcache.views.full import TAIL
 from triforce.ladder import Store
 from triforce.llm import LLM
 from triforce.ragged import ints

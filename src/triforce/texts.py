@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from triforce.cache import Full
-from triforce.cache.saved import SavedCache
 from triforce.completion import Completion, Piece
 from triforce.engine import Engine
 from triforce.errors import RequestError
 from triforce.group import Group, OnPrefill
 from triforce.interface.request import KvBytes, RequestOutput
 from triforce.job import Job
+from triforce.kvcache import Full
+from triforce.kvcache.prompt_file import SavedCache
 
 Event = Piece | RequestOutput | Exception
 """Pieces of the texts of a request as they are ready, and at the end the whole, or what went wrong."""

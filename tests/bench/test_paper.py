@@ -54,7 +54,7 @@ def test_batches_and_lengths_are_those_of_the_paper(monkeypatch: pytest.MonkeyPa
 
     class Fake(Setup):
         def retrieval(self, **changes: Any) -> Any:
-            from triforce.cache import Setting
+            from triforce.kvcache import Setting
 
             return Setting(**changes)
 

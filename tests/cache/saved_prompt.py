@@ -6,11 +6,11 @@ from pathlib import Path
 
 from tiny_llm import ids
 
-from triforce.cache import saved
+from triforce.kvcache import prompt_file
 
-MAKER = saved.Maker("fingerprint of a model", "kernels")
+MAKER = prompt_file.Maker("fingerprint of a model", "kernels")
 PROMPT = ids(150)
 
 
-def loaded(path: Path) -> saved.SavedCache:
-    return saved.SavedCache(path, MAKER)
+def loaded(path: Path) -> prompt_file.SavedCache:
+    return prompt_file.SavedCache(path, MAKER)

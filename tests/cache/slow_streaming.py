@@ -15,7 +15,7 @@ from torch import Tensor
 
 from triforce.backends.decoder import Decoder
 from triforce.backends.dispatch import Model, layer_by_layer
-from triforce.cache import Streaming
+from triforce.kvcache import Streaming
 from triforce.model.config import ModelConfig
 from triforce.ragged import Ints
 

@@ -1,6 +1,6 @@
 """A random decoder small enough for thousands of passes, and dense caches to judge the paged ones by.
 
-The dense caches share no code with `triforce.cache` but the rotation's table of cos and sin. They hold one row, keep
+The dense caches share no code with `triforce.kvcache` but the rotation's table of cos and sin. They hold one row, keep
 all that they are fed, and compute in float64. Shape suffixes as in docs/design.md; N keys.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from triforce.backends.decoder import Decoder
 from triforce.backends.dispatch import Model, layer_by_layer
-from triforce.cache import PAGE, Full, Pool, Retrieval
+from triforce.kvcache import PAGE, Full, Pool, Retrieval
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.model.weights import Layer, Weights

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triforce.cache import PAGE, Setting
-from triforce.cache.budget import Budget
 from triforce.errors import RequestError
+from triforce.kvcache import PAGE, Setting
+from triforce.kvcache.retrieval_config import Budget
 
 
 @pytest.mark.parametrize(

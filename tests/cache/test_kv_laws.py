@@ -29,9 +29,9 @@ from small import (
 from tiers import CAPACITY, DECODER, Tiers, seen_by
 
 from triforce.backends.dispatch import Lists
-from triforce.cache import Full, Retrieval, Setting
-from triforce.cache.budget import Budget
-from triforce.cache.select import POLICIES
+from triforce.kvcache import Full, Retrieval, Setting
+from triforce.kvcache.retrieval_config import Budget
+from triforce.kvcache.selection import POLICIES
 from triforce.ragged import Ints, ints
 
 torch.set_num_threads(1)

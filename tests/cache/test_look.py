@@ -9,8 +9,9 @@ import pytest
 from tiny_llm import ask, checkpoints, ids, llm
 
 from triforce.batch import Batch
-from triforce.cache import PAGE, look
 from triforce.completion import Piece
+from triforce.kvcache import PAGE
+from triforce.kvcache.views import coverage
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_counts_the_lists_that_a_page_stands_in(
     folder: Path, full_layers: str, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(look, "PARTS", parts)
+    monkeypatch.setattr(coverage, "PARTS", parts)
     checked = []
     plain = Batch._look
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from triforce.backends import native_loader
 from triforce.batch import Batch
-from triforce.cache.select import POLICIES
 from triforce.cli import main
 from triforce.interface.request import RequestOutput
 from triforce.job import Job
+from triforce.kvcache.selection import POLICIES
 from triforce.ladder import MODES as LADDERS
 from triforce.ladder import Rows
 from triforce.llm import LLM

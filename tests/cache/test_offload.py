@@ -12,9 +12,9 @@ from tiny_checkpoint import save, tiny_model
 from tiny_llm import ask, ids
 
 from triforce.backends import dispatch
-from triforce.cache.room import size_of
 from triforce.errors import CacheError, RequestError
 from triforce.interface.request import KvBytes, RequestOutput
+from triforce.kvcache.offload.sizing import size_of
 from triforce.llm import LLM
 
 pytestmark = pytest.mark.skipif(dispatch.extension.native is None, reason="a store is for the native kernels")
@@ -230,6 +230,8 @@ def test_a_changed_file_changes_the_text(folder: Path) -> None:
 
 def test_without_keeping_pages_cross_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the test that nothing does."""
-    monkeypatch.setattr("triforce.cache.full.Full.budget", property(lambda _: None, lambda *_: None), raising=False)
+    monkeypatch.setattr(
+        "triforce.kvcache.views.full.Full.budget", property(lambda _: None, lambda *_: None), raising=False
+    )
     streamed, fetched, kept = crossed(folder)
     assert kept == 0 and fetched > streamed / 100

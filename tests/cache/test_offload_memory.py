@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from triforce.backends import dispatch
-from triforce.cache.budget import Budget
-from triforce.cache.room import Needs, Offload, size_of
 from triforce.cli import main
 from triforce.errors import CacheError
+from triforce.kvcache.offload.sizing import Needs, Offload, size_of
+from triforce.kvcache.retrieval_config import Budget
 from triforce.llm import LLM
 
 pytestmark = pytest.mark.skipif(dispatch.extension.native is None, reason="a store is for the native kernels")

@@ -10,11 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from simple_cache import DEVICE
 from small import CLOSE, assert_holds, dense, feed, make_pool, poison, prefill, small_decoder, text
 
-from triforce.cache import PAGE, Full, Pool, Retrieval, Setting
-from triforce.cache.budget import Budget
-from triforce.cache.pool import pages_for
-from triforce.cache.select import POLICIES, Recent
 from triforce.errors import CacheError
+from triforce.kvcache import PAGE, Full, Pool, Retrieval, Setting
+from triforce.kvcache.pool import pages_for
+from triforce.kvcache.retrieval_config import Budget
+from triforce.kvcache.selection import POLICIES, Recent
 
 torch.set_num_threads(1)
 DECODER = small_decoder()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from small import small_decoder, text
 
-from triforce.cache import PAGE, Pool
-from triforce.cache.full import TAIL
-from triforce.cache.prefixes import Prefixes
+from triforce.kvcache import PAGE, Pool
+from triforce.kvcache.prefix_cache import Prefixes
+from triforce.kvcache.views.full import TAIL
 
 DECODER = small_decoder()
 

@@ -14,8 +14,8 @@ from saved_prompt import MAKER, PROMPT, loaded
 from small import CLOSE, assert_holds, dense, make_pool, prefill, small_decoder, text
 from tiny_llm import GREEDY, MODES, SEEDED, ask, counted, ids, llm
 
-from triforce.cache import Full, saved
-from triforce.cache.full import TAIL
+from triforce.kvcache import Full, prompt_file
+from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM
 
 torch.set_num_threads(1)
@@ -106,7 +106,7 @@ def test_rows_of_any_shape_and_dtype(tmp_path: Path, dtype: torch.dtype, fragmen
     full, prompt = Full(make_pool(decoder, 2, 100, fragmented=fragmented)), text(90)
     prefill(decoder, full, 0, text(30, seed=1))
     prefill(decoder, full, 1, prompt[:-1])
-    saved.save(tmp_path / "kv", MAKER, full, 1, prompt)
+    prompt_file.save(tmp_path / "kv", MAKER, full, 1, prompt)
     other = Full(make_pool(decoder, 2, 100, fragmented=not fragmented))
     assert loaded(tmp_path / "kv").restore(other, 1, prompt) == 89 - TAIL
     assert other.lengths_B.tolist() == [0, 89 - TAIL]
@@ -122,7 +122,7 @@ def test_plain_safetensors_reads_it(tmp_path: Path) -> None:
     decoder, prompt = small_decoder(dtype=torch.float32), text(50)
     full = Full(make_pool(decoder, 1, 64))
     prefill(decoder, full, 0, prompt)
-    saved.save(tmp_path / "kv", MAKER, full, 0, prompt)
+    prompt_file.save(tmp_path / "kv", MAKER, full, 0, prompt)
     tensors, truth = load_file(tmp_path / "kv"), dense(decoder, prompt)
     assert set(tensors) == {"ids", "checksum", "keys.0", "keys.1", "values.0", "values.1"}
     assert tensors["ids"].tolist() == prompt

@@ -14,8 +14,8 @@ from tiny_checkpoint import tiny_model
 from tiny_llm import CONTEXT, ask
 
 from triforce.backends import native_loader
-from triforce.cache import Full, saved
 from triforce.errors import CacheError
+from triforce.kvcache import Full, prompt_file
 from triforce.llm import LLM
 
 torch.set_num_threads(1)
@@ -26,7 +26,7 @@ def small_file(tmp_path: Path) -> Path:
     decoder = small_decoder(dtype=torch.float32)
     full = Full(make_pool(decoder, 1, 32))
     prefill(decoder, full, 0, text(20))
-    saved.save(tmp_path / "small.kv", MAKER, full, 0, text(20))
+    prompt_file.save(tmp_path / "small.kv", MAKER, full, 0, text(20))
     assert len(loaded(tmp_path / "small.kv").ids) == 20
     return tmp_path / "small.kv"
 
@@ -138,7 +138,7 @@ def test_other_kernels(pair: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_file_that_does_not_name_its_kernels(small_file: Path) -> None:
     with pytest.raises(CacheError, match="other kernels"):
-        saved.SavedCache(small_file, MAKER._replace(kernels="others"))
+        prompt_file.SavedCache(small_file, MAKER._replace(kernels="others"))
 
 
 def test_a_shorter_context_is_the_same_model(pair: Path, kept: Path) -> None:

@@ -14,8 +14,8 @@ from saved_prompt import MAKER, PROMPT, loaded
 from small import VOCAB, make_pool, prefill, small_decoder, text
 from tiny_llm import ask, counted, llm
 
-from triforce.cache import Full, saved
 from triforce.errors import CacheError
+from triforce.kvcache import Full, prompt_file
 
 torch.set_num_threads(1)
 
@@ -35,7 +35,7 @@ def test_only_its_owner_may_read_it(tmp_path: Path, umask: int) -> None:
     (tmp_path / "kv").chmod(0o666)
     before = os.umask(umask)
     try:
-        saved.save(tmp_path / "kv", MAKER, *mixed(a_row()))
+        prompt_file.save(tmp_path / "kv", MAKER, *mixed(a_row()))
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "kv").stat().st_mode) == 0o600
@@ -69,7 +69,7 @@ class Disk:
 
 
 def full_disk(patch: pytest.MonkeyPatch, room: int, failure: BaseException) -> None:
-    patch.setattr(saved, "open", lambda *args: Disk(open(*args), room, failure), raising=False)  # noqa: SIM115
+    patch.setattr(prompt_file, "open", lambda *args: Disk(open(*args), room, failure), raising=False)  # noqa: SIM115
 
 
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -83,11 +83,11 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, failure: BaseException
 ) -> None:
     path, (full, prompt) = tmp_path / "kv", a_row()
-    saved.save(path, MAKER, full, 0, prompt[:20])
+    prompt_file.save(path, MAKER, full, 0, prompt[:20])
     old = path.read_bytes()
     full_disk(monkeypatch, room, failure)
     with pytest.raises(CacheError if isinstance(failure, OSError) else type(failure)) as caught:
-        saved.save(path, MAKER, full, 0, prompt)
+        prompt_file.save(path, MAKER, full, 0, prompt)
     if failure is NO_SPACE:
         assert "No space left" in str(caught.value) and str(path) in str(caught.value)
     assert path.read_bytes() == old
@@ -103,7 +103,7 @@ def test_a_failure_at_the_last_moment(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "kv").write_text("old")
     monkeypatch.setattr(os, call, fail)
     with pytest.raises(CacheError):
-        saved.save(tmp_path / "kv", MAKER, full, 0, prompt)
+        prompt_file.save(tmp_path / "kv", MAKER, full, 0, prompt)
     assert (tmp_path / "kv").read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["kv"]
 
@@ -114,7 +114,7 @@ def test_a_path_that_cannot_be_written(pair: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "missing" / "kv", tmp_path / "file" / "kv"):
         with pytest.raises(CacheError, match=path.name):
-            saved.save(path, MAKER, full, 0, prompt)
+            prompt_file.save(path, MAKER, full, 0, prompt)
         model = llm(pair)
         with counted(model.models.target) as passes, pytest.raises(CacheError, match="cannot write"):
             model.generate(PROMPT, ask(), save_cache=path)
@@ -133,7 +133,7 @@ def test_room_is_held_until_it_is_released_and_leaves_no_trace(tmp_path: Path) -
     plain = os.posix_fallocate
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "posix_fallocate", allocate)
-        room = saved.Reservation(tmp_path / "kv", size)
+        room = prompt_file.Reservation(tmp_path / "kv", size)
     room.release()
     assert sizes == [size] and not list(tmp_path.iterdir())
 
@@ -142,7 +142,7 @@ def test_a_full_disk_is_told_of_before_the_prompt_is_read(pair: Path, tmp_path: 
     """A file system on which so much cannot be had: `size_of` says more than any disk has."""
     model = llm(pair)
     with pytest.MonkeyPatch.context() as patch, counted(model.models.target) as passes:
-        patch.setattr(saved, "size_of", lambda *_: 1 << 60)
+        patch.setattr(prompt_file, "size_of", lambda *_: 1 << 60)
         with pytest.raises(CacheError, match=r"cannot write .* MiB to spare"):
             model.generate(PROMPT, ask(), save_cache=tmp_path / "kv")
     assert not passes and not list(tmp_path.iterdir())
@@ -167,5 +167,5 @@ def test_unverified_tokens_never_leave(tmp_path: Path) -> None:
     """Only committed tokens are saved, even if a longer text is named."""
     full, prompt = a_row()
     full.rewind(torch.tensor([25], device=full.pool.device))
-    saved.save(tmp_path / "kv", MAKER, full, 0, prompt)
+    prompt_file.save(tmp_path / "kv", MAKER, full, 0, prompt)
     assert loaded(tmp_path / "kv").ids == prompt[:25]

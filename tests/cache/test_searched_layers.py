@@ -14,9 +14,9 @@ from tiny_llm import CONTEXT, GREEDY, SEEDED, ask, checkpoints, ids
 from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
 from triforce.backends.dispatch import PAGE, Search
-from triforce.cache import Budget, Full, Pool, Retrieval, Setting
-from triforce.cache.select import POLICIES
 from triforce.checkpoint import load
+from triforce.kvcache import Budget, Full, Pool, Retrieval, Setting
+from triforce.kvcache.selection import POLICIES
 from triforce.llm import LLM
 from triforce.planner import SearchedLayers
 

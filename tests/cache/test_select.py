@@ -15,8 +15,8 @@ from small import CLOSE, Dense, dense, feed, make_pool, prefill, small_decoder, 
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.cache import Full
-from triforce.cache.select import POLICIES, Policy, Recent
+from triforce.kvcache import Full
+from triforce.kvcache.selection import POLICIES, Policy, Recent
 from triforce.ragged import ints
 
 torch.set_num_threads(1)
@@ -116,8 +116,8 @@ def test_asking_again_for_more_of_a_growing_text(name: str) -> None:
 
 def test_quest_bounds_every_product_of_the_chunk() -> None:
     """With one query head per KV head the score is at least q . k of each token, and equals it for chunks of one."""
-    from triforce.cache.select.quest import Quest
-    from triforce.cache.select.summary import last_query
+    from triforce.kvcache.selection.quest import Quest
+    from triforce.kvcache.selection.summaries import last_query
 
     full, truth, _ = scene(SINGLE)
     for layer in range(2):

@@ -11,10 +11,10 @@ import pytest
 import torch
 from tiny_llm import CONTEXT, GREEDY, MODES, SEEDED, ask, counted, ids, llm
 
-from triforce.cache.full import TAIL
 from triforce.completion import Piece
 from triforce.errors import RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM
 from triforce.session import Session
 

@@ -14,11 +14,11 @@ from small import CLOSE, VOCAB, dense, feed, make_pool, prefill, slots_of, small
 from torch import Tensor
 
 from triforce.batch import Batch
-from triforce.cache import PAGE, Full, Retrieval, Setting
-from triforce.cache.budget import Budget
-from triforce.cache.select import POLICIES, Policy, Recent
 from triforce.interface.request import SamplingParams
 from triforce.job import Job
+from triforce.kvcache import PAGE, Full, Retrieval, Setting
+from triforce.kvcache.retrieval_config import Budget
+from triforce.kvcache.selection import POLICIES, Policy, Recent
 from triforce.ladder import MODES, Models, Speculation
 from triforce.ragged import ints
 

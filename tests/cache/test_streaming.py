@@ -9,7 +9,7 @@ import torch
 from slow_streaming import DECODER, IDS, SINKS, SLACK, SLOW, WINDOW, in_pieces, same, slow_logits, view
 from small import DTYPE, feed, longs, prefill, small_decoder, text
 
-from triforce.cache import PAGE
+from triforce.kvcache import PAGE
 from triforce.ragged import ints
 
 torch.set_num_threads(1)

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from slow_streaming import DECODER, IDS, SINKS, SLACK, SLOW, WINDOW, Slow, in_pieces, same, view
 from small import VOCAB, feed, text
 
-from triforce.cache import PAGE
 from triforce.errors import CacheError
+from triforce.kvcache import PAGE
 from triforce.ragged import ints
 
 torch.set_num_threads(1)

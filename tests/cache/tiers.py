@@ -24,9 +24,9 @@ from small import (
 )
 from torch import Tensor
 
-from triforce.cache import Full, Retrieval, Setting
-from triforce.cache.budget import Budget
-from triforce.cache.select import POLICIES, Recent
+from triforce.kvcache import Full, Retrieval, Setting
+from triforce.kvcache.retrieval_config import Budget
+from triforce.kvcache.selection import POLICIES, Recent
 from triforce.ragged import ints
 
 DECODER = small_decoder()

@@ -11,7 +11,7 @@ from engine_scene import CHUNK, ByChunks
 from tiny_llm import checkpoints
 
 from triforce import engine
-from triforce.cache import full
+from triforce.kvcache.views import full
 
 torch.set_num_threads(1)
 

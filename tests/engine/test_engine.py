@@ -25,11 +25,11 @@ from torch import Tensor
 
 from triforce.backends import native_loader
 from triforce.batch import Batch
-from triforce.cache import PAGE, Full
-from triforce.cache.full import TAIL
 from triforce.errors import CacheError
 from triforce.group import Group
 from triforce.interface.request import RequestOutput
+from triforce.kvcache import PAGE, Full
+from triforce.kvcache.views.full import TAIL
 from triforce.texts import Request
 
 

@@ -10,8 +10,8 @@ from tiny_llm import llm
 
 from tests.laws.mutants import Edit
 from triforce.batch import Batch
-from triforce.cache import Full, Pool, Retrieval, Streaming
 from triforce.interface.request import RequestOutput
+from triforce.kvcache import Full, Pool, Retrieval, Streaming
 from triforce.llm import LLM
 from triforce.speculation.counters import Counters
 from triforce.texts import Request

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.cache import Streaming
 from triforce.evaluate import Plan, Subject, Text, plan
+from triforce.kvcache import Streaming
 from triforce.llm import LLM
 
 MATCH, SURE = 16, 20.0

@@ -9,9 +9,9 @@ from recaller import noise
 from simple_cache import SimpleCache
 from torch import Tensor
 
-from triforce.cache import PAGE
 from triforce.evaluate import scoring
 from triforce.evaluate.scoring import cut_view, draft_view, full_view, greedy, nats, skim
+from triforce.kvcache import PAGE
 from triforce.llm import LLM
 
 IDS_N = torch.tensor(noise(500))

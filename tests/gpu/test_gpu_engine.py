@@ -10,8 +10,8 @@ import pytest
 from triforce.backends import dispatch, native_loader
 from triforce.backends.cuda.kv import TritonMemory
 from triforce.backends.cuda.model import TritonModel
-from triforce.cache import Pool
 from triforce.interface.request import SamplingParams
+from triforce.kvcache import Pool
 from triforce.llm import LLM
 
 

@@ -16,10 +16,11 @@ from triforce.backends import dispatch, native_loader
 from triforce.backends.cuda.offload.kv import StreamedMemory
 from triforce.backends.cuda.triton.page_copy import carry
 from triforce.bench import shapes
-from triforce.cache import Budget, Offload, device_room
-from triforce.cache.device_room import LayeredNeeds
 from triforce.errors import CacheError, RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.kvcache import Budget, Offload
+from triforce.kvcache.offload import sizing_cuda
+from triforce.kvcache.offload.sizing_cuda import LayeredNeeds
 from triforce.llm import LLM
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
@@ -148,7 +149,7 @@ def needs() -> LayeredNeeds:
 
 
 def free(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
-    monkeypatch.setattr(device_room, "free_on", lambda device: int(gib * GIB))
+    monkeypatch.setattr(sizing_cuda, "free_on", lambda device: int(gib * GIB))
 
 
 @pytest.mark.parametrize("gib", [9, 12, 24, 40, 58, 70])

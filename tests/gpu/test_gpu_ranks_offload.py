@@ -21,12 +21,13 @@ from triforce.backends import native_loader
 from triforce.backends.cuda.graphs import Graphs
 from triforce.backends.cuda.offload.kv import StreamedMemory
 from triforce.backends.tensor_parallel import ShardedModel
-from triforce.cache import Budget, Offload, device_room, store
-from triforce.cache.device_room import LayeredNeeds
-from triforce.cache.room import memory_for
 from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import CacheError
 from triforce.interface.request import SamplingParams
+from triforce.kvcache import Budget, Offload
+from triforce.kvcache.offload import sizing_cuda, store
+from triforce.kvcache.offload.sizing import memory_for
+from triforce.kvcache.offload.sizing_cuda import LayeredNeeds
 from triforce.llm import LLM
 
 PROMPT = ids(300)
@@ -99,7 +100,7 @@ def needs(folder: Path, count: int) -> LayeredNeeds:
 def test_each_rank_has_a_device_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So what stays is counted over all devices, in what is kept, what is said and what it is compared with."""
     one, two = needs(folder, 1), needs(folder, 2)
-    monkeypatch.setattr(device_room, "free_on", lambda device: one.passing + one.bytes // 2)
+    monkeypatch.setattr(sizing_cuda, "free_on", lambda device: one.passing + one.bytes // 2)
     assert memory_for(Offload("host"), one) == int(one.share * one.free) < one.bytes
     assert memory_for(Offload("host"), two) == int(two.share * 2 * one.free)
     with pytest.raises(CacheError, match="free on 2 devices"):
@@ -109,7 +110,7 @@ def test_each_rank_has_a_device_of_its_own(folder: Path, monkeypatch: pytest.Mon
 def test_memory_of_the_host_is_shared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one rank finds free is for all of them."""
     two = needs(folder, 2)
-    monkeypatch.setattr(device_room, "free_on", lambda device: GIB)
+    monkeypatch.setattr(sizing_cuda, "free_on", lambda device: GIB)
     monkeypatch.setattr(store, "free_memory", lambda: int(1.5 * two.stored(0)))
     offload = Offload("host", memory=2 * two.least, layers=0)
     with pytest.raises(CacheError, match="a larger --kv-memory"):

@@ -22,9 +22,9 @@ from tests.gpu.test_gpu_engine import ids
 from tests.laws.mutants import Edit
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.tensor_parallel import ShardedModel
-from triforce.cache.select import Observed
 from triforce.distributed.group import Ranks
 from triforce.interface.request import SamplingParams
+from triforce.kvcache.selection import Observed
 from triforce.llm import LLM
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a device is made up here")

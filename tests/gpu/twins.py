@@ -26,11 +26,11 @@ from triforce.backends.decoder import Decoder
 from triforce.backends.dispatch import PAGE, Lists, Room
 from triforce.backends.torch.kv import attend_lists, slots
 from triforce.bench import shapes
-from triforce.cache import Budget, Full, Pool, Retrieval, Setting
-from triforce.cache.device_room import LayeredNeeds
-from triforce.cache.select import POLICIES
-from triforce.cache.sight import Sight
-from triforce.cache.store import HostStore
+from triforce.kvcache import Budget, Full, Pool, Retrieval, Setting
+from triforce.kvcache.offload.sizing_cuda import LayeredNeeds
+from triforce.kvcache.offload.store import HostStore
+from triforce.kvcache.selection import POLICIES
+from triforce.kvcache.views.observation import Sight
 from triforce.model.rope import rotate
 from triforce.ragged import ints
 

@@ -12,9 +12,9 @@ from tests.kernels.random_model import V, random_model
 from tests.samplers import needs_native
 from triforce.backends.token_sampler import NativeSampling, TorchSampling
 from triforce.burst import burst
-from triforce.cache import Streaming
 from triforce.errors import ModelError
 from triforce.interface.request import SamplingParams
+from triforce.kvcache import Streaming
 from triforce.sampling import Noise, Warper
 from triforce.speculation import Coupling, Draft, Prefix, Rejection, Sampling, Seeded, Tier
 

@@ -11,7 +11,7 @@ import pytest
 
 from triforce.backends.torch import attention
 from triforce.backends.torch.kv import PlainMemory
-from triforce.cache import Retrieval
+from triforce.kvcache import Retrieval
 from triforce.speculation import Block, Lookup, Rejection, Tier, verification
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from tests.simple_cache import score
 from triforce.backends.decoder import Decoder
 from triforce.batch import Batch
-from triforce.cache import Budget, Setting
 from triforce.interface.request import SamplingParams
 from triforce.job import Job
+from triforce.kvcache import Budget, Setting
 from triforce.ladder import MODES, Models, Speculation
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope

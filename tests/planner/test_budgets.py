@@ -14,9 +14,9 @@ from tests.laws.tiny import MODELS, PROMPTS, SETTING
 from tests.planner.test_worlds import LONG, MS
 from tests.planner.world import Silence, World, flown, worth
 from triforce.batch import Batch
-from triforce.cache import Budget, Setting
 from triforce.interface.request import SamplingParams
 from triforce.job import Job
+from triforce.kvcache import Budget, Setting
 from triforce.ladder import MODES
 from triforce.planner import Costs, Pilot, Plan, outlook
 from triforce.planner.outlook import TIMES, Outlook, options

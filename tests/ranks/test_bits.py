@@ -17,10 +17,10 @@ from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import save, tiny_model
 from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
-from triforce.cache import Full, Pool
 from triforce.checkpoint import load
 from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import RequestError
+from triforce.kvcache import Full, Pool
 from triforce.ragged import ints
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -13,10 +13,10 @@ from triforce.backends import native_loader
 from triforce.backends.cpu import offload
 from triforce.backends.cpu.layerwise import one_layer
 from triforce.backends.dispatch import Pass
-from triforce.cache.room import size_of
 from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import CacheError
 from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.kvcache.offload.sizing import size_of
 from triforce.llm import LLM
 
 pytestmark = pytest.mark.skipif(native_loader.native is None, reason="a store is for the native kernels")

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from triforce.backends.decoder import Decoder
 from triforce.bench.acceptance.heavy import Heavy, added, attended
-from triforce.cache import Budget, Retrieval, Setting
-from triforce.cache.select import Policy, Recent
+from triforce.kvcache import Budget, Retrieval, Setting
+from triforce.kvcache.selection import Policy, Recent
 from triforce.ladder import Models, Rows, Speculation
 from triforce.ragged import ints
 

@@ -20,9 +20,9 @@ from triforce.backends.dispatch import Lists, Pass
 from triforce.backends.token_sampler import sampling
 from triforce.backends.torch.attention import attend_causal
 from triforce.bench import shapes
-from triforce.cache import PAGE, Full, Pool
-from triforce.cache.pool import pages_for
 from triforce.interface.request import SamplingParams
+from triforce.kvcache import PAGE, Full, Pool
+from triforce.kvcache.pool import pages_for
 from triforce.ragged import Ints, ints
 from triforce.sampling import Noise
 from triforce.speculation import Draft, Prefix, Seeded

@@ -15,10 +15,10 @@ from typing import Any
 
 from triforce.bench.prompts import Sources, prompts
 from triforce.bench.together import Prompts, together, varied
-from triforce.cache.saved import SavedCache
 from triforce.evaluate import Table
 from triforce.group import OnPrefill
 from triforce.interface.request import SamplingParams
+from triforce.kvcache.prompt_file import SavedCache
 from triforce.llm import LLM
 
 Row = dict[str, Any]

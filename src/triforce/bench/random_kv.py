@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from triforce.batch import Batch
-from triforce.cache import PAGE, Full, Pool
 from triforce.interface.request import SamplingParams
 from triforce.job import Job
+from triforce.kvcache import PAGE, Full, Pool
 from triforce.ladder import MODES, Models, Speculation
 from triforce.ragged import ints
 

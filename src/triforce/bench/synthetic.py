@@ -15,8 +15,8 @@ from torch import Tensor
 from triforce.bench import shapes
 from triforce.bench.random_kv import read
 from triforce.bench.speed import Row, timing
-from triforce.cache import Setting
-from triforce.cache.budget import Budget
+from triforce.kvcache import Setting
+from triforce.kvcache.retrieval_config import Budget
 from triforce.ladder import Models, Speculation
 from triforce.ragged import Bools
 from triforce.speculation import Coupling, Draft, Prefix, Sampling

@@ -11,9 +11,9 @@ from typing import Any
 from zlib import crc32
 
 from triforce.backends import dispatch
-from triforce.cache.saved import Maker, SavedCache
 from triforce.group import OnPrefill
 from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.kvcache.prompt_file import Maker, SavedCache
 from triforce.llm import LLM
 from triforce.texts import Request
 

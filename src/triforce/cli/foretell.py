@@ -19,10 +19,10 @@ def offloaded(
     `weights`: bytes of them.
     """
     from triforce.backends.dispatch import require_offload
-    from triforce.cache import Offload
-    from triforce.cache.device_room import LayeredNeeds, needs_of
-    from triforce.cache.pool import pages_for
-    from triforce.cache.room import memory_for
+    from triforce.kvcache import Offload
+    from triforce.kvcache.offload.sizing import memory_for
+    from triforce.kvcache.offload.sizing_cuda import LayeredNeeds, needs_of
+    from triforce.kvcache.pool import pages_for
     from triforce.ladder import Speculation
 
     offload, usual = Offload.parse(options.kv_offload, options.kv_memory, options.kv_layers), Speculation()

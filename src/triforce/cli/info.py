@@ -99,7 +99,7 @@ def available(device: torch.device) -> int:
     """Bytes of memory that are free on `device`; 0 if the system does not say."""
     import torch
 
-    from triforce.cache.room import free_memory
+    from triforce.kvcache.offload.sizing import free_memory
 
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.cache import Full
 from triforce.evaluate.forecast import Forecast
 from triforce.evaluate.report import Table, percent, tokens
 from triforce.evaluate.scoring import full_view, read
 from triforce.evaluate.subject import Subject, Text
+from triforce.kvcache import Full
 
 SPAN = 128
 START = 8

@@ -13,9 +13,9 @@ import numpy as np
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.cache import Full, Streaming
 from triforce.evaluate.scoring import WIDTH, draft_view, full_view, parts, read
 from triforce.evaluate.subject import Subject, Text
+from triforce.kvcache import Full, Streaming
 
 SECONDS = 2.0
 """For looking at one model's speed; its last pass may end later."""

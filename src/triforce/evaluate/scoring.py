@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.cache import PAGE, Full, Streaming
+from triforce.kvcache import PAGE, Full, Streaming
 from triforce.ladder import Models, Rows, Speculation
 from triforce.ragged import ints
 

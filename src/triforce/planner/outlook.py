@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from triforce.cache import Retrieval
+from triforce.kvcache import Retrieval
 from triforce.planner.costs import Costs
 from triforce.planner.echo import Echo
 from triforce.planner.plan import Amount

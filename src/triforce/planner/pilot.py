@@ -14,8 +14,8 @@ from time import perf_counter
 
 import numpy as np
 
-from triforce.cache import Full, Retrieval
 from triforce.distributed.group import ALONE, Ranks
+from triforce.kvcache import Full, Retrieval
 from triforce.planner.choice import PLAIN, choose
 from triforce.planner.costs import Costs
 from triforce.planner.echo import Echo

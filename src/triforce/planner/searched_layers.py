@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from triforce.cache import Retrieval
 from triforce.distributed.group import ALONE, Ranks
+from triforce.kvcache import Retrieval
 from triforce.planner.plan import WIDE, expected
 from triforce.speculation import Tier
 

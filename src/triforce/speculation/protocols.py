@@ -17,7 +17,7 @@ from triforce.speculation.verification import Coupling
 
 
 class Cache(Protocol):
-    """What a tier's model remembers; see triforce.cache."""
+    """What a tier's model remembers; see triforce.kvcache."""
 
     @property
     def lengths_B(self) -> Ints:

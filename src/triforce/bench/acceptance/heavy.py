@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.cache import Full
-from triforce.cache.full import OBSERVED
-from triforce.cache.select.best import best
+from triforce.kvcache import Full
+from triforce.kvcache.selection.topk import best
+from triforce.kvcache.views.full import OBSERVED
 from triforce.ragged import Ints, ints
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from triforce.bench.acceptance.measure import Case, Row, about
 from triforce.bench.acceptance.walk import Walk
-from triforce.cache import PAGE, Full, Retrieval
-from triforce.cache.select import Policy
+from triforce.kvcache import PAGE, Full, Retrieval
+from triforce.kvcache.selection import Policy
 
 
 class Recorder:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from triforce.bench.acceptance.heavy import Heavy
 from triforce.bench.acceptance.walk import Walk
-from triforce.cache import Budget, Retrieval, Setting
-from triforce.cache.select import POLICIES, MeanKey, Observed, Policy, Recent
 from triforce.evaluate.agreement import overlap, same_pick
+from triforce.kvcache import Budget, Retrieval, Setting
+from triforce.kvcache.selection import POLICIES, MeanKey, Observed, Policy, Recent
 
 Row = dict[str, Any]
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from triforce.backends.decoder import Decoder
 from triforce.bench.acceptance.heavy import attended
 from triforce.bench.acceptance.workloads import Span, Workload
-from triforce.cache import PAGE, Retrieval, Setting
-from triforce.cache.full import TAIL
 from triforce.interface.request import SamplingParams
+from triforce.kvcache import PAGE, Retrieval, Setting
+from triforce.kvcache.views.full import TAIL
 from triforce.ladder import Models, Rows, Speculation
 from triforce.ragged import Ints, ints
 from triforce.sampling import Warper

@@ -146,7 +146,7 @@ def _synthetic(options: Namespace) -> int:
 
 def _synthetic_rows(options: Namespace) -> Iterator[Row]:
     from triforce.bench import speed, synthetic
-    from triforce.cache.budget import Budget
+    from triforce.kvcache.retrieval_config import Budget
 
     outer, inner = options.synthetic
     gammas, budget = (options.gamma_1, options.gamma_2), Budget.parse(options.budget).tokens

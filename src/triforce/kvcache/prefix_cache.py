@@ -12,8 +12,8 @@ from hashlib import blake2b
 import numpy as np
 
 from triforce.backends.dispatch import PAGE
-from triforce.cache.full import TAIL
-from triforce.cache.pool import Pool
+from triforce.kvcache.pool import Pool
+from triforce.kvcache.views.full import TAIL
 from triforce.ragged import Ints
 
 Tokens = Sequence[int] | Ints

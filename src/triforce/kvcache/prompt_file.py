@@ -22,8 +22,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from triforce.backends.native_loader import VARIABLE
-from triforce.cache.full import TAIL, Full
 from triforce.errors import CacheError
+from triforce.kvcache.views.full import TAIL, Full
 from triforce.model.config import ModelConfig
 
 FORMAT = "triforce-kv-1"

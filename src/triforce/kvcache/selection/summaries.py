@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from triforce.cache.full import Full
+from triforce.kvcache.views.full import Full
 
 
 class Summaries:

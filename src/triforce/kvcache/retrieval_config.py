@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from triforce.backends.dispatch import PAGE
-from triforce.cache.pool import pages_for
 from triforce.errors import RequestError
+from triforce.kvcache.pool import pages_for
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from math import ceil
 from pathlib import Path
 
 from triforce.backends.dispatch import PAGE, SECTOR
-from triforce.cache.budget import Budget
 from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import CacheError, RequestError
+from triforce.kvcache.retrieval_config import Budget
 from triforce.model.config import ModelConfig
 
 KINDS = ("none", "host", "file")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from triforce.cache.full import Full
-from triforce.cache.select.best import best, recent_share
+from triforce.kvcache.selection.topk import best, recent_share
+from triforce.kvcache.views.full import Full
 
 
 class Observed:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from triforce.backends.dispatch import Memory
-from triforce.cache.pool import Pool
-from triforce.cache.sight import Sight
+from triforce.kvcache.pool import Pool
+from triforce.kvcache.views.observation import Sight
 
 
 @dataclass(frozen=True, slots=True)

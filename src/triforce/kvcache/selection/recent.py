@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.dispatch import PAGE
-from triforce.cache.full import Full
+from triforce.kvcache.views.full import Full
 
 
 class Recent:

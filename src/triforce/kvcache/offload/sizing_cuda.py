@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from triforce.backends import dispatch
-from triforce.cache.budget import Budget
-from triforce.cache.room import Needs, Offload, describe
 from triforce.errors import CacheError
+from triforce.kvcache.offload.sizing import Needs, Offload, describe
+from triforce.kvcache.retrieval_config import Budget
 from triforce.model.config import ModelConfig
 
 BUFFERS = 2

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from triforce.backends.dispatch import SECTOR, Room
 from triforce.backends.offload_layout import Store
-from triforce.cache.room import Needs, Offload, describe, free_memory, memory_for, up
 from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import CacheError
+from triforce.kvcache.offload.sizing import Needs, Offload, describe, free_memory, memory_for, up
 
 
 def room(offload: Offload, needs: Needs, ranks: Ranks = ALONE) -> Room | None:

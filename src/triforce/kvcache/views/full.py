@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from triforce.backends.dispatch import PAGE, Lists, Model, Pass
-from triforce.cache.aside import Seen, put_row_back, take_row
-from triforce.cache.budget import Budget
-from triforce.cache.pool import Pool
-from triforce.cache.sight import Sight
+from triforce.kvcache.pool import Pool
+from triforce.kvcache.retrieval_config import Budget
+from triforce.kvcache.swap import Seen, put_row_back, take_row
+from triforce.kvcache.views.observation import Sight
 from triforce.ragged import Ints
 
 OBSERVED = 80

@@ -11,11 +11,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from triforce.cache.full import Full
-from triforce.cache.select.mean_key import MeanKey
-from triforce.cache.select.observed import Observed
-from triforce.cache.select.quest import Quest
-from triforce.cache.select.recent import Recent
+from triforce.kvcache.selection.attention_mass import Observed
+from triforce.kvcache.selection.mean_key import MeanKey
+from triforce.kvcache.selection.quest import Quest
+from triforce.kvcache.selection.recent import Recent
+from triforce.kvcache.views.full import Full
 
 
 class Policy(Protocol):

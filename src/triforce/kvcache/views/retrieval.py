@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from triforce.backends.dispatch import PAGE, Lists, Model, Pass, Search
-from triforce.cache.aside import places
-from triforce.cache.budget import Setting
-from triforce.cache.full import Full
-from triforce.cache.index import Index
-from triforce.cache.select import Policy
+from triforce.kvcache.retrieval_config import Setting
+from triforce.kvcache.selection import Policy
+from triforce.kvcache.swap import places
+from triforce.kvcache.views.full import Full
+from triforce.kvcache.views.page_lists import Index
 from triforce.ragged import Ints
 
 FOUND = 4

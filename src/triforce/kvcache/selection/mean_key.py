@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triforce.cache.full import Full
-from triforce.cache.select.best import best, recent_share
-from triforce.cache.select.summary import Summaries, last_query
+from triforce.kvcache.selection.summaries import Summaries, last_query
+from triforce.kvcache.selection.topk import best, recent_share
+from triforce.kvcache.views.full import Full
 
 
 class MeanKey:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from triforce.cache.aside import places
-from triforce.cache.retrieval import Retrieval
+from triforce.kvcache.swap import places
+from triforce.kvcache.views.retrieval import Retrieval
 
 PARTS = 256
 """A picture of a text is cut into so many parts at most."""

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from triforce.backends import dispatch
 from triforce.backends.dispatch import PAGE, Lists, Model, Pass
-from triforce.cache.aside import put_back, taken
 from triforce.errors import CacheError
+from triforce.kvcache.swap import put_back, taken
 from triforce.model.config import ModelConfig
 from triforce.ragged import Ints, there
 
