@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
+from triforce.checkpoint.known_drafts import SHIPPED
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.pairs import SHIPPED
 
 
 def resident(kind: str) -> int:

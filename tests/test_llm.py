@@ -16,7 +16,7 @@ from tiny_checkpoint import save, tiny_model, tiny_tokenizer
 
 from triforce.backends import native_loader
 from triforce.batch import Batch
-from triforce.checkpoint import fingerprint
+from triforce.checkpoint.reader import fingerprint
 from triforce.completion import Piece
 from triforce.errors import CacheError, ModelError, RequestError
 from triforce.interface.request import RequestOutput, SamplingParams

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from triforce.checkpoint.known_drafts import SHIPPED
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.pairs import SHIPPED
 
 MEASURE = Path(__file__).parent / "measure_memory.py"
 FIXED = 32 << 20

@@ -11,7 +11,8 @@ from time import perf_counter
 from typing import Any
 
 from triforce.batch import COUPLINGS
-from triforce.checkpoint import Checkpoint, load
+from triforce.checkpoint.known_drafts import SHIPPED, draft_for
+from triforce.checkpoint.reader import Checkpoint, load
 from triforce.checkpoint.sampling_defaults import sampling_defaults
 from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.completion import Completion, Piece
@@ -26,7 +27,6 @@ from triforce.kvcache import PAGE, Full, Offload, Setting
 from triforce.kvcache.pool import pages_for
 from triforce.ladder import MODES, Models, Speculation, runnable
 from triforce.model.config import ModelConfig
-from triforce.pairs import SHIPPED, draft_for
 from triforce.planner import Costs
 from triforce.planner.costs_file import costs_path
 from triforce.prefill_pacer import MAX_ITL

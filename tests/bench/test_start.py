@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from triforce.bench import shapes, start
-from triforce.checkpoint import load
+from triforce.checkpoint.reader import load
 from triforce.cli import main
 from triforce.errors import RequestError
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fake_llm import FakeLLM
 
-from triforce.checkpoint.files import model_folder
+from triforce.checkpoint.hub import model_folder
 from triforce.cli import main
 from triforce.cli.parser import parse
 from triforce.cli.progress import Prefill

@@ -12,12 +12,12 @@ import pytest
 from schemas import REFUSED, WRITTEN, Schema, keywords, two_hundred
 
 from triforce import grammars
+from triforce.checkpoint.known_drafts import SHIPPED
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import CompletionOutput, SamplingParams
 from triforce.ladder import MODES
 from triforce.llm import LLM
-from triforce.pairs import SHIPPED
 
 PROMPT = "the cat sat on the mat and the hat"
 LONGEST = 512

@@ -17,7 +17,7 @@ from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import save, tiny_model
 from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
-from triforce.checkpoint import load
+from triforce.checkpoint.reader import load
 from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import RequestError
 from triforce.kvcache import Full, Pool

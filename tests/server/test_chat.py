@@ -10,9 +10,9 @@ import pytest
 from asking import SAMPLED, ask, events, good, refused
 from starlette.types import ASGIApp
 
+from triforce.checkpoint.known_drafts import SHIPPED
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
-from triforce.pairs import SHIPPED
 from triforce.server.app import create_app
 from triforce.server.limits import Limits
 from triforce.server.worker import Worker

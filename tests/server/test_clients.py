@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from process import KEY, ROOT, served
 
-from triforce.pairs import SHIPPED
+from triforce.checkpoint.known_drafts import SHIPPED
 
 EXAMPLES = ROOT / "examples"
 TASK = """

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.checkpoint.files import read_json
+from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import Fields
 from triforce.checkpoint.rope_scaling import TYPES, Scaling, read_scaling
 from triforce.errors import ModelError

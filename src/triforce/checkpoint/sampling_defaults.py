@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from triforce.checkpoint.files import read_json
+from triforce.checkpoint.hub import read_json
 from triforce.errors import ModelError, RequestError
 from triforce.interface.request import BY_THE_MODEL, SamplingParams
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from triforce.checkpoint.files import read_json
+from triforce.checkpoint.detokenizer import TextStream
+from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import Fields
-from triforce.checkpoint.text_stream import TextStream
 from triforce.checkpoint.token_bytes import all_token_bytes, token_bytes
 from triforce.checkpoint.tokenizer_files import CORE, TokenizerFiles, read_tokenizer
 from triforce.errors import ModelError, RequestError

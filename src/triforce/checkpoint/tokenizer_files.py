@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Core
 
-from triforce.checkpoint.files import read_json
+from triforce.checkpoint.hub import read_json
 from triforce.errors import ModelError
 
 CORE, CONFIG = "tokenizer.json", "tokenizer_config.json"

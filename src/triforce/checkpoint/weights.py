@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from triforce.checkpoint.archives import Archive, open_archives
+from triforce.checkpoint.weight_files import Archive, open_archives
 from triforce.distributed.group import ALONE, Ranks, span
 from triforce.errors import ModelError
 from triforce.model.config import ModelConfig

@@ -20,8 +20,8 @@ def run(options: Namespace) -> int:
     """Reads config.json; of a model on the hub, nothing larger is fetched."""
     import torch
 
-    from triforce.checkpoint import resolve_device, resolve_dtype
     from triforce.checkpoint.families import model_config, read_config
+    from triforce.checkpoint.reader import resolve_device, resolve_dtype
 
     folder = _config_folder(options.model)
     hf = read_config(folder)
@@ -128,8 +128,8 @@ def _architecture(model_type: str, config: ModelConfig) -> str:
 
 
 def _config_folder(model: str | None) -> Path:
-    from triforce.checkpoint.files import HUB_NAME, TEXTS, model_folder
-    from triforce.pairs import SHIPPED
+    from triforce.checkpoint.hub import HUB_NAME, TEXTS, model_folder
+    from triforce.checkpoint.known_drafts import SHIPPED
 
     if model is None:
         return SHIPPED[0]

@@ -60,10 +60,10 @@ def _asked(options: Namespace, folder: Path) -> dict[str, Any]:
 
 def _prompt(options: Namespace, model: str | None) -> str | list[int]:
     """The text; or its first tokens, if so many are wanted; random ones for a model without a tokenizer."""
-    from triforce.checkpoint.files import model_folder
+    from triforce.checkpoint.hub import model_folder
+    from triforce.checkpoint.known_drafts import SHIPPED
     from triforce.checkpoint.tokenizer import Tokenizer
     from triforce.checkpoint.tokenizer_files import has_tokenizer
-    from triforce.pairs import SHIPPED
 
     folder = model_folder(model) if model else SHIPPED[0]
     count = options.prompt_tokens

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from triforce.checkpoint.files import read_json
+from triforce.checkpoint.hub import read_json
 from triforce.errors import ModelError
 
 
