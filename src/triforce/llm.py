@@ -18,7 +18,6 @@ from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.completion import Completion, Piece
 from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import ModelError, RequestError
-from triforce.grammars import Grammars
 from triforce.group import OnPrefill
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import RequestOutput, SamplingParams
@@ -34,6 +33,7 @@ from triforce.prompts import Message, Prompt, conversations, known, one_or_many,
 from triforce.release import trim_heap
 from triforce.runs import MOST_ROWS, Files, Runs, compare
 from triforce.sampling import Constraint
+from triforce.structured_output.compiler import Grammars
 from triforce.texts import Request, Texts
 
 TURN = 256

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tiny_checkpoint import ours, tiny_tokenizer
 
 from triforce.errors import RequestError
-from triforce.grammars import Grammars
 from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
 from triforce.ragged import ints
 from triforce.sampling import Constraint
+from triforce.structured_output.compiler import Grammars
 
 Schema = dict[str, Any]
 few = settings(

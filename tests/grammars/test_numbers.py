@@ -8,12 +8,12 @@ import random
 import numpy as np
 import pytest
 
-from triforce.grammars import numbers
-from triforce.grammars.numbers import MOST_CHARACTERS, Place
 from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
 from triforce.ragged import ints
 from triforce.sampling import Constraint
+from triforce.structured_output import json_numbers
+from triforce.structured_output.json_numbers import MOST_CHARACTERS, Place
 
 TOOL = 'start: "call " arguments\narguments: %json {"type": "array", "items": {"type": "number"}, "maxItems": 1}'
 
@@ -55,7 +55,7 @@ def test_a_number_ends_where_it_may(llm: LLM, grammar: Grammar, least: int, most
 
 
 def test_without_the_rule_digits_go_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbers, "MOST_CHARACTERS", 10**9)
+    monkeypatch.setattr(json_numbers, "MOST_CHARACTERS", 10**9)
     assert len(digits(llm, llm.follow(Grammar.json({"type": "integer"})))) == 200
 
 

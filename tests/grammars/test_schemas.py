@@ -11,13 +11,13 @@ import jsonschema
 import pytest
 from schemas import REFUSED, WRITTEN, Schema, keywords, two_hundred
 
-from triforce import grammars
 from triforce.checkpoint.known_drafts import SHIPPED
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import CompletionOutput, SamplingParams
 from triforce.ladder import MODES
 from triforce.llm import LLM
+from triforce.structured_output import compiler
 
 PROMPT = "the cat sat on the mat and the hat"
 LONGEST = 512
@@ -55,7 +55,7 @@ def test_a_few(llm: LLM) -> None:
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grammars, "REMEMBERED", 256)  # each is compiled once, not once for each mode
+        patch.setattr(compiler, "REMEMBERED", 256)  # each is compiled once, not once for each mode
         yield LLM(*SHIPPED)
 
 

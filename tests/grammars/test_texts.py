@@ -12,11 +12,11 @@ import pytest
 
 from triforce.cli import main
 from triforce.errors import RequestError
-from triforce.grammars import Matcher
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import SamplingParams
 from triforce.ladder import MODES
 from triforce.llm import LLM
+from triforce.structured_output.compiler import Matcher
 
 PROMPT = "the cat sat on the mat and the hat"
 SCHEMA: dict[str, Any] = {

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from triforce.errors import RequestError
-from triforce.grammars import Grammars, trial
 from triforce.interface.grammar import MOST_CHARACTERS, Grammar
 from triforce.llm import LLM
 from triforce.ragged import ints
+from triforce.structured_output import sandbox
+from triforce.structured_output.compiler import Grammars
 
 
 def chain(link: str, count: int) -> str:
@@ -64,7 +65,7 @@ def test_refused(llm: LLM, name: str) -> None:
     after = os.times()
     assert reason in str(refusal.value) and len(str(refusal.value)) < 500
     spent = [getattr(after, kind) - getattr(before, kind) for kind in ("user", "children_user")]
-    assert sum(spent) < trial.CPU_SECONDS + 2
+    assert sum(spent) < sandbox.CPU_SECONDS + 2
 
 
 def test_too_long_is_refused_at_once() -> None:
@@ -111,10 +112,10 @@ def test_a_limit_of_the_parser_ends_the_text_and_says_so(llm: LLM) -> None:
 def test_each_grammar_is_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert llm.tokenizer
     grammars, compiled = Grammars(llm.tokenizer), []
-    monkeypatch.setattr(trial, "compiled", lambda *asked: compiled.append(asked[1:]) or plain(*asked))
+    monkeypatch.setattr(sandbox, "compiled", lambda *asked: compiled.append(asked[1:]) or plain(*asked))
     for pattern in ("ab?", "b", "ab?"):
         grammars.follow(Grammar.regex(pattern))
     assert compiled == [("regex", "ab?"), ("regex", "b")]
 
 
-plain = trial.compiled
+plain = sandbox.compiled

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from triforce.errors import RequestError
-from triforce.grammars import described
 from triforce.interface.grammar import Grammar
+from triforce.structured_output.compiler import described
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -12,11 +12,11 @@ from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
-from triforce.grammars import trial
-from triforce.grammars.matcher import Matcher
-from triforce.grammars.numbers import Numbers
-from triforce.grammars.trial import described
 from triforce.interface.grammar import Grammar
+from triforce.structured_output import sandbox
+from triforce.structured_output.json_numbers import Numbers
+from triforce.structured_output.matcher import Matcher
+from triforce.structured_output.sandbox import described
 
 REMEMBERED = 64
 """Compiled grammars that are kept, those used last."""
@@ -63,7 +63,7 @@ class Grammars:
         if wrong := _trial(grammar):
             raise _unusable(grammar, wrong)
         try:
-            return trial.compiled(self._vocabulary, grammar.kind, grammar.source)
+            return sandbox.compiled(self._vocabulary, grammar.kind, grammar.source)
         except (ValueError, RecursionError) as error:
             raise _unusable(grammar, str(error)) from error
 
@@ -76,13 +76,13 @@ class Grammars:
             ) from error
         tokens, ends = self._tokenizer.all_bytes(), sorted(self._tokenizer.eos_ids)
         self._numbers = Numbers(tokens)
-        vocabulary: Any = trial.Vocabulary(tokens, sorted(self._tokenizer.special_ids), ends[0])
+        vocabulary: Any = sandbox.Vocabulary(tokens, sorted(self._tokenizer.special_ids), ends[0])
         return LLTokenizer(vocabulary, n_vocab=len(tokens), eos_token=ends)
 
 
 def _trial(grammar: Grammar) -> str:
     """What is wrong with a grammar, found in another process; empty if nothing is."""
-    command, asked = [sys.executable, "-P", trial.__file__], json.dumps([grammar.kind, grammar.source])
+    command, asked = [sys.executable, "-P", sandbox.__file__], json.dumps([grammar.kind, grammar.source])
     try:
         done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=TRIAL_SECONDS)
     except subprocess.TimeoutExpired:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from triforce.grammars.numbers import Numbers, Place
 from triforce.ragged import Bools, Ints
+from triforce.structured_output.json_numbers import Numbers, Place
 
 
 class Matcher:
