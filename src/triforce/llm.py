@@ -27,7 +27,7 @@ from triforce.kvcache.pool import pages_for
 from triforce.ladder import MODES, Models, Speculation, runnable
 from triforce.model.config import ModelConfig
 from triforce.planner import Costs
-from triforce.planner.costs_file import costs_path
+from triforce.planner.cost_file import costs_path
 from triforce.prefill_pacer import MAX_ITL
 from triforce.prompts import Message, Prompt, conversations, known, one_or_many, token_ids
 from triforce.release import trim_heap

@@ -18,8 +18,8 @@ from triforce.interface.request import SamplingParams
 from triforce.job import Job
 from triforce.kvcache import Budget, Setting
 from triforce.ladder import MODES
-from triforce.planner import Costs, Pilot, Plan, outlook
-from triforce.planner.outlook import TIMES, Outlook, options
+from triforce.planner import Costs, Pilot, Plan, forecast
+from triforce.planner.forecast import TIMES, Outlook, options
 from triforce.planner.plan import rate
 
 OPEN = Setting(Budget(64, open=True))
@@ -82,13 +82,13 @@ def test_where_it_does_not_matter_it_stays_as_it_is() -> None:
 
 
 def test_whoever_thought_too_well_of_the_untried_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triforce.planner.shares.FEWER", 3.0)
+    monkeypatch.setattr("triforce.planner.acceptance.FEWER", 3.0)
     seen, _ = followed(EQUAL)
     assert np.mean(np.array(seen[:50]) == 2.0) > 0.1
 
 
 def test_a_little_more_is_no_reason_for_another_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlook, "OTHER", 100.0)
+    monkeypatch.setattr(forecast, "OTHER", 100.0)
     assert set(followed(LARGER)[0]) == {1.0}
 
 

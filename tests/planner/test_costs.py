@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from triforce.planner import Costs, costs_file
-from triforce.planner.costs_file import costs_path
+from triforce.planner import Costs, cost_file
+from triforce.planner.acceptance import REMEMBERED
+from triforce.planner.cost_file import costs_path
 from triforce.planner.searched_layers import Finding, Guesses, Trial
-from triforce.planner.shares import REMEMBERED
 
 
 def true(tokens: int, keys: int) -> float:
@@ -183,10 +183,10 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
 def test_another_version_dtype_or_level_of_kernels_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     before = path_of("a")
     assert "-bfloat16-" in str(before) and "-float32-" in str(path_of("a", dtype=torch.float32))
-    monkeypatch.setattr(costs_file, "version", lambda name: "another")
+    monkeypatch.setattr(cost_file, "version", lambda name: "another")
     other = path_of("a")
     assert other != before
-    monkeypatch.setattr(costs_file.kernels.extension, "native", None)
+    monkeypatch.setattr(cost_file.kernels.extension, "native", None)
     assert path_of("a") not in (before, other) and "-torch-" in str(path_of("a"))
 
 

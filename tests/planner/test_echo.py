@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from triforce.planner.echo import MOST, Echo
+from triforce.planner.ngram_hindsight import MOST, Echo
 from triforce.ragged import ints
 from triforce.speculation import Lookup, Prefix
 from triforce.speculation.ngram import ALONE, STRIDE, TRIED

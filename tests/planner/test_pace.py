@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.planner.test_pilot import DEEP, LIVE, known, read, steered
-from triforce.planner import Costs, Pilot, Plan, guard, pace
+from triforce.planner import Costs, Pilot, Plan, cadence, fallback
 from triforce.speculation import Prefix
 
 
@@ -53,7 +53,7 @@ def test_and_guesses_are_weighed_when_it_tells_some(monkeypatch: pytest.MonkeyPa
         goes_on(it, prefix, 400)
         return weighed.count(False)
 
-    assert times(pace.TOLD // 8) < times(pace.TOLD) and times(0) == 0
+    assert times(cadence.TOLD // 8) < times(cadence.TOLD) and times(0) == 0
 
 
 def test_what_one_plain_text_weighed_the_next_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,11 +71,11 @@ def test_what_one_plain_text_weighed_the_next_one_does_not(monkeypatch: pytest.M
     assert each == [True]
 
 
-@pytest.mark.parametrize(("told", "fewer"), [(0, True), (2 * pace.TOLD, False)])
+@pytest.mark.parametrize(("told", "fewer"), [(0, True), (2 * cadence.TOLD, False)])
 def test_where_texts_tell_nothing_the_next_ones_are_listened_to_less(
     told: int, fewer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "IN_VAIN", 1)
+    monkeypatch.setattr(cadence, "IN_VAIN", 1)
     costs, heard = known(full=1e-4, draft=1e-4), list[int]()
     for _ in range(8):
         it, prefix, _ = listening(monkeypatch, costs, told)
@@ -89,9 +89,9 @@ def test_where_texts_tell_nothing_the_next_ones_are_listened_to_less(
 
 
 def test_one_text_that_tells_much_is_enough_to_listen_again() -> None:
-    quiet = pace.Pace(listen=1.0, quiet=pace.QUIET)
-    quiet.hears(8, pace.TOLD - 1)
-    assert quiet.kept()[0] == 1.0 and quiet.kept()[3] == pace.QUIET
+    quiet = cadence.Pace(listen=1.0, quiet=cadence.QUIET)
+    quiet.hears(8, cadence.TOLD - 1)
+    assert quiet.kept()[0] == 1.0 and quiet.kept()[3] == cadence.QUIET
     quiet.hears(8, 1)
     assert quiet.kept()[0] == 0.0 and quiet.kept()[3] == 1
 
@@ -107,11 +107,11 @@ def test_speculation_that_came_short_is_trusted_less_in_the_next_text() -> None:
 
 
 def test_one_bad_text_counts_half() -> None:
-    it = guard.Guard()
-    it._off[True] = guard.BOUNDS[0]
-    assert guard.BOUNDS[0] < it.kept() < guard.Guard(it.kept()).kept() < 1
-    again = guard.Guard(it.kept())
-    again._off[True] = guard.BOUNDS[0]
+    it = fallback.Guard()
+    it._off[True] = fallback.BOUNDS[0]
+    assert fallback.BOUNDS[0] < it.kept() < fallback.Guard(it.kept()).kept() < 1
+    again = fallback.Guard(it.kept())
+    again._off[True] = fallback.BOUNDS[0]
     assert again.kept() < it.kept()
 
 

@@ -19,8 +19,8 @@ from triforce.batch import Batch
 from triforce.interface.request import SamplingParams
 from triforce.job import Job
 from triforce.ladder import MODES, Models
-from triforce.planner import Costs, Pilot, Plan, choice, guard, pace, pilot
-from triforce.planner.outlook import BURST, TIMES
+from triforce.planner import Costs, Pilot, Plan, cadence, choose, controller, fallback
+from triforce.planner.forecast import BURST, TIMES
 from triforce.speculation import Prefix
 
 PARAMS = SamplingParams(0.8, max_tokens=60)
@@ -58,9 +58,9 @@ def whims(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 
     monkeypatch.setattr(Pilot, "_best", whim)
     monkeypatch.setattr(Costs, "knows", lambda *_: True)
-    monkeypatch.setattr(pilot, "EVERY", 1)
-    monkeypatch.setattr(pace, "WORTH", 0.0)
-    monkeypatch.setattr(pace, "LISTEN", 0.0)
+    monkeypatch.setattr(controller, "EVERY", 1)
+    monkeypatch.setattr(cadence, "WORTH", 0.0)
+    monkeypatch.setattr(cadence, "LISTEN", 0.0)
     return drawn
 
 
@@ -136,17 +136,17 @@ def test_slow_full_passes_are_worth_a_hierarchy_and_fast_ones_are_not() -> None:
 def test_little_gain_is_no_reason_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
     it, batch = steered(known(full=20e-3))
     before = it.plan
-    monkeypatch.setattr(choice, "BETTER", 100.0)
+    monkeypatch.setattr(choose, "BETTER", 100.0)
     it.costs = known(full=20e-3, draft=2e-4)
-    for _ in range(2 * pilot.EVERY):
+    for _ in range(2 * controller.EVERY):
         it.steer(batch.prefix, LIVE)
     assert it.plan == before
 
 
 def test_plain_decoding_is_not_left_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "SAFE", (100.0, 100.0))
+    monkeypatch.setattr(choose, "SAFE", (100.0, 100.0))
     it, batch = steered(known(full=20e-3), steps=1)
-    for _ in range(pilot.EVERY + 2):
+    for _ in range(controller.EVERY + 2):
         it.steer(batch.prefix, LIVE)
         assert it.plan == Plan()
 
@@ -154,7 +154,7 @@ def test_plain_decoding_is_not_left_for_little(monkeypatch: pytest.MonkeyPatch) 
 def test_a_slow_machine_is_no_reason_to_speculate() -> None:
     it, batch = steered(known(full=2.4e-3, retrieval=5e-3, draft=1.4e-3))  # hardly worth less than plain decoding
     assert it.plan == Plan()
-    for _ in range(3 * pilot.EVERY * pace.SOMETIMES):
+    for _ in range(3 * controller.EVERY * cadence.SOMETIMES):
         it.learn([100], 1, 4e-3)
         it.steer(batch.prefix, LIVE)
         assert it.plan == Plan()
@@ -163,7 +163,7 @@ def test_a_slow_machine_is_no_reason_to_speculate() -> None:
 def test_a_plan_that_proves_slower_than_plain_decoding_is_left_for_longer_and_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pilot, "PROBE", 10**9)
+    monkeypatch.setattr(controller, "PROBE", 10**9)
     it, batch = steered(known(full=20e-3))
     course, rests = it.plan, []
     monkeypatch.setattr(Pilot, "_best", lambda self, lengths, widely: course)  # stubborn: only the guard is left
@@ -176,13 +176,13 @@ def test_a_plan_that_proves_slower_than_plain_decoding_is_left_for_longer_and_lo
             it.learn([100], 1, 0.02)
             it.steer(batch.prefix, LIVE)
             rests[-1] += 1
-    assert rests[0] >= guard.GROUNDED[0] and rests[1] >= 2 * rests[0] - 1 and rests[2] >= 2 * rests[1] - 2
+    assert rests[0] >= fallback.GROUNDED[0] and rests[1] >= 2 * rests[0] - 1 and rests[2] >= 2 * rests[1] - 2
 
 
 def test_plain_decoding_is_tried_now_and_then() -> None:
     it, batch = steered(known(full=20e-3), steps=0)
     seen = []
-    for _ in range(3 * pilot.PROBE):
+    for _ in range(3 * controller.PROBE):
         it.steer(batch.prefix, LIVE)
         seen.append(it.plan == Plan())
     assert 2 <= sum(seen) <= 6
@@ -245,12 +245,12 @@ def test_what_is_not_known_is_seen_in_the_first_text_and_only_there() -> None:
     costs, world = Costs(), World(paces, {"draft": 0.6, "retrieval": 0.95})
     it, batch = steered(costs, steps=0)
     tried: list[Plan] = []
-    for _ in range(pilot.PLAINLY + len(pilot.FIRST["draft"])):
+    for _ in range(controller.PLAINLY + len(controller.FIRST["draft"])):
         it.steer(batch.prefix, LIVE)
         tried.append(it.plan)
         it.learn([100], *world.play(it.plan, it._parts))
-    assert tried[: pilot.PLAINLY] == [Plan()] * pilot.PLAINLY
-    assert [plan.gammas for plan in tried[pilot.PLAINLY :]] == pilot.FIRST["draft"]
+    assert tried[: controller.PLAINLY] == [Plan()] * controller.PLAINLY
+    assert [plan.gammas for plan in tried[controller.PLAINLY :]] == controller.FIRST["draft"]
     it.steer(batch.prefix, LIVE)
     assert costs.knows("full", "retrieval", "draft")
     for tier, width, keys in (("full", 1, 100), ("full", 7, 100), ("retrieval", 3, 48)):

@@ -12,8 +12,8 @@ from tests.planner.world import plans
 from triforce import LLM, SamplingParams
 from triforce.backends import native_loader
 from triforce.interface.request import RequestOutput
-from triforce.planner import Costs, Pilot, Plan, pace, pilot
-from triforce.planner.outlook import TIMES
+from triforce.planner import Costs, Pilot, Plan, cadence, controller
+from triforce.planner.forecast import TIMES
 from triforce.planner.plan import families
 from triforce.session import Session
 
@@ -48,9 +48,9 @@ def whims(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
 
     monkeypatch.setattr(Pilot, "_best", whim)
     monkeypatch.setattr(Costs, "knows", lambda *_: True)
-    monkeypatch.setattr(pilot, "EVERY", 1)
-    monkeypatch.setattr(pace, "WORTH", 0.0)
-    monkeypatch.setattr(pace, "LISTEN", 0.0)
+    monkeypatch.setattr(controller, "EVERY", 1)
+    monkeypatch.setattr(cadence, "WORTH", 0.0)
+    monkeypatch.setattr(cadence, "LISTEN", 0.0)
     return drawn
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.planner.test_pilot import read
 from tests.planner.world import World, fixed, flown, plans, worth
-from triforce.planner import Costs, Pilot, Plan, guard
-from triforce.planner.outlook import BURST
+from triforce.planner import Costs, Pilot, Plan, fallback
+from triforce.planner.forecast import BURST
 
 MS = 1e-3
 LONG = {
@@ -79,7 +79,7 @@ def test_a_pilot_that_never_falls_back_would_be_noticed(world: World, monkeypatc
         return max(flying, key=lambda plan: worth(plan, seen))
 
     monkeypatch.setattr(Pilot, "_best", bold)
-    monkeypatch.setattr(guard, "GROUNDED", (0, 0))
+    monkeypatch.setattr(fallback, "GROUNDED", (0, 0))
     assert speed(world, informed(world)) < 0.97 * fixed(Plan(), world)
 
 
@@ -91,13 +91,13 @@ def test_costs_that_are_wrong_are_found_out() -> None:
 
 
 def test_only_what_came_short_is_remembered_and_not_for_ever() -> None:
-    for came, kept in ((2.0, 1.0), (0.5, guard.BOUNDS[0] ** (guard.LASTS / 2))):
-        it = guard.Guard()
-        it.speculated(guard.Run(came * 800, 8.0, 8), 100.0, 0.0)
+    for came, kept in ((2.0, 1.0), (0.5, fallback.BOUNDS[0] ** (fallback.LASTS / 2))):
+        it = fallback.Guard()
+        it.speculated(fallback.Run(came * 800, 8.0, 8), 100.0, 0.0)
         assert it.kept() == pytest.approx(kept, rel=0.01)
     trust = 0.5
     for _ in range(40):
-        trust = guard.Guard(trust).kept()
+        trust = fallback.Guard(trust).kept()
     assert trust > 0.98
 
 

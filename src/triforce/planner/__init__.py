@@ -1,7 +1,7 @@
 """Which tiers to run, and how far each guesses: decided from what passes cost and what was accepted so far."""
 
-from triforce.planner.costs import Costs
-from triforce.planner.pilot import Pilot
+from triforce.planner.controller import Pilot
+from triforce.planner.cost_model import Costs
 from triforce.planner.plan import Plan
 from triforce.planner.searched_layers import Findings, SearchedLayers
 

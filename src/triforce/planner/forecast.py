@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from triforce.kvcache import Retrieval
-from triforce.planner.costs import Costs
-from triforce.planner.echo import Echo
+from triforce.planner.acceptance import Watch
+from triforce.planner.cost_model import Costs
+from triforce.planner.ngram_hindsight import Echo
 from triforce.planner.plan import Amount
-from triforce.planner.shares import Watch
 
 TIMES = 0.5, 1.0, 2.0
 """The usual budget, and what may be read instead."""

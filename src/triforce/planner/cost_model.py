@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from triforce.planner.pace import Kept
+from triforce.planner.acceptance import Shares
+from triforce.planner.cadence import Kept
 from triforce.planner.searched_layers import Finding, Findings
-from triforce.planner.shares import Shares
 
 FADE = 0.995  # of the past, per pass
 LASTING = 8.0  # passes' worth of what was seen before `Costs.settle`, which does not fade

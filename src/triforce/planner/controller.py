@@ -16,14 +16,14 @@ import numpy as np
 
 from triforce.distributed.group import ALONE, Ranks
 from triforce.kvcache import Full, Retrieval
-from triforce.planner.choice import PLAIN, choose
-from triforce.planner.costs import Costs
-from triforce.planner.echo import Echo
-from triforce.planner.guard import WATCHED, Guard, Run
-from triforce.planner.outlook import Outlook, Times, keys_seen, options
-from triforce.planner.pace import Pace
+from triforce.planner.acceptance import Watch
+from triforce.planner.cadence import Pace
+from triforce.planner.choose import PLAIN, choose
+from triforce.planner.cost_model import Costs
+from triforce.planner.fallback import WATCHED, Guard, Run
+from triforce.planner.forecast import Outlook, Times, keys_seen, options
+from triforce.planner.ngram_hindsight import Echo
 from triforce.planner.plan import Plan, families
-from triforce.planner.shares import Watch
 from triforce.ragged import Bools
 from triforce.speculation import Lookup, Prefix, Proposer, Tier
 from triforce.speculation.counters import REMEMBERED

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from triforce.planner.guard import Guard
-from triforce.planner.outlook import OTHER, Outlook
+from triforce.planner.fallback import Guard
+from triforce.planner.forecast import OTHER, Outlook
 from triforce.planner.plan import Amount, Plan, rate
 
 BETTER = 1.04  # times the present plan's worth: less is not worth a change
