@@ -20,9 +20,9 @@ import torch
 from triforce import LLM, SamplingParams
 from triforce.bench.acceptance.walk import Reader
 from triforce.bench.acceptance.workloads import Span
+from triforce.engine.tier_builder import Rows, Speculation
 from triforce.evaluate.agreement import overlap
 from triforce.interface.request import RequestOutput
-from triforce.ladder import Rows, Speculation
 from triforce.ragged import ints
 from triforce.sampling import Warper
 from triforce.speculation.ngram_index import Grams

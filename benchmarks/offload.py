@@ -60,7 +60,7 @@ class Limited:
 
 
 def _files(saved: Path) -> Any:
-    from triforce.runs import Files
+    from triforce.engine.runs import Files
 
     return Files(load=saved)
 

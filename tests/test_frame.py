@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from triforce import ladder
-from triforce.batch import COUPLINGS
 from triforce.cli import main, options
 from triforce.cli.common import sampling
 from triforce.cli.parser import parse
+from triforce.engine import tier_builder
+from triforce.engine.batch import COUPLINGS
 from triforce.interface.request import SamplingParams
 from triforce.kvcache.selection import POLICIES
 
@@ -26,7 +26,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
 
 def test_the_choices_are_those_of_the_engine() -> None:
     """The parser names them itself, so that --help does not wait for torch."""
-    assert tuple(ladder.MODES) == options.MODES and tuple(ladder.LOWER_TIERS) == options.LOWER_TIERS
+    assert tuple(tier_builder.MODES) == options.MODES and tuple(tier_builder.LOWER_TIERS) == options.LOWER_TIERS
     assert tuple(POLICIES) == options.SELECTIONS and tuple(COUPLINGS) == options.COUPLINGS
 
 

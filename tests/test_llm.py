@@ -15,15 +15,15 @@ import torch
 from tiny_checkpoint import save, tiny_model, tiny_tokenizer
 
 from triforce.backends import native_loader
-from triforce.batch import Batch
 from triforce.checkpoint.reader import fingerprint
-from triforce.completion import Piece
+from triforce.engine.batch import Batch
+from triforce.engine.inputs import PLENTY
+from triforce.engine.output_stream import Piece
+from triforce.engine.tier_builder import MODES
 from triforce.errors import CacheError, ModelError, RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.kvcache import PAGE, Full, Pool, Retrieval
-from triforce.ladder import MODES
 from triforce.llm import LLM
-from triforce.prompts import PLENTY
 from triforce.ragged import Ints
 from triforce.session import Session
 
@@ -226,8 +226,8 @@ def test_the_retrieval_tier_reads_no_more_than_its_budget(
 
 
 def test_plain_decoding_does_not_pay_for_observing(llm: LLM) -> None:
-    from triforce.job import Job
-    from triforce.ladder import Speculation
+    from triforce.engine.sequence import Job
+    from triforce.engine.tier_builder import Speculation
 
     for mode, grain in (("ar", 0), ("draft", 0), ("triforce", PAGE), ("streaming", 0)):
         batch = Batch(llm.models, MODES[mode], Speculation(), "seeded", [Job(PROMPT, params(), 1)])

@@ -12,11 +12,11 @@ import torch
 
 from benchmarks.lookup import main as benchmark
 from tests.laws.tiny import MODELS, PROMPTS, V, finished, started
-from triforce.batch import Batch
+from triforce.engine.batch import Batch
+from triforce.engine.sequence import Job
+from triforce.engine.tier_builder import MODES, Speculation
 from triforce.errors import CacheError
 from triforce.interface.request import SamplingParams
-from triforce.job import Job
-from triforce.ladder import MODES, Speculation
 from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, Lookup, Prefix, Rejection, Seeded, Tier, ngram, ngram_index
 from triforce.speculation.ngram_index import Grams

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from triforce.backends import native_loader
-from triforce.batch import Batch
+from triforce.engine.batch import Batch
+from triforce.engine.sequence import Job
+from triforce.engine.tier_builder import MODES, Speculation, ar
 from triforce.interface.request import SamplingParams
-from triforce.job import Job
-from triforce.ladder import MODES, Speculation, ar
 from triforce.llm import LLM
 from triforce.sampling import Noise
 

@@ -11,14 +11,14 @@ import torch
 
 from benchmarks.on_gpu.piece import Piece, Row, Setup
 from triforce.backends.cuda import graphs
-from triforce.batch import Batch
 from triforce.bench import shapes
 from triforce.bench.random_kv import read
 from triforce.bench.synthetic import Synthetic
+from triforce.engine.batch import Batch
+from triforce.engine.tier_builder import Models, Speculation
 from triforce.errors import CacheError
 from triforce.kvcache import Setting
 from triforce.kvcache.retrieval_config import Budget
-from triforce.ladder import Models, Speculation
 
 RATES = {"paper": (0.977, 0.35), "ours": (0.945, 0.57)}
 """Of each guess, by the full tier and by the retrieval tier. The paper's .9234 of those proposed is .977 a token; its

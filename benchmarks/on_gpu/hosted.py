@@ -15,11 +15,11 @@ from benchmarks.on_gpu import decoding, others
 from benchmarks.on_gpu.passes import once
 from benchmarks.on_gpu.piece import Piece, Row, Setup
 from triforce.bench.random_kv import fill, read
+from triforce.engine.tier_builder import Models, Speculation, Store
 from triforce.errors import RequestError
 from triforce.kvcache import Full, Offload, Setting
 from triforce.kvcache.pool import pages_for
 from triforce.kvcache.retrieval_config import Budget
-from triforce.ladder import Models, Speculation, Store
 
 TOKENS = 32  # of each decoding at most: plainly, each takes as long as the whole KV on the bus
 

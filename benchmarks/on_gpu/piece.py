@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from triforce.bench import shapes
-from triforce.ladder import Models
+from triforce.engine.tier_builder import Models
 
 Row = dict[str, Any]
 

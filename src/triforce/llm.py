@@ -10,31 +10,31 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from triforce.batch import COUPLINGS
 from triforce.checkpoint.known_drafts import SHIPPED, draft_for
 from triforce.checkpoint.reader import Checkpoint, load
 from triforce.checkpoint.sampling_defaults import sampling_defaults
 from triforce.checkpoint.tokenizer import configured_eos_ids
-from triforce.completion import Completion, Piece
 from triforce.distributed.group import ALONE, Ranks
+from triforce.engine.batch import COUPLINGS
+from triforce.engine.engine import Request, Texts
+from triforce.engine.inputs import Message, Prompt, conversations, known, one_or_many, token_ids
+from triforce.engine.output_stream import Completion, Piece
+from triforce.engine.prefill_pacer import MAX_ITL
+from triforce.engine.release import trim_heap
+from triforce.engine.runs import MOST_ROWS, Files, Runs, compare
+from triforce.engine.sequence import Job
+from triforce.engine.sequence_group import OnPrefill
+from triforce.engine.tier_builder import MODES, Models, Speculation, runnable
 from triforce.errors import ModelError, RequestError
-from triforce.group import OnPrefill
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import RequestOutput, SamplingParams
-from triforce.job import Job
 from triforce.kvcache import PAGE, Full, Offload, Setting
 from triforce.kvcache.pool import pages_for
-from triforce.ladder import MODES, Models, Speculation, runnable
 from triforce.model.config import ModelConfig
 from triforce.planner import Costs
 from triforce.planner.cost_file import costs_path
-from triforce.prefill_pacer import MAX_ITL
-from triforce.prompts import Message, Prompt, conversations, known, one_or_many, token_ids
-from triforce.release import trim_heap
-from triforce.runs import MOST_ROWS, Files, Runs, compare
 from triforce.sampling import Constraint
 from triforce.structured_output.compiler import Grammars
-from triforce.texts import Request, Texts
 
 TURN = 256
 """Steps of a text, some hundred tokens or a thousand, after which it makes room for those who wait."""

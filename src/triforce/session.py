@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing
 
-from triforce.completion import Piece
+from triforce.engine.output_stream import Piece
+from triforce.engine.sequence_group import OnPrefill
+from triforce.engine.tier_builder import Store
 from triforce.errors import RequestError
-from triforce.group import OnPrefill
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.kvcache import Full
 from triforce.kvcache.pool import pages_for
 from triforce.kvcache.views.full import TAIL
-from triforce.ladder import Store
 from triforce.llm import LLM
 from triforce.ragged import ints
 

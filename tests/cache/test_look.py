@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tiny_llm import ask, checkpoints, ids, llm
 
-from triforce.batch import Batch
-from triforce.completion import Piece
+from triforce.engine.batch import Batch
+from triforce.engine.output_stream import Piece
 from triforce.kvcache import PAGE
 from triforce.kvcache.views import coverage
 
@@ -66,7 +66,7 @@ def test_a_view_that_is_not_asked_sees_nothing(folder: Path) -> None:
 
 
 def test_it_costs_nothing_where_nobody_looks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triforce.batch.in_sight", None)
+    monkeypatch.setattr("triforce.engine.batch.in_sight", None)
     *pieces, _ = llm(folder).stream(ids(400), ask(), mode="triforce")
     assert all(isinstance(piece, Piece) and piece.look is None for piece in pieces)
 

@@ -16,13 +16,13 @@ from tiny_llm import GREEDY, MODES, SEEDED, ask, checkpoints, ids, llm
 from torch import Tensor
 
 from triforce.backends import native_loader
-from triforce.batch import Batch
 from triforce.cli import main
+from triforce.engine.batch import Batch
+from triforce.engine.sequence import Job
+from triforce.engine.tier_builder import MODES as LADDERS
+from triforce.engine.tier_builder import Rows
 from triforce.interface.request import RequestOutput
-from triforce.job import Job
 from triforce.kvcache.selection import POLICIES
-from triforce.ladder import MODES as LADDERS
-from triforce.ladder import Rows
 from triforce.llm import LLM
 from triforce.ragged import ints
 from triforce.session import Session

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_llm import CONTEXT, GREEDY, MODES, SEEDED, ask, counted, ids, llm
 
-from triforce.completion import Piece
+from triforce.engine.output_stream import Piece
 from triforce.errors import RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.kvcache.views.full import TAIL

@@ -13,13 +13,13 @@ from simple_cache import DEVICE
 from small import CLOSE, VOCAB, dense, feed, make_pool, prefill, slots_of, small_decoder, text
 from torch import Tensor
 
-from triforce.batch import Batch
+from triforce.engine.batch import Batch
+from triforce.engine.sequence import Job
+from triforce.engine.tier_builder import MODES, Models, Speculation
 from triforce.interface.request import SamplingParams
-from triforce.job import Job
 from triforce.kvcache import PAGE, Full, Retrieval, Setting
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES, Policy, Recent
-from triforce.ladder import MODES, Models, Speculation
 from triforce.ragged import ints
 
 torch.set_num_threads(1)

@@ -10,7 +10,7 @@ import torch
 from engine_scene import CHUNK, ByChunks
 from tiny_llm import checkpoints
 
-from triforce import engine
+from triforce.engine import engine_core
 from triforce.kvcache.views import full
 
 torch.set_num_threads(1)
@@ -29,5 +29,5 @@ def small_chunks() -> Iterator[None]:
     """Prompts are read in several steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(full, "PREFILL_ON_CPU", CHUNK)
-        patch.setattr(engine, "PrefillPacer", ByChunks)
+        patch.setattr(engine_core, "PrefillPacer", ByChunks)
         yield

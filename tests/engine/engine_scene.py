@@ -11,10 +11,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "cache"))
 from tiny_llm import ask, ids
 
+from triforce.engine.engine import Request, Texts
+from triforce.engine.prefill_pacer import PrefillPacer
 from triforce.interface.request import CompletionOutput, RequestOutput
 from triforce.llm import LLM
-from triforce.prefill_pacer import PrefillPacer
-from triforce.texts import Request, Texts
 
 ROWS, KV_TOKENS, TOKENS, LATE = 4, 700, 20, 40
 CHUNK, READ = 64, 48

@@ -24,13 +24,13 @@ from tiny_llm import MODES, ask, counted, ids, llm
 from torch import Tensor
 
 from triforce.backends import native_loader
-from triforce.batch import Batch
+from triforce.engine.batch import Batch
+from triforce.engine.engine import Request
+from triforce.engine.sequence_group import Group
 from triforce.errors import CacheError
-from triforce.group import Group
 from triforce.interface.request import RequestOutput
 from triforce.kvcache import PAGE, Full
 from triforce.kvcache.views.full import TAIL
-from triforce.texts import Request
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "auto"])

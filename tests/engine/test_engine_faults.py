@@ -9,12 +9,12 @@ from engine_scene import LATE, ROWS, TOKENS, alone, check_empty, check_same, fin
 from tiny_llm import llm
 
 from tests.laws.mutants import Edit
-from triforce.batch import Batch
+from triforce.engine.batch import Batch
+from triforce.engine.engine import Request
 from triforce.interface.request import RequestOutput
 from triforce.kvcache import Full, Pool, Retrieval, Streaming
 from triforce.llm import LLM
 from triforce.speculation.counters import Counters
-from triforce.texts import Request
 
 
 def play(model: LLM, mode: str) -> None:

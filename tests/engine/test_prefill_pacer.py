@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from triforce import prefill_pacer
 from triforce.distributed.group import ALONE
-from triforce.prefill_pacer import LEAST, UNKNOWN, PrefillPacer
+from triforce.engine import prefill_pacer
+from triforce.engine.prefill_pacer import LEAST, UNKNOWN, PrefillPacer
 
 
 class Machine:

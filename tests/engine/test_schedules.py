@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from tiny_llm import MODES, llm
 
-from triforce.completion import Piece
+from triforce.engine.engine import Request
+from triforce.engine.output_stream import Piece
 from triforce.interface.request import RequestOutput
 from triforce.llm import LLM
 from triforce.planner import Costs
-from triforce.texts import Request
 
 LENGTHS = [1, 40, 91, 150, 151, 260]
 

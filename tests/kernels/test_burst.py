@@ -11,7 +11,7 @@ import torch
 from tests.kernels.random_model import V, random_model
 from tests.samplers import needs_native
 from triforce.backends.token_sampler import NativeSampling, TorchSampling
-from triforce.burst import burst
+from triforce.engine.fused_draft import burst
 from triforce.errors import ModelError
 from triforce.interface.request import SamplingParams
 from triforce.kvcache import Streaming

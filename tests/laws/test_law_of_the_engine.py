@@ -13,9 +13,9 @@ from torch import Tensor
 from tests.laws.gtest import ALPHA, detectable, ranks, surprise, window_surprise
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, V, finished, laws, started
 from tests.laws.toy import chain_law
+from triforce.engine.tier_builder import Speculation
 from triforce.interface.request import SamplingParams
 from triforce.kvcache import Budget, Setting
-from triforce.ladder import Speculation
 
 torch.set_num_threads(1)
 LATE = 12  # windows begin here: the ladder has gone through several proposals, ragged rows are at different ones

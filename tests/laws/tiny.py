@@ -9,11 +9,11 @@ from torch import Tensor
 
 from tests.simple_cache import score
 from triforce.backends.decoder import Decoder
-from triforce.batch import Batch
+from triforce.engine.batch import Batch
+from triforce.engine.sequence import Job
+from triforce.engine.tier_builder import MODES, Models, Speculation
 from triforce.interface.request import SamplingParams
-from triforce.job import Job
 from triforce.kvcache import Budget, Setting
-from triforce.ladder import MODES, Models, Speculation
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.model.weights import Layer, Weights

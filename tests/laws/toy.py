@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tests.samplers import torch_sampling
+from triforce.engine.sequence import Job
 from triforce.interface.request import SamplingParams
-from triforce.job import Job
 from triforce.ragged import Ints
 from triforce.speculation import Lookup, Prefix, Proposer, Sampling, Tier
 from triforce.speculation import verification as couplings

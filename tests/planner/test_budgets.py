@@ -13,11 +13,11 @@ import pytest
 from tests.laws.tiny import MODELS, PROMPTS, SETTING
 from tests.planner.test_worlds import LONG, MS
 from tests.planner.world import Silence, World, flown, worth
-from triforce.batch import Batch
+from triforce.engine.batch import Batch
+from triforce.engine.sequence import Job
+from triforce.engine.tier_builder import MODES
 from triforce.interface.request import SamplingParams
-from triforce.job import Job
 from triforce.kvcache import Budget, Setting
-from triforce.ladder import MODES
 from triforce.planner import Costs, Pilot, Plan, forecast
 from triforce.planner.forecast import TIMES, Outlook, options
 from triforce.planner.plan import rate

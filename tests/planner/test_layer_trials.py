@@ -13,10 +13,10 @@ import torch
 
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished
 from triforce import LLM, SamplingParams
-from triforce.batch import Batch
+from triforce.engine.batch import Batch
+from triforce.engine.sequence import Job
+from triforce.engine.tier_builder import MODES
 from triforce.errors import RequestError
-from triforce.job import Job
-from triforce.ladder import MODES
 from triforce.planner import Findings, SearchedLayers
 from triforce.planner.searched_layers import BLOCK, LEFT, MOST, TRIED, Finding
 

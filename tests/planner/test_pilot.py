@@ -15,10 +15,10 @@ from torch import Tensor
 from tests.laws.gtest import ALPHA, ranks, window_surprise
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
 from tests.planner.world import World, plans
-from triforce.batch import Batch
+from triforce.engine.batch import Batch
+from triforce.engine.sequence import Job
+from triforce.engine.tier_builder import MODES, Models
 from triforce.interface.request import SamplingParams
-from triforce.job import Job
-from triforce.ladder import MODES, Models
 from triforce.planner import Costs, Pilot, Plan, cadence, choose, controller, fallback
 from triforce.planner.forecast import BURST, TIMES
 from triforce.speculation import Prefix

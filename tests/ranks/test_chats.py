@@ -10,8 +10,8 @@ from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import tiny_pair
 from triforce.backends import native_loader
 from triforce.cli.chats.answer import answer
-from triforce.completion import Piece
 from triforce.distributed.group import ALONE, Ranks
+from triforce.engine.output_stream import Piece
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
 from triforce.session import Session

@@ -12,10 +12,10 @@ import pytest
 
 from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import tiny_pair
-from triforce import engine as engine_module
 from triforce.backends import native_loader
-from triforce.completion import Piece
 from triforce.distributed.group import ALONE, Ranks
+from triforce.engine import engine_core as engine_module
+from triforce.engine.output_stream import Piece
 from triforce.errors import CacheError, RankError, RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import RequestOutput, SamplingParams

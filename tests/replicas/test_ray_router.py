@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from triforce.completion import Piece
+from triforce.engine.output_stream import Piece
 from triforce.errors import RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.replicas import engine, router

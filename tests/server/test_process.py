@@ -22,7 +22,7 @@ from asking import SAMPLED
 from process import KEY, ROOT, served, wait_until_idle
 
 from benchmarks import documents
-from triforce.completion import Piece
+from triforce.engine.output_stream import Piece
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 

@@ -15,8 +15,8 @@ from asking import SAMPLED, ask, good, hang_up
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import ASGIApp
 
-from triforce.completion import Piece
 from triforce.distributed.group import ALONE
+from triforce.engine.output_stream import Piece
 from triforce.errors import RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM

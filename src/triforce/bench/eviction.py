@@ -14,9 +14,9 @@ from torch import Tensor
 
 from triforce.backends.decoder import Decoder
 from triforce.bench.acceptance.heavy import Heavy, added, attended
+from triforce.engine.tier_builder import Models, Rows, Speculation
 from triforce.kvcache import Budget, Retrieval, Setting
 from triforce.kvcache.selection import Policy, Recent
-from triforce.ladder import Models, Rows, Speculation
 from triforce.ragged import ints
 
 EVICTIONS: dict[str, Callable[[Tensor], Policy]] = {

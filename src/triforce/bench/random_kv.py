@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from triforce.batch import Batch
+from triforce.engine.batch import Batch
+from triforce.engine.sequence import Job
+from triforce.engine.tier_builder import MODES, Models, Speculation
 from triforce.interface.request import SamplingParams
-from triforce.job import Job
 from triforce.kvcache import PAGE, Full, Pool
-from triforce.ladder import MODES, Models, Speculation
 from triforce.ragged import ints
 
 BLOCK = 4096

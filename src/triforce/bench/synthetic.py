@@ -15,9 +15,9 @@ from torch import Tensor
 from triforce.bench import shapes
 from triforce.bench.random_kv import read
 from triforce.bench.speed import Row, timing
+from triforce.engine.tier_builder import Models, Speculation
 from triforce.kvcache import Setting
 from triforce.kvcache.retrieval_config import Budget
-from triforce.ladder import Models, Speculation
 from triforce.ragged import Bools
 from triforce.speculation import Coupling, Draft, Prefix, Sampling
 

@@ -11,11 +11,11 @@ from typing import Any
 from zlib import crc32
 
 from triforce.backends import dispatch
-from triforce.group import OnPrefill
+from triforce.engine.engine import Request
+from triforce.engine.sequence_group import OnPrefill
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.kvcache.prompt_file import Maker, SavedCache
 from triforce.llm import LLM
-from triforce.texts import Request
 
 
 def together(

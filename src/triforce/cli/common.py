@@ -20,8 +20,8 @@ from triforce.interface.stats import TierStats
 
 if TYPE_CHECKING:
     from triforce.checkpoint.tokenizer import Tokenizer
-    from triforce.completion import Piece
     from triforce.distributed.group import Ranks
+    from triforce.engine.output_stream import Piece
     from triforce.llm import LLM
 
 PLACEMENT = ("device", "dtype", "context")

@@ -60,8 +60,8 @@ def _foretold(hurry: Hurry, whole: Plan, plan: Plan) -> list[str]:
 
 
 def _names(only: str | None) -> list[str]:
+    from triforce.engine.inputs import known
     from triforce.evaluate import MEASUREMENTS
-    from triforce.prompts import known
 
     names = only.split(",") if only else list(MEASUREMENTS)
     return [known("measurement", name.strip(), MEASUREMENTS) for name in names]

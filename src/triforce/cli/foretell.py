@@ -19,11 +19,11 @@ def offloaded(
     `weights`: bytes of them.
     """
     from triforce.backends.dispatch import require_offload
+    from triforce.engine.tier_builder import Speculation
     from triforce.kvcache import Offload
     from triforce.kvcache.offload.sizing import memory_for
     from triforce.kvcache.offload.sizing_cuda import LayeredNeeds, needs_of
     from triforce.kvcache.pool import pages_for
-    from triforce.ladder import Speculation
 
     offload, usual = Offload.parse(options.kv_offload, options.kv_memory, options.kv_layers), Speculation()
     if offload.kind != "none":

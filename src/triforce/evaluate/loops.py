@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from triforce.engine.runs import MOST_ROWS
 from triforce.evaluate.forecast import Forecast
 from triforce.evaluate.report import Table, percent
 from triforce.evaluate.subject import Subject, Text
 from triforce.interface.request import SamplingParams
-from triforce.runs import MOST_ROWS
 
 GRAM = 8
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
+from triforce.engine.tier_builder import Models, Rows, Speculation
 from triforce.kvcache import PAGE, Full, Streaming
-from triforce.ladder import Models, Rows, Speculation
 from triforce.ragged import ints
 
 WIDTH = 256

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.engine.inputs import Prompt, token_ids
 from triforce.errors import ModelError
 from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
-from triforce.prompts import Prompt, token_ids
 from triforce.sampling import Constraint
 from triforce.structured_output.compiler import Grammars
 

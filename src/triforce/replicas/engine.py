@@ -12,7 +12,7 @@ from typing import Any
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 
-from triforce.completion import Piece
+from triforce.engine.output_stream import Piece
 from triforce.interface.request import RequestOutput
 from triforce.replicas.words import Word
 from triforce.server.engine import Ask, Event, Load, Lost, QueueFull, Stopping

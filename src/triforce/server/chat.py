@@ -10,7 +10,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from triforce.completion import Piece
+from triforce.engine.output_stream import Piece
 from triforce.interface.request import CompletionOutput, RequestOutput, TokenLogprobs
 from triforce.server.calls import Call
 from triforce.server.prompts import served

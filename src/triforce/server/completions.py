@@ -11,9 +11,9 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from triforce.completion import Piece
+from triforce.engine.inputs import one_or_many
+from triforce.engine.output_stream import Piece
 from triforce.interface.request import RequestOutput, TokenLogprobs
-from triforce.prompts import one_or_many
 from triforce.server.engine import Ask
 from triforce.server.prompts import served
 from triforce.server.schemas import CompletionBody

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from triforce.engine.engine import Event, Request
 from triforce.errors import RequestError
 from triforce.interface.request import RequestOutput
 from triforce.llm import LLM
 from triforce.server.engine import Ask, Reading
 from triforce.server.limits import Limits
-from triforce.texts import Event, Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.completion import Piece
+from triforce.engine.inputs import Prompt, Readable
+from triforce.engine.output_stream import Piece
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import RequestOutput, SamplingParams
-from triforce.prompts import Prompt, Readable
 from triforce.sampling import Constraint
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from triforce.engine.prefill_pacer import MAX_ITL
+from triforce.engine.runs import MOST_ROWS
 from triforce.errors import RequestError
 from triforce.interface.request import MOST_LOGPROBS
-from triforce.prefill_pacer import MAX_ITL
-from triforce.runs import MOST_ROWS
 
 COMPLETION_TOKENS = 16
 """New tokens of a completion if the request does not say: OpenAI's default."""

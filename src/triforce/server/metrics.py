@@ -7,7 +7,7 @@ from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from triforce.completion import Piece
+from triforce.engine.output_stream import Piece
 from triforce.interface.request import RequestOutput
 from triforce.interface.stats import TierStats
 from triforce.server.engine import Answer, Engine, Event

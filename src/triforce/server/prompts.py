@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.engine.inputs import Prompt, known, one_or_many
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import SamplingParams
-from triforce.prompts import Prompt, known, one_or_many
 from triforce.sampling.logits import check_bias
 from triforce.server.engine import Ask, Served
 from triforce.server.failures import Refusal, wrong

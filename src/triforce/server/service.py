@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from triforce.completion import Piece
+from triforce.engine.output_stream import Piece
 from triforce.interface.request import RequestOutput
 from triforce.server import logs
 from triforce.server.engine import Answer, Ask, Engine, Event, Reading

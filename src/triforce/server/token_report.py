@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.completion import Piece
+from triforce.engine.output_stream import Piece
 from triforce.interface.request import Logprob, RequestOutput, TokenLogprobs
 from triforce.interface.stats import TierStats, total
 from triforce.server.engine import Reading

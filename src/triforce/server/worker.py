@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 from itertools import count
 from time import perf_counter
 
-from triforce.completion import Piece
+from triforce.engine.engine import Request
+from triforce.engine.output_stream import Piece
 from triforce.interface.request import RequestOutput
 from triforce.llm import LLM
 from triforce.server.crew import Crew, Orders
 from triforce.server.engine import Ask, Event, Load, Lost, QueueFull, Reading, Stopping
 from triforce.server.limits import Limits
-from triforce.texts import Request
 
 
 class _Answer:

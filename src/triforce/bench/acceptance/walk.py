@@ -20,10 +20,10 @@ from torch import Tensor
 from triforce.backends.decoder import Decoder
 from triforce.bench.acceptance.heavy import attended
 from triforce.bench.acceptance.workloads import Span, Workload
+from triforce.engine.tier_builder import Models, Rows, Speculation
 from triforce.interface.request import SamplingParams
 from triforce.kvcache import PAGE, Retrieval, Setting
 from triforce.kvcache.views.full import TAIL
-from triforce.ladder import Models, Rows, Speculation
 from triforce.ragged import Ints, ints
 from triforce.sampling import Warper
 from triforce.speculation import Prefix, Tier

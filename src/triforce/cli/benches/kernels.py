@@ -15,7 +15,7 @@ Row = dict[str, Any]
 def run(options: Namespace) -> int:
     """Prints a line for each row as it is measured, and last of all a line of JSON."""
     from triforce.bench import kernels, shapes
-    from triforce.prompts import known
+    from triforce.engine.inputs import known
 
     if min(options.contexts) < 2:
         raise RequestError(f"--contexts {min(options.contexts)}: give at least 2 tokens")

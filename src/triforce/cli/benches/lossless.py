@@ -43,7 +43,7 @@ def run(options: Namespace) -> int:
 
 def _plan(llm: LLM, options: Namespace) -> Plan:
     from triforce.bench.lossless import PLAIN, Plan
-    from triforce.ladder import MODES
+    from triforce.engine.tier_builder import MODES
 
     context = llm.target.config.context
     if max(options.contexts) > context:
@@ -55,10 +55,10 @@ def _plan(llm: LLM, options: Namespace) -> Plan:
 
 def _require_sense(options: Namespace) -> None:
     """Raises RequestError for what cannot be compared, before a model is loaded."""
-    from triforce.batch import COUPLINGS
     from triforce.bench.grid import WORKLOADS
-    from triforce.ladder import LOWER_TIERS
-    from triforce.prompts import known
+    from triforce.engine.batch import COUPLINGS
+    from triforce.engine.inputs import known
+    from triforce.engine.tier_builder import LOWER_TIERS
 
     lists = {"couplings": ("coupling", COUPLINGS), "workloads": ("workload", WORKLOADS)}
     for name, (kind, allowed) in (lists | {"lower_tiers": ("lower_tiers", LOWER_TIERS)}).items():

@@ -98,7 +98,7 @@ def _report(rows: list[Row]) -> int:
 
 def _cells(options: Namespace) -> list[Cell]:
     from triforce.bench.grid import WORKLOADS, covering, grid, named
-    from triforce.prompts import known
+    from triforce.engine.inputs import known
 
     given = {name: values for name in USUAL if (values := getattr(options, name)) is not None}
     if bool(given) + bool(options.cells) + options.full > 1:

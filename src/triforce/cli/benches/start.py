@@ -27,8 +27,8 @@ POSITIONS = 32_768
 def run(options: Namespace) -> int:
     """Prints a table at the end, and last of all a line of JSON."""
     from triforce.bench.start import rows
-    from triforce.ladder import MODES
-    from triforce.prompts import known
+    from triforce.engine.inputs import known
+    from triforce.engine.tier_builder import MODES
 
     for mode in options.modes:
         known("mode", mode, MODES)
@@ -45,7 +45,7 @@ def run(options: Namespace) -> int:
 def _asked(options: Namespace, folder: Path) -> dict[str, Any]:
     """What each process is to do. A model of random weights is written to `folder`. Raises TriforceError."""
     from triforce.bench import shapes
-    from triforce.prompts import known
+    from triforce.engine.inputs import known
 
     model = options.model
     if options.shape:

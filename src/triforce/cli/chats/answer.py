@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from triforce.errors import RankError, TriforceError
 
 if TYPE_CHECKING:
-    from triforce.completion import Piece
-    from triforce.group import OnPrefill
+    from triforce.engine.output_stream import Piece
+    from triforce.engine.sequence_group import OnPrefill
     from triforce.interface.request import RequestOutput, SamplingParams
     from triforce.session import Session
 

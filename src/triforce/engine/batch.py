@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from triforce.backends.token_sampler import sampling
+from triforce.engine.sequence import Job, logprobs_of
+from triforce.engine.tier_builder import Ladder, Models, Rows, Speculation, Store, tiers
 from triforce.interface.request import Look
 from triforce.interface.stats import TierStats
-from triforce.job import Job, logprobs_of
 from triforce.kvcache import Full, Retrieval
 from triforce.kvcache.prompt_file import SavedCache
 from triforce.kvcache.views.coverage import in_sight
-from triforce.ladder import Ladder, Models, Rows, Speculation, Store, tiers
 from triforce.planner import Costs, Findings, Pilot, SearchedLayers
 from triforce.ragged import Bools, ints
 from triforce.sampling import Noise

@@ -11,16 +11,16 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 
-from triforce.batch import Batch
+from triforce.engine.batch import Batch
+from triforce.engine.prefill_pacer import LEAST, LEAST_ON_GPU, MAX_ITL, PrefillPacer
+from triforce.engine.sequence import Job
+from triforce.engine.sequence_group import Group
+from triforce.engine.tier_builder import MODES, Models, Speculation, Store
 from triforce.errors import CacheError, RankError
-from triforce.group import Group
-from triforce.job import Job
 from triforce.kvcache.pool import pages_for
 from triforce.kvcache.prefix_cache import Prefixes
 from triforce.kvcache.views.full import TAIL
-from triforce.ladder import MODES, Models, Speculation, Store
 from triforce.planner import Costs, Findings
-from triforce.prefill_pacer import LEAST, LEAST_ON_GPU, MAX_ITL, PrefillPacer
 
 
 class Engine:

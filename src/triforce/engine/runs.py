@@ -13,18 +13,18 @@ from warnings import warn
 from zlib import crc32
 
 from triforce.backends import dispatch
-from triforce.completion import Piece
 from triforce.distributed.group import Ranks
-from triforce.engine import Engine
+from triforce.engine.engine import Request, Texts
+from triforce.engine.engine_core import Engine
+from triforce.engine.output_stream import Piece
+from triforce.engine.prefill_pacer import MAX_ITL
+from triforce.engine.sequence_group import OnPrefill
+from triforce.engine.tier_builder import Models, Speculation, Store
 from triforce.errors import CacheError, RequestError
-from triforce.group import OnPrefill
 from triforce.interface.request import RequestOutput
 from triforce.kvcache import Full, Pool, prompt_file
 from triforce.kvcache.pool import pages_for
-from triforce.ladder import Models, Speculation, Store
 from triforce.planner import Costs
-from triforce.prefill_pacer import MAX_ITL
-from triforce.texts import Request, Texts
 
 MOST_ROWS = 8
 """Rows decoded together; others wait until one of these is done."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from triforce.completion import Completion, Piece
-from triforce.engine import Engine
+from triforce.engine.engine_core import Engine
+from triforce.engine.output_stream import Completion, Piece
+from triforce.engine.sequence import Job
+from triforce.engine.sequence_group import Group, OnPrefill
 from triforce.errors import RequestError
-from triforce.group import Group, OnPrefill
 from triforce.interface.request import KvBytes, RequestOutput
-from triforce.job import Job
 from triforce.kvcache import Full
 from triforce.kvcache.prompt_file import SavedCache
 

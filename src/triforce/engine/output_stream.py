@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.engine.sequence import Job
+from triforce.engine.stop_strings import StoppedText
 from triforce.errors import RequestError
 from triforce.interface.request import CompletionOutput, Look, TokenLogprobs
-from triforce.job import Job
-from triforce.stop import StoppedText
 
 
 @dataclass(frozen=True, slots=True)

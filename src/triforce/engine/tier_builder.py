@@ -12,7 +12,7 @@ from math import gcd
 
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
-from triforce.burst import burst
+from triforce.engine.fused_draft import burst
 from triforce.errors import RequestError
 from triforce.interface.request import KvBytes
 from triforce.kvcache import PAGE, Full, Offload, Pool, Retrieval, Setting, Streaming

@@ -8,9 +8,9 @@ from traceback import clear_frames
 
 import torch
 
-from triforce.batch import Aside, Batch
+from triforce.engine.batch import Aside, Batch
+from triforce.engine.sequence import Job
 from triforce.errors import CacheError
-from triforce.job import Job
 from triforce.kvcache import Full
 from triforce.kvcache.prefix_cache import Prefixes
 from triforce.kvcache.prompt_file import SavedCache
