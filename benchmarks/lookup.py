@@ -21,7 +21,7 @@ from triforce import LLM, SamplingParams
 from triforce.bench.acceptance.walk import Reader
 from triforce.bench.acceptance.workloads import Span
 from triforce.engine.tier_builder import Rows, Speculation
-from triforce.evaluate.agreement import overlap
+from triforce.eval.agreement import overlap
 from triforce.interface.request import RequestOutput
 from triforce.ragged import ints
 from triforce.sampling import Warper

@@ -22,7 +22,7 @@ from triforce.bench.acceptance.report import markdown as acceptance_page
 from triforce.bench.compare import tables as compare
 from triforce.bench.tables import kernel_tables, speed_tables
 from triforce.bench.verdict import verdict
-from triforce.evaluate import Table
+from triforce.eval import Table
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"

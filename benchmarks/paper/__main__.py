@@ -18,7 +18,7 @@ from triforce import LLM
 from triforce.bench.journal import dumps
 from triforce.cli.benches.common import about, show, sources
 from triforce.errors import RequestError, TriforceError
-from triforce.evaluate import Table
+from triforce.eval import Table
 
 EXPERIMENTS: dict[str, Experiment] = acceptance.EXPERIMENTS | speed.EXPERIMENTS
 QUICK = {"context": 2048, "tokens": 32, "repeats": 1, "positions": 35}

@@ -20,7 +20,7 @@ from triforce.bench.prompts import Sources, prompts
 from triforce.bench.speed import Plan, cell_rows
 from triforce.bench.together import Prompts, varied
 from triforce.cli.progress import Prefill
-from triforce.evaluate import Table
+from triforce.eval import Table
 from triforce.interface.request import SamplingParams
 
 Row = dict[str, Any]

@@ -12,8 +12,8 @@ from typing import Any
 from recipes.pair import pictures, sources
 from recipes.pair.config import Config, Stage
 from recipes.pair.export import folder_bytes
-from triforce.evaluate import MEASUREMENTS, tables
-from triforce.evaluate import far as longest
+from triforce.eval import MEASUREMENTS, tables
+from triforce.eval import long_positions as longest
 
 MIB = 1024 * 1024
 Figures = dict[str, Any]

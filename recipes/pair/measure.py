@@ -12,7 +12,7 @@ from recipes.pair.model import count
 from recipes.pair.train import load_model
 from triforce import LLM, SamplingParams
 from triforce.cli import main
-from triforce.evaluate import MEASUREMENTS
+from triforce.eval import MEASUREMENTS
 
 
 def run(config: Config, folder: Path, work: Path, out: Path) -> None:

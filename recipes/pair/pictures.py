@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from triforce.evaluate.report import tokens
+from triforce.eval.tables import tokens
 
 Results = dict[str, Any]
 

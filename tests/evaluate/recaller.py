@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.evaluate import Plan, Subject, Text, plan
+from triforce.eval import Plan, Subject, Text, config
 from triforce.kvcache import Streaming
 from triforce.llm import LLM
 
@@ -56,7 +56,7 @@ def subject(llm: LLM, model: Recaller, ids: list[int], numbers: Plan | None = No
     stand_in: Any = SimpleNamespace(
         target=SimpleNamespace(decoder=model, config=model.config), draft=None, tokenizer=llm.tokenizer
     )
-    return Subject(stand_in, [Text("text", kind, torch.tensor(ids))], numbers or plan(512, 512))
+    return Subject(stand_in, [Text("text", kind, torch.tensor(ids))], numbers or config(512, 512))
 
 
 def noise(length: int, seed: int = 0) -> list[int]:

@@ -8,14 +8,15 @@ import pytest
 import torch
 from recaller import Recaller, noise, subject
 
-from triforce.evaluate import Plan, Text, bits, copies, far, gain, loops, needles, plan, positions
-from triforce.evaluate.loops import repeated
-from triforce.evaluate.positions import buckets
+from triforce.eval import Plan, Text, bits_per_byte, config, context_gain, copying, needles, positions, repetition
+from triforce.eval import long_positions as far
+from triforce.eval.positions import buckets
+from triforce.eval.repetition import repeated
 from triforce.llm import LLM
 
 
 def again(llm: LLM, reach: int) -> dict[int, dict[str, float]]:
-    found = copies.measure(subject(llm, Recaller(llm, reach), noise(600)))
+    found = copying.measure(subject(llm, Recaller(llm, reach), noise(600)))
     return {row["distance"]: row for row in found["distances"]}
 
 
@@ -33,7 +34,7 @@ def test_a_distance_is_exact(llm: LLM) -> None:
 
 
 def cells(llm: LLM, reach: int) -> list[dict[str, float]]:
-    numbers = plan(512, 512)
+    numbers = config(512, 512)
     text = subject(llm, Recaller(llm, reach), noise(2000), numbers)
     return needles.measure(text)["cells"]
 
@@ -64,7 +65,7 @@ def test_a_haystack_has_its_length_and_its_needles_their_depth(llm: LLM) -> None
 
 def gains(llm: LLM, period: int, reach: int = 10**9) -> dict[str, dict[str, float]]:
     ids = noise(period) * (600 // period + 1)
-    found = gain.measure(subject(llm, Recaller(llm, reach), ids[:512]))
+    found = context_gain.measure(subject(llm, Recaller(llm, reach), ids[:512]))
     return {side: found[side]["prose"] for side in ("model", "control")}
 
 
@@ -84,13 +85,13 @@ def test_near_context_and_a_short_sight_gain_nothing(llm: LLM, period: int, reac
 def test_the_cut_model_sees_as_many_tokens_as_it_says(llm: LLM) -> None:
     model = Recaller(llm)
     text = subject(llm, model, noise(512))
-    losses_N = gain._recent(text, text.texts[0])
+    losses_N = context_gain._recent(text, text.texts[0])
     assert len(losses_N) == len(model.sights) == 128
     assert (min(model.sights), max(model.sights)) == (113, 128)
 
 
 def test_a_text_that_is_too_short_is_said_to_be(llm: LLM) -> None:
-    for module in (gain, loops, needles):
+    for module in (context_gain, repetition, needles):
         assert "skipped" in module.measure(subject(llm, Recaller(llm), noise(40)))
 
 
@@ -111,7 +112,7 @@ def test_positions_show_what_context_is_for(llm: LLM) -> None:
 
 def test_bits_per_byte_of_a_model_that_knows_nothing(llm: LLM) -> None:
     ids = llm.tokenizer.encode("the cat sat on the mat — naïve café. " * 20)
-    found = bits.measure(subject(llm, Recaller(llm, reach=1), ids, plan(64, 64)))["texts"]["text"]
+    found = bits_per_byte.measure(subject(llm, Recaller(llm, reach=1), ids, config(64, 64)))["texts"]["text"]
     assert found["target"] == pytest.approx(
         found["tokens"] / found["bytes"] * torch.tensor(float(llm.target.config.vocab_size)).log2().item(), 1e-4
     )
@@ -124,9 +125,9 @@ def test_repetition() -> None:
 
 
 def test_continuations_are_counted(llm: LLM) -> None:
-    text = subject(llm, Recaller(llm), noise(600), plan(512, 512, longest=512))
+    text = subject(llm, Recaller(llm), noise(600), config(512, 512, longest=512))
     text.llm = llm
-    found = loops.measure(text)
+    found = repetition.measure(text)
     assert len(found["shares"]) == 8 and found["tokens"] == 64 and found["texts"] == 0
 
 

@@ -9,8 +9,8 @@ from recaller import noise
 from simple_cache import SimpleCache
 from torch import Tensor
 
-from triforce.evaluate import scoring
-from triforce.evaluate.scoring import cut_view, draft_view, full_view, greedy, nats, skim
+from triforce.eval import scoring
+from triforce.eval.scoring import cut_view, draft_view, full_view, greedy, nats, skim
 from triforce.kvcache import PAGE
 from triforce.llm import LLM
 

@@ -16,7 +16,7 @@ from typing import Any
 from triforce.bench.prompts import Sources, prompts
 from triforce.bench.together import Prompts, together, varied
 from triforce.engine.sequence_group import OnPrefill
-from triforce.evaluate import Table
+from triforce.eval import Table
 from triforce.interface.request import SamplingParams
 from triforce.kvcache.prompt_file import SavedCache
 from triforce.llm import LLM

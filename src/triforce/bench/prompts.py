@@ -14,7 +14,7 @@ from functools import cached_property
 from triforce.bench.acceptance.workloads import CUE, NAMES, digits_at, numbers
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
-from triforce.evaluate import Text
+from triforce.eval import Text
 
 END = 32
 """Tokens at the end of a prompt of plain text that come from another place of it."""

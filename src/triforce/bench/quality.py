@@ -15,8 +15,8 @@ from triforce.bench.prompts import NEEDLES, Sources, copied_from, prompts
 from triforce.bench.together import Prompts, together, varied
 from triforce.engine.sequence_group import OnPrefill
 from triforce.errors import RequestError
-from triforce.evaluate import Table
-from triforce.evaluate.report import percent, tokens
+from triforce.eval import Table
+from triforce.eval.tables import percent, tokens
 from triforce.interface.request import SamplingParams
 from triforce.kvcache import Budget
 from triforce.llm import LLM

@@ -16,8 +16,8 @@ from typing import Any
 from triforce.bench.grid import BATCHES, Cell
 from triforce.bench.prompts import Sources, prompts
 from triforce.bench.together import Prompts, together
-from triforce.evaluate.loops import repeated
-from triforce.evaluate.statistics import ONE_SIDED, student
+from triforce.eval.repetition import repeated
+from triforce.eval.statistics import ONE_SIDED, student
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.kvcache.prompt_file import SavedCache
 from triforce.llm import LLM

@@ -7,8 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from triforce.bench.verdict import PLAIN
-from triforce.evaluate import Table
-from triforce.evaluate.report import percent, tokens
+from triforce.eval import Table
+from triforce.eval.tables import percent, tokens
 
 Row = dict[str, Any]
 

@@ -17,13 +17,13 @@ from triforce.cli.options import NO_DRAFT
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.evaluate import Hurry, Plan, Subject
+    from triforce.eval import Hurry, Plan, Subject
 
 
 def run(options: Namespace) -> int:
     """Prints a table as soon as it is measured; --json writes all figures at the end."""
     began = perf_counter()
-    from triforce.evaluate import evaluate, shorten
+    from triforce.eval import evaluate, shorten
 
     names = _names(options.only)
     require_writable(options.json)
@@ -61,14 +61,15 @@ def _foretold(hurry: Hurry, whole: Plan, plan: Plan) -> list[str]:
 
 def _names(only: str | None) -> list[str]:
     from triforce.engine.inputs import known
-    from triforce.evaluate import MEASUREMENTS
+    from triforce.eval import MEASUREMENTS
 
     names = only.split(",") if only else list(MEASUREMENTS)
     return [known("measurement", name.strip(), MEASUREMENTS) for name in names]
 
 
 def _subject(options: Namespace) -> Subject:
-    from triforce.evaluate import Subject, plan, tokenize
+    from triforce.eval import Subject, tokenize
+    from triforce.eval import config as plan
     from triforce.llm import LLM
 
     if options.max_context < 128:
@@ -81,7 +82,7 @@ def _subject(options: Namespace) -> Subject:
 
 
 def _show(name: str, result: dict[str, Any]) -> None:
-    from triforce.evaluate import tables
+    from triforce.eval import tables
 
     for table in tables(name, result):
         print(f"\n{table.plain()}")

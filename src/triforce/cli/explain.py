@@ -10,7 +10,7 @@ from textwrap import fill
 from triforce.cli.common import load, sampling
 from triforce.cli.generate import model_and_prompt
 from triforce.cli.progress import Prefill
-from triforce.evaluate.report import Table, percent
+from triforce.eval.tables import Table, percent
 from triforce.interface.explain import Explanation
 
 LINES = 24  # of a timeline that are printed: its beginning and its end

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triforce.bench.acceptance.heavy import Heavy
 from triforce.bench.acceptance.walk import Walk
-from triforce.evaluate.agreement import overlap, same_pick
+from triforce.eval.agreement import overlap, same_pick
 from triforce.kvcache import Budget, Retrieval, Setting
 from triforce.kvcache.selection import POLICIES, MeanKey, Observed, Policy, Recent
 

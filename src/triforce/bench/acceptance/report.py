@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from triforce.bench.acceptance.measure import SELECTIONS, Case, Row
-from triforce.evaluate import Table
+from triforce.eval import Table
 
 Report = dict[str, Any]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from triforce.bench.compare.engines import ENGINES, PLAIN
 from triforce.bench.quality import alike
-from triforce.evaluate.loops import repeated
+from triforce.eval.repetition import repeated
 
 Row = dict[str, Any]
 BUSY = 0.85

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from triforce.bench.compare.engines import ENGINES, OURS, PLAIN
-from triforce.evaluate import Table
-from triforce.evaluate.report import percent, tokens
+from triforce.eval import Table
+from triforce.eval.tables import percent, tokens
 
 Row = dict[str, Any]
 

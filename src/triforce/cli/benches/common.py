@@ -19,7 +19,7 @@ from triforce.imports import import_torch
 
 if TYPE_CHECKING:
     from triforce.bench.prompts import Sources
-    from triforce.evaluate import Table
+    from triforce.eval import Table
     from triforce.llm import LLM
 
 OWN_CODE = "triforce.py"
@@ -49,7 +49,7 @@ def modes(llm: LLM, asked: Sequence[str] | None, usual: Iterable[str]) -> list[s
 def sources(llm: LLM, paths: Sequence[str] | None) -> Sources:
     """The texts in files and folders; without any, the book that comes with triforce, and its own source."""
     from triforce.bench.prompts import Sources
-    from triforce.evaluate import tokenize
+    from triforce.eval import tokenize
 
     if llm.tokenizer is None:
         raise RequestError("this model has no tokenizer, and the prompts are texts; add tokenizer.json to its folder")

@@ -17,7 +17,7 @@ from triforce.cli.options import NO_DRAFT
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.evaluate import Table
+    from triforce.eval import Table
 
 SHORT = "It was"
 POSITIONS = 32_768
@@ -83,7 +83,7 @@ def _prompt(options: Namespace, model: str | None) -> str | list[int]:
 
 def _table(found: list[dict[str, Any]]) -> Table:
     from triforce.bench.start import STEPS
-    from triforce.evaluate import Table
+    from triforce.eval import Table
 
     lines = []
     for row in found:

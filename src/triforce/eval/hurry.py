@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from triforce.evaluate.forecast import Forecast
-from triforce.evaluate.plan import QUICK, plan
-from triforce.evaluate.subject import Subject
+from triforce.eval.config import QUICK, plan
+from triforce.eval.context import Subject
+from triforce.eval.forecast import Forecast
 
 MINUTE = 60.0
 FORETOLD = 0.75 * MINUTE

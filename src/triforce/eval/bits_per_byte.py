@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from triforce.evaluate.forecast import Forecast
-from triforce.evaluate.report import Table
-from triforce.evaluate.scoring import draft_view, nats
-from triforce.evaluate.subject import KINDS, Subject, Text
+from triforce.eval.context import KINDS, Subject, Text
+from triforce.eval.forecast import Forecast
+from triforce.eval.scoring import draft_view, nats
+from triforce.eval.tables import Table
 
 
 def measure(subject: Subject) -> dict[str, Any]:

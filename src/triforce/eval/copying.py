@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.evaluate.forecast import Forecast
-from triforce.evaluate.report import Table, percent, tokens
-from triforce.evaluate.scoring import full_view, read
-from triforce.evaluate.subject import Subject, Text
+from triforce.eval.context import Subject, Text
+from triforce.eval.forecast import Forecast
+from triforce.eval.scoring import full_view, read
+from triforce.eval.tables import Table, percent, tokens
 from triforce.kvcache import Full
 
 SPAN = 128

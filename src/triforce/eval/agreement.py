@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.evaluate.forecast import Forecast
-from triforce.evaluate.report import Table, tokens
-from triforce.evaluate.scoring import draft_view, full_view, parts, read, skim
-from triforce.evaluate.subject import KINDS, Subject, Text
+from triforce.eval.context import KINDS, Subject, Text
+from triforce.eval.forecast import Forecast
+from triforce.eval.scoring import draft_view, full_view, parts, read, skim
+from triforce.eval.tables import Table, tokens
 from triforce.interface.request import SamplingParams
 from triforce.sampling import Warper
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.evaluate.forecast import Forecast
-from triforce.evaluate.report import Table, tokens
-from triforce.evaluate.subject import KINDS, Subject, Text
+from triforce.eval.context import KINDS, Subject, Text
+from triforce.eval.forecast import Forecast
+from triforce.eval.tables import Table, tokens
 
 FIRST = 256
 """The first bucket ends here, the others at its doubles."""

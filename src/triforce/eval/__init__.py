@@ -11,12 +11,21 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from triforce.evaluate import agreement, bits, copies, far, gain, loops, needles, positions
-from triforce.evaluate.forecast import Forecast, look
-from triforce.evaluate.hurry import Hurry, fit
-from triforce.evaluate.plan import Plan, plan
-from triforce.evaluate.report import Table
-from triforce.evaluate.subject import Subject, Text, tokenize
+from triforce.eval import (
+    agreement,
+    bits_per_byte,
+    context_gain,
+    copying,
+    long_positions,
+    needles,
+    positions,
+    repetition,
+)
+from triforce.eval.config import Plan, plan
+from triforce.eval.context import Subject, Text, tokenize
+from triforce.eval.forecast import Forecast, look
+from triforce.eval.hurry import Hurry, fit
+from triforce.eval.tables import Table
 
 __all__ = [
     "MEASUREMENTS", "Hurry", "Plan", "Subject", "Table", "Text", "evaluate", "plan", "shorten", "tables", "tokenize"
@@ -34,14 +43,14 @@ class Measurement(NamedTuple):
 
 
 MEASUREMENTS = {
-    "bits": Measurement(bits.measure, bits.tables, bits.seconds),
+    "bits": Measurement(bits_per_byte.measure, bits_per_byte.tables, bits_per_byte.seconds),
     "positions": Measurement(positions.measure, positions.tables, positions.seconds),
-    "far": Measurement(far.measure, far.tables, far.seconds),
-    "gain": Measurement(gain.measure, gain.tables, gain.seconds),
+    "far": Measurement(long_positions.measure, long_positions.tables, long_positions.seconds),
+    "gain": Measurement(context_gain.measure, context_gain.tables, context_gain.seconds),
     "needle": Measurement(needles.measure, needles.tables, needles.seconds),
-    "copy": Measurement(copies.measure, copies.tables, copies.seconds),
+    "copy": Measurement(copying.measure, copying.tables, copying.seconds),
     "agreement": Measurement(agreement.measure, agreement.tables, agreement.seconds),
-    "loops": Measurement(loops.measure, loops.tables, loops.seconds),
+    "loops": Measurement(repetition.measure, repetition.tables, repetition.seconds),
 }
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.evaluate.scoring import WIDTH, draft_view, full_view, parts, read
-from triforce.evaluate.subject import Subject, Text
+from triforce.eval.context import Subject, Text
+from triforce.eval.scoring import WIDTH, draft_view, full_view, parts, read
 from triforce.kvcache import Full, Streaming
 
 SECONDS = 2.0

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.evaluate.forecast import Forecast
-from triforce.evaluate.report import Table, percent, tokens
-from triforce.evaluate.scoring import full_view, greedy, skim
-from triforce.evaluate.subject import Subject, Text
+from triforce.eval.context import Subject, Text
+from triforce.eval.forecast import Forecast
+from triforce.eval.scoring import full_view, greedy, skim
+from triforce.eval.tables import Table, percent, tokens
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 QUESTION, ANSWER = 12, 8

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from triforce.evaluate import positions
-from triforce.evaluate.forecast import Forecast
-from triforce.evaluate.report import Table
-from triforce.evaluate.subject import Subject
+from triforce.eval import positions
+from triforce.eval.context import Subject
+from triforce.eval.forecast import Forecast
+from triforce.eval.tables import Table
 
 READINGS = 2
 """Of each kind of text, if there are as many."""

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.evaluate.forecast import Forecast
-from triforce.evaluate.report import Table, tokens
-from triforce.evaluate.scoring import cut_view, full_view, nats
-from triforce.evaluate.statistics import interval
-from triforce.evaluate.subject import KINDS, Subject, Text
+from triforce.eval.context import KINDS, Subject, Text
+from triforce.eval.forecast import Forecast
+from triforce.eval.scoring import cut_view, full_view, nats
+from triforce.eval.statistics import interval
+from triforce.eval.tables import Table, tokens
 
 LEAST = {"prose": 0.01, "code": 0.05}
 """Nats per token that a model with long-range attention gains at least (issue 3)."""

@@ -8,9 +8,9 @@ from statistics import median
 from typing import Any
 
 from triforce.engine.runs import MOST_ROWS
-from triforce.evaluate.forecast import Forecast
-from triforce.evaluate.report import Table, percent
-from triforce.evaluate.subject import Subject, Text
+from triforce.eval.context import Subject, Text
+from triforce.eval.forecast import Forecast
+from triforce.eval.tables import Table, percent
 from triforce.interface.request import SamplingParams
 
 GRAM = 8
