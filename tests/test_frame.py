@@ -72,7 +72,7 @@ from triforce.llm import LLM
 from triforce.server import listener
 from triforce.server.app import create_app
 from triforce.server.limits import Limits
-from triforce.server.worker import Worker
+from triforce.server.engine_thread import Worker
 llm = LLM(device="cpu")
 engine = Worker(llm, Limits())
 create_app(llm, engine, "pair")

@@ -20,11 +20,12 @@ from triforce.errors import CacheError, RankError, RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
-from triforce.server import crew, worker
-from triforce.server.crew import Crew, Orders
-from triforce.server.engine import Ask, Lost
+from triforce.server import engine_thread as worker
+from triforce.server import tp_mirror as crew
+from triforce.server.engine_client import Ask, Lost
+from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.worker import Worker
+from triforce.server.tp_mirror import Crew, Orders
 
 NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
 LIMITS = Limits(waiting=16, rows=4, kv_tokens=1024)

@@ -11,9 +11,9 @@ import sys
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
 from triforce.replicas.others import accompanied
-from triforce.server.engine import Ask
+from triforce.server.engine_client import Ask
+from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.worker import Worker
 
 
 async def main(folder: str, prompt: str) -> None:

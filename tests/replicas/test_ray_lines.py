@@ -19,7 +19,7 @@ from test_ray_killed import kill
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 from triforce.replicas import lines
-from triforce.server.batch import Answers
+from triforce.server.batch_file import Answers
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 LINES = 12

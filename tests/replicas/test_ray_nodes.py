@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
 from triforce.replicas import router
-from triforce.server.engine import Ask
+from triforce.server.engine_client import Ask
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 PROMPT = "the cat sat on the mat"

@@ -17,7 +17,7 @@ from triforce.replicas import engine, router
 from triforce.replicas.cluster import Plan, planned
 from triforce.replicas.engine import Replicas
 from triforce.replicas.words import Word
-from triforce.server.engine import Ask, Lost, QueueFull, Stopping
+from triforce.server.engine_client import Ask, Lost, QueueFull, Stopping
 
 DOCUMENT = list(range(5000))
 

@@ -20,8 +20,8 @@ pair, llm = chatting.pair, chatting.llm  # fixtures
 @pytest.fixture(scope="session")
 def app(llm: object) -> Iterator[object]:
     from triforce.server.app import create_app
+    from triforce.server.engine_thread import Worker
     from triforce.server.limits import Limits
-    from triforce.server.worker import Worker
 
     engine = Worker(llm, Limits(waiting=8))  # type: ignore[arg-type]
     yield create_app(llm, engine, "tiny")  # type: ignore[arg-type]

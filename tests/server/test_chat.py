@@ -14,8 +14,8 @@ from triforce.checkpoint.known_drafts import SHIPPED
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
 from triforce.server.app import create_app
+from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.worker import Worker
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 TALK = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "the cat?"}]

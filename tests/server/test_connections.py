@@ -24,14 +24,14 @@ from uvicorn.server import ServerState
 
 from triforce.cli import main
 from triforce.errors import RequestError
-from triforce.server import door, listener, logs
+from triforce.server import door, http_server, logs
 from triforce.server.app import Journal
 from triforce.server.connections import Connection, places
 from triforce.server.door import network
-from triforce.server.engine import Load
+from triforce.server.engine_client import Load
 from triforce.server.limits import CONNECTIONS, Limits
 from triforce.server.metrics import Metrics
-from triforce.server.streaming import EventStream
+from triforce.server.sse import EventStream
 
 HEAD = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HALF = HEAD[:25]
@@ -49,7 +49,7 @@ class Scene:
         self.app.add_middleware(Journal)
         for route in (self.quick, self.large, self.wait, self.endless):
             self.app.get(f"/{route.__name__}")(route)
-        self.server = listener.Server(self.app, engine, grace=1)
+        self.server = http_server.Server(self.app, engine, grace=1)
 
     async def quick(self) -> str:
         return "done"
@@ -92,7 +92,7 @@ class Scene:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         self.opened: list[asyncio.StreamWriter] = []
-        with listener.listen("127.0.0.1", 0) as sock:
+        with http_server.listen("127.0.0.1", 0) as sock:
             self.address = sock.getsockname()
             serving = asyncio.create_task(self.server.serve([sock]))
             await self.until(lambda: self.server.started)

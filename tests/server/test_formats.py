@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.server.fields import UNSUPPORTED
+from triforce.server.request_base import UNSUPPORTED
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 SAMPLED = {"temperature": 0.8, "seed": 5, "top_k": 12}

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 
 from triforce.llm import LLM
 from triforce.server.app import create_app
+from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.worker import Worker
 
 USAGE = {"include_usage": True}
 PROMPT = "the cat sat on the mat " * 12

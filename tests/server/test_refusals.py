@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.types import ASGIApp
 
-from triforce.server.fields import UNSUPPORTED
+from triforce.server.request_base import UNSUPPORTED
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 GOOD: dict[str, dict[str, Any]] = {

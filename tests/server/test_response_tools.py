@@ -19,10 +19,10 @@ from test_tools import CALLS, TOOLS, nested, writing
 
 from triforce.llm import LLM
 from triforce.server.app import create_app
-from triforce.server.calls import QWEN
-from triforce.server.items import Items
+from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.worker import Worker
+from triforce.server.responses_items import Items
+from triforce.server.tool_call_parser import QWEN
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 FLAT: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]

@@ -21,11 +21,11 @@ from triforce.errors import RequestError
 from triforce.llm import LLM
 from triforce.server import logs, security
 from triforce.server.app import create_app
-from triforce.server.engine import Load, Stopping
+from triforce.server.engine_client import Load, Stopping
+from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 from triforce.server.security import BoundedBodies, KnownHosts
 from triforce.server.startup_checks import KEYS_VARIABLE, read_keys, require_key_beyond_loopback, require_origins
-from triforce.server.worker import Worker
 
 KEY, OTHER = "a-key-of-many-letters", "another-key-as-long"
 PATH = "/v1/completions"

@@ -16,9 +16,9 @@ from starlette.types import ASGIApp
 
 from triforce.llm import LLM
 from triforce.server.app import create_app
-from triforce.server.calls import LLAMA, QWEN, Call, CallFormat, call_format
+from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.worker import Worker
+from triforce.server.tool_call_parser import LLAMA, QWEN, Call, CallFormat, call_format
 
 CHAT = "/v1/chat/completions"
 TURNS = (

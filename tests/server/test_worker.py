@@ -21,9 +21,9 @@ from triforce.errors import RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
 from triforce.server.app import create_app
-from triforce.server.engine import Ask, QueueFull, Stopping
+from triforce.server.engine_client import Ask, QueueFull, Stopping
+from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.worker import Worker
 from triforce.speculation import Tier
 
 LONG = {"prompt": "the cat", "max_tokens": 2000, "ignore_eos": True, "stream": True}

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from triforce.distributed.group import Ranks
-    from triforce.server.batch import Answers
-    from triforce.server.engine import Engine
+    from triforce.server.batch_file import Answers
+    from triforce.server.engine_client import Engine
 
 REFUSED = 1
 """The exit code where lines were refused."""
@@ -32,10 +32,10 @@ def run(options: Namespace) -> int:
 def answer_all(options: Namespace, ranks: Ranks) -> int:
     """Answer what is not answered yet. What cannot be read or written is said before the model is loaded."""
     with extra():
-        from triforce.server import batch
+        from triforce.server import batch_file
 
     if ranks.rank:
-        return follow(options, ranks, batch.LIMITS)
+        return follow(options, ranks, batch_file.LIMITS)
     source, output = Path(options.file), Path(options.output or Path(options.file).with_suffix(".out.jsonl"))
     with _opened(source) as file:
         lines = sum(bool(line.strip()) for line in file)
@@ -44,7 +44,7 @@ def answer_all(options: Namespace, ranks: Ranks) -> int:
             raise RequestError(f"{output} is the input; name another file with -o")
         require_writable(str(output))
         name = options.name or model_name(options.model)
-        with _progress(lines, options.quiet) as bar, batch.Answers(output, bar.update) as answers:
+        with _progress(lines, options.quiet) as bar, batch_file.Answers(output, bar.update) as answers:
             if replicas.wanted(options):
                 replicas.answer(options, name, file, answers)
             else:
@@ -64,15 +64,15 @@ def answer_all(options: Namespace, ranks: Ranks) -> int:
 def _answer(options: Namespace, ranks: Ranks, name: str, source: BinaryIO, answers: Answers) -> None:
     """By an engine of this process and the other ranks. Raises TriforceError."""
     with extra():
-        from triforce.server import batch
+        from triforce.server import batch_file
         from triforce.server.app import create_app
 
-    llm, engine = replicas.engine(options, ranks, batch.LIMITS, "batch")
+    llm, engine = replicas.engine(options, ranks, batch_file.LIMITS, "batch")
 
     async def run() -> None:
         try:
-            app = _unless_broken(create_app(llm, engine, name, limits=batch.LIMITS), engine)
-            await batch.run(app, source, answers)
+            app = _unless_broken(create_app(llm, engine, name, limits=batch_file.LIMITS), engine)
+            await batch_file.run(app, source, answers)
         finally:
             await engine.close()
 

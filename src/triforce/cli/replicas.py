@@ -18,8 +18,8 @@ from triforce.errors import RequestError
 if TYPE_CHECKING:
     from triforce.cli.together import Command
     from triforce.distributed.group import Ranks
-    from triforce.server.batch import Answers
-    from triforce.server.engine import Engine, Served
+    from triforce.server.batch_file import Answers
+    from triforce.server.engine_client import Engine, Served
     from triforce.server.limits import Limits
 
 MOST = 1024
@@ -51,7 +51,7 @@ def engine(options: Namespace, ranks: Ranks, limits: Limits, purpose: str) -> tu
     """
     if wanted(options):
         return _replicas(options, limits, purpose)
-    from triforce.server.worker import Worker
+    from triforce.server.engine_thread import Worker
 
     llm = load(options, ranks if ranks.count > 1 else None)
     return llm, Worker(llm, limits)

@@ -22,7 +22,7 @@ def run(options: Namespace) -> int:
 def serve(options: Namespace, ranks: Ranks) -> int:
     """Serve until SIGTERM or SIGINT. What cannot work is said before the model is loaded. Rank 0 listens."""
     with extra():
-        from triforce.server import listener, logs, startup_checks
+        from triforce.server import http_server, logs, startup_checks
         from triforce.server.app import create_app
         from triforce.server.connections import places
         from triforce.server.limits import Limits
@@ -45,16 +45,16 @@ def serve(options: Namespace, ranks: Ranks) -> int:
     if ranks.rank:
         return follow(options, ranks, limits)
     name = options.name or model_name(options.model)
-    with listener.listen(options.host, options.port) as sock:
+    with http_server.listen(options.host, options.port) as sock:
         llm, engine = replicas.engine(options, ranks, limits, f"serve {sock.getsockname()[1]}")
         logs.configure()
         hosts = [options.host, *options.allowed_host]
         app = create_app(llm, engine, name, limits=limits, keys=keys, hosts=hosts, origins=options.cors_origin)
-        url = listener.url(sock)
+        url = http_server.url(sock)
         print(f"triforce serves {name} at {url}", flush=True)
         logs.event("listening", url=url, model=name)
         try:
-            listener.serve(app, engine, sock, options.grace)
+            http_server.serve(app, engine, sock, options.grace)
         finally:
             if ranks.count > 1:  # a second signal leaves no time for it, and the others are to be told
                 asyncio.run(engine.close())

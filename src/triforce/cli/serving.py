@@ -27,7 +27,7 @@ def extra(name: str = "serve") -> Iterator[None]:
 
 def follow(options: Namespace, ranks: Ranks, limits: Limits) -> int:
     """What the ranks do that are not the first. Raises TriforceError."""
-    from triforce.server.crew import follow
+    from triforce.server.tp_mirror import follow
 
     follow(load(options, ranks), limits)
     return 0

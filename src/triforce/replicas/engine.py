@@ -15,7 +15,7 @@ from ray.serve.exceptions import RayServeException
 from triforce.engine.output_stream import Piece
 from triforce.interface.request import RequestOutput
 from triforce.replicas.words import Word
-from triforce.server.engine import Ask, Event, Load, Lost, QueueFull, Stopping
+from triforce.server.engine_client import Ask, Event, Load, Lost, QueueFull, Stopping
 
 TRIES = 3
 """Replicas that a request is sent to, if they die before its first token: it may be what they die of."""

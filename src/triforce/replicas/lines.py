@@ -21,9 +21,9 @@ from triforce.replicas.cluster import Plan, connect, planned
 from triforce.replicas.others import accompanied
 from triforce.replicas.replica import use_share
 from triforce.server.app import create_app
-from triforce.server.batch import LIMITS, Answers, post
+from triforce.server.batch_file import LIMITS, Answers, post
 from triforce.server.batch_input import Job
-from triforce.server.worker import Worker
+from triforce.server.engine_thread import Worker
 
 RETRIES = 1
 """Of a line whose actor has died: among others, and then alone, as one of them may be what it died of."""

@@ -17,8 +17,8 @@ from triforce.backends import native_loader
 from triforce.distributed import spawn
 from triforce.errors import RankError, TriforceError
 from triforce.llm import LLM
-from triforce.server.crew import follow
 from triforce.server.limits import Limits
+from triforce.server.tp_mirror import follow
 
 GRACE = 1.0
 """Seconds in which whoever waits for a text is told that it is lost."""

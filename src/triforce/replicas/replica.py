@@ -16,9 +16,9 @@ from triforce.llm import LLM
 from triforce.replicas.desk import Desk
 from triforce.replicas.others import accompanied
 from triforce.replicas.words import Word
-from triforce.server.engine import Ask, Lost, Stopping
+from triforce.server.engine_client import Ask, Lost, Stopping
+from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.worker import Worker
 
 LOOPBACK = "127.0.0.1"
 """The address of a node whose Ray keeps to it (see `environment`)."""

@@ -8,7 +8,7 @@ from random import sample
 
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
-from triforce.server.engine import Ask
+from triforce.server.engine_client import Ask
 
 LEAST = 512
 """Tokens of the shortest beginning that counts: less is read in a moment, wherever it is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triforce.server.engine import Event
+from triforce.server.engine_client import Event
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triforce import __version__
 from triforce.errors import ModelError
-from triforce.server import chat, completions, failures, logs, models, page, responses
-from triforce.server.engine import Engine, Served
-from triforce.server.fields import HEADER
+from triforce.server import chat, completions, errors, logs, misc_routes, playground, responses
+from triforce.server.engine_client import Engine, Served
 from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
-from triforce.server.prompts import Reader
+from triforce.server.request_base import HEADER
+from triforce.server.request_parser import Reader
 from triforce.server.security import BoundedBodies, Keys, KnownHosts
 from triforce.server.service import Service
-from triforce.server.streaming import HungUp
+from triforce.server.sse import HungUp
 
 CLIENT_GONE = 499
 """Logged as the status of a request whose client hung up; nginx's number."""
@@ -61,9 +61,9 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = Service(name, Reader(llm, llm.tokenizer, limits), engine, Metrics(engine, name), limits)
-    for module in (completions, chat, responses, models, page):
+    for module in (completions, chat, responses, misc_routes, playground):
         app.include_router(module.router)
-    failures.install(app)
+    errors.install(app)
     # The last one added is asked first.
     app.add_middleware(BoundedBodies, limits=limits)
     app.add_middleware(Keys, keys=keys)
@@ -104,7 +104,7 @@ class Journal:
         except Exception as error:
             logs.failure("request broke", error, request=report["request"])
             if not status:
-                await failures.broken().response()(scope, receive, note)
+                await errors.broken().response()(scope, receive, note)
         finally:
             # Of the path only a known route: what a client writes into it is its own affair.
             route = getattr(scope.get("route"), "path", None)

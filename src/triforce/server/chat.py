@@ -12,13 +12,13 @@ from fastapi.responses import Response
 
 from triforce.engine.output_stream import Piece
 from triforce.interface.request import CompletionOutput, RequestOutput, TokenLogprobs
-from triforce.server.calls import Call
-from triforce.server.prompts import served
+from triforce.server.request_parser import served
 from triforce.server.schemas import ChatBody
 from triforce.server.service import Service
-from triforce.server.streaming import DONE, frame
-from triforce.server.token_report import chat_logprobs, looked, usage
-from triforce.server.toolbox import Toolbox, reader_of
+from triforce.server.sse import DONE, frame
+from triforce.server.tool_call_parser import Call
+from triforce.server.tool_choice import Toolbox, reader_of
+from triforce.server.usage import chat_logprobs, looked, usage
 
 router = APIRouter()
 

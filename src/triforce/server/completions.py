@@ -14,12 +14,12 @@ from fastapi.responses import Response
 from triforce.engine.inputs import one_or_many
 from triforce.engine.output_stream import Piece
 from triforce.interface.request import RequestOutput, TokenLogprobs
-from triforce.server.engine import Ask
-from triforce.server.prompts import served
+from triforce.server.engine_client import Ask
+from triforce.server.request_parser import served
 from triforce.server.schemas import CompletionBody
 from triforce.server.service import Service
-from triforce.server.streaming import DONE, frame
-from triforce.server.token_report import TextLogprobs, looked, usage
+from triforce.server.sse import DONE, frame
+from triforce.server.usage import TextLogprobs, looked, usage
 
 router = APIRouter()
 

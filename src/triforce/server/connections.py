@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from triforce.errors import RequestError
 from triforce.server import logs
-from triforce.server.failures import Refusal
+from triforce.server.errors import Refusal
 from triforce.server.limits import CONNECTIONS, Limits
 from triforce.server.metrics import Metrics
 

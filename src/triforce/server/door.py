@@ -14,7 +14,7 @@ from functools import partial
 from ipaddress import IPv6Address, IPv6Network, ip_address
 
 from triforce.server.connections import Connection, Connections, raw
-from triforce.server.failures import RETRY_SECONDS, Refusal
+from triforce.server.errors import RETRY_SECONDS, Refusal
 
 MOMENT = 0.1
 """Seconds that accepting pauses where nothing can be done, before it looks again."""

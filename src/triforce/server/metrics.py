@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from triforce.engine.output_stream import Piece
 from triforce.interface.request import RequestOutput
 from triforce.interface.stats import TierStats
-from triforce.server.engine import Answer, Engine, Event
+from triforce.server.engine_client import Answer, Engine, Event
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)

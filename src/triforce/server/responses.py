@@ -12,13 +12,13 @@ from fastapi.responses import Response
 
 from triforce.engine.output_stream import Piece
 from triforce.interface.request import RequestOutput
-from triforce.server.items import Items
-from triforce.server.prompts import served
+from triforce.server.request_parser import served
+from triforce.server.responses_items import Items
 from triforce.server.schemas import ResponsesBody
 from triforce.server.service import Service
-from triforce.server.streaming import frame
-from triforce.server.token_report import usage
-from triforce.server.toolbox import reader_of
+from triforce.server.sse import frame
+from triforce.server.tool_choice import reader_of
+from triforce.server.usage import usage
 
 router = APIRouter()
 

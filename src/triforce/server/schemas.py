@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from triforce.server.fields import Batches, Body, Ids, Texts
-from triforce.server.formats import ResponseFormat, TextOptions
+from triforce.server.chat_schemas import InputItem, Item, Messages
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS
-from triforce.server.messages import InputItem, Item, Messages
-from triforce.server.tools import MOST_TOOLS, FlatTool, OneFlatTool, OneTool, Tool, Wanted
+from triforce.server.request_base import Batches, Body, Ids, Texts
+from triforce.server.response_format import ResponseFormat, TextOptions
+from triforce.server.tool_schemas import MOST_TOOLS, FlatTool, OneFlatTool, OneTool, Tool, Wanted
 
 
 class Named(Body):

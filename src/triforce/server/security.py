@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triforce.server.failures import Refusal
+from triforce.server.errors import Refusal
 from triforce.server.limits import Limits
 
 OPEN = ("/health", "/")

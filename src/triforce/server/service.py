@@ -15,14 +15,14 @@ from fastapi.responses import JSONResponse, Response
 from triforce.engine.output_stream import Piece
 from triforce.interface.request import RequestOutput
 from triforce.server import logs
-from triforce.server.engine import Answer, Ask, Engine, Event, Reading
-from triforce.server.failures import broken, refusal_for, took_too_long
+from triforce.server.engine_client import Answer, Ask, Engine, Event, Reading
+from triforce.server.errors import broken, refusal_for, took_too_long
 from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
-from triforce.server.prompts import Reader
+from triforce.server.request_parser import Reader
 from triforce.server.schemas import Sampled
-from triforce.server.streaming import EventStream, frame, unless_gone
-from triforce.server.token_report import read
+from triforce.server.sse import EventStream, frame, unless_gone
+from triforce.server.usage import read
 
 
 class Reply(Protocol):

@@ -12,9 +12,9 @@ from triforce.engine.engine import Request
 from triforce.engine.output_stream import Piece
 from triforce.interface.request import RequestOutput
 from triforce.llm import LLM
-from triforce.server.crew import Crew, Orders
-from triforce.server.engine import Ask, Event, Load, Lost, QueueFull, Reading, Stopping
+from triforce.server.engine_client import Ask, Event, Load, Lost, QueueFull, Reading, Stopping
 from triforce.server.limits import Limits
+from triforce.server.tp_mirror import Crew, Orders
 
 
 class _Answer:

@@ -15,7 +15,7 @@ from triforce.errors import RequestError
 from triforce.server import logs
 from triforce.server.connections import Connection, Connections
 from triforce.server.door import accept
-from triforce.server.engine import Engine
+from triforce.server.engine_client import Engine
 from triforce.server.service import Service
 
 _SLACK = 5

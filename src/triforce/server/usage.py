@@ -9,7 +9,7 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.output_stream import Piece
 from triforce.interface.request import Logprob, RequestOutput, TokenLogprobs
 from triforce.interface.stats import TierStats, total
-from triforce.server.engine import Reading
+from triforce.server.engine_client import Reading
 
 LEAST = -9999.0
 """JSON has no infinity: the logarithm of a probability of zero."""

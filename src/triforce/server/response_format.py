@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from triforce.interface.grammar import Grammar
-from triforce.server.fields import Body
+from triforce.server.request_base import Body
 
 
 class Format(Body):

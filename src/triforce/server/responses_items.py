@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-from triforce.server.calls import Call, CallReader
+from triforce.server.tool_call_parser import Call, CallReader
 
 Told = tuple[str, dict[str, Any]]
 """The name of an event, without its `response.`, and what it says. To be sent before the next one is asked for."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from triforce.interface.grammar import Grammar
-from triforce.server.calls import CallFormat, CallReader, Plain, call_format
-from triforce.server.failures import wrong
-from triforce.server.tools import Function, FunctionName, Wanted
+from triforce.server.errors import wrong
+from triforce.server.tool_call_parser import CallFormat, CallReader, Plain, call_format
+from triforce.server.tool_schemas import Function, FunctionName, Wanted
 
 
 @dataclass(frozen=True, slots=True)

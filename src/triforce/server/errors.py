@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from triforce.errors import RequestError, TriforceError
-from triforce.server.engine import Lost, QueueFull, Stopping
+from triforce.server.engine_client import Lost, QueueFull, Stopping
 
 RETRY_SECONDS = 5
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from triforce.server.fields import Body
+from triforce.server.request_base import Body
 
 MOST_TOOLS = 128
 MOST_LEVELS = 128

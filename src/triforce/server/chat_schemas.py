@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from triforce.server.fields import Body
-from triforce.server.tools import Name, ToolCall
+from triforce.server.request_base import Body
+from triforce.server.tool_schemas import Name, ToolCall
 
 
 class TextPart(Body):

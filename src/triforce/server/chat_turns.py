@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from triforce.server.failures import wrong
-from triforce.server.messages import CallItem, ChatMessage, Item, Message
+from triforce.server.chat_schemas import CallItem, ChatMessage, Item, Message
+from triforce.server.errors import wrong
 from triforce.server.schemas import ResponsesBody
-from triforce.server.tools import CalledFunction, ToolCall
+from triforce.server.tool_schemas import CalledFunction, ToolCall
 
 
 def turns(body: ResponsesBody) -> list[Message]:

@@ -15,7 +15,7 @@ from triforce.engine.engine import Event, Request
 from triforce.errors import RequestError
 from triforce.interface.request import RequestOutput
 from triforce.llm import LLM
-from triforce.server.engine import Ask, Reading
+from triforce.server.engine_client import Ask, Reading
 from triforce.server.limits import Limits
 
 

@@ -12,14 +12,14 @@ from triforce.engine.inputs import Prompt, known, one_or_many
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import SamplingParams
 from triforce.sampling.logits import check_bias
-from triforce.server.engine import Ask, Served
-from triforce.server.failures import Refusal, wrong
-from triforce.server.formats import Format
+from triforce.server.chat_schemas import Message
+from triforce.server.chat_turns import plain, turns
+from triforce.server.engine_client import Ask, Served
+from triforce.server.errors import Refusal, wrong
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, Limits
-from triforce.server.messages import Message
+from triforce.server.response_format import Format
 from triforce.server.schemas import ChatBody, Choices, CompletionBody, ResponsesBody, Sampled
-from triforce.server.toolbox import Toolbox, toolbox
-from triforce.server.turns import plain, turns
+from triforce.server.tool_choice import Toolbox, toolbox
 
 _PASSED_ON = (
     *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),

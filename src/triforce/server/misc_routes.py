@@ -8,9 +8,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from triforce.server.failures import Refusal
+from triforce.server.errors import Refusal
 from triforce.server.metrics import CONTENT_TYPE
-from triforce.server.prompts import served
+from triforce.server.request_parser import served
 from triforce.server.schemas import DetokenizeBody, TokenizeBody
 from triforce.server.service import Service
 
