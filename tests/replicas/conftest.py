@@ -27,7 +27,7 @@ MISSING = importlib.util.find_spec("ray") is None
 collect_ignore_glob = ["test_ray_*.py"] if MISSING else []
 
 if not MISSING:
-    from triforce.replicas.environment import prepare
+    from triforce.replicas.ray_env import prepare
 
     prepare(None)
     with warnings.catch_warnings(action="ignore"):  # Ray's own, of what it uses

@@ -10,7 +10,7 @@ import sys
 
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
-from triforce.replicas.others import accompanied
+from triforce.replicas.tp_workers import accompanied
 from triforce.server.engine_client import Ask
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits

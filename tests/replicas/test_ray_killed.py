@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.replicas.engine import Replicas
+from triforce.replicas.remote_engine import Replicas
 from triforce.server.limits import Limits
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

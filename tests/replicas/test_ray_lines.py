@@ -18,7 +18,7 @@ from test_ray_killed import kill
 
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.replicas import lines
+from triforce.replicas import ray_data
 from triforce.server.batch_file import Answers
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -41,7 +41,7 @@ def answer(cluster: Any, pair: Path, tmp_path: Path) -> Answer:
         asked = "".join(json.dumps(head | {"custom_id": str(i), "body": b}) + "\n" for i, b in enumerate(bodies))
         settings = {"model": str(pair / "target"), "draft": str(pair / "draft"), "budget": 64, "device": "cpu"}
         with Answers(tmp_path / "out.jsonl", lambda: None) as answers:
-            lines.answer(settings, "tiny", 2, cluster.address, BytesIO(asked.encode()), answers)
+            ray_data.answer(settings, "tiny", 2, cluster.address, BytesIO(asked.encode()), answers)
         made = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
         assert sorted(int(a["custom_id"]) for a in made) == list(range(LINES)), "each line once"
         return {a["custom_id"]: text(a) for a in made}
@@ -64,13 +64,13 @@ def texts(llm: LLM) -> dict[str, str]:
 def test_only_the_line_that_kills_is_lost(
     answer: Answer, texts: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Mortal(lines.Answerer):
+    class Mortal(ray_data.Answerer):
         async def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
             if row["place"] == 3:
                 os._exit(1)
-            return await lines.Answerer.__call__(self, row)
+            return await ray_data.Answerer.__call__(self, row)
 
-    monkeypatch.setattr(lines, "Answerer", Mortal)
+    monkeypatch.setattr(ray_data, "Answerer", Mortal)
     assert answer() == texts | {"3": "replica_lost"}
 
 

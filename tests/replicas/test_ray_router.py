@@ -13,10 +13,10 @@ from ray.exceptions import ActorDiedError
 from triforce.engine.output_stream import Piece
 from triforce.errors import RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
-from triforce.replicas import engine, router
+from triforce.replicas import remote_engine, router
 from triforce.replicas.cluster import Plan, planned
-from triforce.replicas.engine import Replicas
-from triforce.replicas.words import Word
+from triforce.replicas.messages import Word
+from triforce.replicas.remote_engine import Replicas
 from triforce.server.engine_client import Ask, Lost, QueueFull, Stopping
 
 DOCUMENT = list(range(5000))
@@ -193,7 +193,7 @@ def test_what_has_begun_is_lost() -> None:
 
 def test_what_ends_every_replica_is_given_up() -> None:
     handle, events = told(*[[ARRIVED, DIED]] * 9)
-    assert events == [Lost] and handle.calls == engine.TRIES
+    assert events == [Lost] and handle.calls == remote_engine.TRIES
 
 
 def test_errors_of_the_engine_are_not_asked_again() -> None:
@@ -263,7 +263,7 @@ def test_to_stop_ends_what_runs() -> None:
 
 @pytest.mark.parametrize("running", [lambda: 0, lambda: 1 // 0])
 def test_without_replicas_it_is_not_well(monkeypatch: pytest.MonkeyPatch, running: Callable[[], int]) -> None:
-    monkeypatch.setattr(engine, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(remote_engine, "LOOK_SECONDS", 0.01)
     front = Replicas(Scripted(), 1, running, lambda: None)
     for _ in range(1000):
         if not front.alive:

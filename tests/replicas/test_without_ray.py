@@ -14,7 +14,7 @@ from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.replicas.desk import Desk
+from triforce.replicas.frontend import Desk
 
 
 @pytest.mark.parametrize("arguments", [["--replicas", "2"], ["--ray-address", "auto"]])
@@ -24,7 +24,7 @@ def test_it_is_said_how_to_get_it(
     for name in [name for name in sys.modules if name == "ray" or name.startswith(("ray.", "triforce.replicas."))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr("triforce.replicas.environment.prepare", lambda address: None)
+    monkeypatch.setattr("triforce.replicas.ray_env.prepare", lambda address: None)
     assert main(["serve", "--port", "0", *arguments]) == 2
     assert "pip install 'triforce[ray]'" in capsys.readouterr().err
 

@@ -69,9 +69,9 @@ def _replicas(options: Namespace, limits: Limits, purpose: str) -> tuple[Served,
 def answer(options: Namespace, name: str, source: BinaryIO, answers: Answers) -> None:
     """Answer the lines of a batch, on Ray Data. Raises TriforceError."""
     with _importing(options):
-        from triforce.replicas import lines
+        from triforce.replicas import ray_data
 
-    lines.answer(_settings(options), name, wanted(options), options.ray_address, source, answers, *_shared(options))
+    ray_data.answer(_settings(options), name, wanted(options), options.ray_address, source, answers, *_shared(options))
 
 
 def _shared(options: Namespace) -> tuple[int, bool]:
@@ -83,9 +83,9 @@ def _shared(options: Namespace) -> tuple[int, bool]:
 def _importing(options: Namespace) -> Iterator[None]:
     """Imports of Ray go in here. Raises RequestError where it is not installed."""
     with extra("ray"):
-        from triforce.replicas import environment
+        from triforce.replicas import ray_env
 
-        environment.prepare(options.ray_address)
+        ray_env.prepare(options.ray_address)
         yield
 
 

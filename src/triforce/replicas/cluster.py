@@ -14,8 +14,8 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from triforce.errors import RequestError, TriforceError
-from triforce.replicas.desk import Desk
-from triforce.replicas.engine import Replicas
+from triforce.replicas.frontend import Desk
+from triforce.replicas.remote_engine import Replicas
 from triforce.replicas.replica import Replica
 from triforce.server.limits import Limits
 

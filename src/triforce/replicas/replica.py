@@ -13,9 +13,9 @@ from ray import serve
 from triforce.backends import native_loader
 from triforce.errors import TriforceError
 from triforce.llm import LLM
-from triforce.replicas.desk import Desk
-from triforce.replicas.others import accompanied
-from triforce.replicas.words import Word
+from triforce.replicas.frontend import Desk
+from triforce.replicas.messages import Word
+from triforce.replicas.tp_workers import accompanied
 from triforce.server.engine_client import Ask, Lost, Stopping
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits

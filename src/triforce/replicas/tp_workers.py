@@ -22,7 +22,7 @@ from triforce.server.tp_mirror import follow
 
 GRACE = 1.0
 """Seconds in which whoever waits for a text is told that it is lost."""
-_RUN = "from triforce.replicas.others import run; run()"
+_RUN = "from triforce.replicas.tp_workers import run; run()"
 
 
 def accompanied(settings: dict[str, Any], limits: Limits, count: int, exact: bool, threads: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ray.serve.exceptions import RayServeException
 
 from triforce.engine.output_stream import Piece
 from triforce.interface.request import RequestOutput
-from triforce.replicas.words import Word
+from triforce.replicas.messages import Word
 from triforce.server.engine_client import Ask, Event, Load, Lost, QueueFull, Stopping
 
 TRIES = 3

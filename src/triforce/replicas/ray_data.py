@@ -18,8 +18,8 @@ from ray.exceptions import RayError
 from triforce.errors import RequestError, TriforceError
 from triforce.llm import LLM
 from triforce.replicas.cluster import Plan, connect, planned
-from triforce.replicas.others import accompanied
 from triforce.replicas.replica import use_share
+from triforce.replicas.tp_workers import accompanied
 from triforce.server.app import create_app
 from triforce.server.batch_file import LIMITS, Answers, post
 from triforce.server.batch_input import Job
