@@ -20,8 +20,8 @@ from triforce.bench import lossless, quality
 from triforce.bench.acceptance import pictures as acceptance_pictures
 from triforce.bench.acceptance.report import markdown as acceptance_page
 from triforce.bench.compare import tables as compare
+from triforce.bench.summary import verdict
 from triforce.bench.tables import kernel_tables, speed_tables
-from triforce.bench.verdict import verdict
 from triforce.eval import Table
 
 ROOT = Path(__file__).parents[1]

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from triforce.bench.acceptance.pictures import save, styled
+from triforce.bench.summary import PLAIN
 from triforce.bench.tables import label, means
-from triforce.bench.verdict import PLAIN
 
 Row = dict[str, Any]
 

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.paper import acceptance, speed
 from benchmarks.paper.experiment import Experiment, Setup
 from triforce import LLM
-from triforce.bench.journal import dumps
+from triforce.bench.results_file import dumps
 from triforce.cli.benches.common import about, show, sources
 from triforce.errors import RequestError, TriforceError
 from triforce.eval import Table

@@ -15,10 +15,10 @@ from triforce.bench.acceptance.measure import Case, acceptance
 from triforce.bench.acceptance.sweeps import by_unit
 from triforce.bench.acceptance.walk import Walk
 from triforce.bench.acceptance.workloads import Size, Workload, needle, plain
-from triforce.bench.grid import Cell
+from triforce.bench.batch_runner import Prompts, varied
+from triforce.bench.cells import Cell
 from triforce.bench.prompts import Sources, prompts
 from triforce.bench.speed import Plan, cell_rows
-from triforce.bench.together import Prompts, varied
 from triforce.cli.progress import Prefill
 from triforce.eval import Table
 from triforce.interface.request import SamplingParams

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.paper.experiment import Experiment, Row, Setup, kept, number, speedup
-from triforce.bench.grid import Cell
+from triforce.bench.cells import Cell
 from triforce.kvcache import Budget
 
 TABLE2 = {

@@ -17,7 +17,7 @@ from triforce.bench.acceptance.report import markdown, mean, usual
 from triforce.bench.acceptance.sweeps import Plan
 from triforce.bench.acceptance.walk import Walk
 from triforce.bench.acceptance.workloads import CUE, NAMES, Size, Workload, copy, needle, plain
-from triforce.bench.journal import dumps
+from triforce.bench.results_file import dumps
 from triforce.errors import RequestError
 from triforce.interface.request import SamplingParams
 

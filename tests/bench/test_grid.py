@@ -6,18 +6,7 @@ from itertools import product
 
 import pytest
 
-from triforce.bench.grid import (
-    ALONE,
-    BATCHES,
-    CONTEXTS,
-    MOST,
-    TEMPERATURES,
-    WORKLOADS,
-    Cell,
-    covering,
-    grid,
-    named,
-)
+from triforce.bench.cells import ALONE, BATCHES, CONTEXTS, MOST, TEMPERATURES, WORKLOADS, Cell, covering, grid, named
 from triforce.errors import RequestError
 
 

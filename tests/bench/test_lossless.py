@@ -11,9 +11,9 @@ import pytest
 
 from triforce.bench import lossless
 from triforce.bench.acceptance.heavy import Heavy
+from triforce.bench.batch_runner import together
 from triforce.bench.eviction import EVICTIONS, Forgetful
 from triforce.bench.prompts import Sources, prompts
-from triforce.bench.together import together
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 

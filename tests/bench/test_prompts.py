@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from triforce.bench.acceptance.workloads import CUE, NAMES, numbers
+from triforce.bench.cells import WORKLOADS
 from triforce.bench.eviction import shared
-from triforce.bench.grid import WORKLOADS
 from triforce.bench.prompts import MAKERS, Sources, prompts
 from triforce.errors import RequestError
 

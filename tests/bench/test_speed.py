@@ -15,9 +15,9 @@ import scipy.stats
 
 from triforce.backends import native_loader
 from triforce.bench import kernels, speed, synthetic
+from triforce.bench.batch_runner import Prompts, together
 from triforce.bench.prompts import Sources, prompts
-from triforce.bench.together import Prompts, together
-from triforce.bench.verdict import verdict
+from triforce.bench.summary import verdict
 from triforce.cli import main
 from triforce.cli.benches.speed import line
 from triforce.interface.request import SamplingParams

@@ -13,8 +13,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from triforce.bench.batch_runner import Prompts, together, varied
 from triforce.bench.prompts import Sources, prompts
-from triforce.bench.together import Prompts, together, varied
 from triforce.engine.sequence_group import OnPrefill
 from triforce.eval import Table
 from triforce.interface.request import SamplingParams

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from triforce.bench.acceptance.workloads import CUE, numbers
+from triforce.bench.batch_runner import Prompts, together, varied
 from triforce.bench.eviction import EVICTIONS, Forgetful
 from triforce.bench.prompts import NEEDLES, Sources, copied_from, prompts
-from triforce.bench.together import Prompts, together, varied
 from triforce.engine.sequence_group import OnPrefill
 from triforce.errors import RequestError
 from triforce.eval import Table

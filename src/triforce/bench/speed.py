@@ -13,9 +13,9 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from triforce.bench.grid import BATCHES, Cell
+from triforce.bench.batch_runner import Prompts, together
+from triforce.bench.cells import BATCHES, Cell
 from triforce.bench.prompts import Sources, prompts
-from triforce.bench.together import Prompts, together
 from triforce.eval.repetition import repeated
 from triforce.eval.statistics import ONE_SIDED, student
 from triforce.interface.request import RequestOutput, SamplingParams

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from triforce.bench.verdict import PLAIN
+from triforce.bench.summary import PLAIN
 from triforce.eval import Table
 from triforce.eval.tables import percent, tokens
 

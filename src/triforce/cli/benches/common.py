@@ -72,7 +72,7 @@ def about() -> dict[str, Any]:
 def write(file: str | None, report: dict[str, Any]) -> None:
     """All figures, if they are wanted in a file."""
     if file:
-        from triforce.bench.journal import dumps
+        from triforce.bench.results_file import dumps
 
         Path(file).write_text(dumps(report), encoding="utf-8")
 

@@ -62,7 +62,7 @@ def _plan(llm: LLM, options: Namespace, engines: list[str], pythons: dict[str, s
 
 
 def _prompts(llm: LLM, options: Namespace) -> dict[int, list[int]]:
-    from triforce.bench.grid import WORKLOADS
+    from triforce.bench.cells import WORKLOADS
     from triforce.bench.prompts import prompts
     from triforce.engine.inputs import known
 

@@ -55,7 +55,7 @@ def _plan(llm: LLM, options: Namespace) -> Plan:
 
 def _require_sense(options: Namespace) -> None:
     """Raises RequestError for what cannot be compared, before a model is loaded."""
-    from triforce.bench.grid import WORKLOADS
+    from triforce.bench.cells import WORKLOADS
     from triforce.engine.batch import COUPLINGS
     from triforce.engine.inputs import known
     from triforce.engine.tier_builder import LOWER_TIERS

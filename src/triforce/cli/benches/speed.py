@@ -15,7 +15,7 @@ from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.bench.grid import Cell
+    from triforce.bench.cells import Cell
     from triforce.llm import LLM
 
 Row = dict[str, Any]
@@ -57,8 +57,8 @@ def run(options: Namespace) -> int:
 
 def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) -> list[Row]:
     from triforce.bench import speed
-    from triforce.bench.journal import Journal
-    from triforce.bench.together import Prompts
+    from triforce.bench.batch_runner import Prompts
+    from triforce.bench.results_file import Journal
 
     settings = {name: getattr(options, name) for name in ASKED if hasattr(options, name)}
     settings |= {"model": llm.target.path.name, "modes": names, "gammas": [options.gamma_1, options.gamma_2]}
@@ -81,8 +81,8 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
 
 
 def _report(rows: list[Row]) -> int:
+    from triforce.bench.summary import verdict
     from triforce.bench.tables import speed_tables
-    from triforce.bench.verdict import verdict
 
     found = verdict(rows)
     show(speed_tables(rows))
@@ -97,7 +97,7 @@ def _report(rows: list[Row]) -> int:
 
 
 def _cells(options: Namespace) -> list[Cell]:
-    from triforce.bench.grid import WORKLOADS, covering, grid, named
+    from triforce.bench.cells import WORKLOADS, covering, grid, named
     from triforce.engine.inputs import known
 
     given = {name: values for name in USUAL if (values := getattr(options, name)) is not None}
