@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from triforce.cli.benches.common import machine, own_texts
+from triforce.cli.bench.common import machine, own_texts
 from triforce.cli.demo import BOOK
 
 Row = dict[str, Any]

@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.on_gpu import figures
 from benchmarks.on_gpu.piece import Row, Setup
-from triforce.cli.benches.common import machine
+from triforce.cli.bench.common import machine
 from triforce.errors import RequestError, TriforceError
 
 RESULTS = Path(__file__).parent / "results"

@@ -25,7 +25,7 @@ from time import perf_counter
 from typing import Any
 
 from triforce.backends.cpu.offload import OffloadedMemory
-from triforce.cli.benches.common import machine
+from triforce.cli.bench.common import machine
 from triforce.cli.demo import BOOK
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM

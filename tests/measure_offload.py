@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from measure_memory import resident
 
-from triforce.cli.foretell import offloaded
 from triforce.cli.info import parameters
+from triforce.cli.memory_estimate import offloaded
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 

@@ -16,7 +16,7 @@ from benchmarks.paper import acceptance, speed
 from benchmarks.paper.experiment import Experiment, Setup
 from triforce import LLM
 from triforce.bench.results_file import dumps
-from triforce.cli.benches.common import about, show, sources
+from triforce.cli.bench.common import about, show, sources
 from triforce.errors import RequestError, TriforceError
 from triforce.eval import Table
 

@@ -45,7 +45,7 @@ def llm(pair: Path) -> object:
 
 @pytest.fixture(scope="session")
 def sources(llm: object, texts: Path) -> object:
-    from triforce.cli.benches.common import sources
+    from triforce.cli.bench.common import sources
 
     return sources(llm, [str(texts)])
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from triforce.cli.benches.common import load
+from triforce.cli.bench.common import load
 from triforce.cli.parser import parse
 
 

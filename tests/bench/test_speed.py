@@ -19,7 +19,7 @@ from triforce.bench.batch_runner import Prompts, together
 from triforce.bench.prompts import Sources, prompts
 from triforce.bench.summary import verdict
 from triforce.cli import main
-from triforce.cli.benches.speed import line
+from triforce.cli.bench.speed import line
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from attended import ALT_ENTER, CTRL_C, CTRL_D, ENTER, UP, attended
 
-from triforce.cli.chats.conversation import load
+from triforce.cli.chat.conversation import load
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from triforce.cli import main
-from triforce.cli.chats.conversation import Conversation, Turn, load
+from triforce.cli.chat.conversation import Conversation, Turn, load
 from triforce.errors import RequestError
 
 
@@ -28,7 +28,7 @@ def test_each_line_is_a_question(pair: Path, stdin: Any, capsys: pytest.CaptureF
     stdin(b"the cat\n/exit\n")
     assert main(settings(pair, "--max-tokens", "4", "--quiet")) == 0
     assert capsys.readouterr() == (out, "[cut at --max-tokens 4]\n" * 2)
-    assert "triforce.cli.chats.terminal" not in sys.modules  # nor what it imports
+    assert "triforce.cli.chat.terminal" not in sys.modules  # nor what it imports
 
 
 def test_what_does_not_fit_is_refused_and_the_rest_is_asked(

@@ -9,7 +9,7 @@ import pytest
 from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import tiny_pair
 from triforce.backends import native_loader
-from triforce.cli.chats.answer import answer
+from triforce.cli.chat.answer import answer
 from triforce.distributed.group import ALONE, Ranks
 from triforce.engine.output_stream import Piece
 from triforce.interface.request import RequestOutput, SamplingParams

@@ -18,7 +18,7 @@ import pytest
 
 from tests.tiny_checkpoint import tiny_pair
 from triforce.cli import LOST, main
-from triforce.cli.launch import verdict
+from triforce.cli.tp_launcher import verdict
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from triforce.cli import replicas
 from triforce.cli.common import require_writable
-from triforce.cli.serving import extra, follow, model_name
+from triforce.cli.serve_common import extra, follow, model_name
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from triforce.cli import together
+from triforce.cli import tensor_parallel
 from triforce.cli.common import Painter, legend, load, read_text, report, sampling, show
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def run(options: Namespace) -> int:
     """In one process, or in several that share the model."""
-    return together.run(options, generate)
+    return tensor_parallel.run(options, generate)
 
 
 def generate(options: Namespace, ranks: Ranks) -> int:

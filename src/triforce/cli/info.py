@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from triforce.cli.foretell import offloaded
+from triforce.cli.memory_estimate import offloaded
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from triforce import __version__
 from triforce.cli.arguments import Parser
-from triforce.cli.benches.options import bench
+from triforce.cli.bench.options import bench
 from triforce.cli.options import (
     color,
     described,

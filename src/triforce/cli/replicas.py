@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from triforce.cli import together
+from triforce.cli import tensor_parallel
 from triforce.cli.common import load, settings
-from triforce.cli.serving import extra
+from triforce.cli.serve_common import extra
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.cli.together import Command
+    from triforce.cli.tensor_parallel import Command
     from triforce.distributed.group import Ranks
     from triforce.server.batch_file import Answers
     from triforce.server.engine_client import Engine, Served
@@ -36,9 +36,9 @@ def wanted(options: Namespace) -> int:
 def run(options: Namespace, command: Command, *, winds_down: bool = False) -> int:
     """As `together.run`; but where replicas are wanted it is they who have ranks."""
     if not wanted(options):
-        return together.run(options, command, winds_down=winds_down)
-    together.refuse("what has replicas")
-    together.wanted(options)
+        return tensor_parallel.run(options, command, winds_down=winds_down)
+    tensor_parallel.refuse("what has replicas")
+    tensor_parallel.wanted(options)
     from triforce.distributed.group import ALONE
 
     return command(options, ALONE)
@@ -76,7 +76,7 @@ def answer(options: Namespace, name: str, source: BinaryIO, answers: Answers) ->
 
 def _shared(options: Namespace) -> tuple[int, bool]:
     """How many ranks each replica has, and whether their sums are exact."""
-    return together.wanted(options), not options.tp_reduce
+    return tensor_parallel.wanted(options), not options.tp_reduce
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from triforce.cli import replicas
-from triforce.cli.serving import extra, follow, model_name
+from triforce.cli.serve_common import extra, follow, model_name
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from triforce.cli.benches.common import about, load, modes, show, sources, write
+from triforce.cli.bench.common import about, load, modes, show, sources, write
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triforce.cli.benches.common import about, load, modes, show, sources, write
+from triforce.cli.bench.common import about, load, modes, show, sources, write
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 

@@ -11,5 +11,5 @@ from triforce.cli.common import require_writable
 def run(options: Namespace) -> int:
     """One of the parts; --json writes all figures."""
     require_writable(options.json)
-    code: int = import_module(f"triforce.cli.benches.{options.bench}").run(options)
+    code: int = import_module(f"triforce.cli.bench.{options.bench}").run(options)
     return code

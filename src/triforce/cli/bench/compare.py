@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from triforce.cli.benches.common import about, load, show, sources, write
+from triforce.cli.bench.common import about, load, show, sources, write
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:

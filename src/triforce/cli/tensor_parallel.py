@@ -40,7 +40,7 @@ def run(options: Namespace, command: Command, *, winds_down: bool = False) -> in
                 signal.signal(number, signal.SIG_IGN)
         return _as_rank(options, command, started)
     if count > 1:
-        from triforce.cli.launch import launch
+        from triforce.cli.tp_launcher import launch
 
         return launch(count, options.arguments, winds_down=winds_down)
     import_torch()

@@ -9,11 +9,11 @@ import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from triforce.cli import MISTAKE, together
-from triforce.cli.chats.answer import follow
-from triforce.cli.chats.commands import Leave, heed, question
-from triforce.cli.chats.conversation import Conversation
-from triforce.cli.chats.talk import Talk, tell
+from triforce.cli import MISTAKE, tensor_parallel
+from triforce.cli.chat.answer import follow
+from triforce.cli.chat.commands import Leave, heed, question
+from triforce.cli.chat.conversation import Conversation
+from triforce.cli.chat.talk import Talk, tell
 from triforce.cli.common import decode_text, load, read_text, sampling
 from triforce.errors import ModelError, RankError, RequestError, TriforceError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def run(options: Namespace) -> int:
     """In one process, or in several that share the model; Ctrl-C is for the first of them."""
-    return together.run(options, chat, winds_down=True)
+    return tensor_parallel.run(options, chat, winds_down=True)
 
 
 def chat(options: Namespace, ranks: Ranks) -> int:
@@ -51,7 +51,7 @@ def chat(options: Namespace, ranks: Ranks) -> int:
 
 def _attend(talk: Talk, quiet: bool) -> int:
     """Somebody sits at a terminal: mistakes are told, and what can be done about them is asked."""
-    from triforce.cli.chats import terminal
+    from triforce.cli.chat import terminal
 
     talk.agrees = terminal.agrees
     if not quiet:

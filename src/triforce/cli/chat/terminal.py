@@ -12,7 +12,7 @@ from prompt_toolkit.filters import has_focus
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 
-from triforce.cli.chats.talk import tell
+from triforce.cli.chat.talk import tell
 
 LEAVE = "[Ctrl-D or /exit leaves the chat]"
 

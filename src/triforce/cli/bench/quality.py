@@ -7,7 +7,7 @@ from functools import partial
 
 from tqdm import tqdm
 
-from triforce.cli.benches.common import about, load, show, sources, write
+from triforce.cli.bench.common import about, load, show, sources, write
 from triforce.cli.progress import Prefill
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triforce.cli.benches.common import about, load, show, sources, write
+from triforce.cli.bench.common import about, load, show, sources, write
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from triforce.cli.benches.acceptance import plan
-from triforce.cli.benches.common import about, load, show, sources, write
+from triforce.cli.bench.acceptance import plan
+from triforce.cli.bench.common import about, load, show, sources, write
 
 
 def run(options: Namespace) -> int:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from triforce.cli.chats import conversation
-from triforce.cli.chats.talk import Talk, tell, turns
+from triforce.cli.chat import conversation
+from triforce.cli.chat.talk import Talk, tell, turns
 from triforce.errors import RequestError
 from triforce.suggest import suggest
 

@@ -1,1 +1,0 @@
-"""The parts of `triforce chat`: what is said, who answers, and where the questions come from."""
