@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def prompts(llm: LLM, context: int) -> Iterator[list[int]]:
     """Two places of the sample book, and triforce's own source."""
-    book = llm.tokenizer.encode((PACKAGE / "data" / "dracula.txt").read_text(encoding="utf-8"))
+    book = llm.tokenizer.encode((PACKAGE / "assets" / "dracula.txt").read_text(encoding="utf-8"))
     code = llm.tokenizer.encode("\n".join(file.read_text(encoding="utf-8") for file in sorted(PACKAGE.rglob("*.py"))))
     for ids, start in ((book, 0), (book, 60_000), (code, 20_000)):
         yield ids[start : start + context]

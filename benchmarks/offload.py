@@ -165,7 +165,7 @@ def main() -> None:
     add("--json", metavar="FILE")
     options = parser.parse_args()
     plain = LLM()
-    book = (resources.files("triforce") / "data" / BOOK).read_text(encoding="utf-8")
+    book = (resources.files("triforce") / "assets" / BOOK).read_text(encoding="utf-8")
     ids = plain.tokenizer.encode(book)[: options.context]
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:

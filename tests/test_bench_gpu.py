@@ -62,7 +62,7 @@ def test_batches(tmp_path: Path) -> None:
     assert [row["what"] for row in rows] == [f"triforce, 2 rows, {rates} acceptance" for rates in ("paper", "ours")]
 
 
-@pytest.mark.skipif(dispatch.extension.native is None, reason="on a CPU a store is for the native kernels")
+@pytest.mark.skipif(dispatch.native_loader.native is None, reason="on a CPU a store is for the native kernels")
 def test_kv_on_the_host(tmp_path: Path) -> None:
     """The figure's second shape would be the same one here, and is not measured twice."""
     rows = measure("f", tmp_path, "--kv-memory", "2MiB")
@@ -72,7 +72,7 @@ def test_kv_on_the_host(tmp_path: Path) -> None:
     assert rows[5]["seconds"] or rows[5]["error"]
 
 
-@pytest.mark.skipif(dispatch.extension.native is None, reason="on a CPU a store is for the native kernels")
+@pytest.mark.skipif(dispatch.native_loader.native is None, reason="on a CPU a store is for the native kernels")
 def test_one_piece_of_the_papers_cards(tmp_path: Path) -> None:
     (row,) = measure("c", tmp_path, "--kv-memory", "2MiB", "--only", "triforce, paper acceptance, offloaded, 24")
     assert set(row) >= FIELDS and row["shape"] == "small" and row["bus"]

@@ -34,7 +34,7 @@ def decoder(request: pytest.FixtureRequest) -> Decoder:
 @pytest.fixture(scope="module")
 def ids(decoder: Decoder) -> list[int]:
     llm = LLM(None, None)
-    text = (resources.files("triforce") / "data" / "dracula.txt").read_text(encoding="utf-8")
+    text = (resources.files("triforce") / "assets" / "dracula.txt").read_text(encoding="utf-8")
     assert llm.tokenizer is not None
     return llm.tokenizer.encode(text[:8000])[:LENGTH]
 

@@ -141,7 +141,7 @@ def test_a_wheel_without_a_compiler_holds_all_but_the_kernels(tmp_path: Path) ->
     built = ("__pycache__", "/cpp/", ".so")
     assert {name for name in kept if not any(part in name for part in built)} <= inside
     assert not any(name.endswith((".so", ".cpp", ".hpp")) for name in inside)
-    assert "triforce/data/dracula.txt" in inside
+    assert "triforce/assets/dracula.txt" in inside
     models = {
         f"triforce/pair/{model}/{file}"
         for model in ("target", "draft")

@@ -28,7 +28,7 @@ def llm() -> LLM:
 @pytest.fixture(scope="module")
 def saved(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], Path]:
     """A prompt of 7,100 tokens that has been read."""
-    book = (resources.files("triforce") / "data" / "dracula.txt").read_text(encoding="utf-8")
+    book = (resources.files("triforce") / "assets" / "dracula.txt").read_text(encoding="utf-8")
     prompt, file = llm.encode(book[:32_000])[:7100], tmp_path_factory.mktemp("kv") / "prompt.kv"
     llm.generate(prompt, SamplingParams(max_tokens=1), mode="ar", save_cache=file)
     return prompt, file

@@ -34,7 +34,7 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def prompts(llm: LLM) -> list[list[int]]:
-    text = (resources.files("triforce") / "data" / "dracula.txt").read_text(encoding="utf-8")
+    text = (resources.files("triforce") / "assets" / "dracula.txt").read_text(encoding="utf-8")
     ids = llm.tokenizer.encode(text[:200_000]) if llm.tokenizer else []
     starts = torch.linspace(0, len(ids) - LENGTHS[-1] - 1, len(LENGTHS)).long().tolist()
     return [ids[start : start + length] for start, length in zip(starts, LENGTHS, strict=True)]

@@ -27,7 +27,7 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def book(llm: LLM) -> list[int]:
-    text = (resources.files("triforce") / "data" / "dracula.txt").read_text(encoding="utf-8")
+    text = (resources.files("triforce") / "assets" / "dracula.txt").read_text(encoding="utf-8")
     return llm.tokenizer.encode(text[:200_000]) if llm.tokenizer else []
 
 

@@ -114,7 +114,7 @@ def _deepspeed(setup: Setup, shape: str, context: int) -> Row:
 
 
 def shipped_pair(setup: Setup, contexts: list[int]) -> Iterator[Piece]:
-    """The pair in src/triforce/pair, on the book it knows nothing of."""
+    """The pair in src/triforce/assets/pair, on the book it knows nothing of."""
     for context in contexts:
         for temperature in (0.0, 0.6):
             what = f"triforce, temperature {temperature}"
@@ -125,7 +125,7 @@ def _real(setup: Setup, context: int, temperature: float) -> Row:
     """Each text is made twice, and the second time counts: then its graphs have been captured."""
     llm = LLM(device=str(setup.device), context=context + 1024)
     assert llm.tokenizer is not None
-    ids = llm.tokenizer.encode((resources.files("triforce") / "data" / "dracula.txt").read_text(encoding="utf-8"))
+    ids = llm.tokenizer.encode((resources.files("triforce") / "assets" / "dracula.txt").read_text(encoding="utf-8"))
     if len(ids) < context:
         raise RequestError(f"the book has {len(ids)} tokens; --contexts must stay below")
     texts = llm.open(1, context + setup.tokens)

@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("size", help="small, base, smoke, or the path of a .toml file")
     parser.add_argument("--corpus", type=Path, default=Path("../shared/corpus"), help="folder of the .tar.xz archives")
     parser.add_argument("--work", type=Path, default=Path("build/pair"), help="folder of tokens and checkpoints")
-    parser.add_argument("--out", type=Path, default=Path("src/triforce/pair"), help="folder of the shipped pair")
+    parser.add_argument("--out", type=Path, default=Path("src/triforce/assets/pair"), help="folder of the shipped pair")
     parser.add_argument("--pictures", type=Path, default=Path("docs/pair"), help="folder of the card's pictures")
     parser.add_argument("--max-seconds", type=float, default=float("inf"), help="stop at a checkpoint after this long")
     options = parser.parse_args(arguments)

@@ -17,7 +17,7 @@ from triforce.interface.request import KvBytes, RequestOutput
 from triforce.kvcache.offload.sizing import size_of
 from triforce.llm import LLM
 
-pytestmark = pytest.mark.skipif(dispatch.extension.native is None, reason="a store is for the native kernels")
+pytestmark = pytest.mark.skipif(dispatch.native_loader.native is None, reason="a store is for the native kernels")
 
 LONG = 2404
 PROMPT = ids(LONG)

@@ -16,7 +16,7 @@ from triforce.kvcache.offload.sizing import Needs, Offload, size_of
 from triforce.kvcache.retrieval_config import Budget
 from triforce.llm import LLM
 
-pytestmark = pytest.mark.skipif(dispatch.extension.native is None, reason="a store is for the native kernels")
+pytestmark = pytest.mark.skipif(dispatch.native_loader.native is None, reason="a store is for the native kernels")
 SCRIPT = Path(__file__).parents[1] / "measure_offload.py"
 
 

@@ -186,7 +186,7 @@ def test_another_version_dtype_or_level_of_kernels_begins_again(monkeypatch: pyt
     monkeypatch.setattr(cost_file, "version", lambda name: "another")
     other = path_of("a")
     assert other != before
-    monkeypatch.setattr(cost_file.kernels.extension, "native", None)
+    monkeypatch.setattr(cost_file.dispatch.native_loader, "native", None)
     assert path_of("a") not in (before, other) and "-torch-" in str(path_of("a"))
 
 

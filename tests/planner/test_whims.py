@@ -30,7 +30,7 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def prompts(llm: LLM) -> list[list[int]]:
-    ids = llm.encode((resources.files("triforce") / "data" / "dracula.txt").read_text(encoding="utf-8")[:9000])
+    ids = llm.encode((resources.files("triforce") / "assets" / "dracula.txt").read_text(encoding="utf-8")[:9000])
     return [ids[:length] for length in LENGTHS]
 
 

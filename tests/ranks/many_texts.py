@@ -24,7 +24,7 @@ def main(prompts: int, tokens: int, kv_memory: str, modes: str, rank: int, count
     offload = {} if kv_memory == "all" else {"kv_offload": "file", "kv_memory": kv_memory}
     llm = LLM(budget=256, ranks=ranks, **offload)
     assert llm.tokenizer
-    book = (resources.files("triforce") / "data" / "dracula.txt").read_text(encoding="utf-8")
+    book = (resources.files("triforce") / "assets" / "dracula.txt").read_text(encoding="utf-8")
     ids = llm.tokenizer.encode(book[: prompts * LENGTH * 8])
     cuts = [ids[start : start + LENGTH] for start in range(0, prompts * LENGTH, LENGTH)]
     texts = {}

@@ -1,0 +1,1 @@
+"""Models, tokenizers and chat templates from files."""

@@ -44,7 +44,7 @@ def run(options: Namespace) -> int:
 
 def _prompt(llm: LLM, tokens: int) -> list[int]:
     """The first `tokens` tokens of the book. Raises RequestError if it has fewer."""
-    text = (resources.files("triforce") / "data" / BOOK).read_text(encoding="utf-8")
+    text = (resources.files("triforce") / "assets" / BOOK).read_text(encoding="utf-8")
     assert llm.tokenizer is not None, "the shipped pair has one"
     ids = llm.tokenizer.encode(text)
     if not 0 < tokens <= len(ids):

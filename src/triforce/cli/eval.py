@@ -68,13 +68,12 @@ def _names(only: str | None) -> list[str]:
 
 
 def _subject(options: Namespace) -> Subject:
-    from triforce.eval import Subject, tokenize
-    from triforce.eval import config as plan
+    from triforce.eval import Subject, plan, tokenize
     from triforce.llm import LLM
 
     if options.max_context < 128:
         raise RequestError(f"--max-context {options.max_context}: give at least 128 tokens")
-    texts = read_texts(options.texts or [str(resources.files("triforce") / "data" / BOOK)])
+    texts = read_texts(options.texts or [str(resources.files("triforce") / "assets" / BOOK)])
     draft = None if options.draft == NO_DRAFT else options.draft
     llm = LLM(options.model, draft, device=options.device, dtype=options.dtype)
     numbers = plan(llm.target.config.context, options.max_context)

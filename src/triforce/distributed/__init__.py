@@ -1,0 +1,1 @@
+"""Processes that share a model by tensor parallelism."""

@@ -1,0 +1,1 @@
+"""What callers pass and get: parameters, outputs, statistics. Imports no torch."""

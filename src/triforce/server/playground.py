@@ -12,7 +12,7 @@ from fastapi.responses import FileResponse, HTMLResponse
 
 router = APIRouter()
 _WEB = Path(__file__).with_name("web")
-_SAMPLE = Path(__file__).parents[1] / "data" / "dracula.txt"
+_SAMPLE = Path(__file__).parents[1] / "assets" / "dracula.txt"
 
 
 def _whole() -> str:

@@ -1,0 +1,1 @@
+"""Texts held to a JSON schema, a regular expression or a grammar."""

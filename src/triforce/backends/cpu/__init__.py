@@ -1,0 +1,1 @@
+"""The native kernels (csrc/) as a backend."""

@@ -1,0 +1,1 @@
+"""Triton kernels and CUDA graphs as a backend."""

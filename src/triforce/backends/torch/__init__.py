@@ -1,0 +1,1 @@
+"""PyTorch's own operations as a backend: right on any device, for any dtype."""

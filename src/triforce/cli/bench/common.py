@@ -61,7 +61,7 @@ def own_texts() -> dict[str, str]:
     package = resources.files("triforce")
     files = sorted(Path(str(package)).rglob("*.py"))
     code = "\n".join(file.read_text(encoding="utf-8") for file in files)
-    return {BOOK: (package / "data" / BOOK).read_text(encoding="utf-8"), OWN_CODE: code}
+    return {BOOK: (package / "assets" / BOOK).read_text(encoding="utf-8"), OWN_CODE: code}
 
 
 def about() -> dict[str, Any]:

@@ -72,7 +72,7 @@ def _prompt(options: Namespace, model: str | None) -> str | list[int]:
     if options.prompt_file:
         text = read_text(options.prompt_file)
     else:
-        text = (resources.files("triforce") / "data" / BOOK).read_text(encoding="utf-8") if count else SHORT
+        text = (resources.files("triforce") / "assets" / BOOK).read_text(encoding="utf-8") if count else SHORT
     if count is None:
         return text
     ids = Tokenizer.load(folder).encode(text)[:count]

@@ -1,0 +1,1 @@
+"""What a tier sees of a pool of pages."""

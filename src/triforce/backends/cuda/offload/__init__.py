@@ -1,0 +1,1 @@
+"""KV in pinned host memory, layers of which pass through a GPU."""
