@@ -16,7 +16,7 @@ from triforce.checkpoint.sampling_defaults import sampling_defaults
 from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.distributed.group import ALONE, Ranks
 from triforce.engine.batch import COUPLINGS
-from triforce.engine.engine import Request, Texts
+from triforce.engine.engine import Engine, Request
 from triforce.engine.inputs import Message, Prompt, conversations, known, one_or_many, token_ids
 from triforce.engine.output_stream import Completion, Piece
 from triforce.engine.prefill_pacer import MAX_ITL
@@ -233,7 +233,7 @@ class LLM:
         kv_tokens: int | None = None,
         turn: int | None = TURN,
         max_itl: float = MAX_ITL,
-    ) -> Texts:
+    ) -> Engine:
         """An engine for requests that come and go: `rows` texts at a time, whose KV has room for so many tokens.
 
         None is the model's context. It keeps that memory as long as it lives, and is for one thread at a time. `turn`:
@@ -247,7 +247,7 @@ class LLM:
         return self.runs.start(rows, pages, turn, max_itl)
 
     def request(self, prompt: Prompt, params: SamplingParams, mode: str | None = None, scope: str = "") -> Request:
-        """What `Texts.submit` takes. `scope`: whose it is; others cannot find out by timing what was read before.
+        """What `Engine.submit` takes. `scope`: whose it is; others cannot find out by timing what was read before.
 
         Raises RequestError.
         """

@@ -11,7 +11,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "cache"))
 from tiny_llm import ask, ids
 
-from triforce.engine.engine import Request, Texts
+from triforce.engine.engine import Engine, Request
 from triforce.engine.prefill_pacer import PrefillPacer
 from triforce.interface.request import CompletionOutput, RequestOutput
 from triforce.llm import LLM
@@ -63,7 +63,7 @@ def request(model: LLM, length: int, mode: str | None = None, scope: str = "", *
     return model.request(prompt(length), ask(**({"max_tokens": TOKENS} | changes)), mode, scope)
 
 
-def finish(texts: Texts) -> dict[Request, RequestOutput]:
+def finish(texts: Engine) -> dict[Request, RequestOutput]:
     outputs = {}
     while texts.busy:
         for one, event in texts.step():
@@ -73,7 +73,7 @@ def finish(texts: Texts) -> dict[Request, RequestOutput]:
     return outputs
 
 
-def check_empty(texts: Texts) -> None:
+def check_empty(texts: Engine) -> None:
     store = texts.engine.store
     assert not texts.engine.groups and texts.engine.kv_tokens == 0
     assert store.pool.free_pages + len(texts.engine._prefixes) == store.pages

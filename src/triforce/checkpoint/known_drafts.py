@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-SHIPPED = (Path(__file__).parents[1] / "assets" / "pair" / "target", Path(__file__).parents[1] / "assets" / "pair" / "draft")
+SHIPPED = (
+    Path(__file__).parents[1] / "assets" / "pair" / "target",
+    Path(__file__).parents[1] / "assets" / "pair" / "draft",
+)
 """The target and the draft that come with the package."""
 
 _DRAFTS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from triforce.engine.engine_core import Engine
+from triforce.engine.engine_core import EngineCore
 from triforce.engine.output_stream import Completion, Piece
 from triforce.engine.sequence import Job
 from triforce.engine.sequence_group import Group, OnPrefill
@@ -64,10 +64,10 @@ class Request:
         )
 
 
-class Texts:
+class Engine:
     """Requests come by `submit` and go by `cancel` or when they are done; `step` makes their texts a little longer."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineCore) -> None:
         self.engine = engine
         self._requests: list[Request] = []
         self._of: dict[Job, tuple[Request, Completion]] = {}

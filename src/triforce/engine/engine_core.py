@@ -23,7 +23,7 @@ from triforce.kvcache.views.full import TAIL
 from triforce.planner import Costs, Findings
 
 
-class Engine:
+class EngineCore:
     """`store` bounds rows and pages. `costs` is what is known of passes and of layers to search; it is added to.
 
     `turn`: steps after which a group makes room for those who wait; None: it never does. `max_itl`: seconds between two

@@ -14,8 +14,8 @@ from zlib import crc32
 
 from triforce.backends import dispatch
 from triforce.distributed.group import Ranks
-from triforce.engine.engine import Request, Texts
-from triforce.engine.engine_core import Engine
+from triforce.engine.engine import Engine, Request
+from triforce.engine.engine_core import EngineCore
 from triforce.engine.output_stream import Piece
 from triforce.engine.prefill_pacer import MAX_ITL
 from triforce.engine.sequence_group import OnPrefill
@@ -46,14 +46,14 @@ class Runs:
     def __init__(self, models: Models, setting: Speculation, coupling: str, costs: Costs, fingerprint: str) -> None:
         self._models, self._setting, self._coupling, self.costs = models, setting, coupling, costs
         self._ranks, self._fingerprint = models.target.ranks, fingerprint
-        self._idle: Texts | None = None
+        self._idle: Engine | None = None
 
     def start(
         self, rows: int, pages: int, turn: int | None = None, max_itl: float = MAX_ITL, given: Pool | None = None
-    ) -> Texts:
+    ) -> Engine:
         """Start an engine of its own; see `engine.Engine`. `given` is a pool that is there already."""
         store = Store(self._models, self._setting, rows, pages, given)
-        return Texts(Engine(self._models, self._setting, self._coupling, store, self.costs, turn, max_itl))
+        return Engine(EngineCore(self._models, self._setting, self._coupling, store, self.costs, turn, max_itl))
 
     def run(
         self, requests: Sequence[Request], files: Files, on_prefill: OnPrefill | None, memory: Full | None = None
@@ -85,14 +85,14 @@ class Runs:
             self._idle.close()
         self._idle = None
 
-    def _engine(self, rows: int, pages: int, files: Files, memory: Full | None) -> AbstractContextManager[Texts]:
+    def _engine(self, rows: int, pages: int, files: Files, memory: Full | None) -> AbstractContextManager[Engine]:
         """The kept one, or one of its own for a text whose KV somebody else keeps."""
         if not (files.save or files.load or memory):
             return self._kept(rows, pages)
         return closing(self.start(rows, pages, given=memory.pool if memory else None))
 
     @contextmanager
-    def _kept(self, rows: int, pages: int) -> Iterator[Texts]:
+    def _kept(self, rows: int, pages: int) -> Iterator[Engine]:
         """The engine that is kept, if it is idle and large enough, or a new one; after an error it is not kept."""
         texts = self._take(rows, pages)
         try:
@@ -105,7 +105,7 @@ class Runs:
             raise
         self._idle = texts
 
-    def _take(self, rows: int, pages: int) -> Texts:
+    def _take(self, rows: int, pages: int) -> Engine:
         if self._idle and self._idle.engine.store.rows >= rows and self._idle.engine.store.pages >= pages:
             texts, self._idle = self._idle, None
             return texts
