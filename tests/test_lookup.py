@@ -13,7 +13,7 @@ import torch
 from benchmarks.lookup import main as benchmark
 from tests.laws.tiny import MODELS, PROMPTS, V, finished, started
 from triforce.engine.batch import Batch
-from triforce.engine.sequence import Job
+from triforce.engine.sequence import TokenSequence
 from triforce.engine.tier_builder import MODES, Speculation
 from triforce.errors import CacheError
 from triforce.interface.request import SamplingParams
@@ -133,7 +133,7 @@ def test_the_law_of_a_guess_is_a_point_mass(coupling: type) -> None:
 
 
 def hybrid(rows: int, coupling: str = "seeded", prompt: list[int] | None = None) -> Batch:
-    jobs = [Job(prompt or PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
+    jobs = [TokenSequence(prompt or PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
     batch = Batch(MODELS, MODES["hybrid"], Speculation(sinks=4, window=24), coupling, jobs)
     deque(batch.prefill(), maxlen=0)
     return batch

@@ -14,7 +14,7 @@ import torch
 
 from triforce.backends import native_loader
 from triforce.engine.batch import Batch
-from triforce.engine.sequence import Job
+from triforce.engine.sequence import TokenSequence
 from triforce.engine.tier_builder import MODES, Speculation, ar
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
@@ -48,7 +48,7 @@ def texts(llm: LLM, prompts: list[list[int]], mode: str, params: SamplingParams,
 
 def margin(llm: LLM, text: list[int], params: SamplingParams, tokens: Sequence[int], prompt_length: int) -> float:
     """How far apart plain decoding's scores of two tokens are after `text`: log-probability plus Gumbel noise."""
-    job = Job(text, params, params.seed or 0)
+    job = TokenSequence(text, params, params.seed or 0)
     batch = Batch(llm.models, ar, Speculation(), "seeded", [job])
     seen: list[torch.Tensor] = []
     batch.top.record = lambda logits_BJV, step: seen.append(logits_BJV[0, 0].double())

@@ -22,7 +22,7 @@ from triforce.engine.output_stream import Completion, Piece
 from triforce.engine.prefill_pacer import MAX_ITL
 from triforce.engine.release import trim_heap
 from triforce.engine.runs import MOST_ROWS, Files, Runs, compare
-from triforce.engine.sequence import Job
+from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.tier_builder import MODES, Models, Speculation, runnable
 from triforce.errors import ModelError, RequestError
@@ -258,7 +258,8 @@ class LLM:
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         constraints = [self.follow(params.grammar) if params.grammar else None for _ in range(params.n)]
         jobs = [
-            Job(ids, params, seed, choice, stop_ids, scope, constraint) for choice, constraint in enumerate(constraints)
+            TokenSequence(ids, params, seed, choice, stop_ids, scope, constraint)
+            for choice, constraint in enumerate(constraints)
         ]
         return Request(ids, [Completion(job, self.tokenizer) for job in jobs], mode, self.coupling)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from triforce.backends import native_loader
 from triforce.cli import main
 from triforce.engine.batch import Batch
-from triforce.engine.sequence import Job
+from triforce.engine.sequence import TokenSequence
 from triforce.engine.tier_builder import MODES as LADDERS
 from triforce.engine.tier_builder import Rows
 from triforce.interface.request import RequestOutput
@@ -61,7 +61,9 @@ def test_nothing_that_is_rounded_is_committed(pair: Path, mode: str) -> None:
     """K and V of the whole text have the bits that plain decoding gives them."""
     held = []
     for model, how in ((int8(pair), mode), (llm(pair), "ar")):
-        batch = Batch(model.models, LADDERS[how], model.speculation, "seeded", [Job(ids(300), ask(), seed=11)])
+        batch = Batch(
+            model.models, LADDERS[how], model.speculation, "seeded", [TokenSequence(ids(300), ask(), seed=11)]
+        )
         for _ in batch.prefill():
             pass
         while not batch.done:

@@ -14,7 +14,7 @@ from small import CLOSE, VOCAB, dense, feed, make_pool, prefill, slots_of, small
 from torch import Tensor
 
 from triforce.engine.batch import Batch
-from triforce.engine.sequence import Job
+from triforce.engine.sequence import TokenSequence
 from triforce.engine.tier_builder import MODES, Models, Speculation
 from triforce.interface.request import SamplingParams
 from triforce.kvcache import PAGE, Full, Retrieval, Setting
@@ -205,7 +205,7 @@ def test_a_verification_of_any_width_is_news(width: int) -> None:
 
 def generate(mode: str, prompts: list[list[int]], tokens: int, **how: Any) -> tuple[list[list[int]], Batch]:
     params = SamplingParams(temperature=0.8, max_tokens=tokens)
-    jobs = [Job(prompt, params, seed=5 + b) for b, prompt in enumerate(prompts)]
+    jobs = [TokenSequence(prompt, params, seed=5 + b) for b, prompt in enumerate(prompts)]
     gammas = {name: how.pop(name) for name in ("gamma_1", "gamma_2", "selection") if name in how}
     retrieval = Setting.parse(**(dict(budget=48, chunk=16, refresh=1, full_layers="none") | how))
     models = Models(DECODER, small_decoder(seed=3, layers=1))

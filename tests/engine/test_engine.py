@@ -26,7 +26,7 @@ from torch import Tensor
 from triforce.backends import native_loader
 from triforce.engine.batch import Batch
 from triforce.engine.engine import Request
-from triforce.engine.sequence_group import Group
+from triforce.engine.sequence_group import SequenceGroup
 from triforce.errors import CacheError
 from triforce.interface.request import RequestOutput
 from triforce.kvcache import PAGE, Full
@@ -89,7 +89,7 @@ def test_who_had_a_turn_makes_room_and_goes_on_later(folder: Path) -> None:
     short = request(model, 40, "ar", max_tokens=2)
     for one in [*long, short]:
         texts.submit([one])
-    asides, before = 0, list[Group]()
+    asides, before = 0, list[SequenceGroup]()
     done, started = list[Request](), {one: one.started for one in long}
     while texts.busy:
         for one, event in texts.step():

@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.simple_cache import score
 from triforce.backends.decoder import Decoder
 from triforce.engine.batch import Batch
-from triforce.engine.sequence import Job
+from triforce.engine.sequence import TokenSequence
 from triforce.engine.tier_builder import MODES, Models, Speculation
 from triforce.interface.request import SamplingParams
 from triforce.kvcache import Budget, Setting
@@ -59,7 +59,7 @@ def started(
     mode: str, coupling: str, params: SamplingParams, rows: int, first: int = 0, setting: Speculation = SETTING
 ) -> Batch:
     """A ragged batch that has read its prompts: row b is choice `first + b`, of prompt b modulo their number."""
-    jobs = [Job(PROMPTS[row % len(PROMPTS)], params, seed=1234, choice=first + row) for row in range(rows)]
+    jobs = [TokenSequence(PROMPTS[row % len(PROMPTS)], params, seed=1234, choice=first + row) for row in range(rows)]
     batch = Batch(MODELS, MODES[mode], setting, coupling, jobs)
     deque(batch.prefill(), maxlen=0)
     return batch

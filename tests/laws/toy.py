@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tests.samplers import torch_sampling
-from triforce.engine.sequence import Job
+from triforce.engine.sequence import TokenSequence
 from triforce.interface.request import SamplingParams
 from triforce.ragged import Ints
 from triforce.speculation import Lookup, Prefix, Proposer, Sampling, Tier
@@ -187,9 +187,9 @@ class Ladder:
         weights_B = torch.full((worlds,), 1 / worlds, dtype=torch.float64)
         return Worlds(ids_BS, seen_B + 1, memories, torch.ones(worlds, dtype=torch.bool), weights_B)
 
-    def job(self, worlds: Worlds, b: int, horizon: int, stop: frozenset[int]) -> Job:
+    def job(self, worlds: Worlds, b: int, horizon: int, stop: frozenset[int]) -> TokenSequence:
         """The real job that takes the tokens of a world: it ends at a stop token, or at the horizon."""
-        job = Job(list(self.prompt), self.params, seed=0, stop_ids=stop)
+        job = TokenSequence(list(self.prompt), self.params, seed=0, stop_ids=stop)
         tokens = worlds.ids_BS[b, len(self.prompt) : int(worlds.lengths_B[b])].tolist()
         job.accept(tokens, [""] * len(tokens), horizon)
         return job

@@ -14,7 +14,7 @@ from tests.laws.tiny import MODELS, PROMPTS, SETTING
 from tests.planner.test_worlds import LONG, MS
 from tests.planner.world import Silence, World, flown, worth
 from triforce.engine.batch import Batch
-from triforce.engine.sequence import Job
+from triforce.engine.sequence import TokenSequence
 from triforce.engine.tier_builder import MODES
 from triforce.interface.request import SamplingParams
 from triforce.kvcache import Budget, Setting
@@ -39,7 +39,7 @@ EQUAL = world((0.05 * MS, 0.9), (0.1 * MS, 0.9), (0.2 * MS, 0.9))
 
 
 def batch(*prompts: list[int], setting: Setting = OPEN) -> Batch:
-    jobs = [Job(prompt, SamplingParams(0.8, max_tokens=60), seed=1) for prompt in prompts]
+    jobs = [TokenSequence(prompt, SamplingParams(0.8, max_tokens=60), seed=1) for prompt in prompts]
     made = Batch(MODELS, MODES["auto"], replace(SETTING, retrieval=setting), "seeded", jobs)
     deque(made.prefill(), maxlen=0)
     return made

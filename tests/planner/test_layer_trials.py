@@ -14,7 +14,7 @@ import torch
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished
 from triforce import LLM, SamplingParams
 from triforce.engine.batch import Batch
-from triforce.engine.sequence import Job
+from triforce.engine.sequence import TokenSequence
 from triforce.engine.tier_builder import MODES
 from triforce.errors import RequestError
 from triforce.planner import Findings, SearchedLayers
@@ -27,7 +27,7 @@ LENGTH = 20_000
 
 
 def read(mode: str, findings: Findings | None, prompts: list[list[int]] = PROMPTS) -> Batch:
-    jobs = [Job(prompt, PARAMS, seed=7, choice=b) for b, prompt in enumerate(prompts)]
+    jobs = [TokenSequence(prompt, PARAMS, seed=7, choice=b) for b, prompt in enumerate(prompts)]
     batch = Batch(MODELS, MODES[mode], OPEN, "seeded", jobs, findings=findings)
     deque(batch.prefill(), maxlen=0)
     return batch

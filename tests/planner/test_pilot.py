@@ -16,7 +16,7 @@ from tests.laws.gtest import ALPHA, ranks, window_surprise
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
 from tests.planner.world import World, plans
 from triforce.engine.batch import Batch
-from triforce.engine.sequence import Job
+from triforce.engine.sequence import TokenSequence
 from triforce.engine.tier_builder import MODES, Models
 from triforce.interface.request import SamplingParams
 from triforce.planner import Costs, Pilot, Plan, cadence, choose, controller, fallback
@@ -35,7 +35,7 @@ def piloted(coupling: str = "seeded", models: Models = MODELS, rows: int = ROWS)
 
 def read(costs: Costs | None, coupling: str = "seeded", models: Models = MODELS, rows: int = 1) -> Batch:
     """All tiers, their prompts read; without costs nobody steers them yet."""
-    jobs = [Job(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
+    jobs = [TokenSequence(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
     batch = Batch(models, MODES["auto"], SETTING, coupling, jobs, costs=costs)
     deque(batch.prefill(), maxlen=0)
     return batch

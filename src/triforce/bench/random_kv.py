@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from triforce.engine.batch import Batch
-from triforce.engine.sequence import Job
+from triforce.engine.sequence import TokenSequence
 from triforce.engine.tier_builder import MODES, Models, Speculation
 from triforce.interface.request import SamplingParams
 from triforce.kvcache import PAGE, Full, Pool
@@ -33,7 +33,9 @@ def read(
     prompt = torch.randint(vocabulary, (context,), generator=torch.Generator().manual_seed(2)).tolist()
     if memory:
         memory.rewind(ints([context - PAGE]))
-    batch = Batch(models, MODES[mode], setting, "seeded", [Job(prompt, params, seed=1) for _ in range(rows)], memory)
+    batch = Batch(
+        models, MODES[mode], setting, "seeded", [TokenSequence(prompt, params, seed=1) for _ in range(rows)], memory
+    )
     if memory is None:
         fill(batch.top.cache.pool, context - PAGE)  # the other rows' is copied from there
     for _ in batch.prefill():

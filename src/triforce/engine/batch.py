@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.token_sampler import sampling
-from triforce.engine.sequence import Job, logprobs_of
+from triforce.engine.sequence import TokenSequence, logprobs_of
 from triforce.engine.tier_builder import Ladder, Models, Rows, Speculation, Store, tiers
 from triforce.interface.request import Look
 from triforce.interface.stats import TierStats
@@ -32,7 +32,7 @@ from triforce.speculation import Block, Grant, Prefix, Record, Rejection, Seeded
 COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {"seeded": Seeded, "rejection": Rejection, "block": Block}
 
 
-class Aside(NamedTuple):
+class SwappedSequence(NamedTuple):
     """A row that was put aside: its count of draws in each stream of noise, and what it held of each tier."""
 
     draws: Tensor
@@ -54,7 +54,7 @@ class Batch:
         ladder: Ladder,
         setting: Speculation,
         coupling: str,
-        jobs: Sequence[Job],
+        jobs: Sequence[TokenSequence],
         memory: Full | None = None,
         costs: Costs | None = None,
         findings: Findings | None = None,
@@ -165,12 +165,12 @@ class Batch:
         self._sample(self.noise.draws[:, list(rows)])
         self._record()
 
-    def aside(self, job: Job) -> Aside:
+    def aside(self, job: TokenSequence) -> SwappedSequence:
         """What the row of a job holds, before it leaves for others to have its room."""
         b = self.jobs.index(job)
-        return Aside(self.noise.draws[:, b].clone(), [tier.aside(b) for tier in self.tiers])
+        return SwappedSequence(self.noise.draws[:, b].clone(), [tier.aside(b) for tier in self.tiers])
 
-    def bring_back(self, rows: Sequence[Aside]) -> None:
+    def bring_back(self, rows: Sequence[SwappedSequence]) -> None:
         """Let the rows of a fresh batch go on where they were put aside, in the place of `prefill`."""
         for b, (job, row) in enumerate(zip(self.jobs, rows, strict=True)):
             length = len(job.prompt) + len(job.tokens)
@@ -282,7 +282,7 @@ class Batch:
                 job.logprobs += logprobs_of(self._logits[0][b, :count], job.tokens[-count:], job.params.logprobs)
 
 
-def _heat(jobs: Sequence[Job]) -> float:
+def _heat(jobs: Sequence[TokenSequence]) -> float:
     """The temperature of texts that are decoded together, in the mean."""
     return sum(job.params.temperature for job in jobs) / len(jobs)
 

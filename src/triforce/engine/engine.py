@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.output_stream import Completion, Piece
-from triforce.engine.sequence import Job
-from triforce.engine.sequence_group import Group, OnPrefill
+from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_group import OnPrefill, SequenceGroup
 from triforce.errors import RequestError
 from triforce.interface.request import KvBytes, RequestOutput
 from triforce.kvcache import Full
@@ -27,11 +27,11 @@ class Request:
     mode: str
     coupling: str
     kv: KvBytes = field(default_factory=KvBytes)
-    groups: list[Group] = field(default_factory=list)
+    groups: list[SequenceGroup] = field(default_factory=list)
     """Its jobs: as many together as there are rows."""
 
     @property
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[TokenSequence]:
         return [completion.job for completion in self.completions]
 
     @property
@@ -70,7 +70,7 @@ class Engine:
     def __init__(self, engine: EngineCore) -> None:
         self.engine = engine
         self._requests: list[Request] = []
-        self._of: dict[Job, tuple[Request, Completion]] = {}
+        self._of: dict[TokenSequence, tuple[Request, Completion]] = {}
 
     def submit(
         self,
@@ -86,7 +86,7 @@ class Engine:
         """
         most = self.engine.store.rows
         for request in requests:
-            request.groups = [Group(jobs, request.mode) for jobs in _parts(request.jobs, most)]
+            request.groups = [SequenceGroup(jobs, request.mode) for jobs in _parts(request.jobs, most)]
         groups = [group for request in requests for group in request.groups]
         for group, told in zip(groups, _shares(groups, on_prefill), strict=True):
             group.memory, group.earlier, group.on_prefill = memory, earlier, told
@@ -141,11 +141,11 @@ class Engine:
         self.engine.close()
 
 
-def _parts(jobs: list[Job], most: int) -> list[list[Job]]:
+def _parts(jobs: list[TokenSequence], most: int) -> list[list[TokenSequence]]:
     return [jobs[first : first + most] for first in range(0, len(jobs), most)]
 
 
-def _shares(groups: Sequence[Group], on_prefill: OnPrefill | None) -> list[OnPrefill | None]:
+def _shares(groups: Sequence[SequenceGroup], on_prefill: OnPrefill | None) -> list[OnPrefill | None]:
     """For each group what tells `on_prefill` of all of them together."""
     if on_prefill is None:
         return [None] * len(groups)

@@ -13,8 +13,8 @@ from time import perf_counter
 
 from triforce.engine.batch import Batch
 from triforce.engine.prefill_pacer import LEAST, LEAST_ON_GPU, MAX_ITL, PrefillPacer
-from triforce.engine.sequence import Job
-from triforce.engine.sequence_group import Group
+from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_group import SequenceGroup
 from triforce.engine.tier_builder import MODES, Models, Speculation, Store
 from triforce.errors import CacheError, RankError
 from triforce.kvcache.pool import pages_for
@@ -42,16 +42,16 @@ class EngineCore:
     ) -> None:
         self.store, self._turn = store, turn
         self._models, self._setting, self._coupling, self._costs = models, setting, coupling, costs
-        self._waiting: deque[Group] = deque()
-        self._reading: tuple[Group, Batch, Iterator[tuple[int, int]]] | None = None
+        self._waiting: deque[SequenceGroup] = deque()
+        self._reading: tuple[SequenceGroup, Batch, Iterator[tuple[int, int]]] | None = None
         least = LEAST if models.target.device.type == "cpu" else LEAST_ON_GPU
         self._pacer = PrefillPacer(max_itl, models.target.ranks, least, strict=setting.strict)
-        self._groups: list[Group] = []
+        self._groups: list[SequenceGroup] = []
         """Those that are being decoded, in the batches of their modes."""
         self._batches: dict[str, Batch] = {}
         self._prefixes = Prefixes(store.pool, store.whole)
 
-    def submit(self, groups: Sequence[Group]) -> None:
+    def submit(self, groups: Sequence[SequenceGroup]) -> None:
         """Let groups wait for their turns. Raises CacheError, and takes none, if one's would never come."""
         for group in groups:
             texts, pages = len(group.left), self._pages(group)
@@ -62,7 +62,7 @@ class EngineCore:
                 )
         self._waiting.extend(groups)
 
-    def cancel(self, group: Group) -> None:
+    def cancel(self, group: SequenceGroup) -> None:
         """Nobody wants it any more: what it holds is given back. Harmless when it is done."""
         if group in self._waiting:
             self._waiting.remove(group)
@@ -73,7 +73,7 @@ class EngineCore:
             self._groups.remove(group)
             self._drop(group.mode, group.jobs)
 
-    def put_aside(self, group: Group) -> None:
+    def put_aside(self, group: SequenceGroup) -> None:
         """Copy what it holds to host memory, and let it wait again behind all others. Only one that is decoded can be.
 
         Its text will be the same. A group that goes on with a memory of its owner's keeps it.
@@ -91,7 +91,7 @@ class EngineCore:
         self._prefixes.clear()
 
     @property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[SequenceGroup]:
         """All that are not done, in the order in which they came."""
         return [*self._groups, *([self._reading[0]] if self._reading else []), *self._waiting]
 
@@ -101,7 +101,7 @@ class EngineCore:
         batches = [*self._batches.values(), *([self._reading[1]] if self._reading else [])]
         return sum(int(batch.top.cache.lengths_B.sum()) for batch in batches)
 
-    def step(self) -> Iterator[tuple[Job, int]]:
+    def step(self) -> Iterator[tuple[TokenSequence, int]]:
         """Read some of the prompts, and make one proposal for each row; yields jobs and how many tokens they took.
 
         A job that has its `finish` when it is asked for the next one leaves. What fails has its `error`, and no others;
@@ -146,7 +146,7 @@ class EngineCore:
                 break
         return self._reading is not None
 
-    def _fits(self, group: Group, begun: int) -> bool:
+    def _fits(self, group: SequenceGroup, begun: int) -> bool:
         rows = sum(len(batch.jobs) for batch in self._batches.values())
         return rows + len(group.left) <= self.store.rows and self._prefixes.make_room(self._pages(group) - begun)
 
@@ -160,7 +160,7 @@ class EngineCore:
             if group.steps >= self._turn and not group.memory and aside + self._pages(group) <= self.store.pages:
                 return self.put_aside(group)
 
-    def _begin(self, group: Group, begun: list[int]) -> None:
+    def _begin(self, group: SequenceGroup, begun: list[int]) -> None:
         group.started, group.steps = group.started or perf_counter(), 0
         ladder, how, batch = MODES[group.mode], (self._setting, self._coupling), None
         try:
@@ -194,7 +194,7 @@ class EngineCore:
         if batch.pilot or (batch.search and batch.search.news):
             self._costs.save()
 
-    def _pages(self, group: Group) -> int:
+    def _pages(self, group: SequenceGroup) -> int:
         """Pages that it takes from the store: enough to come to its end."""
         context, reach = self._models.target.config.context, self._setting.reach
         return 0 if group.memory else sum(pages_for(job.capacity(context, reach)) for job in group.left)
@@ -222,7 +222,7 @@ class EngineCore:
         else:
             self._batches[group.mode] = batch
 
-    def _note(self, batch: Batch, jobs: list[Job]) -> None:
+    def _note(self, batch: Batch, jobs: list[TokenSequence]) -> None:
         """What these rows have seen may serve others."""
         pool = batch.top.cache.pool
         for b, job in enumerate(batch.jobs):
@@ -249,7 +249,7 @@ class EngineCore:
         if self._models.target.ranks.count > 1:
             raise
 
-    def _drop(self, mode: str, jobs: list[Job]) -> None:
+    def _drop(self, mode: str, jobs: list[TokenSequence]) -> None:
         """Some rows of a batch leave, if they are still there."""
         batch = self._batches.get(mode)
         rows = [b for b, job in enumerate(batch.jobs) if job not in jobs] if batch else []

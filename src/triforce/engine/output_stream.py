@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.engine.sequence import Job
+from triforce.engine.sequence import TokenSequence
 from triforce.engine.stop_strings import StoppedText
 from triforce.errors import RequestError
 from triforce.interface.request import CompletionOutput, Look, TokenLogprobs
@@ -33,7 +33,7 @@ class Piece:
 class Completion:
     """Follows one job of an engine. Without a tokenizer there are tokens but no text."""
 
-    def __init__(self, job: Job, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, job: TokenSequence, tokenizer: Tokenizer | None) -> None:
         self.job = job
         self._stream = tokenizer.stream(after=job.prompt) if tokenizer else None
         self._text = StoppedText(job.params.stop)

@@ -27,7 +27,7 @@ class Pilot(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class TokenSequence:
     """`origins` names the tier that proposed each token. Seconds are those of the passes that it took part in."""
 
     prompt: list[int]
@@ -111,7 +111,7 @@ class Job:
 
         return watch
 
-    def like(self, other: Job) -> bool:
+    def like(self, other: TokenSequence) -> bool:
         """Whether the prefill of the other one serves this one."""
         return self.prompt == other.prompt and self.params.prompt_logprobs in (None, other.params.prompt_logprobs)
 

@@ -8,8 +8,8 @@ from traceback import clear_frames
 
 import torch
 
-from triforce.engine.batch import Aside, Batch
-from triforce.engine.sequence import Job
+from triforce.engine.batch import Batch, SwappedSequence
+from triforce.engine.sequence import TokenSequence
 from triforce.errors import CacheError
 from triforce.kvcache import Full
 from triforce.kvcache.prefix_cache import Prefixes
@@ -21,14 +21,14 @@ OnPrefill = Callable[[int, int], None]
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class SequenceGroup:
     """Jobs with one prompt and one mode that start together. Jobs of other groups may be of other modes.
 
     `memory` is an exact view to go on with (see `Batch`), `earlier` a saved prompt to start from. `on_read` is shown
     the exact view once all prompts have been read.
     """
 
-    jobs: list[Job]
+    jobs: list[TokenSequence]
     mode: str
     memory: Full | None = None
     earlier: SavedCache | None = None
@@ -40,13 +40,13 @@ class Group:
     """Steps since its turn came."""
     cached: int = 0
     """Tokens of the prompt that need not be read, as others have read them."""
-    aside: list[Aside] | None = None
+    aside: list[SwappedSequence] | None = None
     """What the rows of its jobs that are not done hold, while others have their room."""
     error: Exception | None = None
     """What ended it before its time."""
 
     @property
-    def left(self) -> list[Job]:
+    def left(self) -> list[TokenSequence]:
         """Jobs that are not done."""
         return [job for job in self.jobs if job.finish is None]
 
