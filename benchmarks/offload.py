@@ -60,9 +60,9 @@ class Limited:
 
 
 def _files(saved: Path) -> Any:
-    from triforce.engine.runs import Files
+    from triforce.engine.runs import PromptCachePaths
 
-    return Files(load=saved)
+    return PromptCachePaths(load=saved)
 
 
 def sequential(size: int) -> float:

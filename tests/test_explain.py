@@ -11,7 +11,7 @@ import pytest
 from triforce.cli import main
 from triforce.interface.explain import Explanation, explain
 from triforce.interface.request import CompletionOutput, RequestOutput, SamplingParams
-from triforce.interface.stats import Stretch, TierStats, total
+from triforce.interface.stats import PlanSegment, TierStats, total
 
 DRAFT = TierStats("draft", 200, 130, 100, 0.03)
 RETRIEVAL = TierStats("retrieval", 180, 160, 60, 0.10, histogram=[2, 3, 25], sees=2100)
@@ -26,8 +26,8 @@ def said(mode: str = "triforce", prompt: int = 16_000, **changes: Any) -> Explan
     return explain(mode, prompt, [changes.get("timeline", [])], tiers, [changes.get("tokens", 190)], seconds)
 
 
-def stretches(plain: int, deep: int) -> list[Stretch]:
-    return [Stretch("full", plain, plain, 0.1, 300.0, 300.0), Stretch(DEEP, deep, 6 * deep, 0.2, 700.0, 300.0)]
+def stretches(plain: int, deep: int) -> list[PlanSegment]:
+    return [PlanSegment("full", plain, plain, 0.1, 300.0, 300.0), PlanSegment(DEEP, deep, 6 * deep, 0.2, 700.0, 300.0)]
 
 
 def test_where_all_is_well_there_is_nothing_to_say() -> None:
@@ -60,7 +60,7 @@ def test_where_plain_decoding_is_best_no_better_guesses_are_advised(plain: str, 
 
 
 def chose(*budgets: int) -> list[str]:
-    timeline = [Stretch(DEEP, 10, 60, 0.1, 700.0, 300.0, budget) for budget in budgets]
+    timeline = [PlanSegment(DEEP, 10, 60, 0.1, 700.0, 300.0, budget) for budget in budgets]
     return said("auto", tiers=[DRAFT, NARROW, FULL], timeline=timeline).advice
 
 

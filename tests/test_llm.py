@@ -18,7 +18,7 @@ from triforce.backends import native_loader
 from triforce.checkpoint.reader import fingerprint
 from triforce.engine.batch import Batch
 from triforce.engine.inputs import PLENTY
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.engine.tier_builder import MODES
 from triforce.errors import CacheError, ModelError, RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
@@ -136,11 +136,11 @@ def test_pieces_add_up_to_the_output_whatever_stops_it(llm: LLM) -> None:
         *pieces, output = llm.stream(PROMPT, params(stop=whole[at : at + 3], logprobs=1))
         assert isinstance(output, RequestOutput)
         one = output.outputs[0]
-        assert "".join(piece.text for piece in pieces if isinstance(piece, Piece)) == one.text
+        assert "".join(piece.text for piece in pieces if isinstance(piece, OutputChunk)) == one.text
         assert whole.startswith(one.text) and one.finish_reason == "stop"
-        assert [t for piece in pieces if isinstance(piece, Piece) for t in piece.token_ids] == one.token_ids
-        assert [o for piece in pieces if isinstance(piece, Piece) for o in piece.origins] == one.origins
-        assert [p for piece in pieces if isinstance(piece, Piece) for p in piece.logprobs or ()] == one.logprobs
+        assert [t for piece in pieces if isinstance(piece, OutputChunk) for t in piece.token_ids] == one.token_ids
+        assert [o for piece in pieces if isinstance(piece, OutputChunk) for o in piece.origins] == one.origins
+        assert [p for piece in pieces if isinstance(piece, OutputChunk) for p in piece.logprobs or ()] == one.logprobs
         assert len(one.logprobs or []) == len(one.token_ids)
 
 

@@ -18,10 +18,10 @@ from triforce.distributed.group import ALONE, Ranks
 from triforce.engine.batch import COUPLINGS
 from triforce.engine.engine import Engine, Request
 from triforce.engine.inputs import Message, Prompt, conversations, known, one_or_many, token_ids
-from triforce.engine.output_stream import Completion, Piece
+from triforce.engine.output_stream import OutputChunk, OutputStream
 from triforce.engine.prefill_pacer import MAX_ITL
 from triforce.engine.release import trim_heap
-from triforce.engine.runs import MOST_ROWS, Files, Runs, compare
+from triforce.engine.runs import MOST_ROWS, PromptCachePaths, Runs, compare
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.tier_builder import MODES, Models, Speculation, runnable
@@ -155,7 +155,7 @@ class LLM:
         requests = [
             self.request(prompt, one or self.sampling_params(), mode) for prompt, one in zip(each, wanted, strict=True)
         ]
-        events = self.runs.run(requests, Files(save_cache, load_cache), on_prefill)
+        events = self.runs.run(requests, PromptCachePaths(save_cache, load_cache), on_prefill)
         outputs = {request: event for request, event in events if isinstance(event, RequestOutput)}
         return [outputs[request] for request in requests]
 
@@ -184,7 +184,7 @@ class LLM:
         load_cache: str | Path | None = None,
         on_prefill: OnPrefill | None = None,
         memory: Full | None = None,
-    ) -> Generator[Piece | RequestOutput, None, None]:
+    ) -> Generator[OutputChunk | RequestOutput, None, None]:
         """Continue one prompt, in pieces as they are ready; the last thing is the whole answer.
 
         memory: a target KV cache to go on with (see `session`), for n = 1. To give up half-way, close the generator, or
@@ -192,7 +192,7 @@ class LLM:
         """
         _require_params(params)
         request = self.request(prompt, params or self.sampling_params(), mode)
-        for _, event in self.runs.run([request], Files(save_cache, load_cache), on_prefill, memory):
+        for _, event in self.runs.run([request], PromptCachePaths(save_cache, load_cache), on_prefill, memory):
             yield event
 
     def sampling_params(self, **given: Any) -> SamplingParams:
@@ -261,7 +261,7 @@ class LLM:
             TokenSequence(ids, params, seed, choice, stop_ids, scope, constraint)
             for choice, constraint in enumerate(constraints)
         ]
-        return Request(ids, [Completion(job, self.tokenizer) for job in jobs], mode, self.coupling)
+        return Request(ids, [OutputStream(job, self.tokenizer) for job in jobs], mode, self.coupling)
 
 
 def _require_params(params: object) -> None:

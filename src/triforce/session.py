@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing
 
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.tier_builder import Store
 from triforce.errors import RequestError
@@ -31,7 +31,7 @@ class Session:
 
     def ask(
         self, conversation: str | Sequence[int], params: SamplingParams, on_prefill: OnPrefill | None = None
-    ) -> Generator[Piece | RequestOutput, None, None]:
+    ) -> Generator[OutputChunk | RequestOutput, None, None]:
         """Continue the whole conversation so far, as `LLM.stream` does. n must be 1. One answer at a time.
 
         An answer that is given up half-way, as `LLM.stream` has it, leaves what is in order for the next one.
@@ -44,7 +44,7 @@ class Session:
         self._seen = list(ids)
         with closing(self.llm.stream(ids, params, on_prefill=on_prefill, memory=self._memory)) as pieces:
             for piece in pieces:
-                if isinstance(piece, Piece):
+                if isinstance(piece, OutputChunk):
                     self._seen += piece.token_ids
                 yield piece
 

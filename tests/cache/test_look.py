@@ -9,7 +9,7 @@ import pytest
 from tiny_llm import ask, checkpoints, ids, llm
 
 from triforce.engine.batch import Batch
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.kvcache import PAGE
 from triforce.kvcache.views import coverage
 
@@ -68,7 +68,7 @@ def test_a_view_that_is_not_asked_sees_nothing(folder: Path) -> None:
 def test_it_costs_nothing_where_nobody_looks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triforce.engine.batch.in_sight", None)
     *pieces, _ = llm(folder).stream(ids(400), ask(), mode="triforce")
-    assert all(isinstance(piece, Piece) and piece.look is None for piece in pieces)
+    assert all(isinstance(piece, OutputChunk) and piece.look is None for piece in pieces)
 
 
 def test_where_no_tier_selects_there_is_nothing_to_see(folder: Path) -> None:

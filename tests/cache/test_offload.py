@@ -13,7 +13,7 @@ from tiny_llm import ask, ids
 
 from triforce.backends import dispatch
 from triforce.errors import CacheError, RequestError
-from triforce.interface.request import KvBytes, RequestOutput
+from triforce.interface.request import KVMemoryUsage, RequestOutput
 from triforce.kvcache.offload.sizing import size_of
 from triforce.llm import LLM
 
@@ -217,7 +217,7 @@ def test_sizes() -> None:
 
 def test_answers_without_offload_say_where_kv_lies(folder: Path) -> None:
     found = answer(llm(folder), PROMPT[:100]).kv
-    assert found.device_bytes >= 2 * 6 * 4 * 64 * 2 * 100 and found == KvBytes(found.device_bytes)
+    assert found.device_bytes >= 2 * 6 * 4 * 64 * 2 * 100 and found == KVMemoryUsage(found.device_bytes)
 
 
 def test_a_changed_file_changes_the_text(folder: Path) -> None:

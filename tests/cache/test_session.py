@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_llm import CONTEXT, GREEDY, MODES, SEEDED, ask, counted, ids, llm
 
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.errors import RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.kvcache.views.full import TAIL
@@ -27,7 +27,7 @@ def turn(session: Session, conversation: list[int], params: SamplingParams) -> l
     output = parts.pop()
     assert isinstance(output, RequestOutput)
     answer = output.outputs[0].token_ids
-    assert [t for part in parts if isinstance(part, Piece) for t in part.token_ids] == answer
+    assert [t for part in parts if isinstance(part, OutputChunk) for t in part.token_ids] == answer
     return answer
 
 
@@ -96,7 +96,7 @@ def test_an_interrupted_answer(pair: Path, mode: str, after: int) -> None:
         stream = session.ask(conversation, ask())
         for _ in range(after):
             piece = next(stream)
-            assert isinstance(piece, Piece)
+            assert isinstance(piece, OutputChunk)
             answer += piece.token_ids
         close(stream)
         conversation = conversation + answer * quoted + ids(9, seed=3)
@@ -145,7 +145,7 @@ def test_an_interruption_in_the_middle_of_a_pass(pair: Path, monkeypatch: pytest
         stream = session.ask(conversation, ask())
         with pytest.raises(KeyboardInterrupt):
             for piece in stream:
-                assert isinstance(piece, Piece), "it should not come to an end"
+                assert isinstance(piece, OutputChunk), "it should not come to an end"
                 answer += piece.token_ids
     conversation = conversation + answer + ids(9, seed=3)
     assert turn(session, conversation, ask()) == fresh(model, conversation, ask())
@@ -199,7 +199,7 @@ def test_two_sessions_of_one_model(pair: Path) -> None:
             if parts == [None, None]:
                 break
             for answer, part in zip(answers, parts, strict=True):
-                answer += part.token_ids if isinstance(part, Piece) else []
+                answer += part.token_ids if isinstance(part, OutputChunk) else []
         for i, talk in enumerate(talks):
             assert answers[i] == fresh(model, talk, ask(seed=number))
             talks[i] = talk + answers[i] + ids(3, seed=number)

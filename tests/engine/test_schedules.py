@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tiny_llm import MODES, llm
 
 from triforce.engine.engine import Request
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import RequestOutput
 from triforce.llm import LLM
 from triforce.planner import Costs
@@ -82,7 +82,7 @@ class Schedules(RuleBasedStateMachine):
 
     def step(self) -> None:
         for one, event in self.texts.step():
-            if isinstance(event, Piece):
+            if isinstance(event, OutputChunk):
                 self.running[one][event.index] += event.token_ids
                 continue
             assert isinstance(event, RequestOutput), event

@@ -11,7 +11,7 @@ from tests.tiny_checkpoint import tiny_pair
 from triforce.backends import native_loader
 from triforce.cli.chat.answer import answer
 from triforce.distributed.group import ALONE, Ranks
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
 from triforce.session import Session
@@ -44,7 +44,7 @@ def test_all_ranks_end_at_the_same_place(pair: Path, after: int, temperature: fl
             return ranks.rank == 0 and pieces >= after
 
         for piece in answer(session, PROMPT, params, ended):
-            assert isinstance(piece, Piece)
+            assert isinstance(piece, OutputChunk)
             pieces += 1
             heard += piece.token_ids
         *_, output = answer(session, PROMPT + heard + MORE, params, lambda: False)

@@ -15,7 +15,7 @@ from tests.tiny_checkpoint import tiny_pair
 from triforce.backends import native_loader
 from triforce.distributed.group import ALONE, Ranks
 from triforce.engine import engine_core as engine_module
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.errors import CacheError, RankError, RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import RequestOutput, SamplingParams
@@ -120,7 +120,7 @@ def busy(stop: str) -> Scene:
         )
         events = aiter(left)
         for _ in range(3):
-            assert isinstance(await anext(events), Piece)
+            assert isinstance(await anext(events), OutputChunk)
         left.cancel()
         late = await results(
             worker,

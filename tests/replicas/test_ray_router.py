@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.errors import RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.replicas import remote_engine, router
@@ -157,7 +157,7 @@ class Scripted:
             yield Word("a", 7, event)
 
 
-DIED, ARRIVED, PIECE = ActorDiedError(), None, Piece("x", [1], ["full"], 0)
+DIED, ARRIVED, PIECE = ActorDiedError(), None, OutputChunk("x", [1], ["full"], 0)
 WHOLE = RequestOutput([1], None, [], "ar", "seeded", "bitwise", 0.0, 0.0)
 
 

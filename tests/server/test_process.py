@@ -22,7 +22,7 @@ from asking import SAMPLED
 from process import KEY, ROOT, served, wait_until_idle
 
 from benchmarks import documents
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 
@@ -193,7 +193,7 @@ def test_sigterm_lets_requests_finish_or_says_why_not(pair: Path, grace: str, to
     params = SamplingParams(seed=5, max_tokens=tokens, ignore_eos=True)
     whole = ""
     with closing(llm.stream(PROMPT, params)) as pieces:
-        while len(whole) < len(text) and isinstance(piece := next(pieces), Piece):
+        while len(whole) < len(text) and isinstance(piece := next(pieces), OutputChunk):
             whole += piece.text
     assert text and whole.startswith(text)  # no token that was made is lost, and no other one told
 

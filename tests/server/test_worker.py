@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import ASGIApp
 
 from triforce.distributed.group import ALONE
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.errors import RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
@@ -74,7 +74,7 @@ class Scripted:
         for one in self.requests[: self.rows]:
             if one.first == 14:
                 raise MemoryError
-            yield one, Piece("x", [one.made], ["full"], 0)
+            yield one, OutputChunk("x", [one.made], ["full"], 0)
             one.made += 1
             if one.made == 3:
                 yield one, RequestOutput([one.first], None, [], "ar", "seeded", "bitwise", 0.0, 0.0)
@@ -159,7 +159,7 @@ def test_cancelled_ones_are_left_at_the_next_step_or_never_begun() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         one, two, three = worker.submit(asks(1, 2, 3))
         llm.let.release()
-        assert isinstance(await anext(aiter(one)), Piece)
+        assert isinstance(await anext(aiter(one)), OutputChunk)
         one.cancel()
         two.cancel()
         assert worker.load().waiting == 1
@@ -195,7 +195,7 @@ def test_draining_finishes_what_was_taken_and_stopping_ends_it() -> None:
         llm.let.release(4)
         assert await read(one) == 4
         events = aiter(two)
-        assert isinstance(await anext(events), Piece)
+        assert isinstance(await anext(events), OutputChunk)
         worker.stop()
         with pytest.raises(Stopping):
             while await anext(events):

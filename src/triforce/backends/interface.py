@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from triforce.interface.request import KvBytes
+from triforce.interface.request import KVMemoryUsage
 
 Rotation = tuple[Tensor, Tensor]
 """cos and sin of each token's position, (N, F) each, with yarn's factor on them."""
@@ -141,7 +141,7 @@ class Offloaded(Memory, Protocol):
     """A memory whose pages lie in a store but for some. What it raises is CacheError, and costs what it was part of."""
 
     @property
-    def bytes(self) -> KvBytes:
+    def bytes(self) -> KVMemoryUsage:
         """Where it all lies."""
 
     @property

@@ -21,7 +21,7 @@ from triforce.interface.stats import TierStats
 if TYPE_CHECKING:
     from triforce.checkpoint.tokenizer import Tokenizer
     from triforce.distributed.group import Ranks
-    from triforce.engine.output_stream import Piece
+    from triforce.engine.output_stream import OutputChunk
     from triforce.llm import LLM
 
 PLACEMENT = ("device", "dtype", "context")
@@ -110,7 +110,7 @@ class Painter:
         self._stream = tokenizer.stream(after=prompt) if tokenizer else None
         self._origins: list[str] = []  # of the characters to come: text may be held back, never reordered
 
-    def __call__(self, piece: Piece) -> str:
+    def __call__(self, piece: OutputChunk) -> str:
         for token, origin in zip(piece.token_ids, piece.origins, strict=True):
             self._origins += [origin] * len(self._stream.step(token) if self._stream else "")
         text = piece.text
@@ -125,12 +125,12 @@ def paint(text: str, tier: str) -> str:
     return f"\033[{COLORS.get(tier, 0)}m{text}\033[0m"
 
 
-def write(piece: Piece, painter: Painter | None) -> None:
+def write(piece: OutputChunk, painter: Painter | None) -> None:
     """Print a piece of a stream; the next one follows it."""
     print(painter(piece) if painter else piece.text, end="", flush=True)
 
 
-def show(pieces: Iterable[Piece | RequestOutput], painter: Painter | None, progress: Prefill) -> RequestOutput:
+def show(pieces: Iterable[OutputChunk | RequestOutput], painter: Painter | None, progress: Prefill) -> RequestOutput:
     """Print a stream as it comes, in the place of `progress`, and return the answer that ends it."""
     output = None
     with progress:

@@ -19,7 +19,7 @@ from torch import Tensor
 from triforce.backends.token_sampler import sampling
 from triforce.engine.sequence import TokenSequence, logprobs_of
 from triforce.engine.tier_builder import Ladder, Models, Rows, Speculation, Store, tiers
-from triforce.interface.request import Look
+from triforce.interface.request import DecodingSnapshot
 from triforce.interface.stats import TierStats
 from triforce.kvcache import Full, Retrieval
 from triforce.kvcache.prompt_file import SavedCache
@@ -274,7 +274,7 @@ class Batch:
                 for tier, now, before in zip(self.tiers, stats, passes, strict=True)
                 if isinstance(tier, Tier) and isinstance(tier.cache, Retrieval) and now.passes != before
             ]
-            job.look = Look(committed, job.decode_seconds, in_sight(views[-1], b) if views else [], stats)
+            job.look = DecodingSnapshot(committed, job.decode_seconds, in_sight(views[-1], b) if views else [], stats)
 
     def _note_logprobs(self, taken: list[int]) -> None:
         for b, (job, count) in enumerate(zip(self.jobs, taken, strict=True)):

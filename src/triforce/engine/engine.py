@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from triforce.engine.engine_core import EngineCore
-from triforce.engine.output_stream import Completion, Piece
+from triforce.engine.output_stream import OutputChunk, OutputStream
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill, SequenceGroup
 from triforce.errors import RequestError
-from triforce.interface.request import KvBytes, RequestOutput
+from triforce.interface.request import KVMemoryUsage, RequestOutput
 from triforce.kvcache import Full
 from triforce.kvcache.prompt_file import SavedCache
 
-Event = Piece | RequestOutput | Exception
+Event = OutputChunk | RequestOutput | Exception
 """Pieces of the texts of a request as they are ready, and at the end the whole, or what went wrong."""
 
 
@@ -23,10 +23,10 @@ class Request:
     """One prompt on its way to its outputs, in a mode."""
 
     prompt: list[int]
-    completions: list[Completion]
+    completions: list[OutputStream]
     mode: str
     coupling: str
-    kv: KvBytes = field(default_factory=KvBytes)
+    kv: KVMemoryUsage = field(default_factory=KVMemoryUsage)
     groups: list[SequenceGroup] = field(default_factory=list)
     """Its jobs: as many together as there are rows."""
 
@@ -70,7 +70,7 @@ class Engine:
     def __init__(self, engine: EngineCore) -> None:
         self.engine = engine
         self._requests: list[Request] = []
-        self._of: dict[TokenSequence, tuple[Request, Completion]] = {}
+        self._of: dict[TokenSequence, tuple[Request, OutputStream]] = {}
 
     def submit(
         self,

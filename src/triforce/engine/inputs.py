@@ -19,7 +19,7 @@ Prompt = str | Sequence[int]
 """Text, or token ids; arrays and tensors of ids will do."""
 
 
-class Readable(Protocol):
+class PromptSource(Protocol):
     """Of a checkpoint what prompts are read with."""
 
     @property
@@ -68,7 +68,7 @@ def _plain(prompt: Any) -> Prompt:
     return plain
 
 
-def token_ids(prompt: Prompt, target: Readable) -> list[int]:
+def token_ids(prompt: Prompt, target: PromptSource) -> list[int]:
     """The ids of one prompt. Raises RequestError if there are none, too many, or some that the target does not know."""
     if isinstance(prompt, str):
         if target.tokenizer is None:

@@ -7,13 +7,13 @@ from typing import Literal
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.stop_strings import StoppedText
+from triforce.engine.stop_strings import StopStringBuffer
 from triforce.errors import RequestError
-from triforce.interface.request import CompletionOutput, Look, TokenLogprobs
+from triforce.interface.request import CompletionOutput, DecodingSnapshot, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class OutputChunk:
     """Text that is ready to show, and the tokens (with the tiers that proposed them) that arrived with it."""
 
     text: str
@@ -26,19 +26,19 @@ class Piece:
     """One per token, if they were asked for."""
     characters: list[int] = field(default_factory=list)
     """How many each token adds to the text, of which stop strings may hold some back."""
-    look: Look | None = None
+    look: DecodingSnapshot | None = None
     """Where the decoding stands, if that was asked for."""
 
 
-class Completion:
+class OutputStream:
     """Follows one job of an engine. Without a tokenizer there are tokens but no text."""
 
     def __init__(self, job: TokenSequence, tokenizer: Tokenizer | None) -> None:
         self.job = job
         self._stream = tokenizer.stream(after=job.prompt) if tokenizer else None
-        self._text = StoppedText(job.params.stop)
+        self._text = StopStringBuffer(job.params.stop)
 
-    def take(self, count: int) -> Piece:
+    def take(self, count: int) -> OutputChunk:
         """Read the last `count` tokens of the job. A stop string ends the job at the token that completes it.
 
         Raises RequestError where the text is not what was asked for, because its grammar could not be followed.
@@ -61,7 +61,7 @@ class Completion:
             shown += self._text.add(rest) + self._text.flush()
         logprobs = self.job.logprobs[-read:] if self.job.params.logprobs is not None else None
         job = self.job
-        return Piece(shown, fresh[:read], origins[:read], job.choice, job.finish, logprobs, characters, job.look)
+        return OutputChunk(shown, fresh[:read], origins[:read], job.choice, job.finish, logprobs, characters, job.look)
 
     def output(self) -> CompletionOutput:
         """The whole completion, once its job is done."""

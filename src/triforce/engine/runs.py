@@ -16,7 +16,7 @@ from triforce.backends import dispatch
 from triforce.distributed.group import Ranks
 from triforce.engine.engine import Engine, Request
 from triforce.engine.engine_core import EngineCore
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.engine.prefill_pacer import MAX_ITL
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.tier_builder import Models, Speculation, Store
@@ -33,7 +33,7 @@ ROOM = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class PromptCachePaths:
     """Where to keep the KV cache of a prompt, and where to find an earlier one (see `cache.saved`)."""
 
     save: str | Path | None = None
@@ -56,8 +56,12 @@ class Runs:
         return Engine(EngineCore(self._models, self._setting, self._coupling, store, self.costs, turn, max_itl))
 
     def run(
-        self, requests: Sequence[Request], files: Files, on_prefill: OnPrefill | None, memory: Full | None = None
-    ) -> Iterator[tuple[Request, Piece | RequestOutput]]:
+        self,
+        requests: Sequence[Request],
+        files: PromptCachePaths,
+        on_prefill: OnPrefill | None,
+        memory: Full | None = None,
+    ) -> Iterator[tuple[Request, OutputChunk | RequestOutput]]:
         """All of them on one engine, whose KV has room for as many texts as are made at a time."""
         if self._ranks.count > 1 and (files.save or files.load):
             raise RequestError("a saved KV cache is of one process; leave out --tp and torchrun, or the file")
@@ -85,7 +89,9 @@ class Runs:
             self._idle.close()
         self._idle = None
 
-    def _engine(self, rows: int, pages: int, files: Files, memory: Full | None) -> AbstractContextManager[Engine]:
+    def _engine(
+        self, rows: int, pages: int, files: PromptCachePaths, memory: Full | None
+    ) -> AbstractContextManager[Engine]:
         """The kept one, or one of its own for a text whose KV somebody else keeps."""
         if not (files.save or files.load or memory):
             return self._kept(rows, pages)
@@ -118,7 +124,7 @@ class Runs:
             return self.start(rows, pages)
 
     def prompt_files(
-        self, files: Files, pool: Pool, prompt: list[int]
+        self, files: PromptCachePaths, pool: Pool, prompt: list[int]
     ) -> tuple[prompt_file.SavedCache | None, Callable[[Full], None] | None]:
         """A saved prompt to start from, and what saves one that has been read."""
         if files.load is None and files.save is None:

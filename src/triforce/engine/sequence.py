@@ -10,8 +10,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from triforce.interface.request import Logprob, Look, SamplingParams, TokenLogprobs
-from triforce.interface.stats import Stretch, TierStats, since
+from triforce.interface.request import DecodingSnapshot, Logprob, SamplingParams, TokenLogprobs
+from triforce.interface.stats import PlanSegment, TierStats, since
 from triforce.sampling import Constraint
 from triforce.speculation import Watch
 
@@ -45,9 +45,9 @@ class TokenSequence:
     finish: Literal["stop", "length"] | None = None
     tiers: list[TierStats] = field(default_factory=list)
     """What each tier did for it, once it has left its batch."""
-    chosen: list[Stretch] = field(default_factory=list)
+    chosen: list[PlanSegment] = field(default_factory=list)
     """What a pilot chose, if there is one; proposals, tokens and seconds are those before."""
-    look: Look | None = None
+    look: DecodingSnapshot | None = None
     """Where it stands, if that was asked for."""
     bitwise: bool = False
     prefill_seconds: float = 0.0
@@ -55,9 +55,9 @@ class TokenSequence:
     proposals: int = 0
 
     @property
-    def timeline(self) -> list[Stretch]:
+    def timeline(self) -> list[PlanSegment]:
         """What a pilot chose, if there is one, and what came of it."""
-        now = Stretch("", self.proposals, len(self.tokens), self.decode_seconds)
+        now = PlanSegment("", self.proposals, len(self.tokens), self.decode_seconds)
         return [since(began, ended) for began, ended in pairwise([*self.chosen, now])]
 
     def limit(self, context: int) -> int:
@@ -99,7 +99,7 @@ class TokenSequence:
         budget = pilot.budget(len(self.prompt) + len(self.tokens)) if pilot.budget else None
         if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (pilot.name, budget):
             before = self.proposals, len(self.tokens), self.decode_seconds
-            self.chosen.append(Stretch(pilot.name, *before, pilot.foretold, pilot.plain, budget))
+            self.chosen.append(PlanSegment(pilot.name, *before, pilot.foretold, pilot.plain, budget))
 
     def watch(self) -> Watch:
         """Notes the log-probabilities of the prompt as it is read, from its start on."""

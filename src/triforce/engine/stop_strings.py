@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class StoppedText:
+class StopStringBuffer:
     """Gives out text as soon as no stop string can begin in it. A stop string itself is never given out."""
 
     def __init__(self, stops: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.engine.fused_draft import burst
 from triforce.errors import RequestError
-from triforce.interface.request import KvBytes
+from triforce.interface.request import KVMemoryUsage
 from triforce.kvcache import PAGE, Full, Offload, Pool, Retrieval, Setting, Streaming
 from triforce.kvcache.offload import store
 from triforce.kvcache.offload.sizing import Needs
@@ -123,7 +123,7 @@ class Store:
         return prefill_chunk(self.models.target.device) if self.setting.strict else PAGE
 
     @property
-    def kv(self) -> KvBytes:
+    def kv(self) -> KVMemoryUsage:
         """Where the target's KV lies."""
         return self.pool.bytes
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from triforce.interface.stats import Stretch, TierStats, plans
+from triforce.interface.stats import PlanSegment, TierStats, plans
 
 PLAIN = "full"
 """The plan that is plain decoding."""
@@ -20,7 +20,7 @@ CLEAR = 1.1  # times as fast: less is noise
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TierReport:
     """A tier: its passes, what one takes, its share of the decoding time, and how its guesses fared."""
 
     name: str
@@ -42,8 +42,8 @@ class Explanation:
     tokens_per_second: float
     foretold: float | None  # tokens per second; None where nothing was chosen, or nothing known
     plain: float | None  # what plain decoding would give, by the cost of its passes; None where that is not known
-    tiers: list[Part]
-    timeline: list[Stretch]
+    tiers: list[TierReport]
+    timeline: list[PlanSegment]
     advice: list[str]
 
     def as_json(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class Explanation:
 def explain(
     mode: str,
     prompt: int,
-    timelines: Sequence[list[Stretch]],
+    timelines: Sequence[list[PlanSegment]],
     tiers: Sequence[TierStats],
     tokens: Sequence[int],
     seconds: tuple[float, float],
@@ -79,13 +79,13 @@ def explain(
     return ours
 
 
-def _part(tier: TierStats, decoding: float) -> Part:
+def _part(tier: TierStats, decoding: float) -> TierReport:
     each = 1000 * tier.seconds / tier.passes if tier.passes else 0.0
     time = tier.seconds / decoding if decoding else 0.0
-    return Part(tier.name, tier.passes, each, time, tier.proposed, tier.acceptance, tier.sees)
+    return TierReport(tier.name, tier.passes, each, time, tier.proposed, tier.acceptance, tier.sees)
 
 
-def _foretold(timeline: Sequence[Stretch], what: str, texts: int) -> float | None:
+def _foretold(timeline: Sequence[PlanSegment], what: str, texts: int) -> float | None:
     """The mean over the time for which there was one."""
     known = [stretch for stretch in timeline if getattr(stretch, what)]
     seconds = sum(stretch.seconds for stretch in known)
@@ -93,7 +93,7 @@ def _foretold(timeline: Sequence[Stretch], what: str, texts: int) -> float | Non
 
 
 def _plain(
-    mode: str, timeline: Sequence[Stretch], tiers: Sequence[TierStats], texts: int, speed: float
+    mode: str, timeline: Sequence[PlanSegment], tiers: Sequence[TierStats], texts: int, speed: float
 ) -> float | None:
     """A pass that verifies guesses takes no less than one of plain decoding: that gives at least so many tokens."""
     if mode == "ar":

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from triforce.errors import RequestError
 from triforce.interface.explain import Explanation, explain
 from triforce.interface.grammar import Grammar
-from triforce.interface.stats import Stretch, TierStats, plans, total
+from triforce.interface.stats import PlanSegment, TierStats, plans, total
 
 LARGEST = 1e9  # of a bias or penalty: bounded, so that float64 scores stay finite whatever is added up
 MOST_LOGPROBS = 20
@@ -81,7 +81,7 @@ class TokenLogprobs(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class DecodingSnapshot:
     """Where the decoding of one text stands."""
 
     tokens: int  # committed, prompt and all
@@ -102,7 +102,7 @@ class CompletionOutput:
     origins: list[str]  # name of the tier that proposed each new token
     seed: int
     tiers: list[TierStats]  # from the lowest to the full one
-    timeline: list[Stretch] = field(default_factory=list)  # what mode auto chose, one after the other
+    timeline: list[PlanSegment] = field(default_factory=list)  # what mode auto chose, one after the other
 
     @property
     def plans(self) -> dict[str, int]:
@@ -111,7 +111,7 @@ class CompletionOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class KvBytes:
+class KVMemoryUsage:
     """Where KV lies: on the device that computes, in other memory, and in a file."""
 
     device_bytes: int = 0
@@ -131,7 +131,7 @@ class RequestOutput:
     exactness: Literal["bitwise", "distribution"]
     prefill_seconds: float
     decode_seconds: float
-    kv: KvBytes = KvBytes()
+    kv: KVMemoryUsage = KVMemoryUsage()
     cached_tokens: int = 0
     """Of the prompt, that had been read before."""
 

@@ -26,7 +26,7 @@ class TierStats:
 
 
 @dataclass(slots=True)
-class Stretch:
+class PlanSegment:
     """Proposals of the full tier, one after the other, for which mode auto kept to a plan; of one text."""
 
     plan: str
@@ -38,13 +38,13 @@ class Stretch:
     budget: int | None = None  # tokens that the retrieval tier was to read, where that was chosen, too
 
 
-def since(began: Stretch, ended: Stretch) -> Stretch:
+def since(began: PlanSegment, ended: PlanSegment) -> PlanSegment:
     """What was between: each of them counts all that was before."""
     counts = {name: getattr(ended, name) - getattr(began, name) for name in ("proposals", "tokens", "seconds")}
     return replace(began, **counts)
 
 
-def plans(timeline: Iterable[Stretch]) -> dict[str, int]:
+def plans(timeline: Iterable[PlanSegment]) -> dict[str, int]:
     """Plans, and for how many proposals each was followed."""
     found: dict[str, int] = {}
     for stretch in timeline:

@@ -16,7 +16,7 @@ from triforce.backends import dispatch
 from triforce.backends.dispatch import PAGE
 from triforce.backends.dispatch import pages_for as pages_for
 from triforce.errors import CacheError
-from triforce.interface.request import KvBytes
+from triforce.interface.request import KVMemoryUsage
 from triforce.model.config import ModelConfig
 
 
@@ -86,11 +86,11 @@ class Pool:
         self._tabulate()
 
     @property
-    def bytes(self) -> KvBytes:
+    def bytes(self) -> KVMemoryUsage:
         """Where K and V lie: all of this memory, for all rows."""
         if self.offloaded:
             return self.offloaded.bytes
-        return KvBytes(self.config.kv_size * (self.pages + 1) * PAGE * self.dtype.itemsize)
+        return KVMemoryUsage(self.config.kv_size * (self.pages + 1) * PAGE * self.dtype.itemsize)
 
     @property
     def free_pages(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import RequestOutput
 from triforce.replicas.messages import Word
 from triforce.server.engine_client import Ask, Event, Load, Lost, QueueFull, Stopping
@@ -83,7 +83,7 @@ class _Answer:
                 if isinstance(word.event, RequestOutput):
                     end = word.event
                 elif word.event is not None:
-                    self.begun = self.begun or isinstance(word.event, Piece)
+                    self.begun = self.begun or isinstance(word.event, OutputChunk)
                     self.tell(word.event)
         except (RayTaskError, TaskCancelledError):
             raise

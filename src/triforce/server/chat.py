@@ -10,7 +10,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import CompletionOutput, RequestOutput, TokenLogprobs
 from triforce.server.request_parser import served
 from triforce.server.schemas import ChatBody
@@ -50,7 +50,7 @@ class ChatReply:
         for index in range(self._n):
             yield self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
 
-    def piece(self, prompt: int, piece: Piece) -> Iterable[bytes]:
+    def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         said = self._growing[piece.index]
         text, calls = said.add(piece.text, last=piece.finish_reason is not None)
         choice = {"index": piece.index, "delta": {"content": text}, "finish_reason": None}

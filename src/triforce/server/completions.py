@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from triforce.engine.inputs import one_or_many
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import RequestOutput, TokenLogprobs
 from triforce.server.engine_client import Ask
 from triforce.server.request_parser import served
@@ -56,7 +56,7 @@ class CompletionReply:
             for index in range(self._n):
                 yield self._chunk(self._choice(prompt, index, echo, None))
 
-    def piece(self, prompt: int, piece: Piece) -> Iterable[bytes]:
+    def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         if self._scored_only:
             piece = replace(piece, text="", token_ids=[], origins=[], logprobs=piece.logprobs and [], look=None)
         choice = self._choice(prompt, piece.index, piece.text, piece.finish_reason)

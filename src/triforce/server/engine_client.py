@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.engine.inputs import Prompt, Readable
-from triforce.engine.output_stream import Piece
+from triforce.engine.inputs import Prompt, PromptSource
+from triforce.engine.output_stream import OutputChunk
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.sampling import Constraint
@@ -25,7 +25,7 @@ class Reading:
     of: int
 
 
-Event = Piece | RequestOutput | Reading
+Event = OutputChunk | RequestOutput | Reading
 """Pieces of the `n` texts as they are ready, and at the end the whole: what `LLM.stream` yields. Reading is before."""
 
 
@@ -33,7 +33,7 @@ class Served(Protocol):
     """Of an LLM what requests are read with; each member as there."""
 
     @property
-    def target(self) -> Readable: ...
+    def target(self) -> PromptSource: ...
 
     @property
     def tokenizer(self) -> Tokenizer | None: ...

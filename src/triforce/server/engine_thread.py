@@ -9,7 +9,7 @@ from itertools import count
 from time import perf_counter
 
 from triforce.engine.engine import Request
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import RequestOutput
 from triforce.llm import LLM
 from triforce.server.engine_client import Ask, Event, Load, Lost, QueueFull, Reading, Stopping
@@ -137,7 +137,7 @@ class Worker:
         self._kv_tokens = self._crew.texts.engine.kv_tokens
 
     def _tell(self, number: int, event: Event | Exception | Request | None) -> None:
-        if isinstance(event, Piece | Reading):
+        if isinstance(event, OutputChunk | Reading):
             self._answers[number].tell(event)
         elif event is None or isinstance(event, RequestOutput | Exception):
             self._end(number, event)

@@ -7,7 +7,7 @@ from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import RequestOutput
 from triforce.interface.stats import TierStats
 from triforce.server.engine_client import Answer, Engine, Event
@@ -65,7 +65,7 @@ class Metrics:
         started, first, done = perf_counter(), None, False
         try:
             async for event in answer:
-                if isinstance(event, Piece):
+                if isinstance(event, OutputChunk):
                     first = first or perf_counter()
                 elif isinstance(event, RequestOutput):
                     done = True

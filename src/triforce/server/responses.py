@@ -10,7 +10,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import RequestOutput
 from triforce.server.request_parser import served
 from triforce.server.responses_items import Items
@@ -62,7 +62,7 @@ class ResponsesReply:
         yield self._event("created", {"response": begun})
         yield self._event("in_progress", {"response": begun})
 
-    def piece(self, prompt: int, piece: Piece) -> Iterable[bytes]:
+    def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         self._origins += piece.origins
         for kind, told in self._items.add(piece.text, last=piece.finish_reason is not None):
             yield self._event(kind, told | (self._report() if kind.endswith(".delta") else {}))

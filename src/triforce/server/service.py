@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import RequestOutput
 from triforce.server import logs
 from triforce.server.engine_client import Answer, Ask, Engine, Event, Reading
@@ -34,7 +34,7 @@ class Reply(Protocol):
     def opening(self) -> Iterable[bytes]:
         """Frames that come before any text."""
 
-    def piece(self, prompt: int, piece: Piece) -> Iterable[bytes]:
+    def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         """Frames for a piece of text that continues a prompt, counted from 0."""
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.engine.output_stream import Piece
+from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import Logprob, RequestOutput, TokenLogprobs
 from triforce.interface.stats import TierStats, total
 from triforce.server.engine_client import Reading
@@ -70,7 +70,7 @@ def read(reading: Reading) -> dict[str, Any]:
     return {"choices": [], "reading": {"tokens": reading.tokens, "of": reading.of}}
 
 
-def looked(piece: Piece) -> dict[str, Any]:
+def looked(piece: OutputChunk) -> dict[str, Any]:
     """Where the decoding of a text stands, if that was asked for."""
     look = piece.look
     if look is None:

@@ -20,7 +20,7 @@ from triforce.backends.interface import PAGE, Lists, Model, Outcome, Pass
 from triforce.backends.offload_layout import SECTOR, Room
 from triforce.backends.torch.kv import allocate
 from triforce.errors import CacheError
-from triforce.interface.request import KvBytes
+from triforce.interface.request import KVMemoryUsage
 from triforce.model.config import ModelConfig
 
 AT_ONCE = 512
@@ -50,9 +50,9 @@ class OffloadedMemory(NativeMemory):
         self.prefer(range(config.layers))
 
     @property
-    def bytes(self) -> KvBytes:
+    def bytes(self) -> KVMemoryUsage:
         mine = self.room.memory, *self.room.store.usage
-        return KvBytes(*(self.config.ranks * each for each in mine))
+        return KVMemoryUsage(*(self.config.ranks * each for each in mine))
 
     @property
     def whole_layers(self) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from triforce.errors import RankError, TriforceError
 
 if TYPE_CHECKING:
-    from triforce.engine.output_stream import Piece
+    from triforce.engine.output_stream import OutputChunk
     from triforce.engine.sequence_group import OnPrefill
     from triforce.interface.request import RequestOutput, SamplingParams
     from triforce.session import Session
@@ -44,7 +44,7 @@ def answer(
     params: SamplingParams,
     ended: Callable[[], bool],
     on_prefill: OnPrefill | None = None,
-) -> Iterator[Piece | RequestOutput]:
+) -> Iterator[OutputChunk | RequestOutput]:
     """As `Session.ask`, until rank 0 finds that it is `ended`: between two pieces, or two passes over the prompt."""
     ranks = session.llm.ranks
 

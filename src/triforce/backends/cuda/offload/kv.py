@@ -24,7 +24,7 @@ from triforce.backends.cuda.triton.attention import Seen
 from triforce.backends.cuda.triton.page_copy import KeysValues
 from triforce.backends.interface import PAGE, Lists, Model, Outcome, Pass, pages_for
 from triforce.backends.offload_layout import Room
-from triforce.interface.request import KvBytes
+from triforce.interface.request import KVMemoryUsage
 from triforce.model.config import ModelConfig
 
 Places = tuple[Tensor, Tensor]
@@ -54,8 +54,8 @@ class StreamedMemory(TritonMemory):
         self._streams, self._streamed = Streams(), 0
 
     @property
-    def bytes(self) -> KvBytes:
-        return KvBytes(self.room.memory, *self.room.store.usage)
+    def bytes(self) -> KVMemoryUsage:
+        return KVMemoryUsage(self.room.memory, *self.room.store.usage)
 
     @property
     def whole_layers(self) -> int:
