@@ -20,7 +20,7 @@ import torch
 from triforce import LLM, SamplingParams
 from triforce.bench.acceptance.walk import Reader
 from triforce.bench.acceptance.workloads import Span
-from triforce.engine.tier_builder import Rows, Speculation
+from triforce.engine.tier_builder import SpeculativeConfig, TierBuilder
 from triforce.eval.agreement import overlap
 from triforce.interface.request import RequestOutput
 from triforce.ragged import ints
@@ -78,7 +78,7 @@ def by_length(
     llm: LLM, prompt: list[int], new: list[int], params: SamplingParams
 ) -> Iterator[tuple[int, float, float]]:
     """For each new token with a match before it: its length, rounded down; what lookup and draft are worth there."""
-    ids, rows = ints([*prompt, *new]), Rows(llm.models, Speculation(), [len(prompt) + len(new)])
+    ids, rows = ints([*prompt, *new]), TierBuilder(llm.models, SpeculativeConfig(), [len(prompt) + len(new)])
     reader = Reader(ids[None], Warper([params], [len(prompt)], llm.target.config.vocab_size))
     span, laws = Span(len(prompt), len(ids), True), []
     for tier in (rows.exact(rows.full()), rows.lowest()):

@@ -227,10 +227,10 @@ def test_the_retrieval_tier_reads_no_more_than_its_budget(
 
 def test_plain_decoding_does_not_pay_for_observing(llm: LLM) -> None:
     from triforce.engine.sequence import TokenSequence
-    from triforce.engine.tier_builder import Speculation
+    from triforce.engine.tier_builder import SpeculativeConfig
 
     for mode, grain in (("ar", 0), ("draft", 0), ("triforce", PAGE), ("streaming", 0)):
-        batch = Batch(llm.models, MODES[mode], Speculation(), "seeded", [TokenSequence(PROMPT, params(), 1)])
+        batch = Batch(llm.models, MODES[mode], SpeculativeConfig(), "seeded", [TokenSequence(PROMPT, params(), 1)])
         assert isinstance(batch.top.cache, Full) and batch.top.cache.grain == grain
 
 

@@ -14,7 +14,7 @@ from benchmarks.lookup import main as benchmark
 from tests.laws.tiny import MODELS, PROMPTS, V, finished, started
 from triforce.engine.batch import Batch
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.tier_builder import MODES, Speculation
+from triforce.engine.tier_builder import MODES, SpeculativeConfig
 from triforce.errors import CacheError
 from triforce.interface.request import SamplingParams
 from triforce.ragged import Bools, ints
@@ -134,7 +134,7 @@ def test_the_law_of_a_guess_is_a_point_mass(coupling: type) -> None:
 
 def hybrid(rows: int, coupling: str = "seeded", prompt: list[int] | None = None) -> Batch:
     jobs = [TokenSequence(prompt or PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
-    batch = Batch(MODELS, MODES["hybrid"], Speculation(sinks=4, window=24), coupling, jobs)
+    batch = Batch(MODELS, MODES["hybrid"], SpeculativeConfig(sinks=4, window=24), coupling, jobs)
     deque(batch.prefill(), maxlen=0)
     return batch
 

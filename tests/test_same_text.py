@@ -15,7 +15,7 @@ import torch
 from triforce.backends import native_loader
 from triforce.engine.batch import Batch
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.tier_builder import MODES, Speculation, ar
+from triforce.engine.tier_builder import MODES, SpeculativeConfig, ar
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 from triforce.sampling import Noise
@@ -49,7 +49,7 @@ def texts(llm: LLM, prompts: list[list[int]], mode: str, params: SamplingParams,
 def margin(llm: LLM, text: list[int], params: SamplingParams, tokens: Sequence[int], prompt_length: int) -> float:
     """How far apart plain decoding's scores of two tokens are after `text`: log-probability plus Gumbel noise."""
     job = TokenSequence(text, params, params.seed or 0)
-    batch = Batch(llm.models, ar, Speculation(), "seeded", [job])
+    batch = Batch(llm.models, ar, SpeculativeConfig(), "seeded", [job])
     seen: list[torch.Tensor] = []
     batch.top.record = lambda logits_BJV, step: seen.append(logits_BJV[0, 0].double())
     for _ in batch.prefill():

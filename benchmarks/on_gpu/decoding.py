@@ -15,9 +15,9 @@ from triforce.bench import shapes
 from triforce.bench.random_kv import read
 from triforce.bench.synthetic import Synthetic
 from triforce.engine.batch import Batch
-from triforce.engine.tier_builder import Models, Speculation
+from triforce.engine.tier_builder import ModelSet, SpeculativeConfig
 from triforce.errors import CacheError
-from triforce.kvcache import Setting
+from triforce.kvcache import RetrievalConfig
 from triforce.kvcache.retrieval_config import Budget
 
 RATES = {"paper": (0.977, 0.35), "ours": (0.945, 0.57)}
@@ -53,10 +53,10 @@ def _measure(setup: Setup, names: tuple[str, str], context: int, rows: int, budg
 
 
 def _turn(
-    setup: Setup, models: Models, context: int, rows: int, budget: int, rates: tuple[float, float]
+    setup: Setup, models: ModelSet, context: int, rows: int, budget: int, rates: tuple[float, float]
 ) -> tuple[float, float]:
     """Seconds a token: plain decoding, TriForce."""
-    setting = Speculation(2, 6, retrieval=Setting(Budget(budget)))
+    setting = SpeculativeConfig(2, 6, retrieval=RetrievalConfig(Budget(budget)))
     seconds = []
     for mode, kept in (("ar", {}), ("triforce", {2: rates[0], 1: rates[1]})):
         batch = read(models, mode, setting, context, setup.tokens, rows)

@@ -15,9 +15,9 @@ from benchmarks.on_gpu import decoding, others
 from benchmarks.on_gpu.passes import once
 from benchmarks.on_gpu.piece import Piece, Row, Setup
 from triforce.bench.random_kv import fill, read
-from triforce.engine.tier_builder import Models, Speculation, Store
+from triforce.engine.tier_builder import ModelSet, SharedKV, SpeculativeConfig
 from triforce.errors import RequestError
-from triforce.kvcache import Full, Offload, Setting
+from triforce.kvcache import Full, OffloadConfig, RetrievalConfig
 from triforce.kvcache.pool import pages_for
 from triforce.kvcache.retrieval_config import Budget
 
@@ -62,7 +62,7 @@ def _pass(setup: Setup, names: tuple[str, str], context: int, cap: int | None, w
     bus = setup.bus
     with _capped(setup, cap):
         models = setup.models(*names, context + 1024)
-        pool = Store(models, _setting(setup, context), 1, pages_for(context + 64)).pool.more(1)
+        pool = SharedKV(models, _setting(setup, context), 1, pages_for(context + 64)).pool.more(1)
         memory = _require_offloaded(pool.offloaded)
         pool.reserve(0, context + 64)
         fill(pool, context - 16)
@@ -91,7 +91,7 @@ def _decode(setup: Setup, names: tuple[str, str], context: int, cap: int | None,
 
 
 def _turn(
-    setup: Setup, models: Models, context: int, memory: Full | None, mode: str, kept: dict[int, float]
+    setup: Setup, models: ModelSet, context: int, memory: Full | None, mode: str, kept: dict[int, float]
 ) -> tuple[float, Full, float]:
     """Seconds a token; the KV, to go on with; bytes a second that full passes brought."""
     batch = read(models, mode, _setting(setup, context), context, setup.tokens, memory=memory)
@@ -102,9 +102,11 @@ def _turn(
     return seconds, full, (kv.bytes_read - before) / batch.stats(0)[-1].seconds
 
 
-def _setting(setup: Setup, context: int) -> Speculation:
+def _setting(setup: Setup, context: int) -> SpeculativeConfig:
     budget = Budget(min(4096, context // 2))
-    return Speculation(2, 6, retrieval=Setting(budget), offload=Offload.parse("host", setup.kv_memory, "auto"))
+    return SpeculativeConfig(
+        2, 6, retrieval=RetrievalConfig(budget), offload=OffloadConfig.parse("host", setup.kv_memory, "auto")
+    )
 
 
 def _require_offloaded(memory: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from triforce.bench import shapes
-from triforce.engine.tier_builder import Models
+from triforce.engine.tier_builder import ModelSet
 
 Row = dict[str, Any]
 
@@ -38,7 +38,7 @@ class Piece:
 
 @dataclass
 class Setup:
-    """Where to measure, and what instead of the figures' own shapes and contexts. Models are made when first used."""
+    """Where to measure, and what instead of the figures' own shapes and contexts. ModelSet are made when first used."""
 
     device: torch.device
     shape: str | None
@@ -47,16 +47,16 @@ class Setup:
     tokens: int
     kv_memory: str = "auto"
     """Of figures that keep KV on the host: what stays on the device."""
-    _models: dict[tuple[str, str, int], Models] = field(default_factory=dict)
+    _models: dict[tuple[str, str, int], ModelSet] = field(default_factory=dict)
 
-    def models(self, shape: str, draft: str, context: int) -> Models:
+    def models(self, shape: str, draft: str, context: int) -> ModelSet:
         """Of random weights; the latest ones only, as two would not fit beside their KV."""
         key = shape, draft, context
         if key not in self._models:
             self._models.clear()
             dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
             target, small = (shapes.decoder(name, context, dtype, device=self.device) for name in (shape, draft))
-            self._models[key] = Models(target, small)
+            self._models[key] = ModelSet(target, small)
         return self._models[key]
 
     def forget(self) -> None:

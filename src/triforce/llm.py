@@ -24,11 +24,11 @@ from triforce.engine.release import trim_heap
 from triforce.engine.runs import MOST_ROWS, PromptCachePaths, Runs, compare
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill
-from triforce.engine.tier_builder import MODES, Models, Speculation, runnable
+from triforce.engine.tier_builder import MODES, ModelSet, SpeculativeConfig, runnable
 from triforce.errors import ModelError, RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import RequestOutput, SamplingParams
-from triforce.kvcache import PAGE, Full, Offload, Setting
+from triforce.kvcache import PAGE, Full, OffloadConfig, RetrievalConfig
 from triforce.kvcache.pool import pages_for
 from triforce.model.config import ModelConfig
 from triforce.planner import Costs
@@ -87,9 +87,9 @@ class LLM:
         ranks: Ranks = ALONE,
     ) -> None:
         self.ranks = ranks
-        retrieval = Setting.parse(budget, chunk, refresh, full_layers)
-        offload = Offload.parse(kv_offload, kv_memory, kv_layers)
-        self.speculation = Speculation(
+        retrieval = RetrievalConfig.parse(budget, chunk, refresh, full_layers)
+        offload = OffloadConfig.parse(kv_offload, kv_memory, kv_layers)
+        self.speculation = SpeculativeConfig(
             gamma_1, gamma_2, selection, retrieval, lower_tiers=lower_tiers, strict=strict, offload=offload
         )
         self.coupling = known("coupling", coupling, COUPLINGS)
@@ -105,7 +105,7 @@ class LLM:
         """What reading the models took."""
         if self.draft:
             _require_same_vocabulary(self.target, self.draft)
-        self.models = Models(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower)
+        self.models = ModelSet(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower)
         self.tokenizer = self.target.tokenizer
         self._grammars = Grammars(self.tokenizer) if self.tokenizer else None
         prints = [each.fingerprint for each in (self.target, self.draft) if each]

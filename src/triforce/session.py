@@ -7,7 +7,7 @@ from contextlib import closing
 
 from triforce.engine.output_stream import OutputChunk
 from triforce.engine.sequence_group import OnPrefill
-from triforce.engine.tier_builder import Store
+from triforce.engine.tier_builder import SharedKV
 from triforce.errors import RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.kvcache import Full
@@ -24,7 +24,7 @@ class Session:
         self.llm = llm
         target = llm.models.target
         capacity = target.config.context + llm.speculation.reach
-        pool = Store(llm.models, llm.speculation, 1, pages_for(capacity)).pool.more(1)
+        pool = SharedKV(llm.models, llm.speculation, 1, pages_for(capacity)).pool.more(1)
         pool.reserve(0, capacity)
         self._memory = Full(pool)
         self._seen: list[int] = []

@@ -54,9 +54,9 @@ def test_batches_and_lengths_are_those_of_the_paper(monkeypatch: pytest.MonkeyPa
 
     class Fake(Setup):
         def retrieval(self, **changes: Any) -> Any:
-            from triforce.kvcache import Setting
+            from triforce.kvcache import RetrievalConfig
 
-            return Setting(**changes)
+            return RetrievalConfig(**changes)
 
     monkeypatch.setattr(Setup, "speed", note)
     setup = Fake(None, None)  # type: ignore[arg-type]

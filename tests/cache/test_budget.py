@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triforce.errors import RequestError
-from triforce.kvcache import PAGE, Setting
+from triforce.kvcache import PAGE, RetrievalConfig
 from triforce.kvcache.retrieval_config import Budget
 
 
@@ -60,9 +60,11 @@ def test_shares_grow_with_the_context(share: float, context: int) -> None:
 )
 def test_bad_settings(changes: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
-        Setting.parse(**(dict(budget=64, chunk=16, refresh=1, full_layers="none") | changes))
+        RetrievalConfig.parse(**(dict(budget=64, chunk=16, refresh=1, full_layers="none") | changes))
 
 
 def test_settings_as_users_write_them() -> None:
-    assert Setting.parse("3%", 8, "auto", "0,3-5") == Setting(Budget(share=0.03), 8, None, frozenset({0, 3, 4, 5}))
-    assert Setting.parse(64, 16, "0", "auto") == Setting(Budget(64), 16, 0, None)
+    assert RetrievalConfig.parse("3%", 8, "auto", "0,3-5") == RetrievalConfig(
+        Budget(share=0.03), 8, None, frozenset({0, 3, 4, 5})
+    )
+    assert RetrievalConfig.parse(64, 16, "0", "auto") == RetrievalConfig(Budget(64), 16, 0, None)

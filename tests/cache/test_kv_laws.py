@@ -29,7 +29,7 @@ from small import (
 from tiers import CAPACITY, DECODER, Tiers, seen_by
 
 from triforce.backends.dispatch import Lists
-from triforce.kvcache import Full, Retrieval, Setting
+from triforce.kvcache import Full, Retrieval, RetrievalConfig
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES
 from triforce.ragged import Ints, ints
@@ -124,7 +124,7 @@ def conversation(length: int = 120, policy: str = "observed", **how: Any) -> tup
     """A row with room, prefilled, and a lower view of it that sees about half."""
     full, ids = Full(make_pool(DECODER, 1, CAPACITY)), text(length)
     prefill(DECODER, full, 0, ids)
-    return full, Retrieval(full, POLICIES[policy], Setting(Budget(64), **how)), ids
+    return full, Retrieval(full, POLICIES[policy], RetrievalConfig(Budget(64), **how)), ids
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -132,7 +132,7 @@ def conversation(length: int = 120, policy: str = "observed", **how: Any) -> tup
 def test_a_budget_that_covers_the_context_is_the_exact_view(policy: str, length: int) -> None:
     full, ids = Full(make_pool(DECODER, 1, CAPACITY)), text(length)
     prefill(DECODER, full, 0, ids)
-    lower = Retrieval(full, POLICIES[policy], Setting(Budget(112)))
+    lower = Retrieval(full, POLICIES[policy], RetrievalConfig(Budget(112)))
     guess = text(5, seed=7)
     logits = feed(DECODER, lower, [guess])[0]
     torch.testing.assert_close(logits, feed(DECODER, full, [guess])[0], atol=1e-9, rtol=1e-9)
@@ -204,7 +204,7 @@ def test_row_shares_and_fork_copies() -> None:
 def test_a_forked_row_selects_like_its_twin() -> None:
     full = Full(make_pool(DECODER, 2, CAPACITY))
     prefill(DECODER, full, 0, text(130))
-    lower = Retrieval(full, POLICIES["observed"], Setting(Budget(64)))
+    lower = Retrieval(full, POLICIES["observed"], RetrievalConfig(Budget(64)))
     full.fork(0, 1)
     lower.fork(0, 1)
     logits = feed(DECODER, lower, [[1, 2], [1, 2]])

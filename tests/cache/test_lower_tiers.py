@@ -20,7 +20,7 @@ from triforce.cli import main
 from triforce.engine.batch import Batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.tier_builder import MODES as LADDERS
-from triforce.engine.tier_builder import Rows
+from triforce.engine.tier_builder import TierBuilder
 from triforce.interface.request import RequestOutput
 from triforce.kvcache.selection import POLICIES
 from triforce.llm import LLM
@@ -77,7 +77,7 @@ def test_nothing_that_is_rounded_is_committed(pair: Path, mode: str) -> None:
 
 def guesses(model: LLM, texts: list[list[int]]) -> Tensor:
     """Logits of the retrieval tier after the last of some texts that one row has seen, each cut back to the next."""
-    rows = Rows(model.models, model.speculation, [400])
+    rows = TierBuilder(model.models, model.speculation, [400])
     full = rows.full()
     middle = rows.middle(full, POLICIES["observed"], "retrieval")
     for before, text in zip([[], *texts], texts, strict=False):

@@ -12,7 +12,7 @@ import pytest
 from triforce.backends import dispatch
 from triforce.cli import main
 from triforce.errors import CacheError
-from triforce.kvcache.offload.sizing import Needs, Offload, size_of
+from triforce.kvcache.offload.sizing import KVSizing, OffloadConfig, size_of
 from triforce.kvcache.retrieval_config import Budget
 from triforce.llm import LLM
 
@@ -40,24 +40,24 @@ def test_info_without_offload_says_nothing_of_it(capsys: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def needs() -> Needs:
-    return Needs(LLM(draft=None).target.config, 2, 2050, 1, 20, Budget(2048))
+def needs() -> KVSizing:
+    return KVSizing(LLM(draft=None).target.config, 2, 2050, 1, 20, Budget(2048))
 
 
 @pytest.mark.parametrize("memory", ["12MiB", "32MiB", "64MiB", "96MiB", "1GiB"])
-def test_parts_fit_into_the_whole(needs: Needs, memory: str) -> None:
-    frames, buffers, layers = needs.split(Offload("file"), size_of(memory))
+def test_parts_fit_into_the_whole(needs: KVSizing, memory: str) -> None:
+    frames, buffers, layers = needs.split(OffloadConfig("file"), size_of(memory))
     assert (frames + buffers * needs.buffer_frames) * needs.page_bytes <= size_of(memory)
     assert layers * needs.layer + 1 <= frames
     assert layers == 6 or memory != "1GiB"
 
 
-def test_what_is_said_to_be_enough_is_enough(needs: Needs) -> None:
+def test_what_is_said_to_be_enough_is_enough(needs: KVSizing) -> None:
     with pytest.raises(CacheError, match=r"give (\d+MiB) or more") as error:
-        needs.split(Offload("file"), 1 << 20)
+        needs.split(OffloadConfig("file"), 1 << 20)
     enough = str(error.value).split("give ")[1].split(" ")[0]
-    needs.split(Offload("file"), size_of(enough))
+    needs.split(OffloadConfig("file"), size_of(enough))
     with pytest.raises(CacheError, match="more, or a smaller --kv-layers") as error:
-        needs.split(Offload("file", layers=3), 64 << 20)
+        needs.split(OffloadConfig("file", layers=3), 64 << 20)
     more = size_of(str(error.value).split("give ")[1].split(" ")[0])
-    needs.split(Offload("file", layers=3), (64 << 20) + more)
+    needs.split(OffloadConfig("file", layers=3), (64 << 20) + more)

@@ -11,7 +11,7 @@ from simple_cache import DEVICE
 from small import CLOSE, assert_holds, dense, feed, make_pool, poison, prefill, small_decoder, text
 
 from triforce.errors import CacheError
-from triforce.kvcache import PAGE, Full, Pool, Retrieval, Setting
+from triforce.kvcache import PAGE, Full, Pool, Retrieval, RetrievalConfig
 from triforce.kvcache.pool import pages_for
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES, Recent
@@ -144,7 +144,7 @@ def test_fragmented_and_consecutive_rows_give_the_same_results(policy: str) -> N
         assert (full.pool.tables[0] != list(range(1, 11))) == fragmented
         for b, prompt in enumerate(prompts):
             prefill(DECODER, full, b, prompt)
-        lower = Retrieval(full, make, Setting(Budget(32)))
+        lower = Retrieval(full, make, RetrievalConfig(Budget(32)))
         logits = [*feed(DECODER, lower, guesses), *feed(DECODER, full, [truth[:4], truth])]
         lower.rewind(full.lengths_B)
         results.append(torch.cat([*logits, *feed(DECODER, lower, guesses)]))
@@ -167,7 +167,7 @@ def test_recycled_pages_show_nothing_of_their_past(policy: str, fragmented: bool
     full, ids = Full(pool), text(81, seed=6)
     prefill(DECODER, full, 0, ids)
     assert_holds(full, 0, dense(DECODER, ids))
-    lower = Retrieval(full, make, Setting(Budget(32)))
+    lower = Retrieval(full, make, RetrievalConfig(Budget(32)))
     committed = list(ids)
     for step in range(4):
         guess = text(3, seed=step)
@@ -199,5 +199,5 @@ def test_a_view_of_some_rows_of_a_pool() -> None:
     prefill(DECODER, part, 1, ids)
     assert pool.lengths_B.tolist() == [0, 0, 50]
     assert_holds(part, 1, dense(DECODER, ids))
-    lower = Retrieval(part, POLICIES["observed"], Setting(Budget(32)))
+    lower = Retrieval(part, POLICIES["observed"], RetrievalConfig(Budget(32)))
     assert feed(DECODER, lower, [[], [1, 2]])[1].isfinite().all()

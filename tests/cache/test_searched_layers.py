@@ -15,7 +15,7 @@ from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
 from triforce.backends.dispatch import PAGE, Search
 from triforce.checkpoint.reader import load
-from triforce.kvcache import Budget, Full, Pool, Retrieval, Setting
+from triforce.kvcache import Budget, Full, Pool, Retrieval, RetrievalConfig
 from triforce.kvcache.selection import POLICIES
 from triforce.llm import LLM
 from triforce.planner import SearchedLayers
@@ -38,7 +38,7 @@ def view(decoder: Decoder, prompt: list[int], budget: int) -> Retrieval:
     full = Full(pool)
     for part in (prompt[:-16], prompt[-16:]):
         feed(decoder, full, [part])
-    return Retrieval(full, POLICIES["observed"], Setting(Budget(budget)))
+    return Retrieval(full, POLICIES["observed"], RetrievalConfig(Budget(budget)))
 
 
 def guess(decoder: Decoder, prompt: list[int], budget: int, searched: set[int]) -> torch.Tensor:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from triforce.engine.batch import Batch
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.tier_builder import MODES, Models, Speculation
+from triforce.engine.tier_builder import MODES, ModelSet, SpeculativeConfig
 from triforce.interface.request import SamplingParams
-from triforce.kvcache import PAGE, Full, Retrieval, Setting
+from triforce.kvcache import PAGE, Full, Retrieval, RetrievalConfig
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES, Policy, Recent
 from triforce.ragged import ints
@@ -54,7 +54,7 @@ class Rounds:
     def __init__(self, length: int = 120, **setting: Any) -> None:
         self.full, self.spy, self.text = Full(make_pool(DECODER, 2, 608)), Spy(), text(length)
         prefill(DECODER, self.full, 1, self.text)
-        self.lower = Retrieval(self.full, lambda: self.spy, Setting(**({"budget": Budget(64)} | setting)))
+        self.lower = Retrieval(self.full, lambda: self.spy, RetrievalConfig(**({"budget": Budget(64)} | setting)))
 
     @property
     def selections(self) -> int:
@@ -137,7 +137,7 @@ def test_any_chunk_at_any_length(name: str, chunk: int, length: int) -> None:
     """Contexts a little above the budget have few full chunks to choose from, or none."""
     full = Full(make_pool(DECODER, 1, 224))
     prefill(DECODER, full, 0, text(length))
-    lower = Retrieval(full, ALL[name], Setting(Budget(32), chunk))
+    lower = Retrieval(full, ALL[name], RetrievalConfig(Budget(32), chunk))
     assert feed(DECODER, lower, [[1, 2, 3]])[0].isfinite().all()
 
 
@@ -147,7 +147,7 @@ def test_the_first_selection_has_queries_to_go_by(name: str, length: int) -> Non
     """A prompt is prefilled in wide passes that report nothing; its last tokens are fed apart for this."""
     full = Full(make_pool(DECODER, 1, 720))
     prefill(DECODER, full, 0, text(length))
-    lower = Retrieval(full, POLICIES[name], Setting(Budget(64)))
+    lower = Retrieval(full, POLICIES[name], RetrievalConfig(Budget(64)))
     feed(DECODER, lower, [[1, 2, 3]])
     choice = lower.choices[0]
     assert choice is not None and choice.recent >= length - 32 and choice.tokens <= 64
@@ -160,7 +160,7 @@ def test_full_layers_see_everything() -> None:
     for layers in ((), (0,), (1,), (0, 1)):
         full = Full(make_pool(DECODER, 1, 224))
         prefill(DECODER, full, 0, text(150))
-        lower = Retrieval(full, POLICIES["observed"], Setting(Budget(32), full_layers=frozenset(layers)))
+        lower = Retrieval(full, POLICIES["observed"], RetrievalConfig(Budget(32), full_layers=frozenset(layers)))
         results.append(feed(DECODER, lower, [[1, 2, 3]])[0])
     exact = feed(DECODER, dense(DECODER, text(150)), [[1, 2, 3]])[0]
     torch.testing.assert_close(results.pop(), exact, **CLOSE)
@@ -172,7 +172,7 @@ def test_what_nobody_asked_the_exact_view_to_note_is_no_news() -> None:
     """Mode auto asks for attention only while it pays, and a row may come from a batch that did not."""
     full = Full(make_pool(DECODER, 1, 224))
     prefill(DECODER, full, 0, text(150))
-    lower = Retrieval(full, POLICIES["observed"], Setting(Budget(32)))
+    lower = Retrieval(full, POLICIES["observed"], RetrievalConfig(Budget(32)))
     full.grain = 0
     feed(DECODER, full, [[4]])
     everything = feed(DECODER, lower, [[1, 2, 3]])[0]
@@ -199,7 +199,7 @@ def test_a_verification_of_any_width_is_news(width: int) -> None:
     before = rounds.full.sights[1].passes
     feed(DECODER, rounds.full, [[], text(width)])
     assert rounds.full.sights[1].passes == before + 1
-    lower = Retrieval(rounds.full, POLICIES["observed"], Setting(Budget(64)))
+    lower = Retrieval(rounds.full, POLICIES["observed"], RetrievalConfig(Budget(64)))
     assert feed(DECODER, lower, [[], [1, 2]])[1].isfinite().all()
 
 
@@ -207,9 +207,9 @@ def generate(mode: str, prompts: list[list[int]], tokens: int, **how: Any) -> tu
     params = SamplingParams(temperature=0.8, max_tokens=tokens)
     jobs = [TokenSequence(prompt, params, seed=5 + b) for b, prompt in enumerate(prompts)]
     gammas = {name: how.pop(name) for name in ("gamma_1", "gamma_2", "selection") if name in how}
-    retrieval = Setting.parse(**(dict(budget=48, chunk=16, refresh=1, full_layers="none") | how))
-    models = Models(DECODER, small_decoder(seed=3, layers=1))
-    batch = Batch(models, MODES[mode], Speculation(**gammas, retrieval=retrieval), "seeded", jobs)
+    retrieval = RetrievalConfig.parse(**(dict(budget=48, chunk=16, refresh=1, full_layers="none") | how))
+    models = ModelSet(DECODER, small_decoder(seed=3, layers=1))
+    batch = Batch(models, MODES[mode], SpeculativeConfig(**gammas, retrieval=retrieval), "seeded", jobs)
     for _ in batch.prefill():
         pass
     while not batch.done:

@@ -24,7 +24,7 @@ from small import (
 )
 from torch import Tensor
 
-from triforce.kvcache import Full, Retrieval, Setting
+from triforce.kvcache import Full, Retrieval, RetrievalConfig
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES, Recent
 from triforce.ragged import ints
@@ -83,7 +83,7 @@ class Tiers(RuleBasedStateMachine):
         self.pool = make_pool(DECODER, rows, CAPACITY, fragmented=chance.random() < 0.5)
         self.full = self.exact(self.pool)
         whole = frozenset(layer for layer in range(2) if chance.random() < 0.2)
-        setting = Setting(Budget(budget), chunk, refresh, whole)
+        setting = RetrievalConfig(Budget(budget), chunk, refresh, whole)
         self.view = self.lower(self.full, {"recent": Recent, **POLICIES}[policy], setting)
         for b, ids in enumerate(self.texts):
             prefill(DECODER, self.full, b, ids)

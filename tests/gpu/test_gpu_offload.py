@@ -18,9 +18,9 @@ from triforce.backends.cuda.triton.page_copy import carry
 from triforce.bench import shapes
 from triforce.errors import CacheError, RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
-from triforce.kvcache import Budget, Offload
+from triforce.kvcache import Budget, OffloadConfig
 from triforce.kvcache.offload import sizing_cuda
-from triforce.kvcache.offload.sizing_cuda import LayeredNeeds
+from triforce.kvcache.offload.sizing_cuda import CudaKVSizing
 from triforce.llm import LLM
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
@@ -120,7 +120,7 @@ def test_a_file_is_refused(folder: Path, by_name: None) -> None:
         answers(folder, "ar", [ids(70)], 0.0, kv_offload="file", kv_memory="300KiB")
 
 
-def test_without_triton_it_is_refused(needs: LayeredNeeds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_it_is_refused(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_loader, "_installed", lambda: False)
     monkeypatch.setattr(native_loader, "wanted", "")
     with pytest.raises(RequestError, match="needs Triton"):
@@ -138,14 +138,14 @@ GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
-def needs() -> LayeredNeeds:
+def needs() -> CudaKVSizing:
     """Llama-2-7B's at 122K, on a CUDA device."""
     s, rope = shapes.SHAPES["llama-2-7b-128k"], Rope(torch.ones(64), 1.0)
     heads = s.heads, s.kv_heads, s.head_dim
     config = ModelConfig(
         s.vocab, s.hidden, s.intermediate, s.layers, *heads, 1e-5, False, False, False, context=130_000, rope=rope
     )
-    return LayeredNeeds(config, 2, 7700, 1, 52, Budget(4096), torch.device("cuda"), 0)
+    return CudaKVSizing(config, 2, 7700, 1, 52, Budget(4096), torch.device("cuda"), 0)
 
 
 def free(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
@@ -153,27 +153,27 @@ def free(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
 
 
 @pytest.mark.parametrize("gib", [9, 12, 24, 40, 58, 70])
-def test_parts_fit_into_the_whole(needs: LayeredNeeds, gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_fit_into_the_whole(needs: CudaKVSizing, gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 100)
-    frames, buffers, layers = needs.split(Offload("host"), gib * GIB)
+    frames, buffers, layers = needs.split(OffloadConfig("host"), gib * GIB)
     assert (frames + buffers * needs.buffer_frames) * needs.page_bytes <= gib * GIB
     parts = frames - layers * needs.buffer_frames
     assert parts >= (32 - layers) * needs.part and (layers == 32) == (gib == 70)
     assert needs.stored(layers) + layers * needs.buffer_frames * needs.page_bytes == needs.stored(0)
 
 
-def test_what_would_not_fit_is_foreseen(needs: LayeredNeeds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_not_fit_is_foreseen(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 10)
     with pytest.raises(CacheError, match=r"free on cuda.*give (\S+GiB) or less") as error:
-        needs.split(Offload("host", 12 * GIB), 12 * GIB)
+        needs.split(OffloadConfig("host", 12 * GIB), 12 * GIB)
     fits = float(str(error.value).split("; give ")[1].split("GiB")[0])
-    assert needs.split(Offload("host", 1), int((fits - 0.05) * GIB))
+    assert needs.split(OffloadConfig("host", 1), int((fits - 0.05) * GIB))
     free(monkeypatch, 5)
     with pytest.raises(CacheError, match=r"at least .* smaller --context"):
-        needs.split(Offload("host"), int(needs.share * needs.free))
+        needs.split(OffloadConfig("host"), int(needs.share * needs.free))
 
 
-def test_so_is_kv_that_was_to_stay_on_the_device(needs: LayeredNeeds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_is_kv_that_was_to_stay_on_the_device(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 70)
     needs.require_all()
     free(monkeypatch, 40)
@@ -183,12 +183,12 @@ def test_so_is_kv_that_was_to_stay_on_the_device(needs: LayeredNeeds, monkeypatc
     assert replace(needs, pages=pages - 300).require_all() is None  # fewer tokens have fewer activations
 
 
-def test_what_is_said_to_be_enough_is_enough(needs: LayeredNeeds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_to_be_enough_is_enough(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 100)
     with pytest.raises(CacheError, match=r"give \S+ or more"):
-        needs.split(Offload("host", GIB), GIB)
-    assert needs.split(Offload("host"), needs.least)[2] == 0
+        needs.split(OffloadConfig("host", GIB), GIB)
+    assert needs.split(OffloadConfig("host"), needs.least)[2] == 0
     with pytest.raises(CacheError, match=r"give (\S+)GiB more") as error:
-        needs.split(Offload("host", layers=10), needs.least)
+        needs.split(OffloadConfig("host", layers=10), needs.least)
     more = float(str(error.value).split("give ")[1].split("GiB")[0])
-    assert needs.split(Offload("host", layers=10), needs.least + int((more + 0.1) * GIB))[2] == 10
+    assert needs.split(OffloadConfig("host", layers=10), needs.least + int((more + 0.1) * GIB))[2] == 10

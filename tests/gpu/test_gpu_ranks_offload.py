@@ -24,10 +24,10 @@ from triforce.backends.tensor_parallel import ShardedModel
 from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import CacheError
 from triforce.interface.request import SamplingParams
-from triforce.kvcache import Budget, Offload
+from triforce.kvcache import Budget, OffloadConfig
 from triforce.kvcache.offload import sizing_cuda, store
 from triforce.kvcache.offload.sizing import memory_for
-from triforce.kvcache.offload.sizing_cuda import LayeredNeeds
+from triforce.kvcache.offload.sizing_cuda import CudaKVSizing
 from triforce.llm import LLM
 
 PROMPT = ids(300)
@@ -92,19 +92,19 @@ def test_a_layer_that_does_not_come_shows(
     assert of_ranks(folder, "ar", 0) != [plainly] * 2
 
 
-def needs(folder: Path, count: int) -> LayeredNeeds:
+def needs(folder: Path, count: int) -> CudaKVSizing:
     config = LLM(folder, device="cpu", dtype="float32").target.config.shared(count)
-    return LayeredNeeds(config, 4, 30_000, 1, 30, Budget(48), torch.device("cuda"), 0)
+    return CudaKVSizing(config, 4, 30_000, 1, 30, Budget(48), torch.device("cuda"), 0)
 
 
 def test_each_rank_has_a_device_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So what stays is counted over all devices, in what is kept, what is said and what it is compared with."""
     one, two = needs(folder, 1), needs(folder, 2)
     monkeypatch.setattr(sizing_cuda, "free_on", lambda device: one.passing + one.bytes // 2)
-    assert memory_for(Offload("host"), one) == int(one.share * one.free) < one.bytes
-    assert memory_for(Offload("host"), two) == int(two.share * 2 * one.free)
+    assert memory_for(OffloadConfig("host"), one) == int(one.share * one.free) < one.bytes
+    assert memory_for(OffloadConfig("host"), two) == int(two.share * 2 * one.free)
     with pytest.raises(CacheError, match="free on 2 devices"):
-        two.split(Offload("host"), two.free + 1)
+        two.split(OffloadConfig("host"), two.free + 1)
 
 
 def test_memory_of_the_host_is_shared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +112,6 @@ def test_memory_of_the_host_is_shared(folder: Path, monkeypatch: pytest.MonkeyPa
     two = needs(folder, 2)
     monkeypatch.setattr(sizing_cuda, "free_on", lambda device: GIB)
     monkeypatch.setattr(store, "free_memory", lambda: int(1.5 * two.stored(0)))
-    offload = Offload("host", memory=2 * two.least, layers=0)
+    offload = OffloadConfig("host", memory=2 * two.least, layers=0)
     with pytest.raises(CacheError, match="a larger --kv-memory"):
         together(2, lambda ranks: store.room(offload, two, ranks))

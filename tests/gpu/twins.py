@@ -26,8 +26,8 @@ from triforce.backends.decoder import Decoder
 from triforce.backends.dispatch import PAGE, Lists, Room
 from triforce.backends.torch.kv import attend_lists, slots
 from triforce.bench import shapes
-from triforce.kvcache import Budget, Full, Pool, Retrieval, Setting
-from triforce.kvcache.offload.sizing_cuda import LayeredNeeds
+from triforce.kvcache import Budget, Full, Pool, Retrieval, RetrievalConfig
+from triforce.kvcache.offload.sizing_cuda import CudaKVSizing
 from triforce.kvcache.offload.store import HostStore
 from triforce.kvcache.selection import POLICIES
 from triforce.kvcache.views.observation import Sight
@@ -101,7 +101,7 @@ def replace_kernels(patch: pytest.MonkeyPatch) -> None:
 
 def room(decoder: Decoder, whole: int, seats: int = SEATS) -> Room:
     """So many whole layers, and so little for the others that pages make room for one another all the time."""
-    needs = LayeredNeeds(decoder.config, 4, PAGES, ROWS, 30, Budget(48), CPU, 0)
+    needs = CudaKVSizing(decoder.config, 4, PAGES, ROWS, 30, Budget(48), CPU, 0)
     store, moving = HostStore(needs.stored(whole)), seats * decoder.config.kv_heads
     store.memory.view(torch.float32).fill_(torch.nan)
     frames = whole * needs.buffer_frames + (LAYERS - whole) * (decoder.config.kv_heads + moving + needs.selected)
@@ -123,7 +123,7 @@ class Side:
         self.look()
 
     def look(self, layers: frozenset[int] = frozenset()) -> None:
-        self.lower = Retrieval(self.full, POLICIES[self.selection], Setting(Budget(48), full_layers=layers))
+        self.lower = Retrieval(self.full, POLICIES[self.selection], RetrievalConfig(Budget(48), full_layers=layers))
 
     def begin(self, b: int, ids: list[int]) -> list[Tensor]:
         """Another text in row b, read to its end."""

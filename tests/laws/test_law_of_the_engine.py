@@ -13,9 +13,9 @@ from torch import Tensor
 from tests.laws.gtest import ALPHA, detectable, ranks, surprise, window_surprise
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, V, finished, laws, started
 from tests.laws.toy import chain_law
-from triforce.engine.tier_builder import Speculation
+from triforce.engine.tier_builder import SpeculativeConfig
 from triforce.interface.request import SamplingParams
-from triforce.kvcache import Budget, Setting
+from triforce.kvcache import Budget, RetrievalConfig
 
 torch.set_num_threads(1)
 LATE = 12  # windows begin here: the ladder has gone through several proposals, ragged rows are at different ones
@@ -23,8 +23,8 @@ ROWS = 300
 PLAIN = SamplingParams()
 WARPED = SamplingParams(0.7, top_p=0.97, presence_penalty=0.2, frequency_penalty=0.01, logit_bias={3: 0.3})
 
-LATER = Setting(Budget(48), refresh=None, full_layers=frozenset({0}))  # selects anew after a refusal
-FINER = Setting(Budget(48), chunk=8, refresh=2)
+LATER = RetrievalConfig(Budget(48), refresh=None, full_layers=frozenset({0}))  # selects anew after a refusal
+FINER = RetrievalConfig(Budget(48), chunk=8, refresh=2)
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Trial:
     texts: int
     bound: float  # on the detectable total variation
     tokens: int = 60
-    setting: Speculation = SETTING
+    setting: SpeculativeConfig = SETTING
     coupling: str = "rejection"
 
     def sample(self) -> Tensor:

@@ -11,9 +11,9 @@ from tests.simple_cache import score
 from triforce.backends.decoder import Decoder
 from triforce.engine.batch import Batch
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.tier_builder import MODES, Models, Speculation
+from triforce.engine.tier_builder import MODES, ModelSet, SpeculativeConfig
 from triforce.interface.request import SamplingParams
-from triforce.kvcache import Budget, Setting
+from triforce.kvcache import Budget, RetrievalConfig
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.model.weights import Layer, Weights
@@ -23,7 +23,7 @@ V, C, HEADS, GROUPS, D, LAYERS = 6, 32, 4, 2, 8, 2
 PROMPTS = [
     torch.randint(V, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (150, 163, 121)
 ]
-SETTING = Speculation(gamma_1=2, gamma_2=4, retrieval=Setting(Budget(48)), sinks=4, window=24)
+SETTING = SpeculativeConfig(gamma_1=2, gamma_2=4, retrieval=RetrievalConfig(Budget(48)), sinks=4, window=24)
 """The middle tier sees 48 of at least 121 tokens, the draft 28."""
 
 
@@ -52,11 +52,11 @@ def decoder(layers: int, noise: float) -> Decoder:
     return Decoder(config, Weights(embedding, tuple(layer() for _ in range(layers)), final, head))
 
 
-MODELS = Models(decoder(LAYERS, 0.0), decoder(1, 0.1))
+MODELS = ModelSet(decoder(LAYERS, 0.0), decoder(1, 0.1))
 
 
 def started(
-    mode: str, coupling: str, params: SamplingParams, rows: int, first: int = 0, setting: Speculation = SETTING
+    mode: str, coupling: str, params: SamplingParams, rows: int, first: int = 0, setting: SpeculativeConfig = SETTING
 ) -> Batch:
     """A ragged batch that has read its prompts: row b is choice `first + b`, of prompt b modulo their number."""
     jobs = [TokenSequence(PROMPTS[row % len(PROMPTS)], params, seed=1234, choice=first + row) for row in range(rows)]

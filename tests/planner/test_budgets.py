@@ -17,12 +17,12 @@ from triforce.engine.batch import Batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.tier_builder import MODES
 from triforce.interface.request import SamplingParams
-from triforce.kvcache import Budget, Setting
+from triforce.kvcache import Budget, RetrievalConfig
 from triforce.planner import Costs, Pilot, Plan, forecast
 from triforce.planner.forecast import TIMES, Outlook, options
 from triforce.planner.plan import rate
 
-OPEN = Setting(Budget(64, open=True))
+OPEN = RetrievalConfig(Budget(64, open=True))
 LONGER, SHORTER = (PROMPTS[0] * 3)[:400], PROMPTS[0]
 DEEP = Plan(("draft", "retrieval", "full"), (2, 6))
 CHEAP = LONG | {"draft": (0.1 * MS, 0.0), "retrieval": (0.5 * MS, 0.02 * MS)}
@@ -38,7 +38,7 @@ SMALLER = world((0.7 * MS, 0.90), (1.4 * MS, 0.90), (2.8 * MS, 0.90))
 EQUAL = world((0.05 * MS, 0.9), (0.1 * MS, 0.9), (0.2 * MS, 0.9))
 
 
-def batch(*prompts: list[int], setting: Setting = OPEN) -> Batch:
+def batch(*prompts: list[int], setting: RetrievalConfig = OPEN) -> Batch:
     jobs = [TokenSequence(prompt, SamplingParams(0.8, max_tokens=60), seed=1) for prompt in prompts]
     made = Batch(MODELS, MODES["auto"], replace(SETTING, retrieval=setting), "seeded", jobs)
     deque(made.prefill(), maxlen=0)
@@ -55,7 +55,7 @@ def informed(world: World) -> Costs:
     return costs
 
 
-def followed(world: World, setting: Setting = OPEN, proposals: int = 600) -> tuple[list[float], float]:
+def followed(world: World, setting: RetrievalConfig = OPEN, proposals: int = 600) -> tuple[list[float], float]:
     """The budgets of all proposals, in times of the usual one; and tokens per second."""
     made, seen = batch(LONGER, setting=setting), []
     world.dice = random.Random(1)  # the same ones, whatever was played before
@@ -71,7 +71,7 @@ def followed(world: World, setting: Setting = OPEN, proposals: int = 600) -> tup
 def test_a_budget_that_pays_is_found_and_kept(given: World, times: float) -> None:
     seen, speed = followed(given)
     assert np.mean(np.array(seen[100:]) == times) > 0.95
-    asked, usual = followed(given, Setting(Budget(64)))
+    asked, usual = followed(given, RetrievalConfig(Budget(64)))
     assert set(asked) == {1.0} and speed > 1.1 * usual  # a number that somebody gave is kept
 
 
@@ -94,10 +94,10 @@ def test_a_little_more_is_no_reason_for_another_budget(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     "setting",
-    [Setting(Budget(64)), replace(OPEN, refresh=0), replace(OPEN, refresh=None)],
+    [RetrievalConfig(Budget(64)), replace(OPEN, refresh=0), replace(OPEN, refresh=None)],
     ids=["given", "once", "auto"],
 )
-def test_nothing_is_chosen_where_it_was_asked_for_or_could_not_be_followed(setting: Setting) -> None:
+def test_nothing_is_chosen_where_it_was_asked_for_or_could_not_be_followed(setting: RetrievalConfig) -> None:
     it = Pilot(batch(LONGER, setting=setting).top, 1, Costs())
     assert options(it._view, {}, [400]) == [{}]
 

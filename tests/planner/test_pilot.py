@@ -17,7 +17,7 @@ from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
 from tests.planner.world import World, plans
 from triforce.engine.batch import Batch
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.tier_builder import MODES, Models
+from triforce.engine.tier_builder import MODES, ModelSet
 from triforce.interface.request import SamplingParams
 from triforce.planner import Costs, Pilot, Plan, cadence, choose, controller, fallback
 from triforce.planner.forecast import BURST, TIMES
@@ -29,11 +29,11 @@ DEEP = Plan(("draft", "retrieval", "full"), (2, 6))
 LIVE = np.array([True])
 
 
-def piloted(coupling: str = "seeded", models: Models = MODELS, rows: int = ROWS) -> Batch:
+def piloted(coupling: str = "seeded", models: ModelSet = MODELS, rows: int = ROWS) -> Batch:
     return read(Costs(), coupling, models, rows)
 
 
-def read(costs: Costs | None, coupling: str = "seeded", models: Models = MODELS, rows: int = 1) -> Batch:
+def read(costs: Costs | None, coupling: str = "seeded", models: ModelSet = MODELS, rows: int = 1) -> Batch:
     """All tiers, their prompts read; without costs nobody steers them yet."""
     jobs = [TokenSequence(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
     batch = Batch(models, MODES["auto"], SETTING, coupling, jobs, costs=costs)
@@ -75,7 +75,7 @@ def test_the_text_is_that_of_plain_decoding_whatever_is_decided(whims: list[Plan
 
 
 def test_and_without_a_draft_model(whims: list[Plan]) -> None:
-    assert torch.equal(finished(piloted(models=Models(MODELS.target))), plain())
+    assert torch.equal(finished(piloted(models=ModelSet(MODELS.target))), plain())
     assert not any("draft" in plan.tiers for plan in whims)
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from triforce.backends.decoder import Decoder
 from triforce.bench.acceptance.heavy import Heavy, added, attended
-from triforce.engine.tier_builder import Models, Rows, Speculation
-from triforce.kvcache import Budget, Retrieval, Setting
+from triforce.engine.tier_builder import ModelSet, SpeculativeConfig, TierBuilder
+from triforce.kvcache import Budget, Retrieval, RetrievalConfig
 from triforce.kvcache.selection import Policy, Recent
 from triforce.ragged import ints
 
@@ -33,7 +33,7 @@ class Forgetful:
         self.decoder, self.tokens = decoder, tokens
         self.shared = shared(prompts)
         longest = max(map(len, prompts)) + tokens
-        self.full = Rows(Models(decoder), Speculation(), [longest]).full()
+        self.full = TierBuilder(ModelSet(decoder), SpeculativeConfig(), [longest]).full()
         self.mass_LGU = attended(decoder, self.full, ints(prompts[0][: self.shared])[None])
 
     @torch.no_grad()
@@ -41,7 +41,7 @@ class Forgetful:
         """The greedy continuation of one of the prompts; `budget` in tokens."""
         self.full.rewind(ints([self.shared]))
         mass_LGU = added(self.mass_LGU, attended(self.decoder, self.full, ints(prompt[:-1])[None]))
-        setting, made, one = Setting(Budget(budget), full_layers=frozenset()), prompt[-1:], ints([1])
+        setting, made, one = RetrievalConfig(Budget(budget), full_layers=frozenset()), prompt[-1:], ints([1])
         view = Retrieval(self.full, lambda: EVICTIONS[eviction](mass_LGU), setting)
         for _ in range(self.tokens):
             view.begin(one, 1)

@@ -6,7 +6,7 @@ import torch
 
 from triforce.engine.batch import Batch
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.tier_builder import MODES, Models, Speculation
+from triforce.engine.tier_builder import MODES, ModelSet, SpeculativeConfig
 from triforce.interface.request import SamplingParams
 from triforce.kvcache import PAGE, Full, Pool
 from triforce.ragged import ints
@@ -16,9 +16,9 @@ BLOCK = 4096
 
 
 def read(
-    models: Models,
+    models: ModelSet,
     mode: str,
-    setting: Speculation,
+    setting: SpeculativeConfig,
     context: int,
     tokens: int,
     rows: int = 1,

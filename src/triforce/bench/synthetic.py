@@ -15,8 +15,8 @@ from torch import Tensor
 from triforce.bench import shapes
 from triforce.bench.random_kv import read
 from triforce.bench.speed import Row, timing
-from triforce.engine.tier_builder import Models, Speculation
-from triforce.kvcache import Setting
+from triforce.engine.tier_builder import ModelSet, SpeculativeConfig
+from triforce.kvcache import RetrievalConfig
 from triforce.kvcache.retrieval_config import Budget
 from triforce.ragged import Bools
 from triforce.speculation import Coupling, Draft, Prefix, Sampling
@@ -62,10 +62,10 @@ def rows(
 ) -> Iterator[Row]:
     """Plain decoding and TriForce on the `30m` shape, per context: `outer` and `inner` are kept shares per token."""
     longest = max(contexts) + 2 * tokens
-    setting = Speculation(*gammas, retrieval=Setting(Budget(budget)), lower_tiers=lower_tiers)
+    setting = SpeculativeConfig(*gammas, retrieval=RetrievalConfig(Budget(budget)), lower_tiers=lower_tiers)
     lower = shapes.decoder("30m", longest, int8=True) if setting.int8 else None
     draft = shapes.decoder("30m-draft", longest, int8=setting.int8)
-    models = Models(shapes.decoder("30m", longest), draft, lower)
+    models = ModelSet(shapes.decoder("30m", longest), draft, lower)
     for context in contexts:
         seconds: dict[str, list[float]] = {"ar": [], "triforce": []}
         passes = 0

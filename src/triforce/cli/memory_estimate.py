@@ -19,13 +19,13 @@ def offloaded(
     `weights`: bytes of them.
     """
     from triforce.backends.dispatch import require_offload
-    from triforce.engine.tier_builder import Speculation
-    from triforce.kvcache import Offload
+    from triforce.engine.tier_builder import SpeculativeConfig
+    from triforce.kvcache import OffloadConfig
     from triforce.kvcache.offload.sizing import memory_for
-    from triforce.kvcache.offload.sizing_cuda import LayeredNeeds, needs_of
+    from triforce.kvcache.offload.sizing_cuda import CudaKVSizing, needs_of
     from triforce.kvcache.pool import pages_for
 
-    offload, usual = Offload.parse(options.kv_offload, options.kv_memory, options.kv_layers), Speculation()
+    offload, usual = OffloadConfig.parse(options.kv_offload, options.kv_memory, options.kv_layers), SpeculativeConfig()
     if offload.kind != "none":
         require_offload(config, dtype, device, offload.kind)
     pages = pages_for(config.context + usual.reach)
@@ -35,8 +35,8 @@ def offloaded(
         return {}
     frames, buffers, layers = needs.split(offload, memory)
     page, kept = needs.page_bytes, (frames + buffers * needs.buffer_frames) * needs.page_bytes
-    apart = isinstance(needs, LayeredNeeds)
-    prefill = needs.passing if isinstance(needs, LayeredNeeds) else config.context * config.hidden_size * 4
+    apart = isinstance(needs, CudaKVSizing)
+    prefill = needs.passing if isinstance(needs, CudaKVSizing) else config.context * config.hidden_size * 4
     host = needs.stored(layers) if offload.kind == "host" else 0
     return {
         f"KV {'on the device' if apart else 'in memory'}": kept,

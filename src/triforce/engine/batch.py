@@ -18,7 +18,7 @@ from torch import Tensor
 
 from triforce.backends.token_sampler import sampling
 from triforce.engine.sequence import TokenSequence, logprobs_of
-from triforce.engine.tier_builder import Ladder, Models, Rows, Speculation, Store, tiers
+from triforce.engine.tier_builder import ModeBuilder, ModelSet, SharedKV, SpeculativeConfig, TierBuilder, tiers
 from triforce.interface.request import DecodingSnapshot
 from triforce.interface.stats import TierStats
 from triforce.kvcache import Full, Retrieval
@@ -50,22 +50,22 @@ class Batch:
 
     def __init__(
         self,
-        models: Models,
-        ladder: Ladder,
-        setting: Speculation,
+        models: ModelSet,
+        ladder: ModeBuilder,
+        setting: SpeculativeConfig,
         coupling: str,
         jobs: Sequence[TokenSequence],
         memory: Full | None = None,
         costs: Costs | None = None,
         findings: Findings | None = None,
-        store: Store | None = None,
+        store: SharedKV | None = None,
         begun: Sequence[int] = (),
     ) -> None:
         self.target, self.jobs, self.coupling, self.memory = models.target, list(jobs), COUPLINGS[coupling], memory
         self._logits: deque[Tensor] = deque(maxlen=1)
         self._sample()
         capacities = [job.capacity(models.target.config.context, setting.reach) for job in jobs]
-        self.top = ladder(Rows(models, setting, capacities, memory, store, begun))
+        self.top = ladder(TierBuilder(models, setting, capacities, memory, store, begun))
         self.search = self._search(findings) if findings is not None else None
         self.pilot = Pilot(self.top, len(jobs), costs, _heat(jobs), ranks=models.target.ranks) if costs else None
         self.tiers = self.pilot.tiers if self.pilot else tiers(self.top)

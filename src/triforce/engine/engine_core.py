@@ -15,7 +15,7 @@ from triforce.engine.batch import Batch
 from triforce.engine.prefill_pacer import LEAST, LEAST_ON_GPU, MAX_ITL, PrefillPacer
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import SequenceGroup
-from triforce.engine.tier_builder import MODES, Models, Speculation, Store
+from triforce.engine.tier_builder import MODES, ModelSet, SharedKV, SpeculativeConfig
 from triforce.errors import CacheError, RankError
 from triforce.kvcache.pool import pages_for
 from triforce.kvcache.prefix_cache import Prefixes
@@ -32,10 +32,10 @@ class EngineCore:
 
     def __init__(
         self,
-        models: Models,
-        setting: Speculation,
+        models: ModelSet,
+        setting: SpeculativeConfig,
         coupling: str,
-        store: Store,
+        store: SharedKV,
         costs: Costs,
         turn: int | None = None,
         max_itl: float = MAX_ITL,

@@ -19,7 +19,7 @@ from triforce.engine.engine_core import EngineCore
 from triforce.engine.output_stream import OutputChunk
 from triforce.engine.prefill_pacer import MAX_ITL
 from triforce.engine.sequence_group import OnPrefill
-from triforce.engine.tier_builder import Models, Speculation, Store
+from triforce.engine.tier_builder import ModelSet, SharedKV, SpeculativeConfig
 from triforce.errors import CacheError, RequestError
 from triforce.interface.request import RequestOutput
 from triforce.kvcache import Full, Pool, prompt_file
@@ -43,7 +43,9 @@ class PromptCachePaths:
 class Runs:
     """What starts engines, and keeps one. `costs` are added to; `fingerprint` is the target's, for saved prompts."""
 
-    def __init__(self, models: Models, setting: Speculation, coupling: str, costs: Costs, fingerprint: str) -> None:
+    def __init__(
+        self, models: ModelSet, setting: SpeculativeConfig, coupling: str, costs: Costs, fingerprint: str
+    ) -> None:
         self._models, self._setting, self._coupling, self.costs = models, setting, coupling, costs
         self._ranks, self._fingerprint = models.target.ranks, fingerprint
         self._idle: Engine | None = None
@@ -52,7 +54,7 @@ class Runs:
         self, rows: int, pages: int, turn: int | None = None, max_itl: float = MAX_ITL, given: Pool | None = None
     ) -> Engine:
         """Start an engine of its own; see `engine.Engine`. `given` is a pool that is there already."""
-        store = Store(self._models, self._setting, rows, pages, given)
+        store = SharedKV(self._models, self._setting, rows, pages, given)
         return Engine(EngineCore(self._models, self._setting, self._coupling, store, self.costs, turn, max_itl))
 
     def run(

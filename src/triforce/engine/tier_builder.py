@@ -15,9 +15,9 @@ from triforce.backends.decoder import Decoder
 from triforce.engine.fused_draft import burst
 from triforce.errors import RequestError
 from triforce.interface.request import KVMemoryUsage
-from triforce.kvcache import PAGE, Full, Offload, Pool, Retrieval, Setting, Streaming
+from triforce.kvcache import PAGE, Full, OffloadConfig, Pool, Retrieval, RetrievalConfig, Streaming
 from triforce.kvcache.offload import store
-from triforce.kvcache.offload.sizing import Needs
+from triforce.kvcache.offload.sizing import KVSizing
 from triforce.kvcache.offload.sizing_cuda import needs_of
 from triforce.kvcache.pool import pages_for
 from triforce.kvcache.selection import POLICIES, Policy, Recent
@@ -26,7 +26,7 @@ from triforce.speculation import Lookup, Proposer, Tier
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class ModelSet:
     """The target, and a draft that shares its vocabulary if there is one."""
 
     target: Decoder
@@ -45,7 +45,7 @@ STRICT_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class SpeculativeConfig:
     """How to speculate: the lowest tier proposes `gamma_1` tokens at a time, the middle one gathers `gamma_2`.
 
     `lower_tiers`: one of `LOWER_TIERS`, how the target's lower views read committed KV: as it is, or as int8.
@@ -55,12 +55,12 @@ class Speculation:
     gamma_1: int = 2
     gamma_2: int = 6
     selection: str = "observed"
-    retrieval: Setting = field(default_factory=Setting)
+    retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     sinks: int = PAGE
     window: int = 496
     lower_tiers: str = "same"
     strict: bool = False
-    offload: Offload = field(default_factory=Offload)
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
 
     def __post_init__(self) -> None:
         if self.selection not in POLICIES:
@@ -95,14 +95,14 @@ class Speculation:
 
 
 @dataclass(frozen=True)
-class Store:
+class SharedKV:
     """KV memory that batches share: `pages` of the target, and the draft's for so many `rows`. Made when it is used.
 
     `given` is a pool that is there already.
     """
 
-    models: Models
-    setting: Speculation
+    models: ModelSet
+    setting: SpeculativeConfig
     rows: int
     pages: int
     given: Pool | None = None
@@ -128,7 +128,7 @@ class Store:
         return self.pool.bytes
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> KVSizing:
         target, setting = self.models.target, self.setting
         where = target.config, target.dtype, target.device
         return needs_of(*where, self.pages, self.rows, setting.reach, setting.retrieval.budget)
@@ -156,24 +156,24 @@ class Store:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TierBuilder:
     """The parts of a ladder, for a batch whose row b holds at most `capacities[b]` tokens.
 
     `memory` is an exact view to go on with instead of an empty one; `begun` are pages that the first row starts with.
     `shared` is where other batches have their KV, too.
     """
 
-    models: Models
-    setting: Speculation
+    models: ModelSet
+    setting: SpeculativeConfig
     capacities: list[int]
     memory: Full | None = None
-    shared: Store | None = None
+    shared: SharedKV | None = None
     begun: Sequence[int] = ()
 
     @cached_property
-    def store(self) -> Store:
+    def store(self) -> SharedKV:
         pages = sum(map(pages_for, self.capacities))
-        return self.shared or Store(self.models, self.setting, len(self.capacities), pages)
+        return self.shared or SharedKV(self.models, self.setting, len(self.capacities), pages)
 
     def full(self) -> Full:
         """The target's exact view."""
@@ -206,60 +206,60 @@ class Rows:
         return tier
 
 
-Ladder = Callable[[Rows], Tier[Full]]
+ModeBuilder = Callable[[TierBuilder], Tier[Full]]
 
 
-def ar(rows: Rows) -> Tier[Full]:
+def ar(rows: TierBuilder) -> Tier[Full]:
     """Plain autoregressive decoding."""
     return rows.exact(rows.full())
 
 
-def draft(rows: Rows) -> Tier[Full]:
+def draft(rows: TierBuilder) -> Tier[Full]:
     """A naive small model verified by the target: classic speculation (the paper's first baseline)."""
     below = rows.lowest()  # first: it may raise, and no pages are to be taken then
     return rows.exact(rows.full(), below)
 
 
-def retrieval(rows: Rows) -> Tier[Full]:
+def retrieval(rows: TierBuilder) -> Tier[Full]:
     """The target drafts for itself through selected pages (the paper's ablation without hierarchy)."""
     full = rows.full()
     return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval"))
 
 
-def streaming(rows: Rows) -> Tier[Full]:
+def streaming(rows: TierBuilder) -> Tier[Full]:
     """The hierarchy with StreamingLLM in the place of retrieval (the paper's ablation); without a draft, two tiers."""
     below = rows.lowest() if rows.models.draft else None
     full = rows.full()
     return rows.exact(full, rows.middle(full, Recent, "streaming", below))
 
 
-def triforce(rows: Rows) -> Tier[Full]:
+def triforce(rows: TierBuilder) -> Tier[Full]:
     """Draft model, retrieval, full cache (Algorithm 1)."""
     below = rows.lowest()
     full = rows.full()
     return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval", below))
 
 
-def lookup(rows: Rows) -> Tier[Full]:
+def lookup(rows: TierBuilder) -> Tier[Full]:
     """TriForce with n-grams of the text itself in the place of the draft model."""
     full = rows.full()
     below = Lookup(len(rows.capacities), rows.setting.gamma_1)
     return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval", below))
 
 
-def hybrid(rows: Rows) -> Tier[Full]:
+def hybrid(rows: TierBuilder) -> Tier[Full]:
     """TriForce whose draft model gives way to n-grams where the text repeats itself."""
     below = Lookup(len(rows.capacities), rows.setting.gamma_1, rows.lowest())
     full = rows.full()
     return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval", below))
 
 
-def auto(rows: Rows) -> Tier[Full]:
+def auto(rows: TierBuilder) -> Tier[Full]:
     """All the tiers there are, for a pilot to choose from (see triforce.planner)."""
     return triforce(rows) if rows.models.draft else retrieval(rows)
 
 
-MODES: dict[str, Ladder] = {
+MODES: dict[str, ModeBuilder] = {
     "ar": ar, "draft": draft, "retrieval": retrieval, "streaming": streaming, "triforce": triforce, "lookup": lookup,
     "hybrid": hybrid, "auto": auto,
 }  # fmt: skip
@@ -267,7 +267,7 @@ MODES: dict[str, Ladder] = {
 DRAFTED = ("draft", "triforce", "hybrid")
 
 
-def runnable(models: Models) -> list[str]:
+def runnable(models: ModelSet) -> list[str]:
     """The modes that these models can run."""
     return [mode for mode in MODES if models.draft or mode not in DRAFTED]
 

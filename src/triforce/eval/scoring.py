@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.engine.tier_builder import Models, Rows, Speculation
+from triforce.engine.tier_builder import ModelSet, SpeculativeConfig, TierBuilder
 from triforce.kvcache import PAGE, Full, Streaming
 from triforce.ragged import ints
 
@@ -22,12 +22,12 @@ WIDTH = 256
 
 def full_view(decoder: Decoder, capacity: int) -> Full:
     """The exact view of one text of at most `capacity` tokens, as the engine has it."""
-    return Rows(Models(decoder), Speculation(), [capacity]).full()
+    return TierBuilder(ModelSet(decoder), SpeculativeConfig(), [capacity]).full()
 
 
 def draft_view(decoder: Decoder) -> Streaming:
     """The view that the engine gives to a draft: sinks and a window."""
-    return Rows(Models(decoder, decoder), Speculation(), [0]).lowest().cache
+    return TierBuilder(ModelSet(decoder, decoder), SpeculativeConfig(), [0]).lowest().cache
 
 
 def cut_view(decoder: Decoder, recent: int) -> Streaming:

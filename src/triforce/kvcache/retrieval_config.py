@@ -47,7 +47,7 @@ USUAL = Budget(2048, open=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RetrievalConfig:
     """How a retrieval view selects. `refresh`: verifications between selections; 0 is once, None is after a refusal.
 
     `full_layers`: the layers that see everything; with None some search (see planner.searched_layers).
@@ -59,7 +59,7 @@ class Setting:
     full_layers: frozenset[int] | None = frozenset()
 
     @staticmethod
-    def parse(budget: str | int, chunk: int, refresh: str | int, full_layers: str) -> Setting:
+    def parse(budget: str | int, chunk: int, refresh: str | int, full_layers: str) -> RetrievalConfig:
         """From what users write; `refresh` is a number or `auto`, `full_layers` `auto`, `none` or like `0,1,14-16`.
 
         Raises RequestError.
@@ -68,7 +68,9 @@ class Setting:
             raise RequestError(f"refresh {refresh!r}: give a number of verifications, 0 for once, or auto")
         if chunk < 1:
             raise RequestError(f"chunk is {chunk}; give at least 1")
-        return Setting(Budget.parse(budget), chunk, None if refresh == "auto" else int(refresh), _layers(full_layers))
+        return RetrievalConfig(
+            Budget.parse(budget), chunk, None if refresh == "auto" else int(refresh), _layers(full_layers)
+        )
 
 
 def _layers(text: str) -> frozenset[int] | None:

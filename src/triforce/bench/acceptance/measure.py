@@ -12,7 +12,7 @@ from torch import Tensor
 from triforce.bench.acceptance.heavy import Heavy
 from triforce.bench.acceptance.walk import Walk
 from triforce.eval.agreement import overlap, same_pick
-from triforce.kvcache import Budget, Retrieval, Setting
+from triforce.kvcache import Budget, Retrieval, RetrievalConfig
 from triforce.kvcache.selection import POLICIES, MeanKey, Observed, Policy, Recent
 
 Row = dict[str, Any]
@@ -58,8 +58,8 @@ class Case(NamedTuple):
         """A fresh view of what it walks through."""
         return Retrieval(walk.full, lambda: self.how.policy(walk), self.setting(self.how.refresh))
 
-    def setting(self, refresh: int) -> Setting:
-        return Setting(Budget(self.budget), self.chunk, refresh, frozenset(range(self.full_layers)))
+    def setting(self, refresh: int) -> RetrievalConfig:
+        return RetrievalConfig(Budget(self.budget), self.chunk, refresh, frozenset(range(self.full_layers)))
 
 
 def cases(budgets: Iterable[int], chunks: Iterable[int], layers: Iterable[int], usual: Case) -> list[Case]:

@@ -20,9 +20,9 @@ from torch import Tensor
 from triforce.backends.decoder import Decoder
 from triforce.bench.acceptance.heavy import attended
 from triforce.bench.acceptance.workloads import Span, Workload
-from triforce.engine.tier_builder import Models, Rows, Speculation
+from triforce.engine.tier_builder import ModelSet, SpeculativeConfig, TierBuilder
 from triforce.interface.request import SamplingParams
-from triforce.kvcache import PAGE, Retrieval, Setting
+from triforce.kvcache import PAGE, Retrieval, RetrievalConfig
 from triforce.kvcache.views.full import TAIL
 from triforce.ragged import Ints, ints
 from triforce.sampling import Warper
@@ -53,13 +53,13 @@ class Reader:
 class Walk:
     """`chunk`: a divisor of all chunk sizes that its views will select by."""
 
-    def __init__(self, models: Models, work: Workload, params: SamplingParams, chunk: int = PAGE) -> None:
+    def __init__(self, models: ModelSet, work: Workload, params: SamplingParams, chunk: int = PAGE) -> None:
         target = models.target
         self.models, self.work = models, work
         self.read = Reader(
             ints(work.ids)[None], Warper([params], [work.prompt], target.config.vocab_size, target.device)
         )
-        self._rows = Rows(models, Speculation(retrieval=Setting(chunk=chunk)), [len(work.ids)])
+        self._rows = TierBuilder(models, SpeculativeConfig(retrieval=RetrievalConfig(chunk=chunk)), [len(work.ids)])
         self._exact = self._rows.exact(self._rows.full())
         self.full = self._exact.cache
         self.read.prefill(self._exact, work.prompt - 1)
@@ -74,7 +74,7 @@ class Walk:
     @torch.no_grad()
     def attended_LGU(self) -> Tensor:
         """The attention that each unit of the prompt drew from all of its tokens: it is read elsewhere for that."""
-        rows = Rows(self.models, self._rows.setting, [self.work.prompt])
+        rows = TierBuilder(self.models, self._rows.setting, [self.work.prompt])
         return attended(self.models.target, rows.full(), self.read.ids_1S[:, : self.work.prompt - 1])
 
     def under(self, view: Retrieval, foresight: bool = False) -> Iterator[tuple[Span, Tensor, Tensor]]:

@@ -26,7 +26,7 @@ WHOLE, LAYER = 272, 512
 
 
 @dataclass(frozen=True, slots=True)
-class Offload:
+class OffloadConfig:
     """Where KV pages go, how many bytes of them stay in memory (None: it depends), and how many layers stay whole.
 
     `layers`: None is as many as there is room for.
@@ -37,7 +37,7 @@ class Offload:
     layers: int | None = None
 
     @staticmethod
-    def parse(kind: str, memory: str | int, layers: str | int) -> Offload:
+    def parse(kind: str, memory: str | int, layers: str | int) -> OffloadConfig:
         """From what users write: `memory` is bytes, or like `512MiB`, or `auto`; `layers` a number or `auto`.
 
         Raises RequestError.
@@ -51,11 +51,11 @@ class Offload:
             raise RequestError(
                 "kv_memory and kv_layers are of offloaded KV; say where to with --kv-offload host or file"
             )
-        return Offload(kind, bytes_, None if layers == "auto" else int(layers))
+        return OffloadConfig(kind, bytes_, None if layers == "auto" else int(layers))
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class KVSizing:
     """What there is to be kept: KV of so many pages in all, for rows that a retrieval tier reads by a budget.
 
     Of several ranks that share the model it is one's own: all of them need as much.
@@ -136,7 +136,7 @@ class Needs:
     def require_all(self) -> None:
         """Raises CacheError where it is known that memory has no room for all of it."""
 
-    def split(self, offload: Offload, memory: int) -> tuple[int, int, int]:
+    def split(self, offload: OffloadConfig, memory: int) -> tuple[int, int, int]:
         """Frames, buffers, and layers that stay whole, of so many bytes. Raises CacheError for too few."""
         self.require(memory)
         wanted = ceil(self.pages / self.buffer_frames) + AHEAD
@@ -178,7 +178,7 @@ class Needs:
         return frames - 1 - whole * self.layer - others * (self.moving + self.selected)
 
 
-def memory_for(offload: Offload, needs: Needs, ranks: Ranks = ALONE) -> int | None:
+def memory_for(offload: OffloadConfig, needs: KVSizing, ranks: Ranks = ALONE) -> int | None:
     """Bytes of all ranks' KV that stay in memory; None is all of them, where nobody said that they must not."""
     if offload.kind == "none" or offload.memory is not None:
         return offload.memory

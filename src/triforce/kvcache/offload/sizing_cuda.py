@@ -8,7 +8,7 @@ import torch
 
 from triforce.backends import dispatch
 from triforce.errors import CacheError
-from triforce.kvcache.offload.sizing import Needs, Offload, describe
+from triforce.kvcache.offload.sizing import KVSizing, OffloadConfig, describe
 from triforce.kvcache.retrieval_config import Budget
 from triforce.model.config import ModelConfig
 
@@ -26,16 +26,16 @@ def needs_of(
     reach: int,
     budget: Budget,
     weights: int = 0,
-) -> Needs:
+) -> KVSizing:
     """What KV of so many pages needs where these kernels keep it; `weights`: bytes that are not there yet."""
     kept = pages, rows, reach, budget
     if dispatch.layered(config, dtype, device):
-        return LayeredNeeds(config, dtype.itemsize, *kept, device, weights)
-    return Needs(config, dtype.itemsize, *kept)
+        return CudaKVSizing(config, dtype.itemsize, *kept, device, weights)
+    return KVSizing(config, dtype.itemsize, *kept)
 
 
 @dataclass(frozen=True, slots=True)
-class LayeredNeeds(Needs):
+class CudaKVSizing(KVSizing):
     """A layer is whole, or has frames for what is written and for what a retrieval tier reads."""
 
     device: torch.device
@@ -84,7 +84,7 @@ class LayeredNeeds(Needs):
         parts = layers * self.part + BUFFERS * self.buffer_frames
         return min(layers * self.buffer_frames, parts) * self.page_bytes
 
-    def split(self, offload: Offload, memory: int) -> tuple[int, int, int]:
+    def split(self, offload: OffloadConfig, memory: int) -> tuple[int, int, int]:
         """Frames, buffers, and layers that stay whole, of so many bytes. Raises CacheError for too few or too many."""
         self._require_free(memory)
         self.require(memory)

@@ -14,10 +14,10 @@ from triforce.backends.dispatch import SECTOR, Room
 from triforce.backends.offload_layout import Store
 from triforce.distributed.group import ALONE, Ranks
 from triforce.errors import CacheError
-from triforce.kvcache.offload.sizing import Needs, Offload, describe, free_memory, memory_for, up
+from triforce.kvcache.offload.sizing import KVSizing, OffloadConfig, describe, free_memory, memory_for, up
 
 
-def room(offload: Offload, needs: Needs, ranks: Ranks = ALONE) -> Room | None:
+def room(offload: OffloadConfig, needs: KVSizing, ranks: Ranks = ALONE) -> Room | None:
     """A place for pages, and what stays of them; None where all of them fit and nobody said that they must not.
 
     Of several ranks each has a place of its own. Raises CacheError.
@@ -41,7 +41,7 @@ class FileStore:
 
     memory = None
 
-    def __init__(self, needs: Needs) -> None:
+    def __init__(self, needs: KVSizing) -> None:
         self.bytes = needs.bytes
         try:
             self.file, path = tempfile.mkstemp(prefix="triforce-kv-")  # 0600, in TMPDIR

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.dispatch import PAGE, Lists, Model, Pass, Search
-from triforce.kvcache.retrieval_config import Setting
+from triforce.kvcache.retrieval_config import RetrievalConfig
 from triforce.kvcache.selection import Policy
 from triforce.kvcache.swap import places
 from triforce.kvcache.views.full import Full
@@ -58,7 +58,7 @@ class Retrieval:
     is visible while the budget covers the context.
     """
 
-    def __init__(self, full: Full, policy: Callable[[], Policy], setting: Setting) -> None:
+    def __init__(self, full: Full, policy: Callable[[], Policy], setting: RetrievalConfig) -> None:
         self.full, self.setting = full, setting
         self.policies = [policy() for _ in full.rows]
         self.unit = gcd(setting.chunk, PAGE)
