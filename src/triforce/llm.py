@@ -14,7 +14,7 @@ from triforce.checkpoint.known_drafts import SHIPPED, draft_for
 from triforce.checkpoint.reader import Checkpoint, load
 from triforce.checkpoint.sampling_defaults import sampling_defaults
 from triforce.checkpoint.tokenizer import configured_eos_ids
-from triforce.distributed.group import ALONE, Ranks
+from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.batch import COUPLINGS
 from triforce.engine.engine import Engine, Request
 from triforce.engine.inputs import Message, Prompt, conversations, known, one_or_many, token_ids
@@ -84,7 +84,7 @@ class LLM:
         kv_memory: str | int = "auto",
         kv_layers: str | int = "auto",
         strict: bool = False,
-        ranks: Ranks = ALONE,
+        ranks: TPGroup = ALONE,
     ) -> None:
         self.ranks = ranks
         retrieval = RetrievalConfig.parse(budget, chunk, refresh, full_layers)

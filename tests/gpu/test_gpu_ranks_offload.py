@@ -21,7 +21,7 @@ from triforce.backends import native_loader
 from triforce.backends.cuda.graphs import Graphs
 from triforce.backends.cuda.offload.kv import StreamedMemory
 from triforce.backends.tensor_parallel import ShardedModel
-from triforce.distributed.group import ALONE, Ranks
+from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
 from triforce.interface.request import SamplingParams
 from triforce.kvcache import Budget, OffloadConfig
@@ -48,7 +48,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{module}.extension", without)
 
 
-def text(folder: Path, mode: str, ranks: Ranks = ALONE, **how: Any) -> list[int]:
+def text(folder: Path, mode: str, ranks: TPGroup = ALONE, **how: Any) -> list[int]:
     llm = LLM(folder, ranks=ranks, device="cpu", dtype="float32", budget=32, full_layers="none", **how)
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)
     output = llm.generate([PROMPT], params, mode=mode)[0]

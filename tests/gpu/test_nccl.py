@@ -13,7 +13,7 @@ from tests.tiny_checkpoint import save, tiny_model
 from triforce.backends.cuda import graphs
 from triforce.backends.decoder import Decoder
 from triforce.backends.tensor_parallel import ShardedModel
-from triforce.distributed.torch_group import Processes
+from triforce.distributed.torch_group import TorchGroup
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL is b
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[Processes]:
-    ranks = Processes(0, 1, f"file://{tmp_path / 'meeting'}", cuda=True)
+def ranks(tmp_path: Path) -> Iterator[TorchGroup]:
+    ranks = TorchGroup(0, 1, f"file://{tmp_path / 'meeting'}", cuda=True)
     yield ranks
     graphs.forget()
     ranks.leave()
@@ -30,7 +30,7 @@ def ranks(tmp_path: Path) -> Iterator[Processes]:
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("mode", ["ar", "retrieval"])
-def test_the_text_is_that_of_the_model(tmp_path: Path, ranks: Processes, mode: str, exact: bool) -> None:
+def test_the_text_is_that_of_the_model(tmp_path: Path, ranks: TorchGroup, mode: str, exact: bool) -> None:
     llm = LLM(save(tiny_model(vocab_size=40), tmp_path / "tiny"), dtype="float32", budget=32, full_layers="none")
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
     texts, ranks.exact = [llm.generate([ids(90)], params, mode=mode)], exact

@@ -22,7 +22,7 @@ from tests.gpu.test_gpu_engine import ids
 from tests.laws.mutants import Edit
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.tensor_parallel import ShardedModel
-from triforce.distributed.group import Ranks
+from triforce.distributed.group import TPGroup
 from triforce.interface.request import SamplingParams
 from triforce.kvcache.selection import Observed
 from triforce.llm import LLM
@@ -136,7 +136,7 @@ def test_what_counts_as_a_wait() -> None:
 def test_a_model_that_ranks_share_can_be_captured(folder: Path, by_name: None) -> None:
     """A graph can bring nothing from the host's memory."""
     decoder = LLM(folder / "target", dtype="float32").target.decoder
-    ranks = cast(Ranks, SimpleNamespace(rank=1, count=2, exact=True, gather=lambda x, width: x.repeat(1, 2)))
+    ranks = cast(TPGroup, SimpleNamespace(rank=1, count=2, exact=True, gather=lambda x, width: x.repeat(1, 2)))
     model = ShardedModel(decoder.config, decoder.model, ranks, decoder.dtype)  # type: ignore[arg-type]
     with Watch() as watch:
         ids_N = torch.zeros(3, dtype=torch.long, device=torch.device("cpu"))

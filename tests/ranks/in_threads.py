@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from triforce.distributed.group import Ranks
+from triforce.distributed.group import TPGroup
 from triforce.errors import RankError
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Threads:
         return [each for _, each in everything]
 
 
-def together(count: int, run: Callable[[Ranks], T], exact: bool = True) -> list[T]:
+def together(count: int, run: Callable[[TPGroup], T], exact: bool = True) -> list[T]:
     """What each of `count` ranks makes of it; if some fail, the error of the first that was not merely left alone."""
     barrier, brought = threading.Barrier(count), [None] * count
     results: list[Any] = [None] * count

@@ -11,8 +11,8 @@ import sys
 from importlib import resources
 from itertools import product
 
-from triforce.distributed.group import ALONE, Ranks
-from triforce.distributed.torch_group import Processes
+from triforce.distributed.group import ALONE, TPGroup
+from triforce.distributed.torch_group import TorchGroup
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 
@@ -20,7 +20,7 @@ LENGTH = 600  # tokens of a prompt, more than twice the budget
 
 
 def main(prompts: int, tokens: int, kv_memory: str, modes: str, rank: int, count: int, meeting: str) -> None:
-    ranks: Ranks = Processes(rank, count, meeting, cuda=False, patience=250) if count > 1 else ALONE
+    ranks: TPGroup = TorchGroup(rank, count, meeting, cuda=False, patience=250) if count > 1 else ALONE
     offload = {} if kv_memory == "all" else {"kv_offload": "file", "kv_memory": kv_memory}
     llm = LLM(budget=256, ranks=ranks, **offload)
     assert llm.tokenizer
@@ -34,7 +34,7 @@ def main(prompts: int, tokens: int, kv_memory: str, modes: str, rank: int, count
         assert all(output.exactness == "bitwise" for output in outputs)
         texts[f"{mode} {temperature}"] = [output.outputs[0].token_ids for output in outputs]
     print(json.dumps(texts))
-    if isinstance(ranks, Processes):
+    if isinstance(ranks, TorchGroup):
         ranks.leave()
 
 

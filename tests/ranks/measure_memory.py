@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from triforce.distributed.group import ALONE, Ranks
-from triforce.distributed.torch_group import Processes
+from triforce.distributed.group import ALONE, TPGroup
+from triforce.distributed.torch_group import TorchGroup
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
 
@@ -25,7 +25,7 @@ def resident(kind: str = "VmRSS") -> int:
 
 def main(model: str, rank: int, count: int, meeting: str) -> None:
     torch.ones(64, 64) @ torch.ones(64, 64)
-    ranks: Ranks = Processes(rank, count, meeting, cuda=False) if count > 1 else ALONE
+    ranks: TPGroup = TorchGroup(rank, count, meeting, cuda=False) if count > 1 else ALONE
     before = resident()
     llm = LLM(model, None, mode="ar", ranks=ranks)
     prompt = torch.arange(600).tolist()
@@ -35,7 +35,7 @@ def main(model: str, rank: int, count: int, meeting: str) -> None:
     grown = resident() - before
     ranks.meet()
     print(json.dumps({"grown": grown, "tokens": output.outputs[0].token_ids}))
-    if isinstance(ranks, Processes):
+    if isinstance(ranks, TorchGroup):
         ranks.leave()
 
 

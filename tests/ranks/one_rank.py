@@ -1,4 +1,4 @@
-"""One of several processes that try what `Processes` promises; prints what went right, and what it says of the end.
+"""One of several processes that try what `TorchGroup` promises; prints what went right, and what it says of the end.
 
 Run as: python one_rank.py RANK COUNT FOLDER END, where END is what the last rank does: `die`, `hang` or `differ`.
 """
@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 
 from triforce.distributed.group import span
-from triforce.distributed.torch_group import Processes
+from triforce.distributed.torch_group import TorchGroup
 from triforce.errors import RankError
 
 
 def main(rank: int, count: int, folder: str, end: str) -> None:
     patience = 2 if end == "hang" else 60
-    ranks = Processes(rank, count, f"file://{Path(folder) / 'meeting'}", cuda=False, patience=patience)
+    ranks = TorchGroup(rank, count, f"file://{Path(folder) / 'meeting'}", cuda=False, patience=patience)
     ranks.meet()
     for dtype in (torch.bfloat16, torch.float32):
         for width in (count, 7, 48):

@@ -18,7 +18,7 @@ from tests.tiny_checkpoint import save, tiny_model
 from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
 from triforce.checkpoint.reader import load
-from triforce.distributed.group import ALONE, Ranks
+from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RequestError
 from triforce.kvcache import Full, Pool
 from triforce.ragged import ints
@@ -62,7 +62,7 @@ def shared(
 ) -> list[Tensor]:
     """The logits that each rank has."""
 
-    def run(ranks: Ranks) -> Tensor:
+    def run(ranks: TPGroup) -> Tensor:
         checkpoint = load(folder, device="cpu", dtype=dtype, ranks=ranks, int8=int8)
         return read(checkpoint.lower if int8 else checkpoint.decoder, widths)
 
@@ -111,7 +111,7 @@ def test_so_would_one_product_in_bfloat16() -> None:
 
 @NATIVE
 def test_whose_bits_they_are_is_known(folder: Path) -> None:
-    def independent(ranks: Ranks) -> bool:
+    def independent(ranks: TPGroup) -> bool:
         return load(folder, device="cpu", dtype="bfloat16", ranks=ranks).decoder.model.width_independent
 
     assert together(2, independent) == [True, True] and together(2, independent, exact=False) == [False, False]
@@ -128,7 +128,7 @@ def test_the_torch_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_rank_holds_its_part_only(folder: Path) -> None:
-    def sizes(ranks: Ranks) -> list[int]:
+    def sizes(ranks: TPGroup) -> list[int]:
         from triforce.checkpoint.weights import read_weights
 
         whole = load(folder, device="cpu", dtype="float32").config

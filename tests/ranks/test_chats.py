@@ -10,7 +10,7 @@ from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import tiny_pair
 from triforce.backends import native_loader
 from triforce.cli.chat.answer import answer
-from triforce.distributed.group import ALONE, Ranks
+from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
@@ -25,7 +25,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_pair(tmp_path_factory.mktemp("pair"), 512)
 
 
-def made(pair: Path, ranks: Ranks) -> LLM:
+def made(pair: Path, ranks: TPGroup) -> LLM:
     return LLM(pair / "target", pair / "draft", budget=64, full_layers="none", ranks=ranks, mode="triforce")
 
 
@@ -36,7 +36,7 @@ def test_all_ranks_end_at_the_same_place(pair: Path, after: int, temperature: fl
     """`after` 0 is while the prompt is read. Only rank 0 knows that somebody has had enough."""
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True)
 
-    def talked(ranks: Ranks) -> tuple[list[int], list[int]]:
+    def talked(ranks: TPGroup) -> tuple[list[int], list[int]]:
         session, heard = Session(made(pair, ranks)), list[int]()
         pieces = 0
 

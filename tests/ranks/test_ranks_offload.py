@@ -1,4 +1,4 @@
-"""Ranks whose KV is in stores of their own make the text of one process in memory."""
+"""TPGroup whose KV is in stores of their own make the text of one process in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triforce.backends import native_loader
 from triforce.backends.cpu import offload
 from triforce.backends.cpu.layerwise import one_layer
 from triforce.backends.dispatch import Pass
-from triforce.distributed.group import ALONE, Ranks
+from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.kvcache.offload.sizing import size_of
@@ -33,7 +33,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def generate(pair: Path, ranks: Ranks, mode: str, temperature: float = 0.8, **settings: Any) -> list[RequestOutput]:
+def generate(pair: Path, ranks: TPGroup, mode: str, temperature: float = 0.8, **settings: Any) -> list[RequestOutput]:
     settings = {"budget": 256, "full_layers": "none"} | settings
     llm = LLM(pair / "target", pair / "draft", ranks=ranks, **settings)
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=12, ignore_eos=True)

@@ -13,7 +13,7 @@ import pytest
 from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import tiny_pair
 from triforce.backends import native_loader
-from triforce.distributed.group import ALONE, Ranks
+from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine import engine_core as engine_module
 from triforce.engine.output_stream import OutputChunk
 from triforce.errors import CacheError, RankError, RequestError
@@ -62,7 +62,7 @@ def params(**changes: Any) -> SamplingParams:
     return SamplingParams(**({"temperature": 0.8, "seed": 5, "max_tokens": 24, "ignore_eos": True} | changes))
 
 
-def play(pair: Path, ranks: Ranks, scene: Scene, change: Callable[[LLM], object] = lambda llm: None) -> Any:
+def play(pair: Path, ranks: TPGroup, scene: Scene, change: Callable[[LLM], object] = lambda llm: None) -> Any:
     """A scene in front of rank 0's worker, whom the others follow; what came of it, of them None."""
     llm = LLM(pair / "target", pair / "draft", budget=64, full_layers="none", ranks=ranks)
     change(llm)

@@ -10,7 +10,7 @@ import pytest
 from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import tiny_pair
 from triforce.backends import native_loader
-from triforce.distributed.group import ALONE, Ranks
+from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RankError, RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
@@ -25,7 +25,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_pair(tmp_path_factory.mktemp("pair"), 512)
 
 
-def made(pair: Path, ranks: Ranks, **settings: Any) -> LLM:
+def made(pair: Path, ranks: TPGroup, **settings: Any) -> LLM:
     return LLM(pair / "target", pair / "draft", budget=64, full_layers="none", ranks=ranks, **settings)
 
 
@@ -54,7 +54,7 @@ def test_the_texts_of_one_process(pair: Path, mode: str, temperature: float) -> 
 def test_other_settings(pair: Path, changes: dict[str, str]) -> None:
     """Noise depends on the seed alone, so `rejection` gives one text, too: logits are the same bits."""
 
-    def texts(ranks: Ranks) -> list[RequestOutput]:
+    def texts(ranks: TPGroup) -> list[RequestOutput]:
         return made(pair, ranks, **changes).generate(PROMPTS, params(n=2, logprobs=2), mode="triforce")
 
     wanted = texts(ALONE)
@@ -74,7 +74,7 @@ def test_a_seed_that_is_drawn_is_one_for_all(pair: Path) -> None:
     assert same(first, second) and first[0].outputs[0].seed == second[0].outputs[0].seed
 
 
-def opinionated(pair: Path, ranks: Ranks) -> LLM:
+def opinionated(pair: Path, ranks: TPGroup) -> LLM:
     """Of what passes cost the ranks think differently: to rank 0 the full tier is dear, to the others cheap."""
     llm = made(pair, ranks)
     llm.reset_prefix_cache()
@@ -106,7 +106,7 @@ def test_pilots_who_do_not_listen_would_show(pair: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
 def test_a_rank_that_draws_other_tokens_is_noticed(pair: Path, mode: str) -> None:
-    def run(ranks: Ranks) -> object:
+    def run(ranks: TPGroup) -> object:
         llm = made(pair, ranks)
         head = llm.models.target.model.head
         if ranks.rank:
@@ -119,7 +119,7 @@ def test_a_rank_that_draws_other_tokens_is_noticed(pair: Path, mode: str) -> Non
 
 @pytest.mark.parametrize("changes", [{"seed": 6}, {"max_tokens": 25}])
 def test_other_requests_are_noticed(pair: Path, changes: dict[str, int]) -> None:
-    def run(ranks: Ranks) -> object:
+    def run(ranks: TPGroup) -> object:
         return made(pair, ranks).generate(PROMPTS[0], params(**(changes if ranks.rank else {})))
 
     with pytest.raises(RankError, match="requests differ"):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends import dispatch
-from triforce.distributed.group import ALONE, Ranks
+from triforce.distributed.group import ALONE, TPGroup
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
 
@@ -31,7 +31,7 @@ class Decoder:
     kernels cannot do it. `ranks` share the model: config and weights are then this one's.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, int8: bool = False, ranks: Ranks = ALONE) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, int8: bool = False, ranks: TPGroup = ALONE) -> None:
         self.config, self.ranks = config, ranks
         self.device, self.dtype = weights.embedding_VC.device, weights.embedding_VC.dtype
         self.model = dispatch.model(config, weights, int8, ranks)

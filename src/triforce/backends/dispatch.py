@@ -28,7 +28,7 @@ from triforce.backends.offload_layout import SECTOR, Room
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.backends.torch.kv import PlainMemory
 from triforce.backends.torch.model import PlainModel
-from triforce.distributed.group import ALONE, Ranks
+from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RequestError
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
@@ -51,7 +51,7 @@ def claim_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         torch.set_num_threads(1)
 
 
-def model(config: ModelConfig, weights: Weights, int8: bool = False, ranks: Ranks = ALONE) -> Model:
+def model(config: ModelConfig, weights: Weights, int8: bool = False, ranks: TPGroup = ALONE) -> Model:
     """The weights, ready for the fastest kernels that take them. Raises RequestError where none take them as int8.
 
     Those of one of several `ranks`, which share the model, are its own part of them (see `sharded_model`).

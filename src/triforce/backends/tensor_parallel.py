@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from triforce.backends.interface import Part, PartOfBlock
-from triforce.distributed.group import Ranks, span, spans
+from triforce.distributed.group import TPGroup, span, spans
 from triforce.model.config import ModelConfig
 
 
 class ShardedModel:
     """`config` has this rank's heads."""
 
-    def __init__(self, config: ModelConfig, part: Part, ranks: Ranks, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, part: Part, ranks: TPGroup, dtype: torch.dtype) -> None:
         self.config, self._part, self._ranks = config, part, ranks
         self.blocks = [ShardedBlock(config, each, ranks, dtype) for each in part.blocks]
         self.width_independent = part.width_independent and ranks.exact
@@ -45,7 +45,7 @@ class ShardedModel:
 
 
 class ShardedBlock:
-    def __init__(self, config: ModelConfig, part: PartOfBlock, ranks: Ranks, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, part: PartOfBlock, ranks: TPGroup, dtype: torch.dtype) -> None:
         self.config, self._part, self._ranks, self._dtype = config, part, ranks, dtype
 
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ from triforce.checkpoint.hub import model_folder
 from triforce.checkpoint.tokenizer import Tokenizer, same_tokenizer
 from triforce.checkpoint.tokenizer_files import has_tokenizer
 from triforce.checkpoint.weights import read_weights
-from triforce.distributed.group import ALONE, Ranks
+from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
@@ -49,7 +49,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     context: int | None = None,
     int8: bool = False,
-    ranks: Ranks = ALONE,
+    ranks: TPGroup = ALONE,
     beside: Checkpoint | None = None,
 ) -> Checkpoint:
     """Read a Hugging Face folder or hub name. No code of the repository is run.

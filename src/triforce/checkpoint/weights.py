@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from triforce.checkpoint.weight_files import Archive, open_archives
-from triforce.distributed.group import ALONE, Ranks, span
+from triforce.distributed.group import ALONE, TPGroup, span
 from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Weights
@@ -33,7 +33,7 @@ def read_weights(
     rows: int,
     device: torch.device,
     dtype: torch.dtype,
-    ranks: Ranks = ALONE,
+    ranks: TPGroup = ALONE,
 ) -> Weights:
     """The weights of a folder whose embedding and head have `rows` rows; those past `config.vocab_size` are left out.
 
@@ -62,7 +62,7 @@ def tensor_shapes(config: ModelConfig, rows: int) -> dict[str, Shape]:
     return ends | {name: shape for layer in layers for name, shape, _ in layer.values()}
 
 
-def _block(config: ModelConfig, prefix: str, ranks: Ranks) -> dict[str, Source]:
+def _block(config: ModelConfig, prefix: str, ranks: TPGroup) -> dict[str, Source]:
     """Where each field of Layer that this family has comes from."""
     C, inner, D = config.hidden_size, config.intermediate_size, config.head_dim
     Q, P = config.heads * D, config.kv_heads * D

@@ -16,7 +16,7 @@ from triforce.errors import RequestError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from triforce.distributed.group import Ranks
+    from triforce.distributed.group import TPGroup
     from triforce.server.batch_file import Answers
     from triforce.server.engine_client import Engine
 
@@ -29,7 +29,7 @@ def run(options: Namespace) -> int:
     return replicas.run(options, answer_all)
 
 
-def answer_all(options: Namespace, ranks: Ranks) -> int:
+def answer_all(options: Namespace, ranks: TPGroup) -> int:
     """Answer what is not answered yet. What cannot be read or written is said before the model is loaded."""
     with extra():
         from triforce.server import batch_file
@@ -61,7 +61,7 @@ def answer_all(options: Namespace, ranks: Ranks) -> int:
     return REFUSED
 
 
-def _answer(options: Namespace, ranks: Ranks, name: str, source: BinaryIO, answers: Answers) -> None:
+def _answer(options: Namespace, ranks: TPGroup, name: str, source: BinaryIO, answers: Answers) -> None:
     """By an engine of this process and the other ranks. Raises TriforceError."""
     with extra():
         from triforce.server import batch_file

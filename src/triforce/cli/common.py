@@ -20,7 +20,7 @@ from triforce.interface.stats import TierStats
 
 if TYPE_CHECKING:
     from triforce.checkpoint.tokenizer import Tokenizer
-    from triforce.distributed.group import Ranks
+    from triforce.distributed.group import TPGroup
     from triforce.engine.output_stream import OutputChunk
     from triforce.llm import LLM
 
@@ -34,7 +34,7 @@ PLANS = 4  # those of mode auto that are listed, the most used ones
 COLORS = {"lookup": 35, "draft": 32, "streaming": 33, "retrieval": 36, "full": 31}  # by tier; ANSI foregrounds
 
 
-def load(options: Namespace, ranks: Ranks | None = None) -> LLM:
+def load(options: Namespace, ranks: TPGroup | None = None) -> LLM:
     """The engine that the arguments describe; `ranks` share it."""
     import_torch()
     from triforce.llm import LLM

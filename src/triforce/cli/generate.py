@@ -17,7 +17,7 @@ from triforce.errors import RequestError
 from triforce.interface.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
-    from triforce.distributed.group import Ranks
+    from triforce.distributed.group import TPGroup
     from triforce.llm import LLM
 
 
@@ -26,7 +26,7 @@ def run(options: Namespace) -> int:
     return tensor_parallel.run(options, generate)
 
 
-def generate(options: Namespace, ranks: Ranks) -> int:
+def generate(options: Namespace, ranks: TPGroup) -> int:
     """What is wrong with the prompt or the parameters is found before a model is loaded. Rank 0 reads and prints."""
     asked: Any = None if ranks.rank else (sampling(options), *model_and_prompt(options))
     given, options.model, prompt = ranks.agree(asked)

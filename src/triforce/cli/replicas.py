@@ -17,7 +17,7 @@ from triforce.errors import RequestError
 
 if TYPE_CHECKING:
     from triforce.cli.tensor_parallel import Command
-    from triforce.distributed.group import Ranks
+    from triforce.distributed.group import TPGroup
     from triforce.server.batch_file import Answers
     from triforce.server.engine_client import Engine, Served
     from triforce.server.limits import Limits
@@ -44,7 +44,7 @@ def run(options: Namespace, command: Command, *, winds_down: bool = False) -> in
     return command(options, ALONE)
 
 
-def engine(options: Namespace, ranks: Ranks, limits: Limits, purpose: str) -> tuple[Served, Engine]:
+def engine(options: Namespace, ranks: TPGroup, limits: Limits, purpose: str) -> tuple[Served, Engine]:
     """What is served, and what makes its texts: replicas, if they are wanted, or a thread. Raises TriforceError.
 
     purpose: tells apart what this machine has on one Ray.

@@ -11,7 +11,7 @@ from triforce.cli.serve_common import extra, follow, model_name
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.distributed.group import Ranks
+    from triforce.distributed.group import TPGroup
 
 
 def run(options: Namespace) -> int:
@@ -19,7 +19,7 @@ def run(options: Namespace) -> int:
     return replicas.run(options, serve, winds_down=True)
 
 
-def serve(options: Namespace, ranks: Ranks) -> int:
+def serve(options: Namespace, ranks: TPGroup) -> int:
     """Serve until SIGTERM or SIGINT. What cannot work is said before the model is loaded. Rank 0 listens."""
     with extra():
         from triforce.server import http_server, logs, startup_checks

@@ -12,7 +12,7 @@ from triforce.cli.common import load
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.distributed.group import Ranks
+    from triforce.distributed.group import TPGroup
     from triforce.server.limits import Limits
 
 
@@ -25,7 +25,7 @@ def extra(name: str = "serve") -> Iterator[None]:
         raise RequestError(f"{error.name} is not installed; get it with: pip install 'triforce[{name}]'") from error
 
 
-def follow(options: Namespace, ranks: Ranks, limits: Limits) -> int:
+def follow(options: Namespace, ranks: TPGroup, limits: Limits) -> int:
     """What the ranks do that are not the first. Raises TriforceError."""
     from triforce.server.tp_mirror import follow
 

@@ -17,12 +17,12 @@ from triforce.errors import RequestError
 from triforce.imports import import_torch
 
 if TYPE_CHECKING:
-    from triforce.distributed.group import Ranks
+    from triforce.distributed.group import TPGroup
 
 MOST = 64
 """Processes: the KV heads of a model set a lower limit, but are not known yet."""
 
-Command = Callable[[Namespace, "Ranks"], int]
+Command = Callable[[Namespace, "TPGroup"], int]
 
 
 def run(options: Namespace, command: Command, *, winds_down: bool = False) -> int:

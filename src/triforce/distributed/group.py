@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Ranks(Protocol):
+class TPGroup(Protocol):
     """The processes, seen from one of them. Whatever is lost or late is a RankError, on each of them."""
 
     @property
@@ -49,7 +49,7 @@ class Ranks(Protocol):
         """Wait until all are here, however long they took to load."""
 
 
-class Alone:
+class SingleProcess:
     """One process. It never waits, and agrees with itself."""
 
     rank, count, exact = 0, 1, True
@@ -73,10 +73,10 @@ class Alone:
         pass
 
 
-ALONE = Alone()
+ALONE = SingleProcess()
 
 
-def span(size: int, ranks: Ranks) -> slice:
+def span(size: int, ranks: TPGroup) -> slice:
     """Which of `size` outputs are this rank's; the parts differ by one at most."""
     return slice(*(size * r // ranks.count for r in (ranks.rank, ranks.rank + 1)))
 

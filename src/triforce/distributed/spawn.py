@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.distributed.torch_group import Processes
+    from triforce.distributed.torch_group import TorchGroup
 
 MEETING, LIFELINE = "TRIFORCE_MEETING", "TRIFORCE_LIFELINE"
 """Variables of ranks: where they meet, and what is closed when whoever started them has died."""
@@ -52,13 +52,13 @@ def own_device(device: str, local: int) -> str:
     return f"cuda:{local}"
 
 
-def join(count: int, device: str, exact: bool) -> Processes:
+def join(count: int, device: str, exact: bool) -> TorchGroup:
     """Be the rank that the variables say, of so many. `device`: its own. Raises RankError."""
-    from triforce.distributed.torch_group import Processes
+    from triforce.distributed.torch_group import TorchGroup
 
     if lifeline := os.environ.pop(LIFELINE, ""):
         threading.Thread(target=_end_with, args=(int(lifeline),), daemon=True).start()
-    return Processes(
+    return TorchGroup(
         int(os.environ["RANK"]), count, os.environ.get(MEETING, "env://"), device.startswith("cuda"), exact=exact
     )
 

@@ -35,7 +35,7 @@ NOTE, LENGTH = 1024, 8
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-class Processes:
+class TorchGroup:
     """Joins the others at `meeting`, a URL as init_process_group takes it. `exact`: see Ranks. Raises RankError."""
 
     def __init__(

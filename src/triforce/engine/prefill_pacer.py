@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from triforce.distributed.group import Ranks
+from triforce.distributed.group import TPGroup
 
 MAX_ITL = 0.2
 """Seconds."""
@@ -24,7 +24,7 @@ class PrefillPacer:
     What rank 0 measures holds for all.
     """
 
-    def __init__(self, max_itl: float, ranks: Ranks, least: int = LEAST, *, strict: bool = False) -> None:
+    def __init__(self, max_itl: float, ranks: TPGroup, least: int = LEAST, *, strict: bool = False) -> None:
         self._max_itl, self._ranks, self._least, self._strict = max_itl, ranks, least, strict
         self._rates: dict[str, float] = {}
         """Seconds that a token took in the latest pass of each tier."""

@@ -13,7 +13,7 @@ from warnings import warn
 from zlib import crc32
 
 from triforce.backends import dispatch
-from triforce.distributed.group import Ranks
+from triforce.distributed.group import TPGroup
 from triforce.engine.engine import Engine, Request
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.output_stream import OutputChunk
@@ -149,7 +149,7 @@ class Runs:
         return save
 
 
-def compare(ranks: Ranks, what: str, facts: object) -> None:
+def compare(ranks: TPGroup, what: str, facts: object) -> None:
     """Raise RankError unless all ranks bring the same: they would wait for each other in vain."""
     if ranks.count > 1:
         level = dispatch.native_loader.native.level() if dispatch.extension.native else "torch"

@@ -14,7 +14,7 @@ from time import perf_counter
 
 import numpy as np
 
-from triforce.distributed.group import ALONE, Ranks
+from triforce.distributed.group import ALONE, TPGroup
 from triforce.kvcache import Full, Retrieval
 from triforce.planner.acceptance import Watch
 from triforce.planner.cadence import Pace
@@ -51,7 +51,7 @@ class Pilot:
         costs: Costs,
         heat: float = 1.0,
         clock: Callable[[], float] = perf_counter,
-        ranks: Ranks = ALONE,
+        ranks: TPGroup = ALONE,
     ) -> None:
         self.costs, self._clock, self._ranks = costs, clock, ranks
         lookup = Lookup(rows)

@@ -19,7 +19,7 @@ from triforce.errors import ModelError, RankError, RequestError, TriforceError
 
 if TYPE_CHECKING:
     from triforce.checkpoint.tokenizer import Tokenizer
-    from triforce.distributed.group import Ranks
+    from triforce.distributed.group import TPGroup
     from triforce.llm import LLM
 
 
@@ -28,7 +28,7 @@ def run(options: Namespace) -> int:
     return tensor_parallel.run(options, chat, winds_down=True)
 
 
-def chat(options: Namespace, ranks: Ranks) -> int:
+def chat(options: Namespace, ranks: TPGroup) -> int:
     """One session: what the turns have in common stays in its KV cache. Rank 0 reads, decides and prints."""
     asked: Any = None if ranks.rank else (sampling(options), _document(options))
     given, document = ranks.agree(asked)

@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import Path
 
 from triforce.backends.dispatch import PAGE, SECTOR
-from triforce.distributed.group import ALONE, Ranks
+from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError, RequestError
 from triforce.kvcache.retrieval_config import Budget
 from triforce.model.config import ModelConfig
@@ -178,7 +178,7 @@ class KVSizing:
         return frames - 1 - whole * self.layer - others * (self.moving + self.selected)
 
 
-def memory_for(offload: OffloadConfig, needs: KVSizing, ranks: Ranks = ALONE) -> int | None:
+def memory_for(offload: OffloadConfig, needs: KVSizing, ranks: TPGroup = ALONE) -> int | None:
     """Bytes of all ranks' KV that stay in memory; None is all of them, where nobody said that they must not."""
     if offload.kind == "none" or offload.memory is not None:
         return offload.memory

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from triforce.backends.dispatch import SECTOR, Room
 from triforce.backends.offload_layout import Store
-from triforce.distributed.group import ALONE, Ranks
+from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
 from triforce.kvcache.offload.sizing import KVSizing, OffloadConfig, describe, free_memory, memory_for, up
 
 
-def room(offload: OffloadConfig, needs: KVSizing, ranks: Ranks = ALONE) -> Room | None:
+def room(offload: OffloadConfig, needs: KVSizing, ranks: TPGroup = ALONE) -> Room | None:
     """A place for pages, and what stays of them; None where all of them fit and nobody said that they must not.
 
     Of several ranks each has a place of its own. Raises CacheError.
