@@ -16,7 +16,7 @@ from torch import Tensor
 
 from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
-from triforce.kvcache import Full, Pool
+from triforce.kvcache import FullView, PagePool
 from triforce.kvcache.pool import pages_for
 from triforce.llm import LLM
 from triforce.ragged import ints
@@ -54,10 +54,10 @@ def threads() -> Iterator[None]:
 
 def passes(decoder: Decoder, texts: list[list[int]], widths: list[list[int]], padding: int = 0) -> list[Tensor]:
     """Logits (T, V) of texts that are fed together, row b in passes of `widths[b]` tokens."""
-    pool = Pool(decoder.config, len(texts), sum(pages_for(len(text)) for text in texts), decoder.dtype)
+    pool = PagePool(decoder.config, len(texts), sum(pages_for(len(text)) for text in texts), decoder.dtype)
     for b, text in enumerate(texts):
         pool.reserve(b, len(text))
-    full, seen = Full(pool), [0] * len(texts)
+    full, seen = FullView(pool), [0] * len(texts)
     logits: list[list[Tensor]] = [[] for _ in texts]
     for turn in range(max(map(len, widths))):
         counts = [row[turn] if turn < len(row) else 0 for row in widths]

@@ -22,7 +22,7 @@ from triforce.engine.output_stream import OutputChunk
 from triforce.engine.tier_builder import MODES
 from triforce.errors import CacheError, ModelError, RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
-from triforce.kvcache import PAGE, Full, Pool, Retrieval
+from triforce.kvcache import PAGE, FullView, PagePool, RetrievalView
 from triforce.llm import LLM
 from triforce.ragged import Ints
 from triforce.session import Session
@@ -147,13 +147,13 @@ def test_pieces_add_up_to_the_output_whatever_stops_it(llm: LLM) -> None:
 def test_the_kv_cache_goes_with_its_batch(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """More texts than are made at a time, with logprobs: when a pool is made, no earlier one is alive."""
     alive: list[int] = []
-    plain = Pool.__init__
+    plain = PagePool.__init__
 
-    def counting(self: Pool, *arguments: object) -> None:
-        alive.append(sum(type(thing) is Pool and hasattr(thing, "memory") for thing in gc.get_objects()))
+    def counting(self: PagePool, *arguments: object) -> None:
+        alive.append(sum(type(thing) is PagePool and hasattr(thing, "memory") for thing in gc.get_objects()))
         plain(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Pool, "__init__", counting)
+    monkeypatch.setattr(PagePool, "__init__", counting)
     gc.collect()
     gc.disable()
     try:
@@ -187,7 +187,7 @@ def test_only_files_are_replaced(llm: LLM, tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_had_is_said(llm: LLM) -> None:
     with pytest.raises(CacheError, match=r"GiB.*--context"):
-        Pool(llm.target.config, 1, 2**40, torch.float32)
+        PagePool(llm.target.config, 1, 2**40, torch.float32)
 
 
 def test_prompt_logprobs_in_a_session_cover_the_prompt(llm: LLM) -> None:
@@ -211,14 +211,14 @@ def test_the_retrieval_tier_reads_no_more_than_its_budget(
 ) -> None:
     """However long ago the last selection was; what the tiers are working on comes on top."""
     read: list[int] = []
-    plain = Retrieval.begin
+    plain = RetrievalView.begin
 
-    def counting(view: Retrieval, counts_B: Ints, width: int) -> None:
+    def counting(view: RetrievalView, counts_B: Ints, width: int) -> None:
         plain(view, counts_B, width)
         lists = view._pass.views[-1][1]
         read.append(max(map(sum, zip(lists.starts, lists.counts, strict=True))))
 
-    monkeypatch.setattr(Retrieval, "begin", counting)
+    monkeypatch.setattr(RetrievalView, "begin", counting)
     how = dict(mode="triforce", budget=64, refresh=refresh, full_layers="none")
     fresh = LLM(folder / "target", folder / "draft", **how)
     assert tokens(fresh, PROMPT, params(max_tokens=300)) == tokens(llm, PROMPT, params(max_tokens=300), mode="ar")
@@ -231,7 +231,7 @@ def test_plain_decoding_does_not_pay_for_observing(llm: LLM) -> None:
 
     for mode, grain in (("ar", 0), ("draft", 0), ("triforce", PAGE), ("streaming", 0)):
         batch = Batch(llm.models, MODES[mode], SpeculativeConfig(), "seeded", [TokenSequence(PROMPT, params(), 1)])
-        assert isinstance(batch.top.cache, Full) and batch.top.cache.grain == grain
+        assert isinstance(batch.top.cache, FullView) and batch.top.cache.grain == grain
 
 
 def test_memory_goes_back_to_the_system_once_the_weights_are_gone(

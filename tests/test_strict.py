@@ -13,8 +13,8 @@ import pytest
 from tests.cache.tiny_llm import ask, checkpoints, ids
 from triforce.backends.cuda.graph_inputs import Shape, shape_of
 from triforce.backends.dispatch import Pass
-from triforce.kvcache import PAGE, Full, Pool
-from triforce.kvcache.prefix_cache import Prefixes
+from triforce.kvcache import PAGE, FullView, PagePool
+from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.kvcache.views import full
 from triforce.llm import LLM
 
@@ -30,16 +30,16 @@ def full_passes(folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool) -> 
     """Rows, width and columns at which a GPU would run the passes of the full tier that score something."""
     llm = LLM(folder / "target", folder / "draft", budget=64, gamma_2=4, strict=strict)
     shapes: set[Shape] = set()
-    forward = Full.forward
+    forward = FullView.forward
 
-    def spy(self: Full, model: Any, ids_BT: Any, at_BJ: Any) -> Any:
+    def spy(self: FullView, model: Any, ids_BT: Any, at_BJ: Any) -> Any:
         this = self._pass
         assert isinstance(this, Pass)
         if at_BJ is not None and at_BJ.shape[1]:
             shapes.add(shape_of(*ids_BT.shape, at_BJ.shape[1], this, padded=True))
         return forward(self, model, ids_BT, at_BJ)
 
-    monkeypatch.setattr(Full, "forward", spy)
+    monkeypatch.setattr(FullView, "forward", spy)
     for mode in ("ar", "triforce", "retrieval", "draft", "hybrid", "auto"):
         for rows in (1, 3):
             llm.generate([ids(150, seed) for seed in range(rows)], ask(max_tokens=8), mode=mode)
@@ -74,13 +74,13 @@ def test_passes_of_a_prompt_end_at_the_same_places(folder: Path, monkeypatch: py
     llm = LLM(folder / "target", budget=64, strict=True)
     texts = llm.open(1, 640)
     passes: list[tuple[int, int]] = []
-    resume = Full.resume
+    resume = FullView.resume
 
-    def spy(self: Full, length: int) -> tuple[int, int]:
+    def spy(self: FullView, length: int) -> tuple[int, int]:
         passes.append(resume(self, length))
         return passes[-1]
 
-    monkeypatch.setattr(Full, "resume", spy)
+    monkeypatch.setattr(FullView, "resume", spy)
 
     def read(prompt: list[int]) -> list[tuple[int, int]]:
         passes.clear()
@@ -98,10 +98,10 @@ def test_passes_of_a_prompt_end_at_the_same_places(folder: Path, monkeypatch: py
 
 def test_texts_are_shared_in_whole_multiples(folder: Path) -> None:
     target = LLM(folder / "target").target.decoder
-    pool = Pool(target.config, 1, 40, target.dtype)
+    pool = PagePool(target.config, 1, 40, target.dtype)
     pool.reserve(0, 320)
     text = ids(320)
     for whole, found in ((PAGE, 15), (64, 12), (256, 0)):
-        prefixes = Prefixes(pool, whole)
+        prefixes = PrefixCache(pool, whole)
         prefixes.note("", text, pool.tables[0])
         assert len(prefixes.find("", text[:270])) == found

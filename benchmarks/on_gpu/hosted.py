@@ -17,7 +17,7 @@ from benchmarks.on_gpu.piece import Piece, Row, Setup
 from triforce.bench.random_kv import fill, read
 from triforce.engine.tier_builder import ModelSet, SharedKV, SpeculativeConfig
 from triforce.errors import RequestError
-from triforce.kvcache import Full, OffloadConfig, RetrievalConfig
+from triforce.kvcache import FullView, OffloadConfig, RetrievalConfig
 from triforce.kvcache.pool import pages_for
 from triforce.kvcache.retrieval_config import Budget
 
@@ -25,7 +25,7 @@ TOKENS = 32  # of each decoding at most: plainly, each takes as long as the whol
 
 
 def pieces(setup: Setup, shape: str, draft: str, context: int, cap: int | None = None) -> Iterator[Piece]:
-    """Full passes of width 1 and 8, decoding, and what others do, on a device of so many bytes."""
+    """FullView passes of width 1 and 8, decoding, and what others do, on a device of so many bytes."""
     setup, label = replace(setup, tokens=min(setup.tokens, TOKENS)), f", {cap >> 30} GiB" if cap else ""
     for width in (1, 8):
         run = partial(_pass, setup, (shape, draft), context, cap, width)
@@ -66,7 +66,7 @@ def _pass(setup: Setup, names: tuple[str, str], context: int, cap: int | None, w
         memory = _require_offloaded(pool.offloaded)
         pool.reserve(0, context + 64)
         fill(pool, context - 16)
-        full, before = Full(pool, grain=0), memory.bytes_read
+        full, before = FullView(pool, grain=0), memory.bytes_read
         took = setup.seconds(partial(once, models.target, full, width), 3)
         brought = (memory.bytes_read - before) / 4
     return {"seconds": took, "bytes": brought, "bus": bus, "fraction_of_limit": brought / bus / took, "speedup": None}
@@ -91,11 +91,11 @@ def _decode(setup: Setup, names: tuple[str, str], context: int, cap: int | None,
 
 
 def _turn(
-    setup: Setup, models: ModelSet, context: int, memory: Full | None, mode: str, kept: dict[int, float]
-) -> tuple[float, Full, float]:
+    setup: Setup, models: ModelSet, context: int, memory: FullView | None, mode: str, kept: dict[int, float]
+) -> tuple[float, FullView, float]:
     """Seconds a token; the KV, to go on with; bytes a second that full passes brought."""
     batch = read(models, mode, _setting(setup, context), context, setup.tokens, memory=memory)
-    full: Full = batch.top.cache
+    full: FullView = batch.top.cache
     kv = _require_offloaded(full.pool.offloaded)
     before = kv.bytes_read
     seconds = decoding.timed(batch, kept)

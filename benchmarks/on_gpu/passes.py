@@ -11,7 +11,7 @@ from benchmarks.on_gpu.piece import Piece, Row, Setup
 from triforce.backends.decoder import Decoder
 from triforce.bench.kernels import Few
 from triforce.bench.random_kv import fill
-from triforce.kvcache import Full, Pool
+from triforce.kvcache import FullView, PagePool
 from triforce.kvcache.pool import pages_for
 from triforce.ragged import ints
 
@@ -19,7 +19,7 @@ BUDGET = 4096
 
 
 def pieces(setup: Setup, shape: str, draft: str, context: int) -> Iterator[Piece]:
-    """Full passes of width 1 and 8, a retrieval pass, a pass of the draft, a prefill."""
+    """FullView passes of width 1 and 8, a retrieval pass, a pass of the draft, a prefill."""
     for what, of, seen, width in (
         ("full pass", shape, context, 1), ("full pass, width 8", shape, context, 8),
         ("retrieval pass", shape, min(BUDGET, context // 2), 1), ("draft pass", draft, min(512, context // 2), 1),
@@ -54,9 +54,9 @@ def _prefill(setup: Setup, names: tuple[str, str], context: int) -> Row:
     return {"seconds": took, "operations": operations, "fraction_of_limit": limit / took, "speedup": None}
 
 
-def _read(decoder: Decoder, pool: Pool, ids_1S: torch.Tensor) -> None:
+def _read(decoder: Decoder, pool: PagePool, ids_1S: torch.Tensor) -> None:
     pool.lengths_B[0] = 0
-    full = Full(pool, grain=0)
+    full = FullView(pool, grain=0)
     while True:
         start, stop = full.resume(ids_1S.shape[1])
         if start >= stop:
@@ -66,19 +66,19 @@ def _read(decoder: Decoder, pool: Pool, ids_1S: torch.Tensor) -> None:
         full.advance(ints([stop - start]))
 
 
-def once(decoder: Decoder, view: Full, width: int) -> None:
+def once(decoder: Decoder, view: FullView, width: int) -> None:
     view.begin(ints([width]), width)
     decoder(torch.ones(1, width, dtype=torch.long), view)  # not advanced: the next pass writes the same slots
 
 
-def _filled(decoder: Decoder, context: int) -> Full:
+def _filled(decoder: Decoder, context: int) -> FullView:
     pool = _pool(decoder, context)
     fill(pool, context - 16)
-    return Full(pool, grain=0)
+    return FullView(pool, grain=0)
 
 
-def _pool(decoder: Decoder, context: int) -> Pool:
-    pool = Pool(decoder.config, 1, pages_for(context), decoder.dtype, decoder.device)
+def _pool(decoder: Decoder, context: int) -> PagePool:
+    pool = PagePool(decoder.config, 1, pages_for(context), decoder.dtype, decoder.device)
     pool.reserve(0, context)
     return pool
 

@@ -28,7 +28,7 @@ from triforce.engine.tier_builder import MODES, ModelSet, SpeculativeConfig, run
 from triforce.errors import ModelError, RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import RequestOutput, SamplingParams
-from triforce.kvcache import PAGE, Full, OffloadConfig, RetrievalConfig
+from triforce.kvcache import PAGE, FullView, OffloadConfig, RetrievalConfig
 from triforce.kvcache.pool import pages_for
 from triforce.model.config import ModelConfig
 from triforce.planner import Costs
@@ -183,7 +183,7 @@ class LLM:
         save_cache: str | Path | None = None,
         load_cache: str | Path | None = None,
         on_prefill: OnPrefill | None = None,
-        memory: Full | None = None,
+        memory: FullView | None = None,
     ) -> Generator[OutputChunk | RequestOutput, None, None]:
         """Continue one prompt, in pieces as they are ready; the last thing is the whole answer.
 

@@ -10,7 +10,7 @@ from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
-from triforce.kvcache import Full
+from triforce.kvcache import FullView
 from triforce.kvcache.pool import pages_for
 from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM
@@ -26,7 +26,7 @@ class Session:
         capacity = target.config.context + llm.speculation.reach
         pool = SharedKV(llm.models, llm.speculation, 1, pages_for(capacity)).pool.more(1)
         pool.reserve(0, capacity)
-        self._memory = Full(pool)
+        self._memory = FullView(pool)
         self._seen: list[int] = []
 
     def ask(

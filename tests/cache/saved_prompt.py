@@ -8,7 +8,7 @@ from tiny_llm import ids
 
 from triforce.kvcache import prompt_file
 
-MAKER = prompt_file.Maker("fingerprint of a model", "kernels")
+MAKER = prompt_file.CacheFingerprint("fingerprint of a model", "kernels")
 PROMPT = ids(150)
 
 

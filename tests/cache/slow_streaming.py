@@ -15,7 +15,7 @@ from torch import Tensor
 
 from triforce.backends.decoder import Decoder
 from triforce.backends.dispatch import Model, layer_by_layer
-from triforce.kvcache import Streaming
+from triforce.kvcache import StreamingView
 from triforce.model.config import ModelConfig
 from triforce.ragged import Ints
 
@@ -67,15 +67,15 @@ class Slow:
 
 def view(
     rows: int = 1, decoder: Decoder = DECODER, slack: int = SLACK, window: int = WINDOW, sinks: int = SINKS
-) -> Streaming:
-    return Streaming(decoder.config, rows, sinks, window, slack, decoder.dtype, decoder.device)
+) -> StreamingView:
+    return StreamingView(decoder.config, rows, sinks, window, slack, decoder.dtype, decoder.device)
 
 
 def slow_logits(ids: list[int], decoder: Decoder = DECODER, window: int = WINDOW, sinks: int = SINKS) -> Tensor:
     return feed(decoder, Slow(decoder.config, sinks, window), [ids])[0]
 
 
-def in_pieces(cache: Streaming, ids: list[int], chance: Random, decoder: Decoder = DECODER) -> Tensor:
+def in_pieces(cache: StreamingView, ids: list[int], chance: Random, decoder: Decoder = DECODER) -> Tensor:
     """The logits of a text fed in passes of any size."""
     logits = []
     while ids:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from triforce.backends.decoder import Decoder
 from triforce.backends.dispatch import Model, layer_by_layer
-from triforce.kvcache import PAGE, Full, Pool, Retrieval
+from triforce.kvcache import PAGE, FullView, PagePool, RetrievalView
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.model.weights import Layer, Weights
@@ -80,10 +80,10 @@ def prefill(decoder: Decoder, view: object, b: int, ids: Sequence[int]) -> None:
         feed(decoder, row, [ids[start:stop]])
 
 
-def make_pool(decoder: Decoder, rows: int, capacity: int, spare: int = 0, fragmented: bool = False) -> Pool:
+def make_pool(decoder: Decoder, rows: int, capacity: int, spare: int = 0, fragmented: bool = False) -> PagePool:
     """A pool full of NaN, whose rows have room for `capacity` tokens each, in pages that lie apart if so wished."""
     pages = -(-capacity // PAGE)
-    pool = Pool(decoder.config, rows, rows * pages + spare, decoder.dtype, decoder.device, unit=1)
+    pool = PagePool(decoder.config, rows, rows * pages + spare, decoder.dtype, decoder.device, unit=1)
     poison(pool, torch.arange(pool.memory.keys_LGSD.shape[2]))
     for page in range(1 if fragmented else pages, pages + 1):
         for b in range(rows):
@@ -91,12 +91,12 @@ def make_pool(decoder: Decoder, rows: int, capacity: int, spare: int = 0, fragme
     return pool
 
 
-def poison(pool: Pool, slots_N: Tensor) -> None:
+def poison(pool: PagePool, slots_N: Tensor) -> None:
     for memory_LGSD in (pool.memory.keys_LGSD, pool.memory.values_LGSD):
         memory_LGSD[:, :, slots_N.to(pool.device)] = torch.nan
 
 
-def slots_of(lower: Retrieval, b: int) -> Tensor:
+def slots_of(lower: RetrievalView, b: int) -> Tensor:
     """The slots (L, G, N) that a row's choice names."""
     choice = lower.choices[b]
     assert choice is not None
@@ -189,7 +189,7 @@ def dense(decoder: Decoder, ids: Sequence[int]) -> Dense:
     return cache
 
 
-def assert_holds(full: Full, b: int, expected: Dense) -> None:
+def assert_holds(full: FullView, b: int, expected: Dense) -> None:
     """Row b's committed keys and values are those of a fresh prefill."""
     row = full.rows[b]
     assert int(full.lengths_B[b]) == expected.length

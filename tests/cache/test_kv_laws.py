@@ -29,7 +29,7 @@ from small import (
 from tiers import CAPACITY, DECODER, Tiers, seen_by
 
 from triforce.backends.dispatch import Lists
-from triforce.kvcache import Full, Retrieval, RetrievalConfig
+from triforce.kvcache import FullView, RetrievalConfig, RetrievalView
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES
 from triforce.ragged import Ints, ints
@@ -51,7 +51,7 @@ def test_many_sequences_of_guesses_and_verifications() -> None:
     run_state_machine_as_test(Tiers, settings=LONG)
 
 
-class OwnLength(Retrieval):
+class OwnLength(RetrievalView):
     """Falls behind the committed length after a full acceptance, and feeds the difference over exact slots."""
 
     @property
@@ -60,17 +60,17 @@ class OwnLength(Retrieval):
         return self.ahead_B
 
 
-class Forgetful(Retrieval):
+class Forgetful(RetrievalView):
     def rewind(self, lengths_B: Ints) -> None:
         """Forgets to forget."""
 
 
-class FullForgetful(Full):
+class FullForgetful(FullView):
     def rewind(self, lengths_B: Ints) -> None:
         """Forgets to forget."""
 
 
-class WrongGroup(Retrieval):
+class WrongGroup(RetrievalView):
     """Each KV head looks at what was chosen for its neighbour."""
 
     def _views(self, starts: list[int], counts: list[int]) -> list[tuple[int, Lists]]:
@@ -79,7 +79,7 @@ class WrongGroup(Retrieval):
         return [(n, replace(lists, units=flip[lists.units.ndim](lists.units))) for n, lists in views]
 
 
-class Shifted(Retrieval):
+class Shifted(RetrievalView):
     """Its queries stand `by` places further than they should."""
 
     by = 0
@@ -120,19 +120,19 @@ def test_mutants_break_a_law(mutant: dict[str, type]) -> None:
         run_state_machine_as_test(machine, settings=once)
 
 
-def conversation(length: int = 120, policy: str = "observed", **how: Any) -> tuple[Full, Retrieval, list[int]]:
+def conversation(length: int = 120, policy: str = "observed", **how: Any) -> tuple[FullView, RetrievalView, list[int]]:
     """A row with room, prefilled, and a lower view of it that sees about half."""
-    full, ids = Full(make_pool(DECODER, 1, CAPACITY)), text(length)
+    full, ids = FullView(make_pool(DECODER, 1, CAPACITY)), text(length)
     prefill(DECODER, full, 0, ids)
-    return full, Retrieval(full, POLICIES[policy], RetrievalConfig(Budget(64), **how)), ids
+    return full, RetrievalView(full, POLICIES[policy], RetrievalConfig(Budget(64), **how)), ids
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("length", [1, 15, 17, 100])
 def test_a_budget_that_covers_the_context_is_the_exact_view(policy: str, length: int) -> None:
-    full, ids = Full(make_pool(DECODER, 1, CAPACITY)), text(length)
+    full, ids = FullView(make_pool(DECODER, 1, CAPACITY)), text(length)
     prefill(DECODER, full, 0, ids)
-    lower = Retrieval(full, POLICIES[policy], RetrievalConfig(Budget(112)))
+    lower = RetrievalView(full, POLICIES[policy], RetrievalConfig(Budget(112)))
     guess = text(5, seed=7)
     logits = feed(DECODER, lower, [guess])[0]
     torch.testing.assert_close(logits, feed(DECODER, full, [guess])[0], atol=1e-9, rtol=1e-9)
@@ -173,7 +173,7 @@ def test_a_text_cut_far_back_shows_nothing_of_its_old_end(policy: str, cut: int)
     assert_shows_what_it_chose(lower, ids)
 
 
-def assert_shows_what_it_chose(lower: Retrieval, ids: list[int]) -> None:
+def assert_shows_what_it_chose(lower: RetrievalView, ids: list[int]) -> None:
     guess = text(3, seed=len(ids))
     logits = feed(DECODER, lower, [guess])[0]
     cache = dense(DECODER, ids)
@@ -182,7 +182,7 @@ def assert_shows_what_it_chose(lower: Retrieval, ids: list[int]) -> None:
 
 
 def test_row_shares_and_fork_copies() -> None:
-    full = Full(make_pool(DECODER, 3, CAPACITY, fragmented=True))
+    full = FullView(make_pool(DECODER, 3, CAPACITY, fragmented=True))
     ids = text(50)
     prefill(DECODER, full, 1, ids)
     row = full.row(1)
@@ -202,9 +202,9 @@ def test_row_shares_and_fork_copies() -> None:
 
 
 def test_a_forked_row_selects_like_its_twin() -> None:
-    full = Full(make_pool(DECODER, 2, CAPACITY))
+    full = FullView(make_pool(DECODER, 2, CAPACITY))
     prefill(DECODER, full, 0, text(130))
-    lower = Retrieval(full, POLICIES["observed"], RetrievalConfig(Budget(64)))
+    lower = RetrievalView(full, POLICIES["observed"], RetrievalConfig(Budget(64)))
     full.fork(0, 1)
     lower.fork(0, 1)
     logits = feed(DECODER, lower, [[1, 2], [1, 2]])

@@ -11,7 +11,7 @@ from simple_cache import DEVICE
 from small import CLOSE, assert_holds, dense, feed, make_pool, poison, prefill, small_decoder, text
 
 from triforce.errors import CacheError
-from triforce.kvcache import PAGE, Full, Pool, Retrieval, RetrievalConfig
+from triforce.kvcache import PAGE, FullView, PagePool, RetrievalConfig, RetrievalView
 from triforce.kvcache.pool import pages_for
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES, Recent
@@ -21,8 +21,8 @@ DECODER = small_decoder()
 PAGES, ROWS = 12, 4
 
 
-def pool_of(pages: int = PAGES, rows: int = ROWS) -> Pool:
-    return Pool(DECODER.config, rows, pages, DECODER.dtype, DECODER.device)
+def pool_of(pages: int = PAGES, rows: int = ROWS) -> PagePool:
+    return PagePool(DECODER.config, rows, pages, DECODER.dtype, DECODER.device)
 
 
 @pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (PAGE, 1), (PAGE + 1, 2), (10 * PAGE, 10)])
@@ -117,7 +117,7 @@ def test_a_full_pool_refuses_and_goes_on() -> None:
     """The refusal changes nothing: the text in the pool goes on as if nobody had asked."""
     ids, more = text(40), text(5, seed=1)
     pool = make_pool(DECODER, 2, 48)
-    full = Full(pool)
+    full = FullView(pool)
     prefill(DECODER, full, 0, ids)
     held = (
         pool.memory.keys_LGSD.clone(),
@@ -140,11 +140,11 @@ def test_fragmented_and_consecutive_rows_give_the_same_results(policy: str) -> N
     prompts, guesses, truth = [text(70), text(131, seed=1)], [text(3, seed=2), text(5, seed=3)], text(6, seed=4)
     results = []
     for fragmented in (False, True):
-        full = Full(make_pool(DECODER, 2, 160, fragmented=fragmented))
+        full = FullView(make_pool(DECODER, 2, 160, fragmented=fragmented))
         assert (full.pool.tables[0] != list(range(1, 11))) == fragmented
         for b, prompt in enumerate(prompts):
             prefill(DECODER, full, b, prompt)
-        lower = Retrieval(full, make, RetrievalConfig(Budget(32)))
+        lower = RetrievalView(full, make, RetrievalConfig(Budget(32)))
         logits = [*feed(DECODER, lower, guesses), *feed(DECODER, full, [truth[:4], truth])]
         lower.rewind(full.lengths_B)
         results.append(torch.cat([*logits, *feed(DECODER, lower, guesses)]))
@@ -157,17 +157,17 @@ def test_recycled_pages_show_nothing_of_their_past(policy: str, fragmented: bool
     """Former tenants leave NaN behind, and so does scratch; whatever read one of them would spread it."""
     make = {"recent": Recent, **POLICIES}[policy]
     pool = make_pool(DECODER, 2, 100, fragmented=fragmented)
-    prefill(DECODER, Full(pool), 0, text(90, seed=5))
+    prefill(DECODER, FullView(pool), 0, text(90, seed=5))
     pool.release(0)
     poison(pool, torch.arange(PAGE))
     taken = set(pool.tables[1])
     free = [page * PAGE + i for page in range(1, 15) if page not in taken for i in range(PAGE)]
     poison(pool, torch.tensor(free))
     pool.reserve(0, 100)
-    full, ids = Full(pool), text(81, seed=6)
+    full, ids = FullView(pool), text(81, seed=6)
     prefill(DECODER, full, 0, ids)
     assert_holds(full, 0, dense(DECODER, ids))
-    lower = Retrieval(full, make, RetrievalConfig(Budget(32)))
+    lower = RetrievalView(full, make, RetrievalConfig(Budget(32)))
     committed = list(ids)
     for step in range(4):
         guess = text(3, seed=step)
@@ -184,7 +184,7 @@ def test_recycled_pages_show_nothing_of_their_past(policy: str, fragmented: bool
 
 def test_writing_one_row_leaves_the_others_alone() -> None:
     pool = make_pool(DECODER, 3, 48, fragmented=True)
-    full = Full(pool)
+    full = FullView(pool)
     prompts = [text(20 + 7 * b, seed=b) for b in range(3)]
     for b, prompt in enumerate(prompts):
         prefill(DECODER, full, b, prompt)
@@ -193,11 +193,11 @@ def test_writing_one_row_leaves_the_others_alone() -> None:
 
 
 def test_a_view_of_some_rows_of_a_pool() -> None:
-    """`Full` takes any range of rows; the sights it makes for itself must fit."""
+    """`FullView` takes any range of rows; the sights it makes for itself must fit."""
     pool, ids = make_pool(DECODER, 3, 64), text(50)
-    part = Full(pool, rows=range(1, 3))
+    part = FullView(pool, rows=range(1, 3))
     prefill(DECODER, part, 1, ids)
     assert pool.lengths_B.tolist() == [0, 0, 50]
     assert_holds(part, 1, dense(DECODER, ids))
-    lower = Retrieval(part, POLICIES["observed"], RetrievalConfig(Budget(32)))
+    lower = RetrievalView(part, POLICIES["observed"], RetrievalConfig(Budget(32)))
     assert feed(DECODER, lower, [[], [1, 2]])[1].isfinite().all()

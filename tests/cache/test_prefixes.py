@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from small import small_decoder, text
 
-from triforce.kvcache import PAGE, Pool
-from triforce.kvcache.prefix_cache import Prefixes
+from triforce.kvcache import PAGE, PagePool
+from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.kvcache.views.full import TAIL
 
 DECODER = small_decoder()
 
 
-def remembered(*texts: list[int], scope: str = "") -> tuple[Pool, Prefixes]:
+def remembered(*texts: list[int], scope: str = "") -> tuple[PagePool, PrefixCache]:
     """Texts that a row each has seen, which is gone."""
-    pool = Pool(DECODER.config, 1, 12, DECODER.dtype, DECODER.device)
-    prefixes = Prefixes(pool)
+    pool = PagePool(DECODER.config, 1, 12, DECODER.dtype, DECODER.device)
+    prefixes = PrefixCache(pool)
     for one in texts:
         pool.adopt(0, prefixes.find(scope, one + text(1 + TAIL)))
         pool.reserve(0, len(one))

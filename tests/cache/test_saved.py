@@ -14,7 +14,7 @@ from saved_prompt import MAKER, PROMPT, loaded
 from small import CLOSE, assert_holds, dense, make_pool, prefill, small_decoder, text
 from tiny_llm import GREEDY, MODES, SEEDED, ask, counted, ids, llm
 
-from triforce.kvcache import Full, prompt_file
+from triforce.kvcache import FullView, prompt_file
 from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM
 
@@ -103,11 +103,11 @@ def test_short_prompts_can_be_saved(pair: Path, tmp_path: Path, length: int) -> 
 def test_rows_of_any_shape_and_dtype(tmp_path: Path, dtype: torch.dtype, fragmented: bool) -> None:
     """From a row whose pages lie apart into one whose pages do not, bit for bit, and the other way round."""
     decoder = small_decoder(dtype=dtype)
-    full, prompt = Full(make_pool(decoder, 2, 100, fragmented=fragmented)), text(90)
+    full, prompt = FullView(make_pool(decoder, 2, 100, fragmented=fragmented)), text(90)
     prefill(decoder, full, 0, text(30, seed=1))
     prefill(decoder, full, 1, prompt[:-1])
     prompt_file.save(tmp_path / "kv", MAKER, full, 1, prompt)
-    other = Full(make_pool(decoder, 2, 100, fragmented=not fragmented))
+    other = FullView(make_pool(decoder, 2, 100, fragmented=not fragmented))
     assert loaded(tmp_path / "kv").restore(other, 1, prompt) == 89 - TAIL
     assert other.lengths_B.tolist() == [0, 89 - TAIL]
     for layer in range(2):
@@ -120,7 +120,7 @@ def test_rows_of_any_shape_and_dtype(tmp_path: Path, dtype: torch.dtype, fragmen
 
 def test_plain_safetensors_reads_it(tmp_path: Path) -> None:
     decoder, prompt = small_decoder(dtype=torch.float32), text(50)
-    full = Full(make_pool(decoder, 1, 64))
+    full = FullView(make_pool(decoder, 1, 64))
     prefill(decoder, full, 0, prompt)
     prompt_file.save(tmp_path / "kv", MAKER, full, 0, prompt)
     tensors, truth = load_file(tmp_path / "kv"), dense(decoder, prompt)

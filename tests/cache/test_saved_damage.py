@@ -15,7 +15,7 @@ from tiny_llm import CONTEXT, ask
 
 from triforce.backends import native_loader
 from triforce.errors import CacheError
-from triforce.kvcache import Full, prompt_file
+from triforce.kvcache import FullView, prompt_file
 from triforce.llm import LLM
 
 torch.set_num_threads(1)
@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 @pytest.fixture
 def small_file(tmp_path: Path) -> Path:
     decoder = small_decoder(dtype=torch.float32)
-    full = Full(make_pool(decoder, 1, 32))
+    full = FullView(make_pool(decoder, 1, 32))
     prefill(decoder, full, 0, text(20))
     prompt_file.save(tmp_path / "small.kv", MAKER, full, 0, text(20))
     assert len(loaded(tmp_path / "small.kv").ids) == 20

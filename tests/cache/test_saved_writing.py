@@ -15,14 +15,14 @@ from small import VOCAB, make_pool, prefill, small_decoder, text
 from tiny_llm import ask, counted, llm
 
 from triforce.errors import CacheError
-from triforce.kvcache import Full, prompt_file
+from triforce.kvcache import FullView, prompt_file
 
 torch.set_num_threads(1)
 
 
-def a_row() -> tuple[Full, list[int]]:
+def a_row() -> tuple[FullView, list[int]]:
     decoder, prompt = small_decoder(dtype=torch.float32), text(40)
-    full = Full(make_pool(decoder, 1, 48))
+    full = FullView(make_pool(decoder, 1, 48))
     prefill(decoder, full, 0, prompt)
     assert max(prompt) < VOCAB
     return full, prompt
@@ -42,7 +42,7 @@ def test_only_its_owner_may_read_it(tmp_path: Path, umask: int) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["kv"]
 
 
-def mixed(row: tuple[Full, list[int]]) -> tuple[Full, int, list[int]]:
+def mixed(row: tuple[FullView, list[int]]) -> tuple[FullView, int, list[int]]:
     return row[0], 0, row[1]
 
 

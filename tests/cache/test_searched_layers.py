@@ -15,7 +15,7 @@ from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
 from triforce.backends.dispatch import PAGE, Search
 from triforce.checkpoint.reader import load
-from triforce.kvcache import Budget, Full, Pool, Retrieval, RetrievalConfig
+from triforce.kvcache import Budget, FullView, PagePool, RetrievalConfig, RetrievalView
 from triforce.kvcache.selection import POLICIES
 from triforce.llm import LLM
 from triforce.planner import SearchedLayers
@@ -31,14 +31,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def view(decoder: Decoder, prompt: list[int], budget: int) -> Retrieval:
+def view(decoder: Decoder, prompt: list[int], budget: int) -> RetrievalView:
     """That has seen a prompt, of which the last tokens were observed."""
-    pool = Pool(decoder.config, 1, CONTEXT // PAGE, decoder.dtype)
+    pool = PagePool(decoder.config, 1, CONTEXT // PAGE, decoder.dtype)
     pool.reserve(0, CONTEXT)
-    full = Full(pool)
+    full = FullView(pool)
     for part in (prompt[:-16], prompt[-16:]):
         feed(decoder, full, [part])
-    return Retrieval(full, POLICIES["observed"], RetrievalConfig(Budget(budget)))
+    return RetrievalView(full, POLICIES["observed"], RetrievalConfig(Budget(budget)))
 
 
 def guess(decoder: Decoder, prompt: list[int], budget: int, searched: set[int]) -> torch.Tensor:

@@ -15,7 +15,7 @@ from small import CLOSE, Dense, dense, feed, make_pool, prefill, small_decoder, 
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.kvcache import Full
+from triforce.kvcache import FullView
 from triforce.kvcache.selection import POLICIES, Policy, Recent
 from triforce.ragged import ints
 
@@ -32,9 +32,9 @@ LENGTH, KEPT = 163, 3  # of a prompt, and of the five guesses verified behind it
 
 
 @cache
-def scene(decoder: Decoder) -> tuple[Full, Dense, Dense]:
+def scene(decoder: Decoder) -> tuple[FullView, Dense, Dense]:
     """Row 1 of two after a prefill and a verification; its fresh prefill, and one with the refused tokens too."""
-    full, ids, guess = Full(make_pool(decoder, 2, 224, fragmented=True)), text(LENGTH), text(5, seed=1)
+    full, ids, guess = FullView(make_pool(decoder, 2, 224, fragmented=True)), text(LENGTH), text(5, seed=1)
     prefill(decoder, full, 0, text(90, seed=2))
     prefill(decoder, full, 1, ids)
     feed(decoder, full, [[], guess])

@@ -17,7 +17,7 @@ from triforce.engine.batch import Batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.tier_builder import MODES, ModelSet, SpeculativeConfig
 from triforce.interface.request import SamplingParams
-from triforce.kvcache import PAGE, Full, Retrieval, RetrievalConfig
+from triforce.kvcache import PAGE, FullView, RetrievalConfig, RetrievalView
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES, Policy, Recent
 from triforce.ragged import ints
@@ -39,7 +39,7 @@ class Spy:
     def recent(self, budget: int) -> int:
         return budget // self.share
 
-    def pick(self, full: Full, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
         committed = int(full.lengths_B[row])
         assert candidates.stop * chunk <= committed, "only full committed chunks"
         assert 0 <= picks <= len(candidates)
@@ -52,9 +52,9 @@ class Rounds:
     """One row of a batch of two, and the passes that its tiers would make."""
 
     def __init__(self, length: int = 120, **setting: Any) -> None:
-        self.full, self.spy, self.text = Full(make_pool(DECODER, 2, 608)), Spy(), text(length)
+        self.full, self.spy, self.text = FullView(make_pool(DECODER, 2, 608)), Spy(), text(length)
         prefill(DECODER, self.full, 1, self.text)
-        self.lower = Retrieval(self.full, lambda: self.spy, RetrievalConfig(**({"budget": Budget(64)} | setting)))
+        self.lower = RetrievalView(self.full, lambda: self.spy, RetrievalConfig(**({"budget": Budget(64)} | setting)))
 
     @property
     def selections(self) -> int:
@@ -135,9 +135,9 @@ def test_a_choice_keeps_to_its_budget(budget: int, chunk: int) -> None:
 @pytest.mark.parametrize("length", [33, 40, 65, 100, 128, 129, 200])
 def test_any_chunk_at_any_length(name: str, chunk: int, length: int) -> None:
     """Contexts a little above the budget have few full chunks to choose from, or none."""
-    full = Full(make_pool(DECODER, 1, 224))
+    full = FullView(make_pool(DECODER, 1, 224))
     prefill(DECODER, full, 0, text(length))
-    lower = Retrieval(full, ALL[name], RetrievalConfig(Budget(32), chunk))
+    lower = RetrievalView(full, ALL[name], RetrievalConfig(Budget(32), chunk))
     assert feed(DECODER, lower, [[1, 2, 3]])[0].isfinite().all()
 
 
@@ -145,9 +145,9 @@ def test_any_chunk_at_any_length(name: str, chunk: int, length: int) -> None:
 @pytest.mark.parametrize("length", [161, 200, 700])
 def test_the_first_selection_has_queries_to_go_by(name: str, length: int) -> None:
     """A prompt is prefilled in wide passes that report nothing; its last tokens are fed apart for this."""
-    full = Full(make_pool(DECODER, 1, 720))
+    full = FullView(make_pool(DECODER, 1, 720))
     prefill(DECODER, full, 0, text(length))
-    lower = Retrieval(full, POLICIES[name], RetrievalConfig(Budget(64)))
+    lower = RetrievalView(full, POLICIES[name], RetrievalConfig(Budget(64)))
     feed(DECODER, lower, [[1, 2, 3]])
     choice = lower.choices[0]
     assert choice is not None and choice.recent >= length - 32 and choice.tokens <= 64
@@ -158,9 +158,9 @@ def test_full_layers_see_everything() -> None:
     """With all layers full the view is exact; with one of two, whichever, it differs from both."""
     results = []
     for layers in ((), (0,), (1,), (0, 1)):
-        full = Full(make_pool(DECODER, 1, 224))
+        full = FullView(make_pool(DECODER, 1, 224))
         prefill(DECODER, full, 0, text(150))
-        lower = Retrieval(full, POLICIES["observed"], RetrievalConfig(Budget(32), full_layers=frozenset(layers)))
+        lower = RetrievalView(full, POLICIES["observed"], RetrievalConfig(Budget(32), full_layers=frozenset(layers)))
         results.append(feed(DECODER, lower, [[1, 2, 3]])[0])
     exact = feed(DECODER, dense(DECODER, text(150)), [[1, 2, 3]])[0]
     torch.testing.assert_close(results.pop(), exact, **CLOSE)
@@ -170,9 +170,9 @@ def test_full_layers_see_everything() -> None:
 
 def test_what_nobody_asked_the_exact_view_to_note_is_no_news() -> None:
     """Mode auto asks for attention only while it pays, and a row may come from a batch that did not."""
-    full = Full(make_pool(DECODER, 1, 224))
+    full = FullView(make_pool(DECODER, 1, 224))
     prefill(DECODER, full, 0, text(150))
-    lower = Retrieval(full, POLICIES["observed"], RetrievalConfig(Budget(32)))
+    lower = RetrievalView(full, POLICIES["observed"], RetrievalConfig(Budget(32)))
     full.grain = 0
     feed(DECODER, full, [[4]])
     everything = feed(DECODER, lower, [[1, 2, 3]])[0]
@@ -199,7 +199,7 @@ def test_a_verification_of_any_width_is_news(width: int) -> None:
     before = rounds.full.sights[1].passes
     feed(DECODER, rounds.full, [[], text(width)])
     assert rounds.full.sights[1].passes == before + 1
-    lower = Retrieval(rounds.full, POLICIES["observed"], RetrievalConfig(Budget(64)))
+    lower = RetrievalView(rounds.full, POLICIES["observed"], RetrievalConfig(Budget(64)))
     assert feed(DECODER, lower, [[], [1, 2]])[1].isfinite().all()
 
 

@@ -24,7 +24,7 @@ from small import (
 )
 from torch import Tensor
 
-from triforce.kvcache import Full, Retrieval, RetrievalConfig
+from triforce.kvcache import FullView, RetrievalConfig, RetrievalView
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES, Recent
 from triforce.ragged import ints
@@ -44,7 +44,7 @@ def some_tokens(chance: Random, most: int) -> list[int]:
     return [chance.randrange(VOCAB) for _ in range(chance.randint(0, max(0, most)))]
 
 
-def seen_by(lower: Retrieval, b: int) -> Seen:
+def seen_by(lower: RetrievalView, b: int) -> Seen:
     """What row b's choice lets a query see, in tokens: slots are looked up in the page table."""
     choice, pool, row = lower.choices[b], lower.full.pool, lower.full.rows[b]
     if choice is None:
@@ -64,8 +64,8 @@ def seen_by(lower: Retrieval, b: int) -> Seen:
 class Tiers(RuleBasedStateMachine):
     """Row b has the committed text `texts[b]`, and the lower view holds `ahead[b]` beyond it, with what each saw."""
 
-    exact: type[Full] = Full
-    lower: type[Retrieval] = Retrieval
+    exact: type[FullView] = FullView
+    lower: type[RetrievalView] = RetrievalView
 
     @initialize(
         seed=SEEDS,

@@ -29,7 +29,7 @@ from triforce.engine.engine import Request
 from triforce.engine.sequence_group import SequenceGroup
 from triforce.errors import CacheError
 from triforce.interface.request import RequestOutput
-from triforce.kvcache import PAGE, Full
+from triforce.kvcache import PAGE, FullView
 from triforce.kvcache.views.full import TAIL
 
 
@@ -168,15 +168,15 @@ def test_a_pass_that_fails_ends_those_who_were_in_it(folder: Path, monkeypatch: 
 
 def test_a_prompt_that_memory_runs_out_of_is_alone_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told what would need less, and the text beside it goes on."""
-    model, forward = llm(folder), Full.forward
+    model, forward = llm(folder), FullView.forward
 
-    def run_out(self: Full, decoder: Any, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
+    def run_out(self: FullView, decoder: Any, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
         if self.lengths_B.max() > 150:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return forward(self, decoder, ids_BT, at_BJ)
 
     wanted = alone(model, 91, mode="triforce")
-    monkeypatch.setattr(Full, "forward", run_out)
+    monkeypatch.setattr(FullView, "forward", run_out)
     texts = model.open(ROWS, KV_TOKENS)
     small, large = request(model, 91, "triforce"), request(model, 260, "triforce")
     texts.submit([small])

@@ -12,7 +12,7 @@ from tests.laws.mutants import Edit
 from triforce.engine.batch import Batch
 from triforce.engine.engine import Request
 from triforce.interface.request import RequestOutput
-from triforce.kvcache import Full, Pool, Retrieval, Streaming
+from triforce.kvcache import FullView, PagePool, RetrievalView, StreamingView
 from triforce.llm import LLM
 from triforce.speculation.counters import Counters
 
@@ -64,20 +64,20 @@ def play_aside(model: LLM, mode: str) -> None:
 
 FAULTS = [
     Edit(Batch, "_sample", ("if draws is not None:", "if False:")),
-    Edit(Streaming, "select", ("[each[b] for b in rows]", "each[: len(rows)]")),
-    Edit(Streaming, "join", ("other.lengths_B))", "0 * other.lengths_B))")),
-    Edit(Retrieval, "select", ("[self.choices[b] for b in rows]", "self.choices[: len(rows)]")),
-    Edit(Retrieval, "select", ("self.ahead_B[list(rows)]", "self.ahead_B[: len(rows)]")),
-    Edit(Full, "select", ("[self.sights[b] for b in rows]", "self.sights[: len(rows)]")),
-    Edit(Pool, "select", ("self.lengths_B[list(rows)]", "self.lengths_B[: len(rows)]")),
-    Edit(Pool, "disown", (" if not self._owners[page]", "")),
+    Edit(StreamingView, "select", ("[each[b] for b in rows]", "each[: len(rows)]")),
+    Edit(StreamingView, "join", ("other.lengths_B))", "0 * other.lengths_B))")),
+    Edit(RetrievalView, "select", ("[self.choices[b] for b in rows]", "self.choices[: len(rows)]")),
+    Edit(RetrievalView, "select", ("self.ahead_B[list(rows)]", "self.ahead_B[: len(rows)]")),
+    Edit(FullView, "select", ("[self.sights[b] for b in rows]", "self.sights[: len(rows)]")),
+    Edit(PagePool, "select", ("self.lengths_B[list(rows)]", "self.lengths_B[: len(rows)]")),
+    Edit(PagePool, "disown", (" if not self._owners[page]", "")),
     Edit(Counters, "select", ("[list(rows)]", "[: len(rows)]")),
     Edit(Batch, "bring_back", ("= row.draws", "= 0")),
     Edit(Batch, "bring_back", ("+ job.tokens", "+ job.prompt[: len(job.tokens)]")),
-    Edit(Full, "bring_back", ("= seen.sight", "= self.sights[0]")),
-    Edit(Retrieval, "aside", ("if choice:", "if False:")),
-    Edit(Retrieval, "bring_back", ("self.row_units(b)[choice.units]", "choice.units.int()")),
-    Edit(Streaming, "bring_back", ("self.highest[b] = ring", "self.highest[b] = ring[0], 0, 0")),
+    Edit(FullView, "bring_back", ("= seen.sight", "= self.sights[0]")),
+    Edit(RetrievalView, "aside", ("if choice:", "if False:")),
+    Edit(RetrievalView, "bring_back", ("self.row_units(b)[choice.units]", "choice.units.int()")),
+    Edit(StreamingView, "bring_back", ("self.highest[b] = ring", "self.highest[b] = ring[0], 0, 0")),
     Edit(Counters, "bring_back", ("= count", "= 0")),
 ]
 

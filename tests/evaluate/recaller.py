@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triforce.eval import Plan, Subject, Text, config
-from triforce.kvcache import Streaming
+from triforce.kvcache import StreamingView
 from triforce.llm import LLM
 
 MATCH, SURE = 16, 20.0
@@ -29,7 +29,7 @@ class Recaller:
         self.ids = [*self.ids[:start], *[-1] * (start - len(self.ids)), *ids_BT[0].tolist()]
         if at_BJ is not None:
             return torch.zeros(1, 0, self.config.vocab_size)
-        reach = min(self.reach, view.window) if isinstance(view, Streaming) else self.reach
+        reach = min(self.reach, view.window) if isinstance(view, StreamingView) else self.reach
         return torch.stack([self.logits(self.ids[max(0, n + 1 - reach) : n + 1]) for n in range(start, len(self.ids))])[
             None
         ]

@@ -11,7 +11,7 @@ from triforce.backends import dispatch, native_loader
 from triforce.backends.cuda.kv import TritonMemory
 from triforce.backends.cuda.model import TritonModel
 from triforce.interface.request import SamplingParams
-from triforce.kvcache import Pool
+from triforce.kvcache import PagePool
 from triforce.llm import LLM
 
 
@@ -65,6 +65,6 @@ def test_every_mode(
 
 def test_it_is_these_kernels_that_run(folder: Path, by_name: None) -> None:
     target = LLM(folder / "target", dtype="float32").target.decoder
-    pool = Pool(target.config, 1, 2, target.dtype)
+    pool = PagePool(target.config, 1, 2, target.dtype)
     assert isinstance(target.model, TritonModel) and isinstance(pool.memory, TritonMemory)
     assert dispatch.identity(target.model, pool.memory) == "triton"

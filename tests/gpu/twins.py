@@ -26,11 +26,11 @@ from triforce.backends.decoder import Decoder
 from triforce.backends.dispatch import PAGE, Lists, Room
 from triforce.backends.torch.kv import attend_lists, slots
 from triforce.bench import shapes
-from triforce.kvcache import Budget, Full, Pool, Retrieval, RetrievalConfig
+from triforce.kvcache import Budget, FullView, PagePool, RetrievalConfig, RetrievalView
 from triforce.kvcache.offload.sizing_cuda import CudaKVSizing
 from triforce.kvcache.offload.store import HostStore
 from triforce.kvcache.selection import POLICIES
-from triforce.kvcache.views.observation import Sight
+from triforce.kvcache.views.observation import AttentionObservation
 from triforce.model.rope import rotate
 from triforce.ragged import ints
 
@@ -113,23 +113,23 @@ class Side:
 
     def __init__(self, decoder: Decoder, given: Room | None, selection: str) -> None:
         self.decoder, self.selection = decoder, selection
-        self.pool = Pool(decoder.config, ROWS, PAGES, torch.float32, room=given)
+        self.pool = PagePool(decoder.config, ROWS, PAGES, torch.float32, room=given)
         memory = self.pool.memory
         assert type(memory) is (StreamedMemory if given else TritonMemory)
         held = [memory.keys_LGSD, memory.values_LGSD]
         for each in held + (list(memory._hosted.places._parts) if isinstance(memory, StreamedMemory) else []):
             each.fill_(torch.nan)
-        self.full = Full(self.pool)
+        self.full = FullView(self.pool)
         self.look()
 
     def look(self, layers: frozenset[int] = frozenset()) -> None:
-        self.lower = Retrieval(self.full, POLICIES[self.selection], RetrievalConfig(Budget(48), full_layers=layers))
+        self.lower = RetrievalView(self.full, POLICIES[self.selection], RetrievalConfig(Budget(48), full_layers=layers))
 
     def begin(self, b: int, ids: list[int]) -> list[Tensor]:
         """Another text in row b, read to its end."""
         self.pool.release(b)
         self.pool.reserve(b, CAPACITY)
-        self.full.sights[b] = Sight()
+        self.full.sights[b] = AttentionObservation()
         self.look(self.lower.full_layers)
         view, given = self.full.row(b), []
         while (span := view.resume(len(ids)))[0] < span[1]:
@@ -143,7 +143,7 @@ class Side:
             view.advance(ints([stop - start]))
         return given
 
-    def feed(self, view: Full | Retrieval, rows: list[list[int]]) -> list[Tensor]:
+    def feed(self, view: FullView | RetrievalView, rows: list[list[int]]) -> list[Tensor]:
         """One pass; the logits of the real tokens, and their mass."""
         counts, width = ints([len(row) for row in rows]), max(map(len, rows))
         ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows])

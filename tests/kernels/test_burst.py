@@ -14,7 +14,7 @@ from triforce.backends.token_sampler import NativeSampling, TorchSampling
 from triforce.engine.fused_draft import burst
 from triforce.errors import ModelError
 from triforce.interface.request import SamplingParams
-from triforce.kvcache import Streaming
+from triforce.kvcache import StreamingView
 from triforce.sampling import Noise, Warper
 from triforce.speculation import Coupling, Draft, Prefix, Rejection, Sampling, Seeded, Tier
 
@@ -33,9 +33,9 @@ class Drafting:
     def __init__(self, coupling: type[Seeded | Rejection], several: bool, gamma: int = 5) -> None:
         draw = torch.Generator().manual_seed(1)
         config, model = random_model(draw, torch.bfloat16)
-        view = Streaming(config, 3, sinks=16, window=33, slack=64, dtype=torch.bfloat16)
+        view = StreamingView(config, 3, sinks=16, window=33, slack=64, dtype=torch.bfloat16)
 
-        def decoder(ids_BT: torch.Tensor, cache: Streaming, at_BJ: torch.Tensor) -> torch.Tensor:
+        def decoder(ids_BT: torch.Tensor, cache: StreamingView, at_BJ: torch.Tensor) -> torch.Tensor:
             return cache.forward(model, ids_BT, at_BJ)
 
         self.tier = Tier("draft", decoder, view, gamma)
@@ -83,7 +83,7 @@ def test_a_burst_is_passes_and_draws_one_by_one(coupling: type[Seeded | Rejectio
 
 
 def test_lists_that_should_have_moved_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Streaming, "steps", lambda self, counts_B, most: most)
+    monkeypatch.setattr(StreamingView, "steps", lambda self, counts_B, most: most)
     one, many = Drafting(Rejection, several=False), Drafting(Rejection, several=True)
     assert not all(same(one.propose(*each), many.propose(*each)) for each in ROUNDS)
 

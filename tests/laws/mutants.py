@@ -11,7 +11,7 @@ import pytest
 
 from triforce.backends.torch import attention
 from triforce.backends.torch.kv import PlainMemory
-from triforce.kvcache import Retrieval
+from triforce.kvcache import RetrievalView
 from triforce.speculation import Block, Lookup, Rejection, Tier, verification
 
 
@@ -228,7 +228,7 @@ MEMORIES = [
         "a lower tier rewrites a committed slot",
         [
             Edit(
-                Retrieval,
+                RetrievalView,
                 "lengths_B",
                 (
                     "np.maximum(self.ahead_B, self.full.lengths_B)",

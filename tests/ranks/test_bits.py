@@ -20,7 +20,7 @@ from triforce.backends.decoder import Decoder
 from triforce.checkpoint.reader import load
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RequestError
-from triforce.kvcache import Full, Pool
+from triforce.kvcache import FullView, PagePool
 from triforce.ragged import ints
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -46,9 +46,9 @@ def text() -> list[int]:
 
 def read(decoder: Decoder, widths: list[int]) -> Tensor:
     """Logits (T, V) of the text, in passes of these widths."""
-    pool = Pool(decoder.config, 1, 8, decoder.dtype)
+    pool = PagePool(decoder.config, 1, 8, decoder.dtype)
     pool.reserve(0, LENGTH)
-    full, logits, ids = Full(pool), [], text()
+    full, logits, ids = FullView(pool), [], text()
     for width in widths:
         start = int(full.lengths_B[0])
         full.begin(ints([width]), width)

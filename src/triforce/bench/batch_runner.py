@@ -14,7 +14,7 @@ from triforce.backends import dispatch
 from triforce.engine.engine import Request
 from triforce.engine.sequence_group import OnPrefill
 from triforce.interface.request import RequestOutput, SamplingParams
-from triforce.kvcache.prompt_file import Maker, SavedCache
+from triforce.kvcache.prompt_file import CacheFingerprint, SavedCache
 from triforce.llm import LLM
 
 
@@ -59,7 +59,9 @@ class Prompts:
             (first,) = self.llm.generate([prompt], short, mode="ar", save_cache=kv, on_prefill=self.on_prefill())
             about.write_text(json.dumps([key, (len(prompt) - 1) / first.prefill_seconds]), encoding="utf-8")
         pool = self.llm.open(1, 1).engine.store.pool
-        maker = Maker(self.llm.target.fingerprint, dispatch.identity(self.llm.models.target.model, pool.memory))
+        maker = CacheFingerprint(
+            self.llm.target.fingerprint, dispatch.identity(self.llm.models.target.model, pool.memory)
+        )
         return SavedCache(kv, maker), _saved(about)[1]
 
     def drop(self, name: str) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from triforce.backends.decoder import Decoder
 from triforce.bench.acceptance.heavy import Heavy, added, attended
 from triforce.engine.tier_builder import ModelSet, SpeculativeConfig, TierBuilder
-from triforce.kvcache import Budget, Retrieval, RetrievalConfig
+from triforce.kvcache import Budget, RetrievalConfig, RetrievalView
 from triforce.kvcache.selection import Policy, Recent
 from triforce.ragged import ints
 
@@ -42,7 +42,7 @@ class Forgetful:
         self.full.rewind(ints([self.shared]))
         mass_LGU = added(self.mass_LGU, attended(self.decoder, self.full, ints(prompt[:-1])[None]))
         setting, made, one = RetrievalConfig(Budget(budget), full_layers=frozenset()), prompt[-1:], ints([1])
-        view = Retrieval(self.full, lambda: EVICTIONS[eviction](mass_LGU), setting)
+        view = RetrievalView(self.full, lambda: EVICTIONS[eviction](mass_LGU), setting)
         for _ in range(self.tokens):
             view.begin(one, 1)
             logits_1JV = self.decoder(torch.tensor([made[-1:]], device=self.decoder.device), view)

@@ -21,7 +21,7 @@ from triforce.backends.token_sampler import sampling
 from triforce.backends.torch.attention import attend_causal
 from triforce.bench import shapes
 from triforce.interface.request import SamplingParams
-from triforce.kvcache import PAGE, Full, Pool
+from triforce.kvcache import PAGE, FullView, PagePool
 from triforce.kvcache.pool import pages_for
 from triforce.ragged import Ints, ints
 from triforce.sampling import Noise
@@ -79,9 +79,9 @@ def _row(kernel: str, took: float, moved: int, bandwidth: float, **more: Any) ->
 def _steps(name: str, decoder: Decoder, lower: Decoder | None, context: int) -> Iterator[Row]:
     """Passes of a whole decoder: over the full cache at each width, and over a budget, in int8 too if it can be."""
     config, size = decoder.config, decoder.dtype.itemsize
-    pool = Pool(config, 1, pages_for(context + 64), decoder.dtype, int8=lower is not None)
+    pool = PagePool(config, 1, pages_for(context + 64), decoder.dtype, int8=lower is not None)
     pool.reserve(0, context + 64)
-    full = Full(pool)
+    full = FullView(pool)
     full.grain = 0
     _fill(pool, context)
     read, gigabyte = reading()
@@ -98,10 +98,10 @@ def _steps(name: str, decoder: Decoder, lower: Decoder | None, context: int) -> 
         yield _row(kernel, took, moved, bandwidth, shape=name, context=context, width=width)
 
 
-class Few(Full):
+class Few(FullView):
     """A view of `budget` tokens, in pages spread over the context, another list for each KV head."""
 
-    def __init__(self, pool: Pool, budget: int, int8: bool = False) -> None:
+    def __init__(self, pool: PagePool, budget: int, int8: bool = False) -> None:
         super().__init__(pool, grain=0)
         self._int8 = int8
         length, pages = int(pool.lengths_B[0]), budget // PAGE - 1
@@ -116,13 +116,13 @@ class Few(Full):
         self._pass = Pass([int(self.lengths_B[0])], [(self.pool.config.layers, lists)])
 
 
-def _pass(decoder: Decoder, view: Full, width: int) -> None:
+def _pass(decoder: Decoder, view: FullView, width: int) -> None:
     counts_B = ints([width])
     view.begin(counts_B, width)
     decoder(torch.ones(1, width, dtype=torch.long), view)  # not advanced: the next pass writes the same slots
 
 
-def _fill(pool: Pool, length: int) -> None:
+def _fill(pool: PagePool, length: int) -> None:
     block_GND = torch.randn(pool.config.kv_heads, 1024, pool.config.head_dim).to(pool.dtype)
     for start in range(0, length, 1024):
         slots_N = pool.slots(0, start, min(start + 1024, length))
@@ -136,7 +136,7 @@ def _prefill() -> Iterator[Row]:
     context, width = 16_384, 512
     config = shapes.decoder("30m", context).config
     H, D = config.heads, config.head_dim
-    pool = Pool(config, 1, pages_for(context), torch.bfloat16)
+    pool = PagePool(config, 1, pages_for(context), torch.bfloat16)
     pool.reserve(0, context)
     _fill(pool, context)
     q_BTHD = torch.randn(1, width, H, D).bfloat16()

@@ -8,7 +8,7 @@ from triforce.engine.batch import Batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.tier_builder import MODES, ModelSet, SpeculativeConfig
 from triforce.interface.request import SamplingParams
-from triforce.kvcache import PAGE, Full, Pool
+from triforce.kvcache import PAGE, FullView, PagePool
 from triforce.ragged import ints
 
 BLOCK = 4096
@@ -22,7 +22,7 @@ def read(
     context: int,
     tokens: int,
     rows: int = 1,
-    memory: Full | None = None,
+    memory: FullView | None = None,
 ) -> Batch:
     """A batch whose prompts of random tokens have been read, as far as its caches can tell: its KV is noise.
 
@@ -43,7 +43,7 @@ def read(
     return batch
 
 
-def fill(pool: Pool, length: int) -> None:
+def fill(pool: PagePool, length: int) -> None:
     """Random K and V for the first `length` tokens of the first row. The draft's own cache will catch up."""
     config = pool.config
     block_GND = torch.randn(config.kv_heads, BLOCK, config.head_dim, generator=torch.Generator().manual_seed(3))

@@ -21,7 +21,7 @@ from triforce.engine.sequence import TokenSequence, logprobs_of
 from triforce.engine.tier_builder import ModeBuilder, ModelSet, SharedKV, SpeculativeConfig, TierBuilder, tiers
 from triforce.interface.request import DecodingSnapshot
 from triforce.interface.stats import TierStats
-from triforce.kvcache import Full, Retrieval
+from triforce.kvcache import FullView, RetrievalView
 from triforce.kvcache.prompt_file import SavedCache
 from triforce.kvcache.views.coverage import in_sight
 from triforce.planner import Costs, Findings, Pilot, SearchedLayers
@@ -55,7 +55,7 @@ class Batch:
         setting: SpeculativeConfig,
         coupling: str,
         jobs: Sequence[TokenSequence],
-        memory: Full | None = None,
+        memory: FullView | None = None,
         costs: Costs | None = None,
         findings: Findings | None = None,
         store: SharedKV | None = None,
@@ -204,7 +204,7 @@ class Batch:
             counts = int(c.proposed_B[b]), int(c.accepted_B[b]), int(c.passes_B[b])
             seconds = float(c.seconds_B[b]), float(c.prefill_seconds_B[b])
             view = tier.cache if isinstance(tier, Tier) else None
-            sees = view.keys(int(self.prefix.lengths_B[b])) if isinstance(view, Retrieval) else None
+            sees = view.keys(int(self.prefix.lengths_B[b])) if isinstance(view, RetrievalView) else None
             stats.append(TierStats(tier.name, *counts, *seconds, kept, sees))
         stats[-1].proposed = stats[-1].accepted = len(self.jobs[b].tokens)  # what the full tier proposes is the text
         return stats
@@ -272,7 +272,7 @@ class Batch:
             views = [
                 tier.cache
                 for tier, now, before in zip(self.tiers, stats, passes, strict=True)
-                if isinstance(tier, Tier) and isinstance(tier.cache, Retrieval) and now.passes != before
+                if isinstance(tier, Tier) and isinstance(tier.cache, RetrievalView) and now.passes != before
             ]
             job.look = DecodingSnapshot(committed, job.decode_seconds, in_sight(views[-1], b) if views else [], stats)
 

@@ -11,7 +11,7 @@ from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill, SequenceGroup
 from triforce.errors import RequestError
 from triforce.interface.request import KVMemoryUsage, RequestOutput
-from triforce.kvcache import Full
+from triforce.kvcache import FullView
 from triforce.kvcache.prompt_file import SavedCache
 
 Event = OutputChunk | RequestOutput | Exception
@@ -75,10 +75,10 @@ class Engine:
     def submit(
         self,
         requests: Sequence[Request],
-        memory: Full | None = None,
+        memory: FullView | None = None,
         earlier: SavedCache | None = None,
         on_prefill: OnPrefill | None = None,
-        on_read: Callable[[Full], None] | None = None,
+        on_read: Callable[[FullView], None] | None = None,
     ) -> None:
         """Queue requests, all or none. Raises CacheError where one can never fit.
 

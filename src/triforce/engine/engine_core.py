@@ -18,7 +18,7 @@ from triforce.engine.sequence_group import SequenceGroup
 from triforce.engine.tier_builder import MODES, ModelSet, SharedKV, SpeculativeConfig
 from triforce.errors import CacheError, RankError
 from triforce.kvcache.pool import pages_for
-from triforce.kvcache.prefix_cache import Prefixes
+from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.kvcache.views.full import TAIL
 from triforce.planner import Costs, Findings
 
@@ -49,7 +49,7 @@ class EngineCore:
         self._groups: list[SequenceGroup] = []
         """Those that are being decoded, in the batches of their modes."""
         self._batches: dict[str, Batch] = {}
-        self._prefixes = Prefixes(store.pool, store.whole)
+        self._prefixes = PrefixCache(store.pool, store.whole)
 
     def submit(self, groups: Sequence[SequenceGroup]) -> None:
         """Let groups wait for their turns. Raises CacheError, and takes none, if one's would never come."""

@@ -10,14 +10,14 @@ import numpy as np
 from triforce.backends import dispatch
 from triforce.backends.dispatch import Model
 from triforce.backends.token_sampler import NativeSampling
-from triforce.kvcache import Streaming
+from triforce.kvcache import StreamingView
 from triforce.ragged import Bools
 from triforce.sampling.logits import no_law
 from triforce.speculation import Draft, Prefix, Sampling, Tier
 
 
 def burst(
-    model: Model, tier: Tier[Streaming], prefix: Prefix, sampling: Sampling, live_B: Bools, count: int
+    model: Model, tier: Tier[StreamingView], prefix: Prefix, sampling: Sampling, live_B: Bools, count: int
 ) -> Draft | None:
     """`count` tokens of each live row, or fewer, bit for bit those that passes and draws one by one would give.
 

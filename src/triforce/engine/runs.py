@@ -22,7 +22,7 @@ from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.tier_builder import ModelSet, SharedKV, SpeculativeConfig
 from triforce.errors import CacheError, RequestError
 from triforce.interface.request import RequestOutput
-from triforce.kvcache import Full, Pool, prompt_file
+from triforce.kvcache import FullView, PagePool, prompt_file
 from triforce.kvcache.pool import pages_for
 from triforce.planner import Costs
 
@@ -51,7 +51,7 @@ class Runs:
         self._idle: Engine | None = None
 
     def start(
-        self, rows: int, pages: int, turn: int | None = None, max_itl: float = MAX_ITL, given: Pool | None = None
+        self, rows: int, pages: int, turn: int | None = None, max_itl: float = MAX_ITL, given: PagePool | None = None
     ) -> Engine:
         """Start an engine of its own; see `engine.Engine`. `given` is a pool that is there already."""
         store = SharedKV(self._models, self._setting, rows, pages, given)
@@ -62,7 +62,7 @@ class Runs:
         requests: Sequence[Request],
         files: PromptCachePaths,
         on_prefill: OnPrefill | None,
-        memory: Full | None = None,
+        memory: FullView | None = None,
     ) -> Iterator[tuple[Request, OutputChunk | RequestOutput]]:
         """All of them on one engine, whose KV has room for as many texts as are made at a time."""
         if self._ranks.count > 1 and (files.save or files.load):
@@ -92,7 +92,7 @@ class Runs:
         self._idle = None
 
     def _engine(
-        self, rows: int, pages: int, files: PromptCachePaths, memory: Full | None
+        self, rows: int, pages: int, files: PromptCachePaths, memory: FullView | None
     ) -> AbstractContextManager[Engine]:
         """The kept one, or one of its own for a text whose KV somebody else keeps."""
         if not (files.save or files.load or memory):
@@ -126,20 +126,24 @@ class Runs:
             return self.start(rows, pages)
 
     def prompt_files(
-        self, files: PromptCachePaths, pool: Pool, prompt: list[int]
-    ) -> tuple[prompt_file.SavedCache | None, Callable[[Full], None] | None]:
+        self, files: PromptCachePaths, pool: PagePool, prompt: list[int]
+    ) -> tuple[prompt_file.SavedCache | None, Callable[[FullView], None] | None]:
         """A saved prompt to start from, and what saves one that has been read."""
         if files.load is None and files.save is None:
             return None, None
-        maker = prompt_file.Maker(self._fingerprint, dispatch.identity(self._models.target.model, pool.memory))
+        maker = prompt_file.CacheFingerprint(
+            self._fingerprint, dispatch.identity(self._models.target.model, pool.memory)
+        )
         earlier = None if files.load is None else prompt_file.SavedCache(Path(files.load), maker)
         return earlier, None if files.save is None else self._saving(Path(files.save), maker, pool, prompt)
 
-    def _saving(self, path: Path, maker: prompt_file.Maker, pool: Pool, prompt: list[int]) -> Callable[[Full], None]:
+    def _saving(
+        self, path: Path, maker: prompt_file.CacheFingerprint, pool: PagePool, prompt: list[int]
+    ) -> Callable[[FullView], None]:
         """Hold room for the file, and return what writes it; should that fail later, the text goes on without it."""
         room = prompt_file.Reservation(path, prompt_file.size_of(pool.config, pool.dtype, len(prompt) - 1))
 
-        def save(full: Full) -> None:
+        def save(full: FullView) -> None:
             room.release()
             try:
                 prompt_file.save(path, maker, full, 0, prompt)

@@ -11,8 +11,8 @@ import torch
 from triforce.engine.batch import Batch, SwappedSequence
 from triforce.engine.sequence import TokenSequence
 from triforce.errors import CacheError
-from triforce.kvcache import Full
-from triforce.kvcache.prefix_cache import Prefixes
+from triforce.kvcache import FullView
+from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.kvcache.prompt_file import SavedCache
 from triforce.speculation import Grant
 
@@ -30,10 +30,10 @@ class SequenceGroup:
 
     jobs: list[TokenSequence]
     mode: str
-    memory: Full | None = None
+    memory: FullView | None = None
     earlier: SavedCache | None = None
     on_prefill: OnPrefill | None = None
-    on_read: Callable[[Full], None] | None = None
+    on_read: Callable[[FullView], None] | None = None
     started: float | None = None
     """When it was admitted, by `perf_counter`."""
     steps: int = 0
@@ -61,7 +61,7 @@ class SequenceGroup:
             )
         self.error = error
 
-    def shared(self, prefixes: Prefixes) -> list[int]:
+    def shared(self, prefixes: PrefixCache) -> list[int]:
         """Pages that it can begin with."""
         first = self.jobs[0]
         scored = first.params.prompt_logprobs is not None  # every position is needed

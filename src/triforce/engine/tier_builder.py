@@ -15,7 +15,7 @@ from triforce.backends.decoder import Decoder
 from triforce.engine.fused_draft import burst
 from triforce.errors import RequestError
 from triforce.interface.request import KVMemoryUsage
-from triforce.kvcache import PAGE, Full, OffloadConfig, Pool, Retrieval, RetrievalConfig, Streaming
+from triforce.kvcache import PAGE, FullView, OffloadConfig, PagePool, RetrievalConfig, RetrievalView, StreamingView
 from triforce.kvcache.offload import store
 from triforce.kvcache.offload.sizing import KVSizing
 from triforce.kvcache.offload.sizing_cuda import needs_of
@@ -105,17 +105,17 @@ class SharedKV:
     setting: SpeculativeConfig
     rows: int
     pages: int
-    given: Pool | None = None
+    given: PagePool | None = None
 
     @cached_property
-    def pool(self) -> Pool:
+    def pool(self) -> PagePool:
         """Of no row yet, for all views of the target."""
         if self.given:
             return self.given.more(0)
         target, unit = self.models.target, gcd(self.setting.retrieval.chunk, PAGE)
         setting, least = self.setting, self.setting.least(self.rows)
         given = self._room()
-        return Pool(target.config, 0, self.pages, target.dtype, target.device, unit, setting.int8, least, given)
+        return PagePool(target.config, 0, self.pages, target.dtype, target.device, unit, setting.int8, least, given)
 
     @property
     def whole(self) -> int:
@@ -143,14 +143,14 @@ class SharedKV:
         return store.room(offload, self.needs, target.ranks)
 
     @cached_property
-    def streaming(self) -> Streaming:
+    def streaming(self) -> StreamingView:
         """The draft's view, of no row yet. Raises RequestError without a draft model."""
         draft, setting = self.models.draft, self.setting
         if draft is None:
             raise RequestError("This mode needs a draft model: name one with --draft, or use --mode retrieval.")
         window = min(setting.window, draft.config.context - setting.sinks)
         slack = max(128, 2 * setting.reach)
-        view = Streaming(draft.config, self.rows, setting.sinks, window, slack, draft.dtype, draft.device)
+        view = StreamingView(draft.config, self.rows, setting.sinks, window, slack, draft.dtype, draft.device)
         view.select([])
         return view
 
@@ -166,7 +166,7 @@ class TierBuilder:
     models: ModelSet
     setting: SpeculativeConfig
     capacities: list[int]
-    memory: Full | None = None
+    memory: FullView | None = None
     shared: SharedKV | None = None
     begun: Sequence[int] = ()
 
@@ -175,9 +175,9 @@ class TierBuilder:
         pages = sum(map(pages_for, self.capacities))
         return self.shared or SharedKV(self.models, self.setting, len(self.capacities), pages)
 
-    def full(self) -> Full:
+    def full(self) -> FullView:
         """The target's exact view."""
-        full = self.memory or Full(self.store.pool.more(len(self.capacities)))
+        full = self.memory or FullView(self.store.pool.more(len(self.capacities)))
         if self.begun:
             full.pool.adopt(0, self.begun)
         for b, capacity in enumerate(self.capacities):
@@ -185,19 +185,19 @@ class TierBuilder:
         full.grain, full.budget = 0, None  # until a view selects by what it saw
         return full
 
-    def exact(self, full: Full, below: Proposer | None = None) -> Tier[Full]:
+    def exact(self, full: FullView, below: Proposer | None = None) -> Tier[FullView]:
         top = Tier("full", self.models.target, full, below=below)
         if full.pool.offloaded:
             top.read = lambda view, ids_1T: view.read(self.models.target.model, ids_1T)
         return top
 
     def middle(
-        self, full: Full, policy: Callable[[], Policy], name: str, below: Proposer | None = None
-    ) -> Tier[Retrieval]:
-        view = Retrieval(full, policy, self.setting.retrieval)
+        self, full: FullView, policy: Callable[[], Policy], name: str, below: Proposer | None = None
+    ) -> Tier[RetrievalView]:
+        view = RetrievalView(full, policy, self.setting.retrieval)
         return Tier(name, self.models.lower or self.models.target, view, self.setting.gamma_2, below)
 
-    def lowest(self) -> Tier[Streaming]:
+    def lowest(self) -> Tier[StreamingView]:
         """The draft model, through sinks and a window."""
         view, draft = self.store.streaming.more(len(self.capacities)), self.models.draft
         assert draft is not None, "the store has seen to it"
@@ -206,55 +206,55 @@ class TierBuilder:
         return tier
 
 
-ModeBuilder = Callable[[TierBuilder], Tier[Full]]
+ModeBuilder = Callable[[TierBuilder], Tier[FullView]]
 
 
-def ar(rows: TierBuilder) -> Tier[Full]:
+def ar(rows: TierBuilder) -> Tier[FullView]:
     """Plain autoregressive decoding."""
     return rows.exact(rows.full())
 
 
-def draft(rows: TierBuilder) -> Tier[Full]:
+def draft(rows: TierBuilder) -> Tier[FullView]:
     """A naive small model verified by the target: classic speculation (the paper's first baseline)."""
     below = rows.lowest()  # first: it may raise, and no pages are to be taken then
     return rows.exact(rows.full(), below)
 
 
-def retrieval(rows: TierBuilder) -> Tier[Full]:
+def retrieval(rows: TierBuilder) -> Tier[FullView]:
     """The target drafts for itself through selected pages (the paper's ablation without hierarchy)."""
     full = rows.full()
     return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval"))
 
 
-def streaming(rows: TierBuilder) -> Tier[Full]:
+def streaming(rows: TierBuilder) -> Tier[FullView]:
     """The hierarchy with StreamingLLM in the place of retrieval (the paper's ablation); without a draft, two tiers."""
     below = rows.lowest() if rows.models.draft else None
     full = rows.full()
     return rows.exact(full, rows.middle(full, Recent, "streaming", below))
 
 
-def triforce(rows: TierBuilder) -> Tier[Full]:
+def triforce(rows: TierBuilder) -> Tier[FullView]:
     """Draft model, retrieval, full cache (Algorithm 1)."""
     below = rows.lowest()
     full = rows.full()
     return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval", below))
 
 
-def lookup(rows: TierBuilder) -> Tier[Full]:
+def lookup(rows: TierBuilder) -> Tier[FullView]:
     """TriForce with n-grams of the text itself in the place of the draft model."""
     full = rows.full()
     below = Lookup(len(rows.capacities), rows.setting.gamma_1)
     return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval", below))
 
 
-def hybrid(rows: TierBuilder) -> Tier[Full]:
+def hybrid(rows: TierBuilder) -> Tier[FullView]:
     """TriForce whose draft model gives way to n-grams where the text repeats itself."""
     below = Lookup(len(rows.capacities), rows.setting.gamma_1, rows.lowest())
     full = rows.full()
     return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval", below))
 
 
-def auto(rows: TierBuilder) -> Tier[Full]:
+def auto(rows: TierBuilder) -> Tier[FullView]:
     """All the tiers there are, for a pilot to choose from (see triforce.planner)."""
     return triforce(rows) if rows.models.draft else retrieval(rows)
 

@@ -12,7 +12,7 @@ from triforce.eval.context import Subject, Text
 from triforce.eval.forecast import Forecast
 from triforce.eval.scoring import full_view, read
 from triforce.eval.tables import Table, percent, tokens
-from triforce.kvcache import Full
+from triforce.kvcache import FullView
 
 SPAN = 128
 START = 8
@@ -58,7 +58,7 @@ def _distances(end: int) -> list[int]:
     return [shortest << n for n in range((end // shortest).bit_length())]
 
 
-def _best(subject: Subject, view: Full, ids_T: Tensor) -> Tensor:
+def _best(subject: Subject, view: FullView, ids_T: Tensor) -> Tensor:
     return torch.cat([logits_TV.argmax(-1) for logits_TV in read(subject.target, view, ids_T)])
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from triforce.backends.decoder import Decoder
 from triforce.eval.context import Subject, Text
 from triforce.eval.scoring import WIDTH, draft_view, full_view, parts, read
-from triforce.kvcache import Full, Streaming
+from triforce.kvcache import FullView, StreamingView
 
 SECONDS = 2.0
 """For looking at one model's speed; its last pass may end later."""
@@ -74,7 +74,7 @@ def look(subject: Subject) -> Forecast:
     return Forecast(target, _pace(draft, draft_view(draft), ids_N))
 
 
-def _pace(decoder: Decoder, view: Full | Streaming, ids_N: Tensor) -> Pace:
+def _pace(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> Pace:
     """Passes over one token, and then longer ones as far as there is time; of each kind the first is slow."""
     step = [_timed(decoder, view, ids_T) for ids_T in parts(ids_N[:3], 1)][-1]
     began, done, width = perf_counter(), min(3, len(ids_N)), 16
@@ -94,7 +94,7 @@ def _pace(decoder: Decoder, view: Full | Streaming, ids_N: Tensor) -> Pace:
     return Pace(float(token), float(deeper), step)
 
 
-def _timed(decoder: Decoder, view: Full | Streaming, ids_T: Tensor) -> float:
+def _timed(decoder: Decoder, view: FullView | StreamingView, ids_T: Tensor) -> float:
     began = perf_counter()
     for logits_TV in read(decoder, view, ids_T):
         float(logits_TV[-1, 0])  # a device that computes is waited for

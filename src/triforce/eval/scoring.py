@@ -13,30 +13,30 @@ from torch import Tensor
 
 from triforce.backends.decoder import Decoder
 from triforce.engine.tier_builder import ModelSet, SpeculativeConfig, TierBuilder
-from triforce.kvcache import PAGE, Full, Streaming
+from triforce.kvcache import PAGE, FullView, StreamingView
 from triforce.ragged import ints
 
 WIDTH = 256
 """Tokens of a pass whose logits are wanted: it bounds their memory, whatever the vocabulary."""
 
 
-def full_view(decoder: Decoder, capacity: int) -> Full:
+def full_view(decoder: Decoder, capacity: int) -> FullView:
     """The exact view of one text of at most `capacity` tokens, as the engine has it."""
     return TierBuilder(ModelSet(decoder), SpeculativeConfig(), [capacity]).full()
 
 
-def draft_view(decoder: Decoder) -> Streaming:
+def draft_view(decoder: Decoder) -> StreamingView:
     """The view that the engine gives to a draft: sinks and a window."""
     return TierBuilder(ModelSet(decoder, decoder), SpeculativeConfig(), [0]).lowest().cache
 
 
-def cut_view(decoder: Decoder, recent: int) -> Streaming:
+def cut_view(decoder: Decoder, recent: int) -> StreamingView:
     """`recent` tokens in sight: attention sinks, without which no model works, and the last ones."""
     config, device = decoder.config, decoder.device
-    return Streaming(config, 1, PAGE, recent - PAGE, slack=WIDTH, dtype=decoder.dtype, device=device)
+    return StreamingView(config, 1, PAGE, recent - PAGE, slack=WIDTH, dtype=decoder.dtype, device=device)
 
 
-def skim(decoder: Decoder, view: Full | Streaming, ids_N: Tensor) -> None:
+def skim(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> None:
     """Let a view see a text, as the engine reads a prompt: without logits, and in the steps that the view asks for."""
     while True:
         start, stop = view.resume(len(ids_N))
@@ -45,13 +45,13 @@ def skim(decoder: Decoder, view: Full | Streaming, ids_N: Tensor) -> None:
         _pass(decoder, view, ids_N[start:stop], scored=False)
 
 
-def read(decoder: Decoder, view: Full | Streaming, ids_T: Tensor) -> Iterator[Tensor]:
+def read(decoder: Decoder, view: FullView | StreamingView, ids_T: Tensor) -> Iterator[Tensor]:
     """Feed the tokens that follow what the view has seen; the logits (T, V) after each, a pass at a time."""
     for part_T in parts(ids_T, _width(view)):
         yield _pass(decoder, view, part_T, scored=True)[0]
 
 
-def nats(decoder: Decoder, view: Full | Streaming, ids_N: Tensor, first: int = 1) -> Tensor:
+def nats(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor, first: int = 1) -> Tensor:
     """Loss of tokens `first` and later of a text that the view has not seen: float32 (N - first), in nats, on the CPU.
 
     The tokens before `first` - 1 are only skimmed.
@@ -61,7 +61,7 @@ def nats(decoder: Decoder, view: Full | Streaming, ids_N: Tensor, first: int = 1
     return torch.cat([F.cross_entropy(logits_TV, labels_T, reduction="none").cpu() for logits_TV, labels_T in both])
 
 
-def greedy(decoder: Decoder, view: Full, ids_T: Tensor, count: int) -> list[int]:
+def greedy(decoder: Decoder, view: FullView, ids_T: Tensor, count: int) -> list[int]:
     """Feed some tokens and then the `count` - 1 most probable ones after them; the view forgets all of it again."""
     seen_B, found = view.lengths_B.copy(), []
     for _ in range(count):
@@ -77,11 +77,11 @@ def parts(ids_N: Tensor, width: int) -> list[Tensor]:
     return [ids_N[start : start + width] for start in range(0, len(ids_N), width)]
 
 
-def _width(view: Full | Streaming) -> int:
-    return min(WIDTH, view.slack) if isinstance(view, Streaming) else WIDTH
+def _width(view: FullView | StreamingView) -> int:
+    return min(WIDTH, view.slack) if isinstance(view, StreamingView) else WIDTH
 
 
-def _pass(decoder: Decoder, view: Full | Streaming, ids_T: Tensor, scored: bool) -> Tensor:
+def _pass(decoder: Decoder, view: FullView | StreamingView, ids_T: Tensor, scored: bool) -> Tensor:
     count_1 = ints([len(ids_T)])
     view.begin(count_1, len(ids_T))
     logits_1JV = decoder(ids_T[None], view, None if scored else ids_T.new_zeros(1, 0))

@@ -5,10 +5,19 @@ What a view does is said by the protocol `speculation.tier.Cache`.
 
 from triforce.backends.dispatch import PAGE
 from triforce.kvcache.offload.sizing import OffloadConfig
-from triforce.kvcache.pool import Pool
+from triforce.kvcache.pool import PagePool
 from triforce.kvcache.retrieval_config import Budget, RetrievalConfig
-from triforce.kvcache.views.full import Full
-from triforce.kvcache.views.retrieval import Retrieval
-from triforce.kvcache.views.streaming import Streaming
+from triforce.kvcache.views.full import FullView
+from triforce.kvcache.views.retrieval import RetrievalView
+from triforce.kvcache.views.streaming import StreamingView
 
-__all__ = ["PAGE", "Budget", "Full", "OffloadConfig", "Pool", "Retrieval", "RetrievalConfig", "Streaming"]
+__all__ = [
+    "PAGE",
+    "Budget",
+    "FullView",
+    "OffloadConfig",
+    "PagePool",
+    "RetrievalView",
+    "RetrievalConfig",
+    "StreamingView",
+]

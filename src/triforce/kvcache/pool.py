@@ -20,7 +20,7 @@ from triforce.interface.request import KVMemoryUsage
 from triforce.model.config import ModelConfig
 
 
-class Pool:
+class PagePool:
     """Which pages of a model's KV memory belong to which row, and how much of them is committed.
 
     `more` gives other rows of the same memory: pages are taken from, and given back to, one store. A page may have
@@ -61,7 +61,7 @@ class Pool:
         self._slots: list[Tensor] = [torch.zeros(0, dtype=torch.long, device=self.device) for _ in range(rows)]
         self._first_slot: list[int | None] = [None] * rows  # where the pages of a row are consecutive
 
-    def more(self, rows: int) -> Pool:
+    def more(self, rows: int) -> PagePool:
         """Fresh rows of the same memory."""
         other = copy(self)
         other._seat(rows)
@@ -77,7 +77,7 @@ class Pool:
         self._first_slot = [self._first_slot[b] for b in rows]
         self._tabulate()
 
-    def join(self, other: Pool) -> None:
+    def join(self, other: PagePool) -> None:
         """The rows of another pool of the same memory follow these."""
         self.lengths_B = np.concatenate((self.lengths_B, other.lengths_B))
         self.tables += other.tables

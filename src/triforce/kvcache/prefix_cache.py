@@ -12,17 +12,17 @@ from hashlib import blake2b
 import numpy as np
 
 from triforce.backends.dispatch import PAGE
-from triforce.kvcache.pool import Pool
+from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.full import TAIL
 from triforce.ragged import Ints
 
 Tokens = Sequence[int] | Ints
 
 
-class Prefixes:
+class PrefixCache:
     """Beside rows an owner of pages of a pool. Texts are shared in whole multiples of `whole` tokens."""
 
-    def __init__(self, pool: Pool, whole: int = PAGE) -> None:
+    def __init__(self, pool: PagePool, whole: int = PAGE) -> None:
         self._pool, self._pages_shared = pool, whole // PAGE
         self._pages: dict[bytes, int] = {}
         """Oldest first; of a text its end is older than its beginning, without which nobody would find it."""

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from triforce.backends.native_loader import VARIABLE
 from triforce.errors import CacheError
-from triforce.kvcache.views.full import TAIL, Full
+from triforce.kvcache.views.full import TAIL, FullView
 from triforce.model.config import ModelConfig
 
 FORMAT = "triforce-kv-1"
@@ -33,7 +33,7 @@ _DIGEST = 32
 _BLOCK = 1 << 22
 
 
-class Maker(NamedTuple):
+class CacheFingerprint(NamedTuple):
     """What computed a cache. Others give other bits, and the text of a seed would not be that of a fresh prefill."""
 
     model: str
@@ -73,7 +73,7 @@ def size_of(config: ModelConfig, dtype: torch.dtype, tokens: int) -> int:
     return tokens * (config.kv_size * dtype.itemsize + torch.int64.itemsize)
 
 
-def save(path: Path, maker: Maker, full: Full, b: int, prompt: list[int]) -> None:
+def save(path: Path, maker: CacheFingerprint, full: FullView, b: int, prompt: list[int]) -> None:
     """Keep what row b of an exact view has seen of `prompt`. The file appears whole or not at all; else CacheError."""
     entries = _entries(full, b, prompt[: int(full.lengths_B[b])])
     path = path.resolve()  # what a link points to is replaced, not the link
@@ -94,7 +94,7 @@ def save(path: Path, maker: Maker, full: Full, b: int, prompt: list[int]) -> Non
 class SavedCache:
     """A file that `save` wrote, checked. Raises CacheError."""
 
-    def __init__(self, path: Path, maker: Maker) -> None:
+    def __init__(self, path: Path, maker: CacheFingerprint) -> None:
         try:
             self._file = _open(path, framework="pt")
             about = self._file.metadata() or {}
@@ -121,7 +121,7 @@ class SavedCache:
                 f"{path} is damaged or no saved KV cache ({error}); make it anew with --save-cache"
             ) from error
 
-    def restore(self, full: Full, b: int, prompt: list[int]) -> int:
+    def restore(self, full: FullView, b: int, prompt: list[int]) -> int:
         """Let the fresh row b of an exact view see what `prompt` shares with the saved one; returns how many tokens.
 
         The prompt's last tokens are left to be fed, so that there are queries to select pages by.
@@ -143,7 +143,7 @@ Entry = tuple[str, torch.dtype, list[int], Callable[[], Tensor]]
 """Name, dtype and shape of a tensor, and how to get it when its turn comes."""
 
 
-def _entries(full: Full, b: int, ids: list[int]) -> list[Entry]:
+def _entries(full: FullView, b: int, ids: list[int]) -> list[Entry]:
     config, pool, row = full.pool.config, full.pool, full.rows[b]
     shape = [config.kv_heads, len(ids), config.head_dim]
     entries: list[Entry] = [("ids", torch.int64, [len(ids)], lambda: torch.tensor(ids))]
@@ -154,7 +154,7 @@ def _entries(full: Full, b: int, ids: list[int]) -> list[Entry]:
     return entries
 
 
-def _write(file: BinaryIO, maker: Maker, entries: list[Entry]) -> None:
+def _write(file: BinaryIO, maker: CacheFingerprint, entries: list[Entry]) -> None:
     header = _header(maker, [(name, dtype, shape) for name, dtype, shape, _ in entries])
     digest = hashlib.blake2b(header, digest_size=_DIGEST)
     file.write(header)
@@ -167,7 +167,7 @@ def _write(file: BinaryIO, maker: Maker, entries: list[Entry]) -> None:
     os.fsync(file.fileno())
 
 
-def _header(maker: Maker, described: list[tuple[str, torch.dtype, list[int]]]) -> bytes:
+def _header(maker: CacheFingerprint, described: list[tuple[str, torch.dtype, list[int]]]) -> bytes:
     """The head of a safetensors file: its length in 8 bytes, then JSON that places each tensor."""
     about = {"format": FORMAT, "fingerprint": maker.model, "kernels": maker.kernels}
     placed: dict[str, Any] = {"__metadata__": about}

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from triforce.backends.dispatch import Memory
-from triforce.kvcache.pool import Pool
-from triforce.kvcache.views.observation import Sight
+from triforce.kvcache.pool import PagePool
+from triforce.kvcache.views.observation import AttentionObservation
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SwappedKV:
     """A row of an exact view: K and V of its committed tokens for each layer, and what it saw last."""
 
     length: int
     layers: list[tuple[Tensor, Tensor]]
-    sight: Sight
+    sight: AttentionObservation
 
 
 def taken(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
@@ -36,13 +36,13 @@ def put_back(memory: Memory, slots_N: Tensor, layers: list[tuple[Tensor, Tensor]
         memory.put(layer, slots_N, keys_GND.to(slots_N.device), values_GND.to(slots_N.device))
 
 
-def take_row(pool: Pool, row: int, sight: Sight) -> Seen:
+def take_row(pool: PagePool, row: int, sight: AttentionObservation) -> SwappedKV:
     """What a row of a pool holds."""
     length = int(pool.lengths_B[row])
-    return Seen(length, taken(pool.span(layer, row, 0, length) for layer in range(pool.config.layers)), sight)
+    return SwappedKV(length, taken(pool.span(layer, row, 0, length) for layer in range(pool.config.layers)), sight)
 
 
-def put_row_back(pool: Pool, row: int, seen: Seen) -> None:
+def put_row_back(pool: PagePool, row: int, seen: SwappedKV) -> None:
     """Into a fresh row, whose pages are reserved."""
     put_back(pool.memory, pool.slots(row, 0, seen.length), seen.layers)
     pool.lengths_B[row] = seen.length

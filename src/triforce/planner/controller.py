@@ -15,7 +15,7 @@ from time import perf_counter
 import numpy as np
 
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.kvcache import Full, Retrieval
+from triforce.kvcache import FullView, RetrievalView
 from triforce.planner.acceptance import Watch
 from triforce.planner.cadence import Pace
 from triforce.planner.choose import PLAIN, choose
@@ -46,7 +46,7 @@ class Pilot:
 
     def __init__(
         self,
-        top: Tier[Full],
+        top: Tier[FullView],
         rows: int,
         costs: Costs,
         heat: float = 1.0,
@@ -65,7 +65,7 @@ class Pilot:
             part.level = level  # tells them apart in the noise, and in the origins of tokens
         self._parts = {part.name: part for part in self.tiers}
         self.top, self.plan, top.below = top, PLAIN, None
-        self._view: Retrieval = self._parts["retrieval"].cache  # type: ignore[attr-defined]
+        self._view: RetrievalView = self._parts["retrieval"].cache  # type: ignore[attr-defined]
         self._times: dict[int, float] = {}
         self._live_B: Bools = np.zeros(rows, bool)
         self.foretold = 0.0

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from triforce.kvcache import Retrieval
+from triforce.kvcache import RetrievalView
 from triforce.planner.acceptance import Watch
 from triforce.planner.cost_model import Costs
 from triforce.planner.ngram_hindsight import Echo
@@ -32,7 +32,7 @@ BURST = 1000
 Times = Mapping[int, float]
 
 
-def options(view: Retrieval, times: Times, lengths: Sequence[int]) -> list[dict[int, float]]:
+def options(view: RetrievalView, times: Times, lengths: Sequence[int]) -> list[dict[int, float]]:
     """The budgets as they are, and all that differ by one step for rows of one size, where they are to be chosen."""
     sizes = sorted({length.bit_length() for length in lengths})
     times = {bits: times[bits] for bits in sizes if bits in times}
@@ -48,11 +48,11 @@ def options(view: Retrieval, times: Times, lengths: Sequence[int]) -> list[dict[
     return found
 
 
-def _fits(view: Retrieval, bits: int, times: float) -> bool:
+def _fits(view: RetrievalView, bits: int, times: float) -> bool:
     return LEAST * view.setting.budget.of(1 << (bits - 1), times) <= 1 << (bits - 1)
 
 
-def keys_seen(tier: str, lengths: Sequence[int], view: Retrieval) -> int:
+def keys_seen(tier: str, lengths: Sequence[int], view: RetrievalView) -> int:
     """Keys that a pass of a tier sees, of all rows."""
     if tier == "full":
         return sum(lengths)
@@ -69,7 +69,7 @@ class Outlook:
         costs: Costs,
         watch: Watch,
         echo: Echo,
-        view: Retrieval,
+        view: RetrievalView,
         lengths: Sequence[int],
         options: Sequence[Times] = ({},),
     ) -> None:

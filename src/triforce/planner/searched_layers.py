@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.kvcache import Retrieval
+from triforce.kvcache import RetrievalView
 from triforce.planner.plan import WIDE, expected
 from triforce.speculation import Tier
 
@@ -109,7 +109,7 @@ class SearchedLayers:
     attention of its own heads.
     """
 
-    def __init__(self, tier: Tier[Retrieval], findings: Findings, ranks: TPGroup = ALONE) -> None:
+    def __init__(self, tier: Tier[RetrievalView], findings: Findings, ranks: TPGroup = ALONE) -> None:
         self.tier, self.findings, self._ranks = tier, findings, ranks
         self._bits, self._found = 0, Finding()
         self._length = self._left = self._turns = 0

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.kvcache import Full
+from triforce.kvcache import FullView
 from triforce.kvcache.selection.topk import best
 from triforce.kvcache.views.full import OBSERVED
 from triforce.ragged import Ints, ints
@@ -30,7 +30,7 @@ class Heavy:
     def recent(self, budget: int) -> int:
         return budget // 2
 
-    def pick(self, full: Full, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
         self._see(full, row)
         units = chunk // full.pool.unit
         mass_LGU = _widened(self._mass_LGU, candidates.stop * units)[..., : candidates.stop * units]
@@ -40,7 +40,7 @@ class Heavy:
         self._gone_LGN = torch.ones_like(gone_LGN).scatter_(2, picked_LGN, False)
         return picked_LGN
 
-    def _see(self, full: Full, row: int) -> None:
+    def _see(self, full: FullView, row: int) -> None:
         """Add what the last verification saw; the first thing seen is the end of the prompt, which is there already."""
         sight = full.sights[row]
         if self._passes and sight.passes != self._passes and sight.mass_LGU is not None:
@@ -49,7 +49,7 @@ class Heavy:
 
 
 @torch.no_grad()
-def attended(model: Decoder, full: Full, ids_1S: Ints) -> Tensor:
+def attended(model: Decoder, full: FullView, ids_1S: Ints) -> Tensor:
     """Let an exact view see what it has not seen of a text; the attention that each unit drew meanwhile, (L, G, U)."""
     full.grain, sum_LGU = full.pool.unit, torch.zeros(1, 1, 0)
     for start in range(int(full.lengths_B[0]), ids_1S.shape[1], OBSERVED):

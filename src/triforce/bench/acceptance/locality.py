@@ -10,7 +10,7 @@ from torch import Tensor
 
 from triforce.bench.acceptance.measure import Case, Row, about
 from triforce.bench.acceptance.walk import Walk
-from triforce.kvcache import PAGE, Full, Retrieval
+from triforce.kvcache import PAGE, FullView, RetrievalView
 from triforce.kvcache.selection import Policy
 
 
@@ -23,7 +23,7 @@ class Recorder:
         self.recent = policy.recent
         self.picked_LGN = torch.empty(0)
 
-    def pick(self, full: Full, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
         self.picked_LGN = self.policy.pick(full, row, chunk, candidates, picks)
         return self.picked_LGN
 
@@ -51,7 +51,7 @@ def locality(walk: Walk, usual: Case) -> list[Row]:
 def _follow(walk: Walk, usual: Case, refresh: int) -> list[tuple[int, Tensor, Tensor]]:
     """At each verification: tokens since the prompt, chunks picked (L, G, C), share of the attention in sight (L)."""
     recorder = Recorder(usual.how.policy(walk))
-    view = Retrieval(walk.full, lambda: recorder, usual.setting(refresh))
+    view = RetrievalView(walk.full, lambda: recorder, usual.setting(refresh))
     chunks, steps = ceil(len(walk.work.ids) / usual.chunk), []
     for span, *_ in walk.under(view):
         picked_LGN = recorder.picked_LGN
@@ -66,7 +66,7 @@ def _follow(walk: Walk, usual: Case, refresh: int) -> list[tuple[int, Tensor, Te
     return steps
 
 
-def _mass(full: Full, chunk: int, chunks: int) -> Tensor:
+def _mass(full: FullView, chunk: int, chunks: int) -> Tensor:
     """The attention that the last verification gave each chunk, (L, G, C)."""
     mass_LGU, units = full.sights[0].mass_LGU, chunk // full.grain
     assert mass_LGU is not None, "its views select by what is observed"

@@ -12,7 +12,7 @@ from torch import Tensor
 from triforce.bench.acceptance.heavy import Heavy
 from triforce.bench.acceptance.walk import Walk
 from triforce.eval.agreement import overlap, same_pick
-from triforce.kvcache import Budget, Retrieval, RetrievalConfig
+from triforce.kvcache import Budget, RetrievalConfig, RetrievalView
 from triforce.kvcache.selection import POLICIES, MeanKey, Observed, Policy, Recent
 
 Row = dict[str, Any]
@@ -54,9 +54,9 @@ class Case(NamedTuple):
     def how(self) -> Selection:
         return SELECTIONS[self.selection]
 
-    def view(self, walk: Walk) -> Retrieval:
+    def view(self, walk: Walk) -> RetrievalView:
         """A fresh view of what it walks through."""
-        return Retrieval(walk.full, lambda: self.how.policy(walk), self.setting(self.how.refresh))
+        return RetrievalView(walk.full, lambda: self.how.policy(walk), self.setting(self.how.refresh))
 
     def setting(self, refresh: int) -> RetrievalConfig:
         return RetrievalConfig(Budget(self.budget), self.chunk, refresh, frozenset(range(self.full_layers)))

@@ -22,7 +22,7 @@ from triforce.bench.acceptance.heavy import attended
 from triforce.bench.acceptance.workloads import Span, Workload
 from triforce.engine.tier_builder import ModelSet, SpeculativeConfig, TierBuilder
 from triforce.interface.request import SamplingParams
-from triforce.kvcache import PAGE, Retrieval, RetrievalConfig
+from triforce.kvcache import PAGE, RetrievalConfig, RetrievalView
 from triforce.kvcache.views.full import TAIL
 from triforce.ragged import Ints, ints
 from triforce.sampling import Warper
@@ -77,7 +77,7 @@ class Walk:
         rows = TierBuilder(self.models, self._rows.setting, [self.work.prompt])
         return attended(self.models.target, rows.full(), self.read.ids_1S[:, : self.work.prompt - 1])
 
-    def under(self, view: Retrieval, foresight: bool = False) -> Iterator[tuple[Span, Tensor, Tensor]]:
+    def under(self, view: RetrievalView, foresight: bool = False) -> Iterator[tuple[Span, Tensor, Tensor]]:
         """Each span asked for, with its laws under a fresh view of `full`, and exactly.
 
         With foresight the view selects by the verification of the very span that it is to score.

@@ -15,7 +15,7 @@ from triforce.kvcache.selection.attention_mass import Observed
 from triforce.kvcache.selection.mean_key import MeanKey
 from triforce.kvcache.selection.quest import Quest
 from triforce.kvcache.selection.recent import Recent
-from triforce.kvcache.views.full import Full
+from triforce.kvcache.views.full import FullView
 
 
 class Policy(Protocol):
@@ -28,7 +28,7 @@ class Policy(Protocol):
     def recent(self, budget: int) -> int:
         """How many of `budget` tokens go to the latest ones, whatever they are."""
 
-    def pick(self, full: Full, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
         """The ids of the `picks` best committed chunks among `candidates`, ascending, each layer's and KV head's own.
 
         int64 (L, G, picks).

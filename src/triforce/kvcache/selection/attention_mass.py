@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from triforce.kvcache.selection.topk import best, recent_share
-from triforce.kvcache.views.full import Full
+from triforce.kvcache.views.full import FullView
 
 
 class Observed:
@@ -17,7 +17,7 @@ class Observed:
     def recent(self, budget: int) -> int:
         return recent_share(budget)
 
-    def pick(self, full: Full, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
         sight = full.sights[row]
         assert sight.mass_LGU is not None, "the exact view was not asked to observe"
         if sight.grain == chunk:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from triforce.kvcache.selection.summaries import Summaries, last_query
 from triforce.kvcache.selection.topk import best, recent_share
-from triforce.kvcache.views.full import Full
+from triforce.kvcache.views.full import FullView
 
 
 class MeanKey:
@@ -22,7 +22,7 @@ class MeanKey:
     def recent(self, budget: int) -> int:
         return recent_share(budget)
 
-    def pick(self, full: Full, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
         means_LGND = self.means.of(full, row, chunk, candidates.stop)
         query_LGD = last_query(full, row).sum(2)
         return best(torch.einsum("lgnd,lgd->lgn", means_LGND, query_LGD), candidates, picks)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from triforce.kvcache.selection.summaries import Summaries, last_query
 from triforce.kvcache.selection.topk import best, recent_share
-from triforce.kvcache.views.full import Full
+from triforce.kvcache.views.full import FullView
 
 
 class Quest:
@@ -22,7 +22,7 @@ class Quest:
     def recent(self, budget: int) -> int:
         return recent_share(budget)
 
-    def pick(self, full: Full, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
         least_LGND, most_LGND = self.bounds.of(full, row, chunk, candidates.stop).unbind(3)
         query_LGhD = last_query(full, row)
         high_LGhN = torch.einsum("lghd,lgnd->lghn", query_LGhD.clamp_min(0), most_LGND)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.dispatch import PAGE
-from triforce.kvcache.views.full import Full
+from triforce.kvcache.views.full import FullView
 
 
 class Recent:
@@ -15,6 +15,6 @@ class Recent:
     def recent(self, budget: int) -> int:
         return budget - PAGE
 
-    def pick(self, full: Full, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
         config = full.pool.config
         return torch.zeros(config.layers, config.kv_heads, 0, dtype=torch.long, device=full.pool.device)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from triforce.kvcache.views.full import Full
+from triforce.kvcache.views.full import FullView
 
 
 class Summaries:
@@ -20,7 +20,7 @@ class Summaries:
         self.summarise = summarise
         self._known: Tensor | None = None
 
-    def of(self, full: Full, row: int, chunk: int, chunks: int) -> Tensor:
+    def of(self, full: FullView, row: int, chunk: int, chunks: int) -> Tensor:
         """Summaries of the first `chunks` chunks, all of which must be full and committed: (L, G, N, ...)."""
         known, layers = self._known, full.pool.config.layers
         have = known.shape[2] if known is not None else 0
@@ -30,12 +30,12 @@ class Summaries:
         assert known is not None
         return known[:, :, :chunks]
 
-    def _new(self, full: Full, row: int, layer: int, chunk: int, start: int, stop: int) -> Tensor:
+    def _new(self, full: FullView, row: int, layer: int, chunk: int, start: int, stop: int) -> Tensor:
         keys_GSD, _ = full.pool.span(layer, row, start * chunk, stop * chunk)
         return self.summarise(keys_GSD.float().reshape(len(keys_GSD), stop - start, chunk, -1))
 
 
-def last_query(full: Full, row: int) -> Tensor:
+def last_query(full: FullView, row: int) -> Tensor:
     """The query of the last committed token, by layer and KV head: float32 (L, G, H / G, D)."""
     config = full.pool.config
     query_LHD = full.sights[row].query(int(full.pool.lengths_B[row]) - 1).float()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from triforce.kvcache.swap import places
-from triforce.kvcache.views.retrieval import Retrieval
+from triforce.kvcache.views.retrieval import RetrievalView
 
 PARTS = 256
 """A picture of a text is cut into so many parts at most."""
 
 
-def in_sight(view: Retrieval, b: int) -> list[int]:
+def in_sight(view: RetrievalView, b: int) -> list[int]:
     """Of equal parts of row b's text, from its start: in how many of the lists its tokens stand, in percent.
 
     There is a list for each layer and KV head; layers that see or search everything are left out.

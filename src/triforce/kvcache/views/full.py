@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from triforce.backends.dispatch import PAGE, Lists, Model, Pass
-from triforce.kvcache.pool import Pool
+from triforce.kvcache.pool import PagePool
 from triforce.kvcache.retrieval_config import Budget
-from triforce.kvcache.swap import Seen, put_row_back, take_row
-from triforce.kvcache.views.observation import Sight
+from triforce.kvcache.swap import SwappedKV, put_row_back, take_row
+from triforce.kvcache.views.observation import AttentionObservation
 from triforce.ragged import Ints
 
 OBSERVED = 80
@@ -34,7 +34,7 @@ def prefill_chunk(device: torch.device) -> int:
     return PREFILL_ON_CPU if device.type == "cpu" else PREFILL
 
 
-class Full:
+class FullView:
     """All tokens of rows `rows` of a pool. Its length is the pool's committed length.
 
     `grain`: tokens of the units whose attention mass somebody asks for, which costs a little; 0 where nobody does.
@@ -42,11 +42,15 @@ class Full:
     """
 
     def __init__(
-        self, pool: Pool, sights: list[Sight] | None = None, rows: range | None = None, grain: int | None = None
+        self,
+        pool: PagePool,
+        sights: list[AttentionObservation] | None = None,
+        rows: range | None = None,
+        grain: int | None = None,
     ) -> None:
         self.pool, self.grain = pool, pool.unit if grain is None else grain
         self.rows = rows if rows is not None else range(len(pool.tables))
-        self.sights = sights if sights is not None else [Sight() for _ in pool.tables]
+        self.sights = sights if sights is not None else [AttentionObservation() for _ in pool.tables]
         self.budget: Budget | None = None
         """What a view reads that selects by what this one saw: so much is to stay at hand where KV is offloaded."""
         self._pass: Pass | None = None
@@ -74,7 +78,9 @@ class Full:
                 if count:
                     mass_LGU = mass_LBGU[:, i] if mass_LBGU is not None else None
                     passes = self.sights[b].passes + 1
-                    self.sights[b] = Sight(start, passes, lists.unit, queries_LBTHD[:, i, :count], mass_LGU)
+                    self.sights[b] = AttentionObservation(
+                        start, passes, lists.unit, queries_LBTHD[:, i, :count], mass_LGU
+                    )
         return logits_BJV
 
     def read(self, model: Model, ids_1T: Tensor) -> Iterator[int]:
@@ -96,8 +102,8 @@ class Full:
             return seen, tail if seen < tail else length
         return seen, min((seen // chunk + 1) * chunk, tail) if seen < tail else length
 
-    def row(self, b: int) -> Full:
-        one = Full(self.pool, self.sights, range(self.rows[b], self.rows[b] + 1), self.grain)
+    def row(self, b: int) -> FullView:
+        one = FullView(self.pool, self.sights, range(self.rows[b], self.rows[b] + 1), self.grain)
         one.budget = self.budget
         return one
 
@@ -106,16 +112,16 @@ class Full:
         self.sights[:] = [self.sights[b] for b in rows]
         self.rows = range(len(rows))
 
-    def join(self, other: Full) -> None:
+    def join(self, other: FullView) -> None:
         self.pool.join(other.pool)
         self.sights += other.sights
         self.rows = range(len(self.sights))
 
-    def aside(self, b: int) -> Seen:
+    def aside(self, b: int) -> SwappedKV:
         """What a row holds, for `bring_back`."""
         return take_row(self.pool, self.rows[b], self.sights[self.rows[b]])
 
-    def bring_back(self, b: int, seen: Seen) -> None:
+    def bring_back(self, b: int, seen: SwappedKV) -> None:
         """Let a fresh row, whose pages are reserved, go on as the one that was put aside."""
         put_row_back(self.pool, self.rows[b], seen)
         self.sights[self.rows[b]] = seen.sight

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class AttentionObservation:
     """Rotated queries, and the attention mass of units of `grain` tokens, if anybody asked for it."""
 
     start: int = 0

@@ -12,7 +12,7 @@ AHEAD = 8
 """Units written beyond those asked for: the next passes will ask for them."""
 
 
-class Index:
+class PageLists:
     """Row b of `units_LBGU`: the units chosen for it, per layer and KV head, and behind them its recent ones."""
 
     def __init__(self, layers: int, rows: int, heads: int, device: torch.device) -> None:

@@ -21,8 +21,8 @@ from triforce.backends.dispatch import PAGE, Lists, Model, Pass, Search
 from triforce.kvcache.retrieval_config import RetrievalConfig
 from triforce.kvcache.selection import Policy
 from triforce.kvcache.swap import places
-from triforce.kvcache.views.full import Full
-from triforce.kvcache.views.page_lists import Index
+from triforce.kvcache.views.full import FullView
+from triforce.kvcache.views.page_lists import PageLists
 from triforce.ragged import Ints
 
 FOUND = 4
@@ -32,7 +32,7 @@ GLANCE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SelectedPages:
     """What a row looks at besides its recent tokens: units (L, G, U), int32, of so many tokens before `recent`."""
 
     units: Tensor
@@ -41,30 +41,30 @@ class Choice:
     passes: int
 
 
-class Chosen(NamedTuple):
+class SwappedSelection(NamedTuple):
     """A row of a retrieval view."""
 
     policy: Policy
-    choice: Choice | None
+    choice: SelectedPages | None
     ahead: int
     committed: int
     refused: bool
 
 
-class Retrieval:
-    """A lower view of the rows of a `Full` view. It writes only slots at or beyond the committed length.
+class RetrievalView:
+    """A lower view of the rows of a `FullView` view. It writes only slots at or beyond the committed length.
 
     Its own length never falls behind the committed one: the verification has written those slots, exactly. Everything
     is visible while the budget covers the context.
     """
 
-    def __init__(self, full: Full, policy: Callable[[], Policy], setting: RetrievalConfig) -> None:
+    def __init__(self, full: FullView, policy: Callable[[], Policy], setting: RetrievalConfig) -> None:
         self.full, self.setting = full, setting
         self.policies = [policy() for _ in full.rows]
         self.unit = gcd(setting.chunk, PAGE)
         full.grain, full.budget = (self.unit, setting.budget) if self.policies[0].observes else (0, None)
         self.ahead_B = np.zeros_like(full.lengths_B)
-        self.choices: list[Choice | None] = [None] * len(full.rows)
+        self.choices: list[SelectedPages | None] = [None] * len(full.rows)
         self._committed_B = np.zeros_like(self.ahead_B)
         self._refused_B = np.zeros_like(self.ahead_B, dtype=np.bool_)
         self._pass: Pass | None = None
@@ -126,7 +126,7 @@ class Retrieval:
         """The exact view has seen to it."""
         return length, length
 
-    def row(self, b: int) -> Retrieval:
+    def row(self, b: int) -> RetrievalView:
         """Not a copy: there is nothing to feed through one row."""
         return self
 
@@ -142,7 +142,7 @@ class Retrieval:
         self._refused_B = self._refused_B[list(rows)]
         self._index = self._blank()
 
-    def join(self, other: Retrieval) -> None:
+    def join(self, other: RetrievalView) -> None:
         self.policies += other.policies
         self.choices += other.choices
         self.recent += other.recent
@@ -151,15 +151,15 @@ class Retrieval:
         self._refused_B = np.concatenate((self._refused_B, other._refused_B))
         self._index = self._blank()
 
-    def aside(self, b: int) -> Chosen:
+    def aside(self, b: int) -> SwappedSelection:
         """What a row has chosen, for `bring_back`. Its choice is kept by places, as its pages will be others."""
         choice = self.choices[b]
         if choice:
             choice = replace(choice, units=places(choice.units, self.row_units(b)))
         counts = int(self.ahead_B[b]), int(self._committed_B[b]), bool(self._refused_B[b])
-        return Chosen(self.policies[b], choice, *counts)
+        return SwappedSelection(self.policies[b], choice, *counts)
 
-    def bring_back(self, b: int, chosen: Chosen) -> None:
+    def bring_back(self, b: int, chosen: SwappedSelection) -> None:
         """Let a fresh row go on as the one that was put aside."""
         self.policies[b], choice = chosen.policy, chosen.choice
         self.choices[b] = choice and replace(choice, units=self.row_units(b)[choice.units])
@@ -178,10 +178,10 @@ class Retrieval:
         missed_L: list[float] = (1 - seen_LG / mass_LGU.sum(2)).mean(1).tolist()
         return missed_L
 
-    def _blank(self) -> Index:
+    def _blank(self) -> PageLists:
         """Lists of no rows' yet; the next pass writes them all."""
         config = self.full.pool.config
-        return Index(config.layers, len(self.choices), config.kv_heads, self.full.pool.device)
+        return PageLists(config.layers, len(self.choices), config.kv_heads, self.full.pool.device)
 
     def _due(self, b: int) -> bool:
         choice, refresh, sight = self.choices[b], self.setting.refresh, self.full.sights[self.full.rows[b]]
@@ -194,7 +194,7 @@ class Retrieval:
             return news > 0 and bool(self._refused_B[b])
         return 0 < refresh <= news
 
-    def _choose(self, b: int, committed: int) -> Choice | None:
+    def _choose(self, b: int, committed: int) -> SelectedPages | None:
         """The best chunks of sight, within the budget, between the sinks and the recent tokens."""
         chunk, row = self.setting.chunk, self.full.rows[b]
         budget = self.budget(committed)
@@ -212,7 +212,7 @@ class Retrieval:
         units_LGU = units_CU[torch.cat([sinks_LGC, chosen_LGC], 2)].flatten(2)
         self._refused_B[b] = False
         tokens = (sinks + picks) * chunk
-        return Choice(units_LGU, tokens, recent * chunk, self.full.sights[row].passes)
+        return SelectedPages(units_LGU, tokens, recent * chunk, self.full.sights[row].passes)
 
     def _recent_from(self, b: int, committed: int) -> int:
         """The first recent token in sight: between selections the window slides, so that the budget holds."""

@@ -24,7 +24,7 @@ Ring = tuple[list[tuple[Tensor, Tensor]], int, int]
 """K and V of a row's sinks and ring for each layer; its length, and how far it has been written."""
 
 
-class Streaming:
+class StreamingView:
     """Each token sees the first `sinks` tokens and the `window` tokens that end with itself.
 
     Distances are those of the places in [sinks | window], so that they stay inside the range the draft was trained on:
@@ -69,7 +69,7 @@ class Streaming:
         self._dropped: list[int] = []
         self._units_BU = torch.zeros(len(self.rows), 0, dtype=torch.int32, device=self.device)
 
-    def more(self, rows: int) -> Streaming:
+    def more(self, rows: int) -> StreamingView:
         """Fresh rows of the same memory. Raises CacheError where there are not so many."""
         other = copy(self)
         other._seat(rows)
@@ -82,7 +82,7 @@ class Streaming:
         self.rows = range(len(rows))
         self._forget_lists()
 
-    def join(self, other: Streaming) -> None:
+    def join(self, other: StreamingView) -> None:
         self.rings += other.rings
         self.highest += other.highest
         self.lengths_B = np.concatenate((self.lengths_B, other.lengths_B))
@@ -143,7 +143,7 @@ class Streaming:
         self.highest[b] = start
         return start, stop
 
-    def row(self, b: int) -> Streaming:
+    def row(self, b: int) -> StreamingView:
         one = copy(self)
         one.rows = self.rows[b : b + 1]
         one.lengths_B, one._dropped = self.lengths_B[b : b + 1], []
