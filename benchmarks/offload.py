@@ -24,7 +24,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from triforce.backends.cpu.offload import OffloadedMemory
+from triforce.backends.cpu.offload import NativeOffloadedKV
 from triforce.cli.bench.common import machine
 from triforce.cli.demo import BOOK
 from triforce.interface.request import RequestOutput, SamplingParams
@@ -46,7 +46,7 @@ class Limited:
         request = self.llm.request(ids, params, mode)
         texts, stores = self.llm.open(1, len(ids) + params.max_tokens), []
         memory = texts.engine.store.pool.memory
-        assert isinstance(memory, OffloadedMemory)
+        assert isinstance(memory, NativeOffloadedKV)
         earlier, _ = self.llm.runs.prompt_files(_files(saved), texts.engine.store.pool, ids)
         texts.submit([request], earlier=earlier, on_read=lambda _: stores.append(memory.bytes_read))
         memory.limit(self.limit)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.backends.dispatch import Model, layer_by_layer
+from triforce.backends.dispatch import ModelBackend, layer_by_layer
 from triforce.model.config import ModelConfig
 from triforce.model.rope import rotate
 from triforce.ragged import Ints, columns
@@ -29,7 +29,7 @@ class SimpleCache:
         assert (counts_B == width).all(), "rows of equal length only"
         self.rewind(self.lengths_B)
 
-    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
+    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
         return layer_by_layer(model, ids_BT, at_BJ, self.attend)
 
     def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.cache.tiny_llm import ask, checkpoints, ids
-from triforce.backends.cuda.graph_inputs import Shape, shape_of
-from triforce.backends.dispatch import Pass
+from triforce.backends.cuda.graph_inputs import PassShape, shape_of
+from triforce.backends.dispatch import ForwardBatch
 from triforce.kvcache import PAGE, FullView, PagePool
 from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.kvcache.views import full
@@ -29,12 +29,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def full_passes(folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool) -> set[tuple[int, int, int]]:
     """Rows, width and columns at which a GPU would run the passes of the full tier that score something."""
     llm = LLM(folder / "target", folder / "draft", budget=64, gamma_2=4, strict=strict)
-    shapes: set[Shape] = set()
+    shapes: set[PassShape] = set()
     forward = FullView.forward
 
     def spy(self: FullView, model: Any, ids_BT: Any, at_BJ: Any) -> Any:
         this = self._pass
-        assert isinstance(this, Pass)
+        assert isinstance(this, ForwardBatch)
         if at_BJ is not None and at_BJ.shape[1]:
             shapes.add(shape_of(*ids_BT.shape, at_BJ.shape[1], this, padded=True))
         return forward(self, model, ids_BT, at_BJ)

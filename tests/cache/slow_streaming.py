@@ -14,7 +14,7 @@ from small import CLOSE, feed, small_decoder, text, turn, weigh
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.backends.dispatch import Model, layer_by_layer
+from triforce.backends.dispatch import ModelBackend, layer_by_layer
 from triforce.kvcache import StreamingView
 from triforce.model.config import ModelConfig
 from triforce.ragged import Ints
@@ -35,7 +35,7 @@ class Slow:
     def begin(self, counts_B: Ints, width: int) -> None:
         assert counts_B.tolist() == [width]
 
-    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
+    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
         return layer_by_layer(model, ids_BT, at_BJ, self.attend)
 
     def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from small import (
 )
 from tiers import CAPACITY, DECODER, Tiers, seen_by
 
-from triforce.backends.dispatch import Lists
+from triforce.backends.dispatch import PageTable
 from triforce.kvcache import FullView, RetrievalConfig, RetrievalView
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES
@@ -73,7 +73,7 @@ class FullForgetful(FullView):
 class WrongGroup(RetrievalView):
     """Each KV head looks at what was chosen for its neighbour."""
 
-    def _views(self, starts: list[int], counts: list[int]) -> list[tuple[int, Lists]]:
+    def _views(self, starts: list[int], counts: list[int]) -> list[tuple[int, PageTable]]:
         flip = {2: lambda units_BU: units_BU, 4: lambda units_LBGU: units_LBGU.flip(2)}
         views = super()._views(starts, counts)
         return [(n, replace(lists, units=flip[lists.units.ndim](lists.units))) for n, lists in views]
@@ -84,7 +84,7 @@ class Shifted(RetrievalView):
 
     by = 0
 
-    def _views(self, starts: list[int], counts: list[int]) -> list[tuple[int, Lists]]:
+    def _views(self, starts: list[int], counts: list[int]) -> list[tuple[int, PageTable]]:
         views = super()._views(starts, counts)
         return [(n, replace(lists, starts=[max(0, x + self.by) for x in lists.starts])) for n, lists in views]
 

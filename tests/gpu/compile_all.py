@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from triforce.backends.cuda.triton import pointwise, rng, sampler, topk
-from triforce.backends.cuda.triton.attention import Seen, attend
+from triforce.backends.cuda.triton.attention import DevicePageTable, attend
 from triforce.backends.cuda.triton.page_copy import carry
 from triforce.backends.cuda.triton.rope_and_write import rotate_and_write
 
@@ -73,7 +73,7 @@ def attention(dtype: torch.dtype, D: int, T: int, group: int, window: int) -> No
     q_BTHD, new_BTGD = (torch.zeros(B, T, heads, D, dtype=dtype) for heads in (G * group, G))
     starts_B, tables_PF = torch.zeros(B, dtype=torch.int64), (torch.zeros(9, D // 2),) * 2
     for units, unit in ((torch.zeros(B, G, 4).int(), 16), (torch.zeros(B, 16).int(), 4)):
-        seen = Seen(units, starts_B, starts_B, unit, 4 if window else 0, window)
+        seen = DevicePageTable(units, starts_B, starts_B, unit, 4 if window else 0, window)
         q_BTHD, q_sinks_BTHD = rotate_and_write(q_BTHD, new_BTGD, new_BTGD, starts_B, tables_PF, seen, (k_GSD, k_GSD))
         attend(q_BTHD, k_GSD, k_GSD, seen, weigh=not window, q_sinks_BTHD=q_sinks_BTHD)
 
@@ -82,7 +82,7 @@ def sampling(dtype: torch.dtype) -> None:
     """Both couplings, over logits as models give them and as penalties leave them."""
     B, J, V = 3, 5, 32_000
     settings_5B, some, uniforms_BJ = torch.zeros(5, B).double(), torch.zeros(B, dtype=torch.int64), torch.zeros(B, J)
-    asked = sampler.Asked(torch.zeros(B, J, V, dtype=dtype), settings_5B, torch.zeros(2, B, dtype=torch.int64))
+    asked = sampler.SamplerInputs(torch.zeros(B, J, V, dtype=dtype), settings_5B, torch.zeros(2, B, dtype=torch.int64))
     sampler.by_race(asked, some, some)
     tokens_BK, guessed_BKV = torch.zeros(B, J - 1, dtype=torch.int64), torch.zeros(B, J - 1, V).double()
     sampler.by_rejection(asked, tokens_BK, guessed_BKV, uniforms_BJ.double())

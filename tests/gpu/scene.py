@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.kernels.paged import by_the_book, visible
-from triforce.backends.cuda.triton.attention import Seen, attend
-from triforce.backends.dispatch import Lists
+from triforce.backends.cuda.triton.attention import DevicePageTable, attend
+from triforce.backends.dispatch import PageTable
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Where kernels run that are compared: on a CPU in the interpreter."""
@@ -76,15 +76,15 @@ class Scene:
         self.k, self.v = (torch.randn(case.G, N, case.D, generator=draw).to(case.dtype) for _ in range(2))
 
     @property
-    def lists(self) -> Lists:
+    def lists(self) -> PageTable:
         case = self.case
-        return Lists(self.units, case.starts, case.counts, case.unit, case.sinks, case.window)
+        return PageTable(self.units, case.starts, case.counts, case.unit, case.sinks, case.window)
 
     def by_kernel(self, late: int = 0, split: int | None = SPLIT) -> tuple[Tensor, Tensor]:
         """Mixed values and mass; `late` shifts where the queries stand."""
         case = self.case
         integers = self.units, torch.tensor(case.starts) + late, torch.tensor(case.counts)
-        seen = Seen(*(x.to(DEVICE) for x in integers), case.unit, case.sinks, case.window)
+        seen = DevicePageTable(*(x.to(DEVICE) for x in integers), case.unit, case.sinks, case.window)
         q, k, v, q_sinks = (x.to(DEVICE) for x in (self.q, self.k, self.v, self.q_sinks))
         mixed, mass = attend(q, k, v, seen, case.weigh, q_sinks if case.turned else None, split)
         return mixed.cpu(), mass.cpu()

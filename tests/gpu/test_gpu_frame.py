@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from triforce.backends.cuda.graph_inputs import Frame, bucket, shape_of
+from triforce.backends.cuda.graph_inputs import GraphInputs, bucket, shape_of
 from triforce.backends.cuda.graphs import MOST, Graphs, Replay, forget
-from triforce.backends.dispatch import Lists, Pass
+from triforce.backends.dispatch import ForwardBatch, PageTable
 
 CPU = torch.device("cpu")
 
@@ -19,11 +19,11 @@ def test_buckets(size: int, least: int, padded: int) -> None:
     assert bucket(size, least) == padded
 
 
-def a_pass(rows: int, units: int, **more: object) -> Pass:
+def a_pass(rows: int, units: int, **more: object) -> ForwardBatch:
     each = torch.arange(rows * units).view(rows, units).int()
     of_heads = torch.arange(3 * rows * 2 * units).view(3, rows, 2, units).int()
-    lists = [Lists(each, [5] * rows, [2] * rows), Lists(of_heads, [7] * rows, [2] * rows, 8)]
-    return Pass([9] * rows, [(2, lists[0]), (3, lists[1])], **more)  # type: ignore[arg-type]
+    lists = [PageTable(each, [5] * rows, [2] * rows), PageTable(of_heads, [7] * rows, [2] * rows, 8)]
+    return ForwardBatch([9] * rows, [(2, lists[0]), (3, lists[1])], **more)  # type: ignore[arg-type]
 
 
 def test_the_shape_is_that_of_the_bucket() -> None:
@@ -43,7 +43,7 @@ def test_passes_that_ask_for_it_have_one_shape() -> None:
 
 
 def test_a_frame_holds_the_pass_and_nothing_of_the_one_before() -> None:
-    frame = Frame(shape_of(3, 4, 4, a_pass(3, 64), padded=True), CPU)
+    frame = GraphInputs(shape_of(3, 4, 4, a_pass(3, 64), padded=True), CPU)
     frame.fill(torch.full((4, 4), 9), torch.full((4, 4), 3), a_pass(4, 64))
     frame.fill(torch.tensor([[1, 2, 3]]), torch.tensor([[2]]), a_pass(1, 60))
     assert frame.ids_BT.tolist() == [[1, 2, 3, 0], *[[0] * 4] * 3]

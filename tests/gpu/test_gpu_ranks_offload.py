@@ -19,7 +19,7 @@ from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import save, tiny_model
 from triforce.backends import native_loader
 from triforce.backends.cuda.graphs import Graphs
-from triforce.backends.cuda.offload.kv import StreamedMemory
+from triforce.backends.cuda.offload.kv import TritonOffloadedKV
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
@@ -88,7 +88,7 @@ def test_a_layer_that_does_not_come_shows(
 ) -> None:
     """Negative control."""
     monkeypatch.setattr(triton_offload, "runs_of", lambda pages: [])
-    monkeypatch.setattr(StreamedMemory, "_close", lambda *_: None)
+    monkeypatch.setattr(TritonOffloadedKV, "_close", lambda *_: None)
     assert of_ranks(folder, "ar", 0) != [plainly] * 2
 
 

@@ -17,7 +17,7 @@ from tests.laws.mutants import Edit
 from triforce.backends.cuda import kv
 from triforce.backends.cuda.offload import layout, residency
 from triforce.backends.cuda.offload.copy_stream import Buffers, Copies
-from triforce.backends.cuda.offload.kv import StreamedMemory
+from triforce.backends.cuda.offload.kv import TritonOffloadedKV
 from triforce.bench import shapes
 
 MAIN, LANE = 0, 1
@@ -130,7 +130,7 @@ MUTANTS = {
     "one buffer for all": Edit(Buffers, "fill", ("next(iter(self._free))", "min(self._free)")),
     "it leaves before it is computed": Edit(Buffers, "leave", ("self._lane.after(mark)", "pass")),
     "what was stored just now is not waited for": Edit(
-        StreamedMemory, "_prepare", ("hosted.lane.after(hosted.lane.computed())", "pass")
+        TritonOffloadedKV, "_prepare", ("hosted.lane.after(hosted.lane.computed())", "pass")
     ),
 }  # fmt: skip
 

@@ -8,12 +8,12 @@ import pytest
 
 from tests.gpu import twins
 from tests.laws.mutants import Edit
-from triforce.backends.cuda.kv import TritonMemory
-from triforce.backends.cuda.offload.kv import StreamedMemory
-from triforce.backends.cuda.offload.layout import Places
-from triforce.backends.cuda.offload.residency import Hosted
+from triforce.backends.cuda.kv import TritonKV
+from triforce.backends.cuda.offload.kv import TritonOffloadedKV
+from triforce.backends.cuda.offload.layout import DeviceLayout
+from triforce.backends.cuda.offload.residency import OffloadManager
 from triforce.backends.cuda.offload.working_set import WorkingSet
-from triforce.backends.cuda.offload.write_slots import Seats
+from triforce.backends.cuda.offload.write_slots import WriteSlots
 from triforce.bench import shapes
 
 
@@ -67,7 +67,7 @@ def test_what_comes_into_favour_is_kept_as_it_streams_by(monkeypatch: pytest.Mon
 def test_passes_below_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """And those that stream are not."""
     captured: list[bool] = []
-    monkeypatch.setattr(TritonMemory, "_run", lambda self, replay: captured.append(True) or plain(self, replay))
+    monkeypatch.setattr(TritonKV, "_run", lambda self, replay: captured.append(True) or plain(self, replay))
     pair = twins.Twins(twins.room(shapes.decoder("twins", twins.CAPACITY), 0), 0)
     for b in range(twins.ROWS):
         pair.same("begin", b, pair.ids(120))
@@ -83,34 +83,34 @@ def test_passes_below_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert captured
 
 
-plain = TritonMemory._run
+plain = TritonKV._run
 
 
 MUTANTS = {
-    "what another text left in a page is still found": Edit(Hosted, "leave", ("self._tell(pages)", "pass")),
+    "what another text left in a page is still found": Edit(OffloadManager, "leave", ("self._tell(pages)", "pass")),
     "a text that is cut goes on in an empty page": Edit(
-        Hosted, "write", ("self.places.to_parts(self.places.part, *self.at(begun))", "pass")
+        OffloadManager, "write", ("self.places.to_parts(self.places.part, *self.at(begun))", "pass")
     ),
     "what is newer than the store is not laid over it": Edit(
-        StreamedMemory, "_open", ("places.from_part(layer, home, *streams.seated)", "pass")
+        TritonOffloadedKV, "_open", ("places.from_part(layer, home, *streams.seated)", "pass")
     ),
     "what a pass writes stays in the buffer": Edit(
-        StreamedMemory, "_close", ("hosted.places.to_part(layer, home, *streams.written)", "pass")
+        TritonOffloadedKV, "_close", ("hosted.places.to_part(layer, home, *streams.written)", "pass")
     ),
-    "what is written is thought to be stored": Edit(Seats, "write", ("self._fresh.update(pages)", "pass")),
+    "what is written is thought to be stored": Edit(WriteSlots, "write", ("self._fresh.update(pages)", "pass")),
     "pages leave without being stored": Edit(
-        Hosted, "store", ("self.places.to_store(self.places.part, *self.at(pages))", "pass")
+        OffloadManager, "store", ("self.places.to_store(self.places.part, *self.at(pages))", "pass")
     ),
     "a page that makes room is still found": Edit(WorkingSet, "take", ("frames_LGP.scatter_(2, gone_LGN, 0)", "pass")),
-    "a layer that becomes whole is empty": Edit(Places, "exchange", ("kept_GSD.copy_(here_GSD)", "pass")),
+    "a layer that becomes whole is empty": Edit(DeviceLayout, "exchange", ("kept_GSD.copy_(here_GSD)", "pass")),
     "a layer that was whole is not stored": Edit(
-        Places, "exchange", ("stored.copy_(there, non_blocking=True)", "pass")
+        DeviceLayout, "exchange", ("stored.copy_(there, non_blocking=True)", "pass")
     ),
     "a layer that becomes whole leaves its working set behind": Edit(
-        Hosted, "prefer", ("self.working.clear(coming)", "pass")
+        OffloadManager, "prefer", ("self.working.clear(coming)", "pass")
     ),
     "keys are those of another head": Edit(
-        Places, "at_frames", ("self._heads_G1 * self._frames", "(1 - self._heads_G1) * self._frames")
+        DeviceLayout, "at_frames", ("self._heads_G1 * self._frames", "(1 - self._heads_G1) * self._frames")
     ),
 }  # fmt: skip
 

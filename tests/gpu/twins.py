@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from triforce.backends import dispatch
-from triforce.backends.cuda.kv import TritonMemory
-from triforce.backends.cuda.model import TritonBlock
-from triforce.backends.cuda.offload.kv import StreamedMemory
+from triforce.backends.cuda.kv import TritonKV
+from triforce.backends.cuda.model import TritonLayer
+from triforce.backends.cuda.offload.kv import TritonOffloadedKV
 from triforce.backends.cuda.triton import page_copy
-from triforce.backends.cuda.triton.attention import Seen
+from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.decoder import Decoder
-from triforce.backends.dispatch import PAGE, Lists, Room
+from triforce.backends.dispatch import PAGE, OffloadLayout, PageTable
 from triforce.backends.torch.kv import attend_lists, slots
 from triforce.bench import shapes
 from triforce.kvcache import Budget, FullView, PagePool, RetrievalConfig, RetrievalView
@@ -59,7 +59,7 @@ def mixed(
     qkv: tuple[Tensor, ...],
     positions_B: Tensor,
     tables_PF: tuple[Tensor, Tensor],
-    seen: Seen,
+    seen: DevicePageTable,
     kv: page_copy.KeysValues,
     wide: object = None,
     weigh: bool = False,
@@ -68,7 +68,7 @@ def mixed(
     """As `triton_memory.mix`, on the torch path."""
     q_BTHD, k_BTGD, v_BTGD = qkv
     T, starts, counts = q_BTHD.shape[1], seen.starts_B.tolist(), seen.counts_B.tolist()
-    lists = Lists(seen.units, starts, counts)
+    lists = PageTable(seen.units, starts, counts)
     slots_N = slots(lists, T)
     at_N = (positions_B[:, None] + torch.arange(T)).flatten()
     rotation = tables_PF[0][at_N], tables_PF[1][at_N]
@@ -92,32 +92,32 @@ def replace_kernels(patch: pytest.MonkeyPatch) -> None:
         for name, new in names.items():
             patch.setattr(module, name, new)
     for name in ("norm", "swiglu"):
-        patch.setattr(TritonBlock, name, staticmethod(getattr(plain_model, name)))
+        patch.setattr(TritonLayer, name, staticmethod(getattr(plain_model, name)))
     patch.setattr("triforce.backends.cuda.triton.topk.MOST", -1)  # so torch selects
     patch.setattr("triforce.backends.native_loader.native", None)
     patch.setattr("triforce.backends.native_loader.wanted", "triton")
     patch.setenv("TRITON_INTERPRET", "1")  # or a CPU is refused, where a GPU is beside it
 
 
-def room(decoder: Decoder, whole: int, seats: int = SEATS) -> Room:
+def room(decoder: Decoder, whole: int, seats: int = SEATS) -> OffloadLayout:
     """So many whole layers, and so little for the others that pages make room for one another all the time."""
     needs = CudaKVSizing(decoder.config, 4, PAGES, ROWS, 30, Budget(48), CPU, 0)
     store, moving = HostStore(needs.stored(whole)), seats * decoder.config.kv_heads
     store.memory.view(torch.float32).fill_(torch.nan)
     frames = whole * needs.buffer_frames + (LAYERS - whole) * (decoder.config.kv_heads + moving + needs.selected)
-    return Room(store, needs.page_bytes, frames, 2, needs.buffer_frames, whole, moving)
+    return OffloadLayout(store, needs.page_bytes, frames, 2, needs.buffer_frames, whole, moving)
 
 
 class Side:
     """One of the pools, with a view of each kind."""
 
-    def __init__(self, decoder: Decoder, given: Room | None, selection: str) -> None:
+    def __init__(self, decoder: Decoder, given: OffloadLayout | None, selection: str) -> None:
         self.decoder, self.selection = decoder, selection
         self.pool = PagePool(decoder.config, ROWS, PAGES, torch.float32, room=given)
         memory = self.pool.memory
-        assert type(memory) is (StreamedMemory if given else TritonMemory)
+        assert type(memory) is (TritonOffloadedKV if given else TritonKV)
         held = [memory.keys_LGSD, memory.values_LGSD]
-        for each in held + (list(memory._hosted.places._parts) if isinstance(memory, StreamedMemory) else []):
+        for each in held + (list(memory._hosted.places._parts) if isinstance(memory, TritonOffloadedKV) else []):
             each.fill_(torch.nan)
         self.full = FullView(self.pool)
         self.look()
@@ -188,7 +188,7 @@ def assert_close(a: Tensor, b: Tensor) -> None:
 class Twins:
     """Both pools, and whether all that they gave was the same."""
 
-    def __init__(self, given: Room, seed: int, selection: str = "observed") -> None:
+    def __init__(self, given: OffloadLayout, seed: int, selection: str = "observed") -> None:
         self.dice = Random(seed)
         decoder = shapes.decoder("twins", CAPACITY, torch.float32)
         self.sides = [Side(decoder, None, selection), Side(decoder, given, selection)]

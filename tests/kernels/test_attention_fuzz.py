@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.kernels.paged import PAGE, native, visible
-from triforce.backends.dispatch import Lists
-from triforce.backends.torch.kv import PlainMemory
+from triforce.backends.dispatch import PageTable
+from triforce.backends.torch.kv import TorchKV
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -127,9 +127,9 @@ class Scene:
     def by_torch(self) -> tuple[Tensor, Tensor]:
         case = self.case
         config: Any = SimpleNamespace(layers=1, kv_heads=case.G, head_dim=case.D)
-        memory = PlainMemory(config, case.pages, torch.float32)
+        memory = TorchKV(config, case.pages, torch.float32)
         memory.put(0, torch.arange(len(self.k)), *(x.float().nan_to_num().transpose(0, 1) for x in (self.k, self.v)))
-        lists = Lists(self.lists, case.starts, case.counts, sinks=case.sinks, window=case.window)
+        lists = PageTable(self.lists, case.starts, case.counts, sinks=case.sinks, window=case.window)
         return memory.attend(0, self.q.float(), lists, case.weigh, self.q_sinks.float() if case.turned else None)
 
     def error(self, mixed: Tensor, wanted: Tensor) -> float:

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from tests.kernels.paged import native, usable
 from triforce.backends.torch import model
-from triforce.backends.torch.model import PlainBlock
+from triforce.backends.torch.model import TorchLayer
 from triforce.model.weights import Layer
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
-from triforce.backends.cpu.tensor_parallel import NativePartOfBlock
+from triforce.backends.cpu.tensor_parallel import NativeLayerShard
 
 EPS = 1e-5
 FAMILIES = {
@@ -91,7 +91,7 @@ class Small:
         self.sizes, self.dtype, self.layer = (Q, P, P), dtype, layer
         self.block = native.Block(*(getattr(layer, f.name) for f in fields(layer)), head_dim=D, eps=EPS)
         config: Any = SimpleNamespace(norm_eps=EPS, head_dim=D)
-        self.plain, self.exact = PlainBlock(config, layer), Exact(layer, D)
+        self.plain, self.exact = TorchLayer(config, layer), Exact(layer, D)
         self.x_NC = torch.randn(130, C, generator=draw).to(dtype).float()
         self.mixed_NQ = some(130, Q)
 
@@ -192,7 +192,7 @@ def test_what_a_block_refuses(small: Small, dtype: torch.dtype) -> None:
         native.Block(*weights, head_dim=24, eps=EPS)
 
 
-def part(layer: Layer, D: int, heads: slice, some: slice, mlp: slice) -> NativePartOfBlock:
+def part(layer: Layer, D: int, heads: slice, some: slice, mlp: slice) -> NativeLayerShard:
     """Some query heads, and some outputs of the other matrices; K and V are whole."""
     queries = slice(heads.start * D, heads.stop * D)
     cut = replace(
@@ -203,7 +203,7 @@ def part(layer: Layer, D: int, heads: slice, some: slice, mlp: slice) -> NativeP
     config: Any = SimpleNamespace(
         norm_eps=EPS, head_dim=D, heads=heads.stop - heads.start, kv_heads=len(layer.k_proj_PC) // D
     )
-    return NativePartOfBlock(config, cut, int8=False)
+    return NativeLayerShard(config, cut, int8=False)
 
 
 def test_parts_have_the_bits_of_the_whole(small: Small) -> None:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from tests.kernels.paged import PAGE, native
-from triforce.backends.dispatch import Lists, Pass
+from triforce.backends.dispatch import ForwardBatch, PageTable
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 from tests.kernels.random_model import D, G, L, V, random_model
-from triforce.backends.cpu.kv import NativeMemory
+from triforce.backends.cpu.kv import NativeKV
 from triforce.backends.cpu.layerwise import by_layers
 from triforce.backends.cpu.model import NativeModel
 
@@ -27,11 +27,11 @@ PAGES = 24
 DRAW = torch.Generator().manual_seed(3)
 
 
-def parts(dtype: torch.dtype, tied: bool = True, int8: bool = False) -> tuple[NativeModel, NativeMemory]:
+def parts(dtype: torch.dtype, tied: bool = True, int8: bool = False) -> tuple[NativeModel, NativeKV]:
     """A random model, and a memory that holds random tokens."""
     draw = torch.Generator().manual_seed(1)
     config, model = random_model(draw, dtype, tied, int8)
-    memory = NativeMemory(config, PAGES, dtype, int8)
+    memory = NativeKV(config, PAGES, dtype, int8)
     everywhere_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
     for index in range(L):
         memory.put(index, everywhere_N, *(torch.randn(G, len(everywhere_N), D, generator=draw) for _ in range(2)))
@@ -58,10 +58,10 @@ def by_head(rows: int, pages: int, layers: int) -> Tensor:
 
 
 IDS_BT = torch.arange(5).repeat(2, 1)
-FULL = Pass([37, 20], [(L, Lists(some_pages(2, 5), [37, 20], [5, 2]))], observe=True, weigh=True)
-WINDOW = Pass([300, 60], [(L, Lists(some_pages(2, 4), [50, 30], [5, 5], sinks=16, window=21))])
-SOME = Pass([90, 91], [(L, Lists(by_head(2, 6, L), [75, 70], [5, 0], coarse=[70, 64]))])
-MIXED = Pass([75], [(1, Lists(some_pages(1, 8), [75], [5])), (2, Lists(by_head(1, 8, 2), [75], [5]))])
+FULL = ForwardBatch([37, 20], [(L, PageTable(some_pages(2, 5), [37, 20], [5, 2]))], observe=True, weigh=True)
+WINDOW = ForwardBatch([300, 60], [(L, PageTable(some_pages(2, 4), [50, 30], [5, 5], sinks=16, window=21))])
+SOME = ForwardBatch([90, 91], [(L, PageTable(by_head(2, 6, L), [75, 70], [5, 0], coarse=[70, 64]))])
+MIXED = ForwardBatch([75], [(1, PageTable(some_pages(1, 8), [75], [5])), (2, PageTable(by_head(1, 8, 2), [75], [5]))])
 MIXED.views[1][1].units[..., -4:] = MIXED.views[0][1].units[:, None, -4:]  # the new tokens have one place
 
 
@@ -69,10 +69,10 @@ MIXED.views[1][1].units[..., -4:] = MIXED.views[0][1].units[:, None, -4:]  # the
 @pytest.mark.parametrize("this", [FULL, WINDOW, SOME, MIXED], ids=["full", "window", "some", "mixed"])
 @pytest.mark.parametrize(("tied", "int8"), [(True, False), (False, False), (True, True), (False, True)])
 def test_as_the_kernels_one_by_one(
-    this: Pass, at: list[list[int]] | None, tied: bool, int8: bool, dtype: torch.dtype
+    this: ForwardBatch, at: list[list[int]] | None, tied: bool, int8: bool, dtype: torch.dtype
 ) -> None:
     results = []
-    for way in (NativeMemory.forward, by_layers):
+    for way in (NativeKV.forward, by_layers):
         model, memory = parts(dtype, tied, int8)
         B = len(this.positions)
         at_BJ = None if at is None else torch.tensor(at[:B])

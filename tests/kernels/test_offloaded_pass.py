@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from tests.kernels.paged import PAGE, native
-from triforce.backends.dispatch import SECTOR, Lists, Pass, Room
+from triforce.backends.dispatch import SECTOR, ForwardBatch, OffloadLayout, PageTable
 from triforce.errors import CacheError
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 from tests.kernels.random_model import D, G, L, V, random_model
-from triforce.backends.cpu.kv import NativeMemory
+from triforce.backends.cpu.kv import NativeKV
 from triforce.backends.cpu.layerwise import by_layers
 from triforce.backends.cpu.model import NativeModel
-from triforce.backends.cpu.offload import OffloadedMemory
+from triforce.backends.cpu.offload import NativeOffloadedKV
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("dtype")
@@ -53,12 +53,12 @@ class File:
         os.ftruncate(self.file, size)
 
 
-def memories(dtype: torch.dtype, kind: type[Host] | type[File]) -> tuple[NativeModel, NativeMemory, OffloadedMemory]:
+def memories(dtype: torch.dtype, kind: type[Host] | type[File]) -> tuple[NativeModel, NativeKV, NativeOffloadedKV]:
     config, model = random_model(torch.Generator().manual_seed(1), dtype)
     page = 2 * PAGE * D * dtype.itemsize
     size = -(-L * G * (PAGES + 1) * page // SECTOR) * SECTOR
-    room = Room(kind(size), page, FRAMES, BUFFERS, BUFFER, layers=1, moving=40)
-    return model, NativeMemory(config, PAGES, dtype), OffloadedMemory(config, PAGES, dtype, room)
+    room = OffloadLayout(kind(size), page, FRAMES, BUFFERS, BUFFER, layers=1, moving=40)
+    return model, NativeKV(config, PAGES, dtype), NativeOffloadedKV(config, PAGES, dtype, room)
 
 
 class Text:
@@ -69,24 +69,24 @@ class Text:
         self.units = torch.tensor(self.draw.sample(range(1, PAGES + 1), PAGES - 4), dtype=torch.int32)
         self.length = 0
 
-    def full(self, width: int, **how: Any) -> Pass:
-        lists = Lists(self.units[None, : -(-(self.length + width) // PAGE)].contiguous(), [self.length], [width])
-        return Pass([self.length], [(L, lists)], weigh=True, exact=True, **how)
+    def full(self, width: int, **how: Any) -> ForwardBatch:
+        lists = PageTable(self.units[None, : -(-(self.length + width) // PAGE)].contiguous(), [self.length], [width])
+        return ForwardBatch([self.length], [(L, lists)], weigh=True, exact=True, **how)
 
-    def selected(self, width: int) -> Pass:
+    def selected(self, width: int) -> ForwardBatch:
         """Each layer and head sees some pages of its own, and the latest ones."""
         new = self.units[self.length // PAGE : -(-(self.length + width) // PAGE)]
         picks = [self.draw.sample(range(self.length // PAGE), 7) for _ in range(L * G)]
         units = torch.stack([torch.cat([self.units[sorted(each)], new]) for each in picks])
-        lists = Lists(units.view(L, 1, G, -1), [7 * PAGE + self.length % PAGE], [width])
-        return Pass([self.length], [(L, lists)])
+        lists = PageTable(units.view(L, 1, G, -1), [7 * PAGE + self.length % PAGE], [width])
+        return ForwardBatch([self.length], [(L, lists)])
 
     def ids(self, width: int) -> Tensor:
         return torch.tensor([[self.draw.randrange(V) for _ in range(width)]])
 
 
 def same(
-    text: Text, this: Pass, model: NativeModel, here: NativeMemory, away: OffloadedMemory, layered: bool = False
+    text: Text, this: ForwardBatch, model: NativeModel, here: NativeKV, away: NativeOffloadedKV, layered: bool = False
 ) -> bool:
     ids_1T = text.ids(this.views[0][1].counts[0])
     wanted = here.forward(model, ids_1T, None, this)
@@ -141,7 +141,7 @@ def test_what_is_forgotten_is_lost(dtype: torch.dtype) -> None:
 def test_layers_come_in_their_order(dtype: torch.dtype) -> None:
     _, _, away = memories(dtype, Host)
     units_1U, q_BTHD = torch.arange(1, 3, dtype=torch.int32)[None], torch.zeros(1, 1, 2 * G, D, dtype=dtype)
-    attend = away.mixing(1, Pass([0], [(2, Lists(units_1U, [0], [1]))]), 0)
+    attend = away.mixing(1, ForwardBatch([0], [(2, PageTable(units_1U, [0], [1]))]), 0)
     with pytest.raises(ValueError, match="in their order"):
         attend(1, q_BTHD, None)
     attend(0, q_BTHD, None)
@@ -151,7 +151,7 @@ def test_layers_come_in_their_order(dtype: torch.dtype) -> None:
             attend(layer, q_BTHD, None)
     for first, layers in ((-1, 1), (2, 2), (0, 0)):
         with pytest.raises((ValueError, IndexError)):
-            away.mixing(1, Pass([0], [(layers, Lists(units_1U, [0], [1]))]), first)
-    for wrong in (replace(Lists(units_1U, [0], [1]), starts=[32]), Lists(units_1U + PAGES, [0], [1])):
+            away.mixing(1, ForwardBatch([0], [(layers, PageTable(units_1U, [0], [1]))]), first)
+    for wrong in (replace(PageTable(units_1U, [0], [1]), starts=[32]), PageTable(units_1U + PAGES, [0], [1])):
         with pytest.raises(ValueError):
-            away.mixing(1, Pass([0], [(1, wrong)]), 0)
+            away.mixing(1, ForwardBatch([0], [(1, wrong)]), 0)

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from triforce.backends.torch import attention
-from triforce.backends.torch.kv import PlainMemory
+from triforce.backends.torch.kv import TorchKV
 from triforce.kvcache import RetrievalView
 from triforce.speculation import Block, Lookup, Rejection, Tier, verification
 
@@ -221,7 +221,7 @@ if not hasattr(self, "written"):
 MEMORIES = [
     Mutant(
         "stale KV after a rollback",  # the slot of a refused guess keeps what the guess wrote
-        [Edit(PlainMemory, "put", (FIRST := "self.keys_LGSD[layer].index_copy_", WRITE_ONCE + FIRST))],
+        [Edit(TorchKV, "put", (FIRST := "self.keys_LGSD[layer].index_copy_", WRITE_ONCE + FIRST))],
         ("same text: draft", "same KV: draft"),
     ),
     Mutant(

@@ -12,7 +12,7 @@ from tests.tiny_checkpoint import save, tiny_model
 from triforce.backends import native_loader
 from triforce.backends.cpu import offload
 from triforce.backends.cpu.layerwise import one_layer
-from triforce.backends.dispatch import Pass
+from triforce.backends.dispatch import ForwardBatch
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
 from triforce.interface.request import RequestOutput, SamplingParams
@@ -67,7 +67,7 @@ def test_layers_that_are_shown_whole(pair: Path) -> None:
 def test_a_layer_that_is_read_wrongly_shows(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: prompts go through the layers of a store by another way than through those of memory."""
 
-    def wrong(memory: Any, model: Any, layer: int, ids_1T: Any, x_1TC: Any, this: Pass) -> None:
+    def wrong(memory: Any, model: Any, layer: int, ids_1T: Any, x_1TC: Any, this: ForwardBatch) -> None:
         if layer == 2:
             x_1TC.neg_()
         one_layer(memory, model, layer, ids_1T, x_1TC, this)

@@ -21,7 +21,7 @@ from triforce.model.weights import Weights
 class View(Protocol):
     """What the decoder asks of a cache view that has been told of the pass."""
 
-    def forward(self, model: dispatch.Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor: ...
+    def forward(self, model: dispatch.ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor: ...
 
 
 class Decoder:

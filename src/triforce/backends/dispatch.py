@@ -12,29 +12,29 @@ from torch import Tensor
 from triforce.backends import native_loader
 from triforce.backends.interface import (
     PAGE,
-    Block,
-    Lists,
-    Memory,
-    Model,
-    Offloaded,
-    Outcome,
-    Pass,
+    ForwardBatch,
+    ForwardOutput,
+    KVBackend,
+    LayerBackend,
+    ModelBackend,
+    OffloadedKVBackend,
+    PageTable,
     Rotation,
     Search,
     pages_for,
 )
 from triforce.backends.layerwise import layer_by_layer
-from triforce.backends.offload_layout import SECTOR, Room
+from triforce.backends.offload_layout import SECTOR, OffloadLayout
 from triforce.backends.tensor_parallel import ShardedModel
-from triforce.backends.torch.kv import PlainMemory
-from triforce.backends.torch.model import PlainModel
+from triforce.backends.torch.kv import TorchKV
+from triforce.backends.torch.model import TorchModel
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RequestError
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
 
 __all__ = [
-    "PAGE", "SECTOR", "Block", "Lists", "Memory", "Model", "Offloaded", "Outcome", "Pass", "Room", "Rotation", "Search",
+    "PAGE", "SECTOR", "LayerBackend", "PageTable", "KVBackend", "ModelBackend", "OffloadedKVBackend", "ForwardOutput", "ForwardBatch", "OffloadLayout", "Rotation", "Search",
     "best", "best_dtype", "bursting", "claim_threads", "identity", "layer_by_layer", "layered", "memory",
     "model", "native_loader", "offloaded", "pages_for", "require_offload",
 ]  # fmt: skip
@@ -51,7 +51,7 @@ def claim_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         torch.set_num_threads(1)
 
 
-def model(config: ModelConfig, weights: Weights, int8: bool = False, ranks: TPGroup = ALONE) -> Model:
+def model(config: ModelConfig, weights: Weights, int8: bool = False, ranks: TPGroup = ALONE) -> ModelBackend:
     """The weights, ready for the fastest kernels that take them. Raises RequestError where none take them as int8.
 
     Those of one of several `ranks`, which share the model, are its own part of them (see `sharded_model`).
@@ -60,14 +60,14 @@ def model(config: ModelConfig, weights: Weights, int8: bool = False, ranks: TPGr
     claim_threads(config, dtype, weights.embedding_VC.device)
     if _suits_native(config, dtype, weights.embedding_VC.device):
         from triforce.backends.cpu.model import NativeModel
-        from triforce.backends.cpu.tensor_parallel import NativePart
+        from triforce.backends.cpu.tensor_parallel import NativeModelShard
 
         if ranks.count > 1:
-            return ShardedModel(config, NativePart(config, weights, int8), ranks, dtype)
+            return ShardedModel(config, NativeModelShard(config, weights, int8), ranks, dtype)
         return NativeModel(config, weights, int8)
     if int8:
         raise _no_int8()
-    plain: PlainModel
+    plain: TorchModel
     if _suits_triton(config, dtype, weights.embedding_VC.device):
         from triforce.backends.cuda.model import TritonModel
 
@@ -75,7 +75,7 @@ def model(config: ModelConfig, weights: Weights, int8: bool = False, ranks: TPGr
     else:
         if weights.embedding_VC.device.type == "cpu" and native_loader.missing:
             _say_that_they_are_missing()
-        plain = PlainModel(config, weights)
+        plain = TorchModel(config, weights)
     return ShardedModel(config, plain, ranks, dtype) if ranks.count > 1 else plain
 
 
@@ -86,22 +86,22 @@ def memory(
     device: torch.device | str = "cpu",
     unit: int = PAGE,
     int8: bool = False,
-) -> Memory:
+) -> KVBackend:
     """KV memory of so many pages, for the fastest kernels that take lists of such units; with int8 copies if wished.
 
     Raises CacheError where there is too little, and RequestError where no kernels read int8.
     """
     if unit == PAGE and _suits_native(config, dtype, torch.device(device)):
-        from triforce.backends.cpu.kv import NativeMemory
+        from triforce.backends.cpu.kv import NativeKV
 
-        return NativeMemory(config, pages, dtype, int8)
+        return NativeKV(config, pages, dtype, int8)
     if int8:
         raise _no_int8()
     if _suits_triton(config, dtype, torch.device(device)):
-        from triforce.backends.cuda.kv import TritonMemory
+        from triforce.backends.cuda.kv import TritonKV
 
-        return TritonMemory(config, pages, dtype, device)
-    return PlainMemory(config, pages, dtype, device)
+        return TritonKV(config, pages, dtype, device)
+    return TorchKV(config, pages, dtype, device)
 
 
 def require_offload(config: ModelConfig, dtype: torch.dtype, device: torch.device | str, kind: str) -> None:
@@ -121,25 +121,27 @@ def layered(config: ModelConfig, dtype: torch.dtype, device: torch.device | str)
     return not _suits_native(config, dtype, device) and _suits_triton(config, dtype, device)
 
 
-def offloaded(config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str, room: Room) -> Offloaded:
+def offloaded(
+    config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str, room: OffloadLayout
+) -> OffloadedKVBackend:
     """KV memory of so many pages in a store. Raises CacheError where even what stays of it does not fit."""
     if layered(config, dtype, device):
-        from triforce.backends.cuda.offload.kv import StreamedMemory
+        from triforce.backends.cuda.offload.kv import TritonOffloadedKV
 
-        return StreamedMemory(config, pages, dtype, device, room)
-    from triforce.backends.cpu.offload import OffloadedMemory
+        return TritonOffloadedKV(config, pages, dtype, device, room)
+    from triforce.backends.cpu.offload import NativeOffloadedKV
 
-    return OffloadedMemory(config, pages, dtype, room)
+    return NativeOffloadedKV(config, pages, dtype, room)
 
 
-def bursting(model: Model, memory: Memory) -> Burst | None:
-    """`NativeMemory.burst` with this model: several tokens in one call. None where there is none."""
+def bursting(model: ModelBackend, memory: KVBackend) -> Burst | None:
+    """`NativeKV.burst` with this model: several tokens in one call. None where there is none."""
     if not native_loader.native:
         return None
-    from triforce.backends.cpu.kv import NativeMemory
+    from triforce.backends.cpu.kv import NativeKV
     from triforce.backends.cpu.model import NativeModel
 
-    if isinstance(memory, NativeMemory) and isinstance(model, NativeModel):
+    if isinstance(memory, NativeKV) and isinstance(model, NativeModel):
         return partial(memory.burst, model)
     return None
 
@@ -159,15 +161,15 @@ def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
     return among_GN.topk(picks, dim=1).indices.sort(dim=1).values + candidates.start
 
 
-def identity(model: Model, memory: Memory) -> str:
+def identity(model: ModelBackend, memory: KVBackend) -> str:
     """Whose bits these two compute: `torch`, `triton`, a level of the native kernels, or two of these."""
     return " and ".join(sorted({_kind(part) for part in (model, memory)}))
 
 
-def _kind(part: Model | Memory) -> str:
-    if type(part) in (PlainModel, PlainMemory):
+def _kind(part: ModelBackend | KVBackend) -> str:
+    if type(part) in (TorchModel, TorchKV):
         return "torch"
-    if isinstance(part, PlainModel | PlainMemory) or native_loader.native is None:
+    if isinstance(part, TorchModel | TorchKV) or native_loader.native is None:
         return "triton"
     level: str = native_loader.native.level()
     return level

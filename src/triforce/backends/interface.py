@@ -38,7 +38,7 @@ class Search(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Lists:
+class PageTable:
     """Which keys the queries of a pass see, row by row.
 
     Key i of row b lies at token `i % unit` of unit `units[b, i // unit]` of the memory (`units[b, g, ...]` where each
@@ -61,7 +61,7 @@ class Lists:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class ForwardBatch:
     """One pass: each row's new tokens, of which the first stands at `positions[b]`, and what they see.
 
     `views` says so for all layers in order: for how many, and their lists. Token t of a row is key `starts[b] + t`
@@ -69,7 +69,7 @@ class Pass:
     """
 
     positions: list[int]
-    views: list[tuple[int, Lists]]
+    views: list[tuple[int, PageTable]]
     observe: bool = False
     """Whether queries are wanted back, and if there is but one view, with `weigh` their attention mass too."""
     weigh: bool = False
@@ -84,16 +84,16 @@ class Pass:
     tables: list[list[int]] = field(default_factory=list)
     """Each row's pages in order, on the host; none where a memory that is offloaded will not be asked."""
 
-    def lists(self) -> list[Lists]:
+    def lists(self) -> list[PageTable]:
         """Those of each layer."""
-        found: list[Lists] = []
+        found: list[PageTable] = []
         for layers, lists in self.views:
             each = lists.units if lists.units.ndim == 4 else [lists.units] * layers
             found += [replace(lists, units=units) for units in each]
         return found
 
 
-class Outcome(NamedTuple):
+class ForwardOutput(NamedTuple):
     """Of a pass: logits, float32 (B, J, V); if observed rotated queries (L, B, T, H, D) and mass (L, B, G, U)."""
 
     logits_BJV: Tensor
@@ -101,7 +101,7 @@ class Outcome(NamedTuple):
     mass_LBGU: Tensor | None
 
 
-class Memory(Protocol):
+class KVBackend(Protocol):
     """K and V of every layer of a model, in pages. A slot is a token's place: page * PAGE + offset."""
 
     @property
@@ -112,14 +112,14 @@ class Memory(Protocol):
     def searches(self) -> bool:
         """Whether it leaves out what a search does not find, so that seeing much costs little."""
 
-    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
+    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None, this: ForwardBatch) -> ForwardOutput:
         """A pass of the whole model: its tokens are remembered, and columns `at_BJ` scored (None: all of them).
 
         Both are on the host: what decides is there, and the memory knows how to take it to where it computes.
         """
 
     def attend(
-        self, layer: int, q_BTHD: Tensor, lists: Lists, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+        self, layer: int, q_BTHD: Tensor, lists: PageTable, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Attention of rotated queries: the mixed values (B, T, H, D), zeros where a row has fewer queries.
 
@@ -137,7 +137,7 @@ class Memory(Protocol):
         """K and V of consecutive slots, each (G, N, D); not to be written to, and without a copy where possible."""
 
 
-class Offloaded(Memory, Protocol):
+class OffloadedKVBackend(KVBackend, Protocol):
     """A memory whose pages lie in a store but for some. What it raises is CacheError, and costs what it was part of."""
 
     @property
@@ -157,14 +157,14 @@ class Offloaded(Memory, Protocol):
     def forget(self, pages: Sequence[int]) -> None:
         """What these pages hold is not needed any more."""
 
-    def read(self, model: Model, ids_1T: Tensor, this: Pass) -> Iterator[int]:
+    def read(self, model: ModelBackend, ids_1T: Tensor, this: ForwardBatch) -> Iterator[int]:
         """A pass over many tokens of one row, none of them scored, layer by layer: K and V leave once.
 
         Yields after each step how many tokens its share of the work is worth.
         """
 
 
-class Block(Protocol):
+class LayerBackend(Protocol):
     """One layer of a decoder, but for its attention."""
 
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
@@ -174,7 +174,7 @@ class Block(Protocol):
         """Add what attention and MLP have to say to the residual stream, in place."""
 
 
-class PartOfBlock(Protocol):
+class LayerShard(Protocol):
     """Some heads of a layer, and some outputs of its other matrices; or some inputs, of those that say so.
 
     What `out` and `down` read is the whole row where they have some outputs, this rank's part of it where they have
@@ -192,11 +192,11 @@ class PartOfBlock(Protocol):
     def down(self, gated_NI: Tensor) -> Tensor: ...
 
 
-class Part(Protocol):
+class ModelShard(Protocol):
     """One rank's part of a model: ids are counted from its first token, and its logits are of its tokens only."""
 
     @property
-    def blocks(self) -> Sequence[PartOfBlock]: ...
+    def blocks(self) -> Sequence[LayerShard]: ...
 
     @property
     def width_independent(self) -> bool: ...
@@ -206,11 +206,11 @@ class Part(Protocol):
     def head(self, x_NC: Tensor) -> Tensor: ...
 
 
-class Model(Protocol):
+class ModelBackend(Protocol):
     """A decoder's weights, ready to be multiplied with."""
 
     @property
-    def blocks(self) -> Sequence[Block]: ...
+    def blocks(self) -> Sequence[LayerBackend]: ...
 
     @property
     def width_independent(self) -> bool:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from triforce.backends.interface import Model
+from triforce.backends.interface import ModelBackend
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """From a layer and its q (B, T, H, D), k and v (B, T, G, D), not yet rotated, to the mixed values (B, T, H, D)."""
 
 
-def layer_by_layer(model: Model, ids_BT: Tensor, at_BJ: Tensor | None, attend: Attend) -> Tensor:
+def layer_by_layer(model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None, attend: Attend) -> Tensor:
     """Logits of columns `at_BJ` (None: all of them, J = T), float32 (B, J, V)."""
     B, T = ids_BT.shape
     x_NC, scored = model.embed(ids_BT.flatten()), at_BJ is None or at_BJ.shape[1] > 0

@@ -11,7 +11,7 @@ SECTOR = 4096
 """Bytes that reads past the system's cache begin and end at."""
 
 
-class Store(Protocol):
+class PageStore(Protocol):
     """An open file, which is no longer in any folder; or memory."""
 
     @property
@@ -33,10 +33,10 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class OffloadLayout:
     """A page here is one of a single layer and KV head, keys and values."""
 
-    store: Store
+    store: PageStore
     page_bytes: int
     frames: int
     """Pages that stay."""

@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from triforce.backends.interface import Part, PartOfBlock
+from triforce.backends.interface import LayerShard, ModelShard
 from triforce.distributed.group import TPGroup, span, spans
 from triforce.model.config import ModelConfig
 
@@ -22,9 +22,9 @@ from triforce.model.config import ModelConfig
 class ShardedModel:
     """`config` has this rank's heads."""
 
-    def __init__(self, config: ModelConfig, part: Part, ranks: TPGroup, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, part: ModelShard, ranks: TPGroup, dtype: torch.dtype) -> None:
         self.config, self._part, self._ranks = config, part, ranks
-        self.blocks = [ShardedBlock(config, each, ranks, dtype) for each in part.blocks]
+        self.blocks = [ShardedLayer(config, each, ranks, dtype) for each in part.blocks]
         self.width_independent = part.width_independent and ranks.exact
         self._ends = [*accumulate(spans(config.vocab_size, ranks.count))][:-1]
 
@@ -44,8 +44,8 @@ class ShardedModel:
         return self._ranks.gather(self._part.head(x_NC), self.config.vocab_size)
 
 
-class ShardedBlock:
-    def __init__(self, config: ModelConfig, part: PartOfBlock, ranks: TPGroup, dtype: torch.dtype) -> None:
+class ShardedLayer:
+    def __init__(self, config: ModelConfig, part: LayerShard, ranks: TPGroup, dtype: torch.dtype) -> None:
         self.config, self._part, self._ranks, self._dtype = config, part, ranks, dtype
 
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:

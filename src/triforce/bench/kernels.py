@@ -16,7 +16,7 @@ import torch
 
 from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
-from triforce.backends.dispatch import Lists, Pass
+from triforce.backends.dispatch import ForwardBatch, PageTable
 from triforce.backends.token_sampler import sampling
 from triforce.backends.torch.attention import attend_causal
 from triforce.bench import shapes
@@ -112,8 +112,8 @@ class Few(FullView):
 
     def begin(self, counts_B: Ints, width: int) -> None:
         starts = [self._units.shape[2] * PAGE - width]
-        lists = Lists(self._units, starts, counts_B.tolist(), coarse=starts if self._int8 else [])
-        self._pass = Pass([int(self.lengths_B[0])], [(self.pool.config.layers, lists)])
+        lists = PageTable(self._units, starts, counts_B.tolist(), coarse=starts if self._int8 else [])
+        self._pass = ForwardBatch([int(self.lengths_B[0])], [(self.pool.config.layers, lists)])
 
 
 def _pass(decoder: Decoder, view: FullView, width: int) -> None:
@@ -140,7 +140,7 @@ def _prefill() -> Iterator[Row]:
     pool.reserve(0, context)
     _fill(pool, context)
     q_BTHD = torch.randn(1, width, H, D).bfloat16()
-    lists = Lists(pool.units(range(1), PAGE), [context - width], [width])
+    lists = PageTable(pool.units(range(1), PAGE), [context - width], [width])
     k_GSD, v_GSD = (x.contiguous() for x in pool.span(0, 0, 0, context))
     operations = 4 * width * (context - width // 2) * H * D
     threads = native_loader.native.threads() if native_loader.native else torch.get_num_threads()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from triforce.backends import dispatch
-from triforce.backends.dispatch import Model
+from triforce.backends.dispatch import ModelBackend
 from triforce.backends.token_sampler import NativeSampling
 from triforce.kvcache import StreamingView
 from triforce.ragged import Bools
@@ -17,7 +17,7 @@ from triforce.speculation import Draft, Prefix, Sampling, Tier
 
 
 def burst(
-    model: Model, tier: Tier[StreamingView], prefix: Prefix, sampling: Sampling, live_B: Bools, count: int
+    model: ModelBackend, tier: Tier[StreamingView], prefix: Prefix, sampling: Sampling, live_B: Bools, count: int
 ) -> Draft | None:
     """`count` tokens of each live row, or fewer, bit for bit those that passes and draws one by one would give.
 

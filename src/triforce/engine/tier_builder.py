@@ -133,7 +133,7 @@ class SharedKV:
         where = target.config, target.dtype, target.device
         return needs_of(*where, self.pages, self.rows, setting.reach, setting.retrieval.budget)
 
-    def _room(self) -> dispatch.Room | None:
+    def _room(self) -> dispatch.OffloadLayout | None:
         """Where pages go that do not stay, if any do; what does not fit is told before anything is read."""
         target, offload = self.models.target, self.setting.offload
         if offload.kind == "none":

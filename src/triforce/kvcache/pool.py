@@ -43,7 +43,7 @@ class PagePool:
         unit: int = PAGE,
         int8: bool = False,
         least: tuple[int, int] = (1, 1),
-        room: dispatch.Room | None = None,
+        room: dispatch.OffloadLayout | None = None,
     ) -> None:
         self.config, self.dtype, self.device, self.unit, self.least = config, dtype, torch.device(device), unit, least
         self.offloaded = dispatch.offloaded(config, pages, dtype, device, room) if room else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from triforce.backends.dispatch import Memory
+from triforce.backends.dispatch import KVBackend
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.observation import AttentionObservation
 
@@ -30,7 +30,7 @@ def taken(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]
     return [(keys_GND.to("cpu", copy=True), values_GND.to("cpu", copy=True)) for keys_GND, values_GND in pairs]
 
 
-def put_back(memory: Memory, slots_N: Tensor, layers: list[tuple[Tensor, Tensor]]) -> None:
+def put_back(memory: KVBackend, slots_N: Tensor, layers: list[tuple[Tensor, Tensor]]) -> None:
     """Into slots of this memory, bit for bit."""
     for layer, (keys_GND, values_GND) in enumerate(layers):
         memory.put(layer, slots_N, keys_GND.to(slots_N.device), values_GND.to(slots_N.device))

@@ -19,7 +19,7 @@ from torch import Tensor
 from triforce.backends.cpu import _native
 from triforce.backends.cpu.layerwise import Mix, by_layers, rotations
 from triforce.backends.cpu.model import NativeModel
-from triforce.backends.interface import PAGE, Lists, Model, Outcome, Pass, Search
+from triforce.backends.interface import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable, Search
 from triforce.backends.torch.kv import allocate
 from triforce.model.config import ModelConfig
 from triforce.ragged import Bools, Ints
@@ -28,7 +28,7 @@ Draws = tuple[_native.Sampler, "_native.Noise | Tensor", Tensor]
 NOTHING = Search([], [], [])
 
 
-class NativeMemory:
+class NativeKV:
     width_independent = True
     searches = True
 
@@ -49,7 +49,7 @@ class NativeMemory:
             for layer in range(config.layers)
         ]  # fmt: skip
 
-    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
+    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None, this: ForwardBatch) -> ForwardOutput:
         if not isinstance(model, NativeModel):  # ranks that share a model talk between its layers
             return by_layers(self, model, ids_BT, at_BJ, this)
         (B, T), config = ids_BT.shape, self.config
@@ -64,10 +64,10 @@ class NativeMemory:
             *rotations(config.rope, this, T), [self._view(*view) for view in this.views],
             at_BJ, logits_BJV, queries_LBTHD, mass_LBGU, exact=this.exact, keep=this.keep,
         )  # fmt: skip
-        return Outcome(logits_BJV, queries_LBTHD, mass_LBGU)
+        return ForwardOutput(logits_BJV, queries_LBTHD, mass_LBGU)
 
     def burst(
-        self, model: NativeModel, this: Pass, texts: tuple[Ints, Ints, Bools], draws: Draws, tokens_BK: Ints
+        self, model: NativeModel, this: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: Draws, tokens_BK: Ints
     ) -> tuple[int, float] | None:
         """K tokens behind each text, one after another in one call, as so many passes and draws would give them.
 
@@ -82,12 +82,12 @@ class NativeMemory:
             ids_BS, lengths_B, live_B, sampler, noise, laws, tokens_BK,
         )  # fmt: skip
 
-    def _view(self, layers: int, lists: Lists) -> _native.View:
+    def _view(self, layers: int, lists: PageTable) -> _native.View:
         coarse = lists.coarse if self.int8 else []
         return layers, lists.units, lists.starts, lists.sinks, lists.window, coarse, self._search(lists)
 
     def attend(
-        self, layer: int, q_BTHD: Tensor, lists: Lists, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+        self, layer: int, q_BTHD: Tensor, lists: PageTable, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         mixed_BTHD = torch.empty_like(q_BTHD)
         shape = (len(q_BTHD), self.config.kv_heads, lists.units.shape[-1])
@@ -98,14 +98,14 @@ class NativeMemory:
         )  # fmt: skip
         return mixed_BTHD, mass_BGU if mass_BGU is not None else q_BTHD.new_empty(0)
 
-    def mixing(self, width: int, this: Pass, first: int) -> Mix:
+    def mixing(self, width: int, this: ForwardBatch, first: int) -> Mix:
         """How the layers of a pass attend, from `first` on, if it goes layer by layer."""
         lists_L = this.lists()
         return lambda layer, q_BTHD, q_sinks_BTHD: self.attend(
             layer, q_BTHD, lists_L[layer - first], this.weigh, q_sinks_BTHD
         )
 
-    def _search(self, lists: Lists) -> Search:
+    def _search(self, lists: PageTable) -> Search:
         return lists.search if lists.search and self.searches else NOTHING
 
     def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:

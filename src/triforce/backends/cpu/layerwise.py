@@ -12,31 +12,35 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from triforce.backends.interface import Model, Outcome, Pass
+from triforce.backends.interface import ForwardBatch, ForwardOutput, ModelBackend
 from triforce.backends.layerwise import Attend, layer_by_layer
 from triforce.backends.torch.kv import slots
 from triforce.model.rope import Rope
 from triforce.ragged import columns, ints
 
 if TYPE_CHECKING:
-    from triforce.backends.cpu.kv import NativeMemory
+    from triforce.backends.cpu.kv import NativeKV
 
 
 Mix = Callable[[int, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 """What `Memory.attend` does, in a pass: from a layer, its rotated queries and perhaps others for the sinks."""
 
 
-def by_layers(memory: NativeMemory, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
+def by_layers(
+    memory: NativeKV, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None, this: ForwardBatch
+) -> ForwardOutput:
     """As `Memory.forward`."""
     queries: list[Tensor] = []
     masses: list[Tensor] = []
     attend = attending(memory, ids_BT.shape[1], this, 0, queries, masses)
     logits_BJV = layer_by_layer(model, ids_BT, at_BJ, attend)
     queries_LBTHD = torch.stack(queries) if this.observe else None
-    return Outcome(logits_BJV, queries_LBTHD, torch.stack(masses) if this.weigh else None)
+    return ForwardOutput(logits_BJV, queries_LBTHD, torch.stack(masses) if this.weigh else None)
 
 
-def one_layer(memory: NativeMemory, model: Model, layer: int, ids_1T: Tensor, x_1TC: Tensor, this: Pass) -> None:
+def one_layer(
+    memory: NativeKV, model: ModelBackend, layer: int, ids_1T: Tensor, x_1TC: Tensor, this: ForwardBatch
+) -> None:
     """The residual stream of some tokens goes through a layer; into the first one it comes from their ids."""
     if layer == 0:
         x_1TC[0] = model.embed(ids_1T[0])
@@ -47,7 +51,7 @@ def one_layer(memory: NativeMemory, model: Model, layer: int, ids_1T: Tensor, x_
 
 
 def attending(
-    memory: NativeMemory, T: int, this: Pass, first: int, queries: list[Tensor], masses: list[Tensor]
+    memory: NativeKV, T: int, this: ForwardBatch, first: int, queries: list[Tensor], masses: list[Tensor]
 ) -> Attend:
     """Attention of a pass, whose views are of the layers from `first` on; it adds to `queries` and `masses`."""
     lists_L, config = this.lists(), memory.config
@@ -71,7 +75,7 @@ def attending(
     return attend
 
 
-def rotations(rope: Rope, this: Pass, T: int) -> tuple[Tensor, Tensor]:
+def rotations(rope: Rope, this: ForwardBatch, T: int) -> tuple[Tensor, Tensor]:
     """What a pass looks up: padding is turned to 0, and a query meets the sinks from the end of its window at most."""
     lists = this.views[0][1]
     return rope.tables((0, lists.sinks + lists.window, *this.positions), T)

@@ -14,7 +14,7 @@ from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Weights
 
 
-class Ends:
+class EmbeddingAndHead:
     """Embedding and head, which may be one matrix; of some tokens or of all."""
 
     width_independent = True
@@ -40,14 +40,14 @@ class Ends:
         return logits_NV
 
 
-class NativeModel(Ends):
+class NativeModel(EmbeddingAndHead):
     def __init__(self, config: ModelConfig, weights: Weights, int8: bool = False) -> None:
         super().__init__(config, weights, int8)
-        self.blocks = [NativeBlock(config, layer, int8) for layer in weights.layers]
+        self.blocks = [NativeLayer(config, layer, int8) for layer in weights.layers]
         self.decoder = _native.Decoder([block.native for block in self.blocks], self._head, self._embedding_VC)
 
 
-class NativeBlock:
+class NativeLayer:
     def __init__(self, config: ModelConfig, layer: Layer, int8: bool) -> None:
         self.config, self.dtype = config, layer.o_proj_CQ.dtype
         self.native = _native.Block(

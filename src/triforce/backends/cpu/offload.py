@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from triforce.backends.cpu import _native
-from triforce.backends.cpu.kv import NOTHING, NativeMemory
+from triforce.backends.cpu.kv import NOTHING, NativeKV
 from triforce.backends.cpu.layerwise import Mix, one_layer, rotations
 from triforce.backends.cpu.model import NativeModel
-from triforce.backends.interface import PAGE, Lists, Model, Outcome, Pass
-from triforce.backends.offload_layout import SECTOR, Room
+from triforce.backends.interface import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable
+from triforce.backends.offload_layout import SECTOR, OffloadLayout
 from triforce.backends.torch.kv import allocate
 from triforce.errors import CacheError
 from triforce.interface.request import KVMemoryUsage
@@ -27,11 +27,11 @@ AT_ONCE = 512
 """Tokens of a prompt that go through a layer together: their activations stay in the caches."""
 
 
-class OffloadedMemory(NativeMemory):
+class NativeOffloadedKV(NativeKV):
     searches = False
     """What is searched would have to be at hand: layers that need it are kept whole instead, and seen in full."""
 
-    def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, room: Room) -> None:
+    def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, room: OffloadLayout) -> None:
         self.config, self.dtype, self.int8, self.room = config, dtype, False, room
         store = room.store.memory
         self._native_store = (
@@ -79,11 +79,11 @@ class OffloadedMemory(NativeMemory):
     def forget(self, pages: Sequence[int]) -> None:
         self._offload.forget(list(pages))
 
-    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
+    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None, this: ForwardBatch) -> ForwardOutput:
         with self._told():
             return super().forward(model, ids_BT, at_BJ, this)
 
-    def read(self, model: Model, ids_1T: Tensor, this: Pass) -> Iterator[int]:
+    def read(self, model: ModelBackend, ids_1T: Tensor, this: ForwardBatch) -> Iterator[int]:
         config, T, ((_, lists),) = self.config, ids_1T.shape[1], this.views
         x_1TC = torch.empty(1, T, config.hidden_size)
         ends = (lists.starts[0] // PAGE, (lists.starts[0] + T) // PAGE)
@@ -92,7 +92,7 @@ class OffloadedMemory(NativeMemory):
             for first in range(0, T, AT_ONCE):
                 part = slice(first, min(first + AT_ONCE, T))
                 seen = replace(lists, starts=[lists.starts[0] + first], counts=[part.stop - first])
-                here = Pass([this.positions[0] + first], [(config.layers, seen)], exact=True)
+                here = ForwardBatch([this.positions[0] + first], [(config.layers, seen)], exact=True)
                 with self._told():
                     self._read_layer(model, layer, ids_1T[:, part].contiguous(), x_1TC[:, part], here)
                 if part.stop == T:
@@ -100,7 +100,7 @@ class OffloadedMemory(NativeMemory):
                         self._offload.commit(layer, full)
                 yield (layer * T + part.stop) // config.layers
 
-    def _read_layer(self, model: Model, layer: int, ids_1T: Tensor, x_1TC: Tensor, this: Pass) -> None:
+    def _read_layer(self, model: ModelBackend, layer: int, ids_1T: Tensor, x_1TC: Tensor, this: ForwardBatch) -> None:
         T, ((layers, lists),) = ids_1T.shape[1], this.views
         if not isinstance(model, NativeModel):
             return one_layer(self, model, layer, ids_1T, x_1TC, replace(this, views=[(1, lists)]))
@@ -111,7 +111,7 @@ class OffloadedMemory(NativeMemory):
             nothing, logits, None, None, layer, layer + 1, x_1TC, exact=True,
         )  # fmt: skip
 
-    def mixing(self, width: int, this: Pass, first: int) -> Mix:
+    def mixing(self, width: int, this: ForwardBatch, first: int) -> Mix:
         lists_L = this.lists()
         seen = [(lists.units, lists.starts) for lists in lists_L]
         native = _native.LayeredPass(self._offload, first, seen, lists_L[0].counts, width, this.exact, this.keep)
@@ -126,7 +126,7 @@ class OffloadedMemory(NativeMemory):
         return mix
 
     def attend(
-        self, layer: int, q_BTHD: Tensor, lists: Lists, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+        self, layer: int, q_BTHD: Tensor, lists: PageTable, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         with self._told():
             return super().attend(layer, q_BTHD, lists, weigh, q_sinks_BTHD)

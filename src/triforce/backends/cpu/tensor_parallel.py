@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from triforce.backends.cpu import _native
-from triforce.backends.cpu.model import Ends, project
+from triforce.backends.cpu.model import EmbeddingAndHead, project
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Weights
 
 
-class NativePart(Ends):
+class NativeModelShard(EmbeddingAndHead):
     """`config` has this rank's heads."""
 
     def __init__(self, config: ModelConfig, weights: Weights, int8: bool = False) -> None:
         super().__init__(config, weights, int8)
-        self.blocks = [NativePartOfBlock(config, layer, int8) for layer in weights.layers]
+        self.blocks = [NativeLayerShard(config, layer, int8) for layer in weights.layers]
 
 
-class NativePartOfBlock:
+class NativeLayerShard:
     def __init__(self, config: ModelConfig, layer: Layer, int8: bool) -> None:
         self.config, self.dtype, self._mlp = config, layer.o_proj_CQ.dtype, len(layer.gate_proj_IC)
         self._projections = _native.Projections(

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from triforce.backends.interface import Pass
+from triforce.backends.interface import ForwardBatch
 
 
-class Seeing(NamedTuple):
+class ViewShape(NamedTuple):
     """What some layers see, but for the integers: their number, the shape of their units, and `Lists`' settings."""
 
     layers: int
@@ -29,13 +29,13 @@ class Seeing(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PassShape:
     """All that a pass's launches depend on; `columns` is J."""
 
     rows: int
     width: int
     columns: int
-    views: tuple[Seeing, ...]
+    views: tuple[ViewShape, ...]
     observe: bool
     weigh: bool
 
@@ -45,16 +45,17 @@ def bucket(size: int, least: int = 1) -> int:
     return 1 << (max(size, least) - 1).bit_length() if size else 0
 
 
-def shape_of(rows: int, width: int, columns: int, this: Pass, padded: bool) -> Shape:
+def shape_of(rows: int, width: int, columns: int, this: ForwardBatch, padded: bool) -> PassShape:
     """The shape at which a pass runs; as it is unless `padded`."""
     views = tuple(
-        Seeing(layers, tuple(lists.units.shape), lists.unit, lists.sinks, lists.window) for layers, lists in this.views
+        ViewShape(layers, tuple(lists.units.shape), lists.unit, lists.sinks, lists.window)
+        for layers, lists in this.views
     )
     if not padded:
-        return Shape(rows, width, columns, views, this.observe, this.weigh)
+        return PassShape(rows, width, columns, views, this.observe, this.weigh)
     rows, width = bucket(rows, this.least[0]), bucket(width, this.least[1])
     views = tuple(view._replace(units=_padded(view.units, rows)) for view in views)
-    return Shape(rows, width, bucket(columns, this.least[1]), views, this.observe, this.weigh)
+    return PassShape(rows, width, bucket(columns, this.least[1]), views, this.observe, this.weigh)
 
 
 def _padded(units: tuple[int, ...], rows: int) -> tuple[int, ...]:
@@ -64,10 +65,10 @@ def _padded(units: tuple[int, ...], rows: int) -> tuple[int, ...]:
     return (*head, bucket(last, 64))
 
 
-class Frame:
+class GraphInputs:
     """Buffers of one shape: ids, columns to score, positions, counts, and for each view its starts and units."""
 
-    def __init__(self, shape: Shape, device: torch.device) -> None:
+    def __init__(self, shape: PassShape, device: torch.device) -> None:
         self.shape, B = shape, shape.rows
         sizes = [(B, shape.width), (B, shape.columns), (B,), (B,), *[(B,)] * len(shape.views)]
         ends = list(accumulate(map(prod, sizes)))
@@ -81,7 +82,7 @@ class Frame:
         self.units = [torch.zeros(view.units, dtype=torch.int32, device=device) for view in shape.views]
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
 
-    def fill(self, ids_BT: Tensor, at_BJ: Tensor, this: Pass) -> None:
+    def fill(self, ids_BT: Tensor, at_BJ: Tensor, this: ForwardBatch) -> None:
         """Take over one pass, whose shape fits; its padding has count 0."""
         if self._copied:
             self._copied.synchronize()  # the last pass's copy: long done, unless passes follow without sampling
@@ -95,7 +96,7 @@ class Frame:
         for units, (_, lists) in zip(self.units, this.views, strict=True):
             units[tuple(slice(size) for size in lists.units.shape)] = lists.units
 
-    def lists(self) -> list[tuple[Tensor, Tensor, Seeing]]:
+    def lists(self) -> list[tuple[Tensor, Tensor, ViewShape]]:
         """Of each layer: its units (B, U) or (B, G, U), starts, and settings."""
         found = []
         for view, units, starts_B in zip(self.shape.views, self.units, self.starts, strict=True):

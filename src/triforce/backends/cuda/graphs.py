@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 import torch
 
-from triforce.backends.interface import Outcome
+from triforce.backends.interface import ForwardOutput
 
 MOST = 64
 """Graphs that are kept; the one that was longest unused makes room."""
@@ -52,7 +52,7 @@ class Graphs:
         """Forget all: something that they refer to has moved."""
         self._known.clear()
 
-    def run(self, replay: Replay, call: Callable[[], Outcome]) -> Outcome:
+    def run(self, replay: Replay, call: Callable[[], ForwardOutput]) -> ForwardOutput:
         """One pass, `call` the first time; what it gives is overwritten by the next one."""
         if not self._captures:
             return call()
@@ -67,7 +67,7 @@ class Graphs:
         """How many of those that are kept were captured."""
         return sum(replay.graph is not None for replay in self._known.values())
 
-    def _capture(self, call: Callable[[], Outcome]) -> tuple[torch.cuda.CUDAGraph, Outcome]:
+    def _capture(self, call: Callable[[], ForwardOutput]) -> tuple[torch.cuda.CUDAGraph, ForwardOutput]:
         """First for real, as libraries set themselves up and kernels are compiled when they are first called."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -84,4 +84,4 @@ class Replay:
     """The graph of a pass, once it was captured. It refers to no memory, which so goes as soon as nobody needs it."""
 
     graph: torch.cuda.CUDAGraph | None = None
-    outcome: Outcome | None = None
+    outcome: ForwardOutput | None = None

@@ -1,6 +1,6 @@
 """KV memory for the Triton kernels, laid out as on the torch path: a head's pages lie behind one another.
 
-A pass is a function over the buffers of a `Frame`. A narrow one runs at the shape of its bucket, on a CUDA device as a
+A pass is a function over the buffers of a `GraphInputs`. A narrow one runs at the shape of its bucket, on a CUDA device as a
 graph that was captured once. A wide one is prefill: torch's fused attention, row by row, at the shape that it has.
 Shape suffixes as in contract.py.
 """
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from triforce.backends.cuda.graph_inputs import Frame, Seeing, shape_of
+from triforce.backends.cuda.graph_inputs import GraphInputs, ViewShape, shape_of
 from triforce.backends.cuda.graphs import Graphs, Replay
-from triforce.backends.cuda.triton.attention import SPLIT, SPLIT_BY_HEAD, Seen, attend
+from triforce.backends.cuda.triton.attention import SPLIT, SPLIT_BY_HEAD, DevicePageTable, attend
 from triforce.backends.cuda.triton.page_copy import KeysValues
 from triforce.backends.cuda.triton.rope_and_write import rotate_and_write
-from triforce.backends.interface import Lists, Model, Outcome, Pass, Rotation
+from triforce.backends.interface import ForwardBatch, ForwardOutput, ModelBackend, PageTable, Rotation
 from triforce.backends.layerwise import layer_by_layer
-from triforce.backends.torch.kv import WIDE, PlainMemory, attend_lists
+from triforce.backends.torch.kv import WIDE, TorchKV, attend_lists
 from triforce.model.config import ModelConfig
 
 NARROW = 64
@@ -33,11 +33,11 @@ AHEAD = 4096
 class Captured(Replay):
     """A pass through one model, and the buffers that it reads."""
 
-    model: Model
-    frame: Frame
+    model: ModelBackend
+    frame: GraphInputs
 
 
-class TritonMemory(PlainMemory):
+class TritonKV(TorchKV):
     def __init__(
         self,
         config: ModelConfig,
@@ -51,7 +51,7 @@ class TritonMemory(PlainMemory):
         self._graphs = Graphs(self.device)
         self._tables_PF = self._rotations(config.context + AHEAD)
 
-    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
+    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None, this: ForwardBatch) -> ForwardOutput:
         (B, T), window = ids_BT.shape, this.views[0][1].window
         if max(this.positions) + T > len(self._tables_PF[0]):
             self._tables_PF = self._rotations(2 * (max(this.positions) + T))
@@ -61,27 +61,27 @@ class TritonMemory(PlainMemory):
         wide = T > WIDE and not (this.weigh or window)
         shape = shape_of(B, T, at_BJ.shape[1], this, padded=T <= NARROW)
         if T > NARROW or this.passing:
-            frame = Frame(shape, self.device)
+            frame = GraphInputs(shape, self.device)
             frame.fill(ids_BT, at_BJ, this)
             outcome = self._pass(model, frame, this.lists() if wide else None)
             return outcome if T > NARROW else _cut(outcome, B, T, at_BJ.shape[1], this)
-        captured = self._graphs.get((id(model), shape), lambda: Captured(model, Frame(shape, self.device)))
+        captured = self._graphs.get((id(model), shape), lambda: Captured(model, GraphInputs(shape, self.device)))
         assert isinstance(captured, Captured)
         captured.frame.fill(ids_BT, at_BJ, this)
         outcome = self._run(captured)
         return _cut(outcome, B, T, at_BJ.shape[1], this)
 
     def attend(
-        self, layer: int, q_BTHD: Tensor, lists: Lists, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+        self, layer: int, q_BTHD: Tensor, lists: PageTable, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         starts_B, counts_B = (torch.tensor(each, device=self.device) for each in (lists.starts, lists.counts))
-        seen = Seen(lists.units, starts_B, counts_B, lists.unit, lists.sinks, lists.window)
+        seen = DevicePageTable(lists.units, starts_B, counts_B, lists.unit, lists.sinks, lists.window)
         return attend(q_BTHD, *self.run(layer, 0, self.keys_LGSD.shape[2]), seen, weigh, q_sinks_BTHD)
 
-    def _run(self, captured: Captured) -> Outcome:
+    def _run(self, captured: Captured) -> ForwardOutput:
         return self._graphs.run(captured, lambda: self._pass(captured.model, captured.frame))
 
-    def _pass(self, model: Model, frame: Frame, wide: list[Lists] | None = None) -> Outcome:
+    def _pass(self, model: ModelBackend, frame: GraphInputs, wide: list[PageTable] | None = None) -> ForwardOutput:
         """A function of what lies in the frame; `wide`: each layer's lists, where torch's fused attention is wanted."""
         lists_L, shape = self._lists(frame), frame.shape
         queries: list[Tensor] = []
@@ -89,7 +89,7 @@ class TritonMemory(PlainMemory):
 
         def layer(index: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
             (units, starts_B, view), kv = lists_L[index], self._open(index)
-            seen = Seen(units, starts_B, frame.counts_B, view.unit, view.sinks, view.window)
+            seen = DevicePageTable(units, starts_B, frame.counts_B, view.unit, view.sinks, view.window)
             whole, by_head = wide[index] if wide else None, len(view.units) > 2
             q_BTHD, mixed_BTHD, mass_BGU = mix(
                 (q_BTHD, k_BTGD, v_BTGD), frame.positions_B, self._tables_PF, seen, kv, whole, shape.weigh, by_head
@@ -101,9 +101,9 @@ class TritonMemory(PlainMemory):
 
         logits_BJV = layer_by_layer(model, frame.ids_BT, frame.at_BJ, layer)
         queries_LBTHD = torch.stack(queries) if shape.observe else None
-        return Outcome(logits_BJV, queries_LBTHD, torch.stack(masses) if shape.weigh else None)
+        return ForwardOutput(logits_BJV, queries_LBTHD, torch.stack(masses) if shape.weigh else None)
 
-    def _lists(self, frame: Frame) -> list[tuple[Tensor, Tensor, Seeing]]:
+    def _lists(self, frame: GraphInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
         """Of each layer: its units, where `_open` will have them; starts, and settings."""
         return frame.lists()
 
@@ -111,7 +111,7 @@ class TritonMemory(PlainMemory):
         """Where a layer's keys and values are in this pass, (G, S, D) each."""
         return self.keys_LGSD[layer], self.values_LGSD[layer]
 
-    def _close(self, layer: int, seen: Seen, mass_BGU: Tensor) -> None:
+    def _close(self, layer: int, seen: DevicePageTable, mass_BGU: Tensor) -> None:
         """The pass is done with a layer's keys and values."""
 
     def _rotations(self, length: int) -> Rotation:
@@ -123,9 +123,9 @@ def mix(
     qkv: tuple[Tensor, Tensor, Tensor],
     positions_B: Tensor,
     tables_PF: Rotation,
-    seen: Seen,
+    seen: DevicePageTable,
     kv: KeysValues,
-    wide: Lists | None = None,
+    wide: PageTable | None = None,
     weigh: bool = False,
     by_head: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -139,10 +139,10 @@ def mix(
     return q_BTHD, *attend(q_BTHD, *kv, seen, weigh, q_sinks_BTHD, SPLIT_BY_HEAD if by_head else SPLIT)
 
 
-def _cut(whole: Outcome, rows: int, width: int, columns: int, this: Pass) -> Outcome:
+def _cut(whole: ForwardOutput, rows: int, width: int, columns: int, this: ForwardBatch) -> ForwardOutput:
     """An outcome without the padding of its bucket, and to be kept: the next pass of this shape overwrites it."""
     logits_BJV, queries_LBTHD, mass_LBGU = whole
-    return Outcome(
+    return ForwardOutput(
         logits_BJV[:rows, :columns].clone(),
         queries_LBTHD[:, :rows, :width].clone() if queries_LBTHD is not None else None,
         mass_LBGU[:, :rows, :, : this.views[0][1].units.shape[-1]].clone() if mass_LBGU is not None else None,

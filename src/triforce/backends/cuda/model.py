@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from triforce.backends.cuda.triton.pointwise import norm, swiglu
-from triforce.backends.torch.model import PlainBlock, PlainModel
+from triforce.backends.torch.model import TorchLayer, TorchModel
 
 
-class TritonBlock(PlainBlock):
+class TritonLayer(TorchLayer):
     norm, swiglu = staticmethod(norm), staticmethod(swiglu)
 
 
-class TritonModel(PlainModel):
-    block = TritonBlock
+class TritonModel(TorchModel):
+    block = TritonLayer

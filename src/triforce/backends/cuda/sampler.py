@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends.cuda.triton.sampler import KEPT, Asked, by_race, by_rejection
+from triforce.backends.cuda.triton.sampler import KEPT, SamplerInputs, by_race, by_rejection
 from triforce.interface.request import SamplingParams
 from triforce.ragged import Bools, Ints, there
 from triforce.sampling import Noise, Warper
@@ -44,7 +44,7 @@ class TritonSampling:
             logits_BJV = self._warper.adjusted(logits_BJV, *text)
         lasts_B = np.where(live_B, guess.counts_B, -1)
         places_2B = there(np.stack((prefix.lengths_B, lasts_B)), logits_BJV.device)
-        asked = Asked(logits_BJV, self._settings_5B, places_2B)
+        asked = SamplerInputs(logits_BJV, self._settings_5B, places_2B)
         decided_2BJ, laws_BJV = self._decide(asked, guess, live_B, tier)
         verdicts_BJ, peaks_BJ = decided_2BJ.cpu()  # here the host waits
         check(peaks_BJ.view(torch.float64))
@@ -52,7 +52,7 @@ class TritonSampling:
         tokens_B = verdicts_BJ[torch.arange(len(kept_B)), kept_B]
         return settle(guess, kept_B, tokens_B, laws_BJV, tier)
 
-    def _decide(self, asked: Asked, guess: Draft, live_B: Bools, tier: int) -> tuple[Tensor, Tensor]:
+    def _decide(self, asked: SamplerInputs, guess: Draft, live_B: Bools, tier: int) -> tuple[Tensor, Tensor]:
         """Verdicts and peaks (2, B, J), and the laws that a draft must carry."""
         device, noise = asked.logits_BJV.device, self.coupling.noise
         if isinstance(self.coupling, Seeded):

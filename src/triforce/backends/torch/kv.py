@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends.interface import PAGE, Lists, Model, Outcome, Pass, Rotation
+from triforce.backends.interface import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable, Rotation
 from triforce.backends.layerwise import layer_by_layer
 from triforce.backends.torch.attention import attend, attend_causal
 from triforce.errors import CacheError
@@ -24,7 +24,7 @@ WIDE = 80
 """More queries of a row are prefill, which needs neither mass nor a window, and takes torch's fused attention."""
 
 
-class PlainMemory:
+class TorchKV:
     width_independent = False
     """torch's matrix products do not promise it."""
     searches = False
@@ -42,7 +42,7 @@ class PlainMemory:
         # Zeros: what a window hides has weight 0 here, and 0 times whatever lay in the memory may be NaN.
         self.keys_LGSD, self.values_LGSD = (allocate(shape, dtype, device).zero_() for _ in range(2))
 
-    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
+    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None, this: ForwardBatch) -> ForwardOutput:
         lists_L, rope, T, device = this.lists(), self.config.rope, ids_BT.shape[1], self.keys_LGSD.device
         first = lists_L[0]
         positions_N = torch.from_numpy(columns(ints(this.positions), T).flatten()).to(device)
@@ -63,7 +63,7 @@ class PlainMemory:
         at_BJ = at_BJ if at_BJ is None else at_BJ.to(device)
         logits_BJV = layer_by_layer(model, ids_BT.to(device), at_BJ, attend)
         queries_LBTHD = torch.stack(queries) if this.observe else None
-        return Outcome(logits_BJV, queries_LBTHD, torch.stack(masses) if this.weigh else None)
+        return ForwardOutput(logits_BJV, queries_LBTHD, torch.stack(masses) if this.weigh else None)
 
     def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         self.keys_LGSD[layer].index_copy_(1, slots_N, k_GND)
@@ -76,7 +76,7 @@ class PlainMemory:
         return self.keys_LGSD[layer, :, first : first + count], self.values_LGSD[layer, :, first : first + count]
 
     def attend(
-        self, layer: int, q_BTHD: Tensor, lists: Lists, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+        self, layer: int, q_BTHD: Tensor, lists: PageTable, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         return attend_lists(q_BTHD, self.keys_LGSD[layer], self.values_LGSD[layer], lists, weigh, q_sinks_BTHD)
 
@@ -85,7 +85,7 @@ def attend_lists(
     q_BTHD: Tensor,
     k_GSD: Tensor,
     v_GSD: Tensor,
-    lists: Lists,
+    lists: PageTable,
     weigh: bool = False,
     q_sinks_BTHD: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -127,7 +127,7 @@ def turn(q_BTHD: Tensor, rotation: Rotation) -> Tensor:
     return rotate(q_BTHD.flatten(0, 1), rotation).view(q_BTHD.shape)
 
 
-def slots(lists: Lists, width: int) -> Tensor:
+def slots(lists: PageTable, width: int) -> Tensor:
     """Where a pass puts its tokens, (N): they are the keys from `starts` on. Padding goes to the scratch page."""
     units_BU = lists.units if lists.units.ndim == 2 else lists.units[:, 0]
     counts_B = ints(lists.counts)

@@ -25,7 +25,7 @@ def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
     return F.silu(gate_NI, inplace=True).mul_(up_NI)
 
 
-class PlainBlock:
+class TorchLayer:
     norm, swiglu = staticmethod(norm), staticmethod(swiglu)
 
     def __init__(self, config: ModelConfig, layer: Layer) -> None:
@@ -59,11 +59,11 @@ class PlainBlock:
         return x_NHD if norm_D is None else self.norm(x_NHD, norm_D, self.config.norm_eps)
 
 
-class PlainModel:
+class TorchModel:
     width_independent = False
     """torch's matrix products do not promise it."""
 
-    block = PlainBlock
+    block = TorchLayer
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config, self.weights = config, weights

@@ -10,14 +10,14 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from triforce.backends.dispatch import SECTOR, Room
-from triforce.backends.offload_layout import Store
+from triforce.backends.dispatch import SECTOR, OffloadLayout
+from triforce.backends.offload_layout import PageStore
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
 from triforce.kvcache.offload.sizing import KVSizing, OffloadConfig, describe, free_memory, memory_for, up
 
 
-def room(offload: OffloadConfig, needs: KVSizing, ranks: TPGroup = ALONE) -> Room | None:
+def room(offload: OffloadConfig, needs: KVSizing, ranks: TPGroup = ALONE) -> OffloadLayout | None:
     """A place for pages, and what stays of them; None where all of them fit and nobody said that they must not.
 
     Of several ranks each has a place of its own. Raises CacheError.
@@ -27,13 +27,13 @@ def room(offload: OffloadConfig, needs: KVSizing, ranks: TPGroup = ALONE) -> Roo
         return None
     frames, buffers, layers = needs.split(offload, memory // ranks.count)
     if offload.kind == "file":
-        store: Store = FileStore(needs)
+        store: PageStore = FileStore(needs)
     else:
         size = needs.stored(layers)
         if needs.pinned and ranks.count * size > ranks.agree(free_memory()):
             raise _too_much(ranks.count * size, "a larger --kv-memory, a smaller --context, or fewer texts at a time")
         store = HostStore(size, needs.pinned)
-    return Room(store, needs.page_bytes, frames, buffers, needs.buffer_frames, layers, needs.moving)
+    return OffloadLayout(store, needs.page_bytes, frames, buffers, needs.buffer_frames, layers, needs.moving)
 
 
 class FileStore:

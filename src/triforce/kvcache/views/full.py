@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends.dispatch import PAGE, Lists, Model, Pass
+from triforce.backends.dispatch import PAGE, ForwardBatch, ModelBackend, PageTable
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.swap import SwappedKV, put_row_back, take_row
@@ -53,7 +53,7 @@ class FullView:
         self.sights = sights if sights is not None else [AttentionObservation() for _ in pool.tables]
         self.budget: Budget | None = None
         """What a view reads that selects by what this one saw: so much is to stay at hand where KV is offloaded."""
-        self._pass: Pass | None = None
+        self._pass: ForwardBatch | None = None
 
     @property
     def lengths_B(self) -> Ints:
@@ -61,14 +61,14 @@ class FullView:
 
     def begin(self, counts_B: Ints, width: int) -> None:
         starts, unit, observe = self.lengths_B.tolist(), self.grain or PAGE, width <= OBSERVED
-        lists = Lists(self.pool.units(self.rows, unit), starts, counts_B.tolist(), unit)
+        lists = PageTable(self.pool.units(self.rows, unit), starts, counts_B.tolist(), unit)
         weigh = observe and self.grain > 0
         keep = max(map(self.budget.of, starts)) // PAGE if self.budget and self.pool.offloaded and observe else 0
         views = [(self.pool.config.layers, lists)]
         tables = self.pool.tables[self.rows.start : self.rows.stop]
-        self._pass = Pass(starts, views, observe, weigh, self.pool.least, exact=True, keep=keep, tables=tables)
+        self._pass = ForwardBatch(starts, views, observe, weigh, self.pool.least, exact=True, keep=keep, tables=tables)
 
-    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
+    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
         this = self._pass
         assert this is not None, "begin() comes before forward()"
         logits_BJV, queries_LBTHD, mass_LBGU = self.pool.memory.forward(model, ids_BT, at_BJ, this)
@@ -83,7 +83,7 @@ class FullView:
                     )
         return logits_BJV
 
-    def read(self, model: Model, ids_1T: Tensor) -> Iterator[int]:
+    def read(self, model: ModelBackend, ids_1T: Tensor) -> Iterator[int]:
         """The pass that `begin` told of, of one row, unscored, where KV is offloaded: see `kernels.Offloaded.read`."""
         assert self._pass is not None and self.pool.offloaded is not None, "this is for offloaded memory"
         return self.pool.offloaded.read(model, ids_1T, self._pass)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends.dispatch import PAGE, Lists, Model, Pass, Search
+from triforce.backends.dispatch import PAGE, ForwardBatch, ModelBackend, PageTable, Search
 from triforce.kvcache.retrieval_config import RetrievalConfig
 from triforce.kvcache.selection import Policy
 from triforce.kvcache.swap import places
@@ -67,7 +67,7 @@ class RetrievalView:
         self.choices: list[SelectedPages | None] = [None] * len(full.rows)
         self._committed_B = np.zeros_like(self.ahead_B)
         self._refused_B = np.zeros_like(self.ahead_B, dtype=np.bool_)
-        self._pass: Pass | None = None
+        self._pass: ForwardBatch | None = None
         self._index = self._blank()
         self.recent = [0] * len(full.rows)
         self.full_layers = setting.full_layers or frozenset()
@@ -94,9 +94,9 @@ class RetrievalView:
             self.recent[b] = self._recent_from(b, committed)
         rows = self.full.rows
         tables = self.full.pool.tables[rows.start : rows.stop]
-        self._pass = Pass(starts, self._views(starts, counts), tables=tables, passing=self.trying)
+        self._pass = ForwardBatch(starts, self._views(starts, counts), tables=tables, passing=self.trying)
 
-    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
+    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
         assert self._pass is not None, "begin() comes before forward()"
         return self.full.pool.memory.forward(model, ids_BT, at_BJ, self._pass).logits_BJV
 
@@ -227,10 +227,10 @@ class RetrievalView:
         row, pool = self.full.rows[b], self.full.pool
         return pool.units(range(row, row + 1), self.unit)[0, : len(pool.tables[row]) * (PAGE // self.unit)]
 
-    def _views(self, starts: list[int], counts: list[int]) -> list[tuple[int, Lists]]:
+    def _views(self, starts: list[int], counts: list[int]) -> list[tuple[int, PageTable]]:
         """What the layers see in a pass: some everything, the others what was chosen and the recent tokens."""
         layers, unit, committed = self.full.pool.config.layers, self.unit, self._committed_B.tolist()
-        everything = Lists(self.full.pool.units(self.full.rows, unit), starts, counts, unit, coarse=committed)
+        everything = PageTable(self.full.pool.units(self.full.rows, unit), starts, counts, unit, coarse=committed)
         if not any(self.choices):
             return [(layers, everything)]
         for b, (start, count) in enumerate(zip(starts, counts, strict=True)):
@@ -240,11 +240,11 @@ class RetrievalView:
         dropped = [recent - c.tokens if c else 0 for recent, c in zip(self.recent, self.choices, strict=True)]
         firsts, coarse = ([n - drop for n, drop in zip(each, dropped, strict=True)] for each in (starts, committed))
         searched = replace(everything, search=self._search())
-        views: list[tuple[int, Lists]] = []
+        views: list[tuple[int, PageTable]] = []
         for kind, group in groupby(range(layers), self._sees):
             some = list(group)
             units_LBGU = self._index.units_LBGU[some[0] : some[-1] + 1]
-            chosen = Lists(units_LBGU, firsts, counts, unit, coarse=coarse)
+            chosen = PageTable(units_LBGU, firsts, counts, unit, coarse=coarse)
             views.append((len(some), {"all": everything, "found": searched, "chosen": chosen}[kind]))
         return views
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends import dispatch
-from triforce.backends.dispatch import PAGE, Lists, Model, Pass
+from triforce.backends.dispatch import PAGE, ForwardBatch, ModelBackend, PageTable
 from triforce.errors import CacheError
 from triforce.kvcache.swap import put_back, taken
 from triforce.model.config import ModelConfig
@@ -65,7 +65,7 @@ class StreamingView:
         self._forget_lists()
 
     def _forget_lists(self) -> None:
-        self._pass: Pass | None = None
+        self._pass: ForwardBatch | None = None
         self._dropped: list[int] = []
         self._units_BU = torch.zeros(len(self.rows), 0, dtype=torch.int32, device=self.device)
 
@@ -112,14 +112,14 @@ class StreamingView:
         if dropped != self._dropped:
             self._dropped, self._units_BU = dropped, self._units(dropped)
         firsts = [start - drop * self.unit for start, drop in zip(starts, dropped, strict=True)]
-        lists = Lists(self._units_BU, firsts, counts, self.unit, self.sinks, self.window)
-        self._pass = Pass(starts, [(self.config.layers, lists)])
+        lists = PageTable(self._units_BU, firsts, counts, self.unit, self.sinks, self.window)
+        self._pass = ForwardBatch(starts, [(self.config.layers, lists)])
 
-    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
+    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
         return self.memory.forward(model, ids_BT, at_BJ, self.begun).logits_BJV
 
     @property
-    def begun(self) -> Pass:
+    def begun(self) -> ForwardBatch:
         assert self._pass is not None, "begin() comes before a pass"
         return self._pass
 

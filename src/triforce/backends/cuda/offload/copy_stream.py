@@ -14,7 +14,7 @@ Mark = torch.cuda.Event | None
 """A point that the computation or the lane comes to."""
 
 
-class Lane:
+class CopyStream:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -51,7 +51,7 @@ class Buffers:
     last.
     """
 
-    def __init__(self, lane: Lane, places: Sequence[int]) -> None:
+    def __init__(self, lane: CopyStream, places: Sequence[int]) -> None:
         self._lane = lane
         self._ready: dict[int, Mark] = dict.fromkeys(places)
         self._free: dict[int, Mark] = dict.fromkeys(places)

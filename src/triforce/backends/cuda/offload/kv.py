@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends.cuda.graph_inputs import Frame, Seeing
-from triforce.backends.cuda.kv import Captured, TritonMemory
+from triforce.backends.cuda.graph_inputs import GraphInputs, ViewShape
+from triforce.backends.cuda.kv import Captured, TritonKV
 from triforce.backends.cuda.offload.layout import Run, runs_of
 from triforce.backends.cuda.offload.prefill import read
-from triforce.backends.cuda.offload.residency import Hosted
-from triforce.backends.cuda.triton.attention import Seen
+from triforce.backends.cuda.offload.residency import OffloadManager
+from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.cuda.triton.page_copy import KeysValues
-from triforce.backends.interface import PAGE, Lists, Model, Outcome, Pass, pages_for
-from triforce.backends.offload_layout import Room
+from triforce.backends.interface import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable, pages_for
+from triforce.backends.offload_layout import OffloadLayout
 from triforce.interface.request import KVMemoryUsage
 from triforce.model.config import ModelConfig
 
@@ -32,7 +32,7 @@ Places = tuple[Tensor, Tensor]
 
 
 @dataclass
-class Streams:
+class StreamPlan:
     """What a pass brings from the host: for which layers, and which pages."""
 
     layers: list[int] = field(default_factory=list)
@@ -45,13 +45,13 @@ class Streams:
     """The buffers of the layers that are next."""
 
 
-class StreamedMemory(TritonMemory):
+class TritonOffloadedKV(TritonKV):
     def __init__(
-        self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str, room: Room
+        self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str, room: OffloadLayout
     ) -> None:
         super().__init__(config, pages, dtype, device, room.layers + room.buffers)
-        self.room, self._hosted = room, Hosted(config, pages, room, (self.keys_LGSD, self.values_LGSD))
-        self._streams, self._streamed = Streams(), 0
+        self.room, self._hosted = room, OffloadManager(config, pages, room, (self.keys_LGSD, self.values_LGSD))
+        self._streams, self._streamed = StreamPlan(), 0
 
     @property
     def bytes(self) -> KVMemoryUsage:
@@ -85,10 +85,10 @@ class StreamedMemory(TritonMemory):
     def run(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
         return self.get(layer, torch.arange(first, first + count))
 
-    def read(self, model: Model, ids_1T: Tensor, this: Pass) -> Iterator[int]:
+    def read(self, model: ModelBackend, ids_1T: Tensor, this: ForwardBatch) -> Iterator[int]:
         return read(self._hosted, self._tables_PF, model, ids_1T, this)
 
-    def forward(self, model: Model, ids_BT: Tensor, at_BJ: Tensor | None, this: Pass) -> Outcome:
+    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None, this: ForwardBatch) -> ForwardOutput:
         hosted, counts = self._hosted, this.views[0][1].counts
         each = zip(this.tables, this.positions, counts, strict=True)
         rows = [(table, at, count) for table, at, count in each if count]
@@ -96,14 +96,14 @@ class StreamedMemory(TritonMemory):
             hosted.store([page for table, at, _ in rows for page in hosted.seats.leaving(table, at)])
         written = dict.fromkeys(page for table, at, count in rows for page in table[at // PAGE : pages_for(at + count)])
         hosted.write([*written])
-        self._streams = Streams(self._to_stream(this))
+        self._streams = StreamPlan(self._to_stream(this))
         if self._streams.layers:
             self._prepare([page for table, at, _ in rows for page in table[: pages_for(at)]], [*written])
             self._streams.keep = min(this.keep, hosted.places.frames // max(1, len(rows)))
             self._fill(self._streams.layers[0])
         return super().forward(model, ids_BT, at_BJ, this)
 
-    def _to_stream(self, this: Pass) -> list[int]:
+    def _to_stream(self, this: ForwardBatch) -> list[int]:
         """The layers whose pages come by: of an exact pass, or where more is seen than the working set has room for."""
         layers: list[int] = []
         first = 0
@@ -128,12 +128,12 @@ class StreamedMemory(TritonMemory):
         self._streams.filled[layer] = hosted.buffers.fill(partial(hosted.places.copies_in, layer, runs))
         self._streamed += self.config.kv_heads * sum(count for _, count in runs)
 
-    def _run(self, captured: Captured) -> Outcome:
+    def _run(self, captured: Captured) -> ForwardOutput:
         if self._streams.layers:
             return self._pass(captured.model, captured.frame)
         return super()._run(captured)
 
-    def _lists(self, frame: Frame) -> list[tuple[Tensor, Tensor, Seeing]]:
+    def _lists(self, frame: GraphInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
         """Of layers that are neither whole nor streamed, frames in the place of pages."""
         lists_L, first = super()._lists(frame), 0
         for view, units, starts_B in zip(frame.shape.views, frame.units, frame.starts, strict=True):
@@ -170,7 +170,7 @@ class StreamedMemory(TritonMemory):
         places.from_part(layer, home, *streams.seated)
         return places.of_home(home)
 
-    def _close(self, layer: int, seen: Seen, mass_BGU: Tensor) -> None:
+    def _close(self, layer: int, seen: DevicePageTable, mass_BGU: Tensor) -> None:
         streams, hosted = self._streams, self._hosted
         if layer not in streams.layers:
             return
@@ -182,7 +182,7 @@ class StreamedMemory(TritonMemory):
         hosted.buffers.leave(home)
 
 
-def _favourites(seen: Seen, mass_BGU: Tensor, count: int) -> Tensor:
+def _favourites(seen: DevicePageTable, mass_BGU: Tensor, count: int) -> Tensor:
     """The pages of most mass of each KV head, so many of each row, of those that are full of what came before: (G, N).
 
     0 where there are fewer.
@@ -195,6 +195,6 @@ def _favourites(seen: Seen, mass_BGU: Tensor, count: int) -> Tensor:
     return pages_BGN.transpose(0, 1).flatten(1).long()
 
 
-def _pages(lists: Lists) -> int:
+def _pages(lists: PageTable) -> int:
     """How many the lists of a pass name, of one layer and KV head."""
     return sum(pages_for(start + count) for start, count in zip(lists.starts, lists.counts, strict=True) if count)

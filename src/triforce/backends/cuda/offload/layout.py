@@ -16,7 +16,7 @@ from torch import Tensor
 from triforce.backends.cuda.offload.copy_stream import Copies
 from triforce.backends.cuda.triton.page_copy import KeysValues, carry
 from triforce.backends.interface import PAGE
-from triforce.backends.offload_layout import Room
+from triforce.backends.offload_layout import OffloadLayout
 from triforce.backends.torch.kv import allocate
 from triforce.model.config import ModelConfig
 
@@ -24,8 +24,8 @@ Run = tuple[int, int]
 """Consecutive pages: the first, and how many."""
 
 
-class Places:
-    def __init__(self, config: ModelConfig, pages: int, room: Room, homes: KeysValues) -> None:
+class DeviceLayout:
+    def __init__(self, config: ModelConfig, pages: int, room: OffloadLayout, homes: KeysValues) -> None:
         """`homes`: (room.layers + room.buffers, G, S, D) each."""
         self._homes, self._pages, self._size = homes, pages + 1, PAGE * config.head_dim
         G, D, keys = config.kv_heads, config.head_dim, homes[0]

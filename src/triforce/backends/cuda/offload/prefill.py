@@ -13,17 +13,19 @@ from torch import Tensor
 
 from triforce.backends.cuda.kv import mix
 from triforce.backends.cuda.offload.layout import runs_of
-from triforce.backends.cuda.offload.residency import Hosted
-from triforce.backends.cuda.triton.attention import Seen
+from triforce.backends.cuda.offload.residency import OffloadManager
+from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.cuda.triton.page_copy import KeysValues
-from triforce.backends.interface import PAGE, Block, Lists, Model, Pass, Rotation, pages_for
+from triforce.backends.interface import PAGE, ForwardBatch, LayerBackend, ModelBackend, PageTable, Rotation, pages_for
 from triforce.backends.torch.kv import WIDE
 
 AT_ONCE = 8192
 """Tokens that go through a layer together, counted from the text's start."""
 
 
-def read(hosted: Hosted, tables_PF: Rotation, model: Model, ids_1T: Tensor, this: Pass) -> Iterator[int]:
+def read(
+    hosted: OffloadManager, tables_PF: Rotation, model: ModelBackend, ids_1T: Tensor, this: ForwardBatch
+) -> Iterator[int]:
     """As `Offloaded.read`, a layer at a time: between two layers the buffers are others'."""
     (start,), (table,), T, device = this.positions, this.tables, ids_1T.shape[1], hosted.device
     earlier, new = runs_of(sorted(table[: pages_for(start)])), table[start // PAGE : pages_for(start + T)]
@@ -52,13 +54,15 @@ def read(hosted: Hosted, tables_PF: Rotation, model: Model, ids_1T: Tensor, this
 
 
 def _through(
-    block: Block, x_NC: Tensor, at: int, units_1U: Tensor, tables_PF: Rotation, kv: KeysValues, last: bool
+    block: LayerBackend, x_NC: Tensor, at: int, units_1U: Tensor, tables_PF: Rotation, kv: KeysValues, last: bool
 ) -> None:
     """Tokens from `at` on through one layer; behind the last one nobody asks for what they come to."""
     count = len(x_NC)
     q_1NHD, k_1NGD, v_1NGD = (x.view(1, *x.shape) for x in block.qkv(x_NC))
     at_1, count_1 = (torch.tensor([n], device=x_NC.device) for n in (at, count))
-    wide = Lists(units_1U, [at], [count]) if count > WIDE else None
-    _, mixed_1NHD, _ = mix((q_1NHD, k_1NGD, v_1NGD), at_1, tables_PF, Seen(units_1U, at_1, count_1, PAGE), kv, wide)
+    wide = PageTable(units_1U, [at], [count]) if count > WIDE else None
+    _, mixed_1NHD, _ = mix(
+        (q_1NHD, k_1NGD, v_1NGD), at_1, tables_PF, DevicePageTable(units_1U, at_1, count_1, PAGE), kv, wide
+    )
     if not last:
         block.finish(x_NC, mixed_1NHD[0].flatten(1))

@@ -13,27 +13,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends.cuda.offload.copy_stream import Buffers, Lane
-from triforce.backends.cuda.offload.layout import Places, runs_of
+from triforce.backends.cuda.offload.copy_stream import Buffers, CopyStream
+from triforce.backends.cuda.offload.layout import DeviceLayout, runs_of
 from triforce.backends.cuda.offload.working_set import WorkingSet
-from triforce.backends.cuda.offload.write_slots import Seats
+from triforce.backends.cuda.offload.write_slots import WriteSlots
 from triforce.backends.cuda.triton.page_copy import KeysValues
 from triforce.backends.interface import PAGE
-from triforce.backends.offload_layout import Room
+from triforce.backends.offload_layout import OffloadLayout
 from triforce.model.config import ModelConfig
 from triforce.ragged import ints, there
 
 
-class Hosted:
+class OffloadManager:
     """`homes` are places on the device for layers of all pages, (room.layers + room.buffers, G, S, D) each."""
 
-    def __init__(self, config: ModelConfig, pages: int, room: Room, homes: KeysValues) -> None:
+    def __init__(self, config: ModelConfig, pages: int, room: OffloadLayout, homes: KeysValues) -> None:
         self.config, self.room, self.device = config, room, homes[0].device
-        self.places = Places(config, pages, room, homes)
-        self.seats = Seats(pages, self.places.seats)
+        self.places = DeviceLayout(config, pages, room, homes)
+        self.seats = WriteSlots(pages, self.places.seats)
         sizes = self.places.seats, self.places.frames
         self.working = WorkingSet(config.layers, config.kv_heads, pages, *sizes, self.device)
-        self.lane = Lane(self.device)
+        self.lane = CopyStream(self.device)
         self.buffers = Buffers(self.lane, range(room.layers, room.layers + room.buffers))
         self.fetched = torch.zeros((), dtype=torch.int64, device=self.device)
         """Pages of single KV heads that were read because they were not there."""

@@ -11,7 +11,7 @@ from triforce.backends.interface import PAGE
 from triforce.errors import CacheError
 
 
-class Seats:
+class WriteSlots:
     """Seats 1 to `count` for pages 1 to `pages`, each in all layers alike.
 
     A page is `fresh` from when it is written until the store has it as it is; others lose their seat when it is wanted.

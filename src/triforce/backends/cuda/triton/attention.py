@@ -31,7 +31,7 @@ MOST_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class DevicePageTable:
     """What queries see, on the device: `kernels.Lists` with its integers as tensors (B)."""
 
     units: Tensor
@@ -46,7 +46,7 @@ def attend(
     q_BTHD: Tensor,
     k_GSD: Tensor,
     v_GSD: Tensor,
-    seen: Seen,
+    seen: DevicePageTable,
     weigh: bool = False,
     q_sinks_BTHD: Tensor | None = None,
     split: int | None = None,

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from triforce.backends.cuda.triton import interpreted
-from triforce.backends.cuda.triton.attention import Seen
+from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.interface import Rotation
 
 
@@ -21,7 +21,7 @@ def rotate_and_write(
     v_BTGD: Tensor,
     positions_B: Tensor,
     tables_PF: Rotation,
-    seen: Seen,
+    seen: DevicePageTable,
     memory_GSD: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor | None]:
     """Rotated queries in the memory's type; with a window, also as they meet the sinks.

@@ -27,7 +27,7 @@ BLOCK, BLOCK_INTERPRETED = 4096, 256
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SamplerInputs:
     """What is to be judged: logits of any type, and for each row its temperature, top-k, top-p, least score and
     lightest share (`settings_5B`, float64; see `cuts.law`), its length and its last column to look at (-1 for none)."""
 
@@ -36,7 +36,7 @@ class Asked:
     places_2B: Tensor
 
 
-def by_race(asked: Asked, seeds_B: Tensor, choices_B: Tensor) -> Tensor:
+def by_race(asked: SamplerInputs, seeds_B: Tensor, choices_B: Tensor) -> Tensor:
     """The picks of an exponential race with the noise of `noise.exponentials`, and the peaks: int64 (2, B, J).
 
     A peak is the largest logit of a column, as the bits of a float64: NaN if one of them is. A column without a finite
@@ -45,7 +45,9 @@ def by_race(asked: Asked, seeds_B: Tensor, choices_B: Tensor) -> Tensor:
     return _launch(asked, True, seeds_B, choices_B, asked.logits_BJV, asked.logits_BJV)
 
 
-def by_rejection(asked: Asked, tokens_BK: Tensor, guessed_BKV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
+def by_rejection(
+    asked: SamplerInputs, tokens_BK: Tensor, guessed_BKV: Tensor, uniforms_BJ: Tensor
+) -> tuple[Tensor, Tensor]:
     """Verdicts and peaks as `by_race` gives them, and the laws (B, J, V), which are 0 where there is none.
 
     A verdict is KEPT, or the token that the row ends with if its guesses were kept so far. Uniforms are those of
@@ -55,7 +57,9 @@ def by_rejection(asked: Asked, tokens_BK: Tensor, guessed_BKV: Tensor, uniforms_
     return _launch(asked, False, tokens_BK, uniforms_BJ, guessed_BKV, laws_BJV), laws_BJV
 
 
-def _launch(asked: Asked, race: bool, first: Tensor, second: Tensor, guessed_BKV: Tensor, laws_BJV: Tensor) -> Tensor:
+def _launch(
+    asked: SamplerInputs, race: bool, first: Tensor, second: Tensor, guessed_BKV: Tensor, laws_BJV: Tensor
+) -> Tensor:
     (B, J, V), new = asked.logits_BJV.shape, asked.logits_BJV.new_empty
     ids_BJV, values_BJV = new(B, J, V, dtype=torch.int32), new(B, J, V, dtype=torch.float64)
     out_2BJ = new(2, B, J, dtype=torch.int64)
