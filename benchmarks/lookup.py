@@ -25,7 +25,7 @@ from triforce.eval.agreement import overlap
 from triforce.interface.request import RequestOutput
 from triforce.ragged import ints
 from triforce.sampling import Warper
-from triforce.speculation.ngram_index import Grams
+from triforce.speculation.ngram_index import NgramIndex
 
 PACKAGE = Path(str(resources.files("triforce")))
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
@@ -86,7 +86,7 @@ def by_length(
         laws.append(
             torch.cat([reader(tier.model, tier.cache, Span(at, at + 1, True)) for at in range(span.start, span.stop)])
         )
-    shared, grams = overlap(*laws).tolist(), Grams(1)
+    shared, grams = overlap(*laws).tolist(), NgramIndex(1)
     for at in range(span.start, span.stop):
         grams.read(ids[:at])
         length, after = grams.match(ids[:at])

@@ -16,7 +16,7 @@ from tests.samplers import Sampler, torch_sampling
 from triforce.interface.request import SamplingParams
 from triforce.ragged import Bools
 from triforce.sampling import Noise, Warper
-from triforce.speculation import Draft, Prefix, Rejection, Seeded
+from triforce.speculation import Draft, Rejection, Seeded, SequenceState
 
 COUPLINGS = [Seeded, Rejection]
 CAPACITY, LOWER, TIER = 40, 1, 2
@@ -36,7 +36,7 @@ class Scene:
 
     params: list[SamplingParams]
     prompts: list[int]
-    prefix: Prefix
+    prefix: SequenceState
     live_B: Bools
     logits_BJV: Tensor
     guess: Draft
@@ -120,14 +120,14 @@ def scene(seed: int, vocab_size: int, rows: int = 4, guesses: int = 3) -> Scene:
     ids_BS.scatter_(1, lengths_B[:, None] + torch.arange(guesses), tokens_BK)
     origins_BK, counts_B = torch.full_like(tokens_BK, LOWER), some(guesses + 1, rows)
     guess = Draft(tokens_BK.numpy(), laws_BKV, origins_BK.numpy(), counts_B.numpy())
-    prefix, live_B = Prefix(ids_BS.numpy(), lengths_B.numpy()), some(5, rows).numpy() > 0
+    prefix, live_B = SequenceState(ids_BS.numpy(), lengths_B.numpy()), some(5, rows).numpy() > 0
     return Scene(params, prompts, prefix, live_B, logits_BJV, guess)
 
 
 def laws(sampler: Sampler, logits_BV: Tensor, params: list[SamplingParams]) -> Tensor:
     """What a sampler says of rows without guesses: (B, V)."""
     B, vocab_size = logits_BV.shape
-    prefix = Prefix(np.zeros((B, 2), dtype=np.int64), np.ones(B, dtype=np.int64))
+    prefix = SequenceState(np.zeros((B, 2), dtype=np.int64), np.ones(B, dtype=np.int64))
     sampling = sampler(params, [1] * B, vocab_size, Rejection(noise_of(list(range(B)))))
     nothing, live_B = Draft.empty(B, vocab_size), np.ones(B, dtype=np.bool_)
     return sampling.verify(nothing, logits_BV[:, None], prefix, live_B, 0).laws_BKV[:, 0]

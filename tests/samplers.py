@@ -10,14 +10,14 @@ from triforce.backends import native_loader
 from triforce.backends.token_sampler import NativeSampling, TorchSampling
 from triforce.interface.request import SamplingParams
 from triforce.sampling import Warper
-from triforce.speculation import Coupling, Sampling
+from triforce.speculation import TokenSampler, Verification
 
-Sampler = Callable[[Sequence[SamplingParams], Sequence[int], int, Coupling], Sampling]
+Sampler = Callable[[Sequence[SamplingParams], Sequence[int], int, Verification], TokenSampler]
 
 
 def torch_sampling(
-    params: Sequence[SamplingParams], prompt_lengths: Sequence[int], vocab_size: int, coupling: Coupling
-) -> Sampling:
+    params: Sequence[SamplingParams], prompt_lengths: Sequence[int], vocab_size: int, coupling: Verification
+) -> TokenSampler:
     return TorchSampling(Warper(params, prompt_lengths, vocab_size), coupling, vocab_size)
 
 

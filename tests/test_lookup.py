@@ -18,8 +18,8 @@ from triforce.engine.tier_builder import MODES, SpeculativeConfig
 from triforce.errors import CacheError
 from triforce.interface.request import SamplingParams
 from triforce.ragged import Bools, ints
-from triforce.speculation import Draft, Lookup, Prefix, Rejection, Seeded, Tier, ngram, ngram_index
-from triforce.speculation.ngram_index import Grams
+from triforce.speculation import Draft, NgramProposer, Rejection, Seeded, SequenceState, Tier, ngram, ngram_index
+from triforce.speculation.ngram_index import NgramIndex
 
 LIVE = np.array([True])
 PARAMS = SamplingParams(0.8, max_tokens=60)
@@ -48,7 +48,7 @@ def test_the_longest_match_is_found_however_the_text_came_about(n: int, monkeypa
     monkeypatch.setattr(ngram_index, "TRIED", 10**6)
     dice, found = random.Random(n), 0
     for letters in (1, 2, 4):
-        seen, text = Grams(n), list[int]()
+        seen, text = NgramIndex(n), list[int]()
         for _ in range(300):
             if dice.random() < 0.3:  # cut back, and another text from there on
                 text = text[: dice.randint(max(0, len(text) - 12), len(text))]
@@ -63,7 +63,7 @@ def test_the_longest_match_is_found_however_the_text_came_about(n: int, monkeypa
 
 def test_what_is_forgotten_leaves_nothing_behind() -> None:
     text = ints(random.Random(1).choices(range(3), k=200))
-    once, again = Grams(3), Grams(3)
+    once, again = NgramIndex(3), NgramIndex(3)
     once.read(text[:120])
     for end in (200, 150, 140, 190):
         again.read(text[:end])
@@ -74,11 +74,11 @@ def test_what_is_forgotten_leaves_nothing_behind() -> None:
 
 def test_a_frequent_ending_is_compared_with_its_latest_occurrences_only() -> None:
     text = [9, 9, 1, 2, 3, *[7, 1, 2, 3] * ngram_index.TRIED, 5, 9, 9, 1, 2, 3]
-    seen = Grams(3)
+    seen = NgramIndex(3)
     seen.read(ints(text))
     assert seen.match(ints(text)) == (3, len(text) - 6)
     short = text[:5] + text[9:]
-    seen = Grams(3)
+    seen = NgramIndex(3)
     seen.read(ints(short))
     assert seen.match(ints(short)) == (5, 5)
 
@@ -86,7 +86,7 @@ def test_a_frequent_ending_is_compared_with_its_latest_occurrences_only() -> Non
 def test_memory_is_bounded_by_the_text() -> None:
     text = np.random.default_rng(0).integers(0, 8192, 40_000)
     tracemalloc.start()
-    seen = Grams(ngram.BEFORE_A_DRAFT)
+    seen = NgramIndex(ngram.BEFORE_A_DRAFT)
     seen.read(text)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -96,7 +96,7 @@ def test_memory_is_bounded_by_the_text() -> None:
 
 def proposed(text: list[int], gamma: int = 4, least: int = 3) -> list[int]:
     ids_1S = ints([*text, 0, 0])[None]
-    draft = Lookup(1, gamma, least=least).propose(Prefix(ids_1S, ints([len(text)])), Wanted(), LIVE)
+    draft = NgramProposer(1, gamma, least=least).propose(SequenceState(ids_1S, ints([len(text)])), Wanted(), LIVE)
     assert draft.counts_B[0] == draft.tokens_BK.shape[1] <= gamma
     return draft.tokens_BK[0].tolist()
 
@@ -124,7 +124,7 @@ def test_longer_matches_make_longer_guesses(text: list[int], guess: list[int]) -
 def test_the_law_of_a_guess_is_a_point_mass(coupling: type) -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4]
     rows = ints([[*text, 0, 0], [*range(9), 9, 0, 0, 0]])  # ragged: nothing recurs in the second
-    draft = Lookup(2).propose(Prefix(rows, ints([11, 9])), Wanted(coupling), np.array([True, True]))
+    draft = NgramProposer(2).propose(SequenceState(rows, ints([11, 9])), Wanted(coupling), np.array([True, True]))
     assert draft.counts_B.tolist() == [2, 0]
     if coupling is Seeded:
         assert draft.laws_BKV.shape == (2, 2, 0)
@@ -160,12 +160,12 @@ def test_both_guess_and_are_counted_apart(coupling: str) -> None:
     assert {origin for job in batch.jobs for origin in job.origins} == set(names)
 
 
-def written_on(batch: Batch, count: int) -> Prefix:
+def written_on(batch: Batch, count: int) -> SequenceState:
     """The texts of a batch with so many random tokens more."""
     ids_BS = np.pad(batch.prefix.ids_BS, ((0, 0), (0, count)))
     for b, length in enumerate(batch.prefix.lengths_B.tolist()):
         ids_BS[b, length : length + count] = random.Random(b).choices(range(V), k=count)
-    return Prefix(ids_BS, batch.prefix.lengths_B + count)
+    return SequenceState(ids_BS, batch.prefix.lengths_B + count)
 
 
 def test_a_draft_that_was_left_out_for_long_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_a_draft_that_was_left_out_for_long_catches_up(monkeypatch: pytest.Monke
         monkeypatch.setattr(ngram, "FAR", far)
         batch = hybrid(2)
         draft, it, *_ = batch.tiers
-        assert isinstance(it, Lookup) and isinstance(draft, Tier)
+        assert isinstance(it, NgramProposer) and isinstance(draft, Tier)
         it._least = 50  # nothing is found
         longer = written_on(batch, draft.cache.slack + 100)
         if far == 10**9:  # a negative control: its cache cannot take so much at once
@@ -189,14 +189,14 @@ class Silent:
     """Below a lookup: it is asked for nothing but its odds."""
 
     def __init__(self) -> None:
-        self.counters, self.level = Lookup(1).counters, 0
+        self.counters, self.level = NgramProposer(1).counters, 0
         self.cache = type("Cache", (), {"lengths_B": ints([0])})()
         self.asked = 0
 
-    def catch_up(self, prefix: Prefix, live_B: Bools) -> None:
+    def catch_up(self, prefix: SequenceState, live_B: Bools) -> None:
         pass
 
-    def propose(self, prefix: Prefix, sampling: object, live_B: Bools) -> Draft:
+    def propose(self, prefix: SequenceState, sampling: object, live_B: Bools) -> Draft:
         self.asked += 1
         return Draft.empty(1, 0)
 
@@ -205,9 +205,9 @@ class Silent:
 
 def test_it_retires_where_the_draft_does_better_and_comes_back() -> None:
     draft = Silent()
-    it = Lookup(1, 2, draft)  # type: ignore[arg-type]
+    it = NgramProposer(1, 2, draft)  # type: ignore[arg-type]
     text = [*range(10), *range(8)]
-    prefix = Prefix(ints([*text, 0, 0])[None], ints([len(text)]))
+    prefix = SequenceState(ints([*text, 0, 0])[None], ints([len(text)]))
 
     def guesses(kept: int) -> bool:
         """Whether it guesses itself, of two tokens so many being kept."""

@@ -23,7 +23,7 @@ from tests.samplers import torch_sampling
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.interface.request import SamplingParams
 from triforce.ragged import Bools, ints
-from triforce.speculation import Draft, Prefix, Seeded
+from triforce.speculation import Draft, Seeded, SequenceState
 
 
 class OnDevice:
@@ -36,7 +36,7 @@ class OnDevice:
         self.coupling, self.vocab_size = coupling, vocab_size
         self._sampling = TritonSampling(params, lengths, vocab_size, coupling, DEVICE)
 
-    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         draft = self._sampling.verify(guess, logits_BJV.to(DEVICE), prefix, live_B, tier)
         return replace(draft, laws_BKV=draft.laws_BKV.cpu())
 
@@ -99,7 +99,7 @@ def exact_masses() -> None:
 def noise_far_away(vocab_size: int) -> None:
     """Without cuts each token has a chance, so that a wrong bit of any token's noise would show."""
     lengths_B = ints([1, 2**31 - 1, 2**31, 2**32 - 2])
-    prefix, live_B = Prefix(np.zeros((4, 1), dtype=np.int64), lengths_B), np.ones(4, dtype=np.bool_)
+    prefix, live_B = SequenceState(np.zeros((4, 1), dtype=np.int64), lengths_B), np.ones(4, dtype=np.bool_)
     logits_BJV = normal(4, 1, vocab_size) / 3
     whole = Scene([SamplingParams()] * 4, [0] * 4, prefix, live_B, logits_BJV, Draft.empty(4, 0))
     agree(whole, OnDevice, Seeded)

@@ -31,7 +31,7 @@ from triforce.backends.token_sampler import TorchSampling, sampling
 from triforce.errors import ModelError, RequestError
 from triforce.interface.request import SamplingParams
 from triforce.ragged import ints
-from triforce.speculation import Block, Rejection, Seeded
+from triforce.speculation import BlockRejection, Rejection, Seeded
 
 torch.set_num_threads(1)
 each_coupling = pytest.mark.parametrize("coupling", COUPLINGS)
@@ -127,7 +127,7 @@ def test_which_sampler_is_taken(by_name: None, monkeypatch: pytest.MonkeyPatch) 
         return type(sampling([SamplingParams()], [0], 8, coupling(noise_of([0])), DEVICE))
 
     assert taken(Seeded) is taken(Rejection) is TritonSampling
-    assert taken(Block) is TorchSampling  # it judges one by one
+    assert taken(BlockRejection) is TorchSampling  # it judges one by one
     monkeypatch.setattr(native_loader, "wanted", "torch")
     assert taken(Seeded) is TorchSampling
 

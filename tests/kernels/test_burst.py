@@ -16,7 +16,7 @@ from triforce.errors import ModelError
 from triforce.interface.request import SamplingParams
 from triforce.kvcache import StreamingView
 from triforce.sampling import Noise, Warper
-from triforce.speculation import Coupling, Draft, Prefix, Rejection, Sampling, Seeded, Tier
+from triforce.speculation import Draft, Rejection, Seeded, SequenceState, Tier, TokenSampler, Verification
 
 pytestmark = needs_native
 PROMPTS = [5, 90, 31]
@@ -42,9 +42,9 @@ class Drafting:
         if several:
             self.tier.burst = partial(burst, model)
         ids_BS = torch.randint(V, (3, 400), generator=draw).numpy()
-        self.prefix = Prefix(ids_BS, np.array(PROMPTS))
+        self.prefix = SequenceState(ids_BS, np.array(PROMPTS))
         self.noise = Noise([7, 8, 9], [0, 1, 0])
-        self.sampling: Sampling = NativeSampling(PARAMS, PROMPTS, V, coupling(self.noise))
+        self.sampling: TokenSampler = NativeSampling(PARAMS, PROMPTS, V, coupling(self.noise))
         for b in range(3):
             for _ in self.tier.prefill(self.prefix, b, PROMPTS[b] - 1):
                 pass
@@ -90,7 +90,7 @@ def test_lists_that_should_have_moved_are_noticed(monkeypatch: pytest.MonkeyPatc
 
 def test_who_samples_in_torch_is_asked_for_each_token() -> None:
     drafting = Drafting(Seeded, several=True)
-    coupling: Coupling = Seeded(drafting.noise)
+    coupling: Verification = Seeded(drafting.noise)
     drafting.sampling = TorchSampling(Warper(PARAMS, PROMPTS, V), coupling, V)
     live_B = np.array([True, True, True])
     assert drafting.tier.burst is not None

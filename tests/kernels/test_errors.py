@@ -21,7 +21,7 @@ from triforce.backends.token_sampler import NativeSampling
 from triforce.interface.request import SamplingParams
 from triforce.ragged import ints
 from triforce.sampling import Noise
-from triforce.speculation import Draft, Prefix, Rejection
+from triforce.speculation import Draft, Rejection, SequenceState
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -124,7 +124,7 @@ def sampling(dtype: torch.dtype) -> Tensor:
     """Laws of float32 logits, whatever the weights were."""
     V = 3000
     params = [SamplingParams(temperature=t) for t in (0.3, 1.0, 1.7)]
-    prefix = Prefix(ints([0] * 6).reshape(3, 2), ints([1] * 3))
+    prefix = SequenceState(ints([0] * 6).reshape(3, 2), ints([1] * 3))
     logits_BV = 4 * normal(3, V)
     sampler = NativeSampling(params, [1] * 3, V, Rejection(Noise([0, 1, 2], [0, 1, 2])))
     live_B = np.ones(3, dtype=np.bool_)

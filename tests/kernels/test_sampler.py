@@ -34,7 +34,7 @@ from triforce.backends.token_sampler import NativeSampling, sampling
 from triforce.errors import ModelError, RequestError
 from triforce.interface.request import SamplingParams
 from triforce.ragged import ints
-from triforce.speculation import Block, Draft, Prefix, Seeded
+from triforce.speculation import BlockRejection, Draft, Seeded, SequenceState
 
 native = native_loader.native
 if native is None:
@@ -138,7 +138,7 @@ def test_noise_at_many_positions(vocab_size: int) -> None:
     whole = Scene(
         params,
         [0] * rows,
-        Prefix(np.zeros((rows, 1), dtype=np.int64), lengths_B),
+        SequenceState(np.zeros((rows, 1), dtype=np.int64), lengths_B),
         np.ones(rows, dtype=np.bool_),
         torch.randn(rows, 1, vocab_size, generator=torch.Generator().manual_seed(2)) / 3,
         Draft.empty(rows, 0),
@@ -192,7 +192,7 @@ def test_refuses_a_bias_outside_the_vocabulary() -> None:
         (lambda s: replace(s, logits_BJV=s.logits_BJV[:, :-1]), "tokens must be int64"),
         (lambda s: replace(s, logits_BJV=s.logits_BJV.bfloat16()), "logits must be float32"),
         (lambda s: replace(s, live_B=s.live_B.astype(np.int64)), "live must be bool"),
-        (lambda s: replace(s, prefix=Prefix(s.prefix.ids_BS, s.prefix.lengths_B[:2])), "lengths must be int64"),
+        (lambda s: replace(s, prefix=SequenceState(s.prefix.ids_BS, s.prefix.lengths_B[:2])), "lengths must be int64"),
         (lambda s: replace(s, guess=replace(s.guess, counts_B=s.guess.counts_B + 4)), "counts must be from 0 to K"),
         (lambda s: replace(s, guess=replace(s.guess, tokens_BK=s.guess.tokens_BK - 30)), "tokens must be in"),
     ],
@@ -216,6 +216,6 @@ def test_text_and_columns_beyond_the_capacity() -> None:
 def test_which_sampler_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ([SamplingParams()], [0], 8)
     assert isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)
-    assert not isinstance(sampling(*arguments, Block(noise_of([0]))), NativeSampling)  # it judges one by one
+    assert not isinstance(sampling(*arguments, BlockRejection(noise_of([0]))), NativeSampling)  # it judges one by one
     monkeypatch.setattr(native_loader, "native", None)
     assert not isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)

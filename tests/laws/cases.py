@@ -59,7 +59,7 @@ class Case:
         tiers = list(zip(logits, [*self.gammas, 1], strict=True))
         reached = COINS if self.params.presence_penalty else self.laws
         cells = cells_of(reached, reached, sum(self.gammas) if self.block else 0)
-        coupling = couplings.Block if self.block else couplings.Rejection
+        coupling = couplings.BlockRejection if self.block else couplings.Rejection
         return Ladder(tiers, cells, self.params, selects=self.selects, coupling=coupling)
 
     def truth(self) -> Law:

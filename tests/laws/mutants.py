@@ -12,7 +12,7 @@ import pytest
 from triforce.backends.torch import attention
 from triforce.backends.torch.kv import TorchKV
 from triforce.kvcache import RetrievalView
-from triforce.speculation import Block, Lookup, Rejection, Tier, verification
+from triforce.speculation import BlockRejection, NgramProposer, Rejection, Tier, verification
 
 
 class Edit:
@@ -117,7 +117,7 @@ DECISIONS = [
         "a guess from the text reported as one of many",
         [
             Edit(
-                Lookup,
+                NgramProposer,
                 "propose",
                 (
                     "F.one_hot(torch.from_numpy(tokens_BK), sampling.vocab_size)[..., :law_size].double()",
@@ -198,7 +198,7 @@ BLOCKS = [
     Mutant(
         "no residual in the blocks of the middle tier",
         [
-            Edit(Block, "verify", ("probs_BJV, uniforms_BJ)", "probs_BJV, uniforms_BJ, tier == 1)")),
+            Edit(BlockRejection, "verify", ("probs_BJV, uniforms_BJ)", "probs_BJV, uniforms_BJ, tier == 1)")),
             Edit(
                 verification,
                 "block",

@@ -26,7 +26,7 @@ from triforce.backends.token_sampler import NativeSampling
 from triforce.interface.request import SamplingParams
 from triforce.ragged import Ints, ints
 from triforce.sampling import Warper
-from triforce.speculation import Draft, Prefix
+from triforce.speculation import Draft, SequenceState
 from triforce.speculation import verification as couplings
 
 Text = tuple[int, ...]
@@ -146,7 +146,7 @@ def fused(sampler: Sampler, draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor
     """`rejection` as a fused sampler decides, from logits that are the logarithms of these laws."""
     B, _, V = probs_BJV.shape
     sampling = sampler([SamplingParams()] * B, [0] * B, V, couplings.Rejection(Given(uniforms_BJ)))
-    prefix = Prefix(np.zeros((B, 1), dtype=np.int64), np.zeros(B, dtype=np.int64))
+    prefix = SequenceState(np.zeros((B, 1), dtype=np.int64), np.zeros(B, dtype=np.int64))
     step = sampling.verify(draft, probs_BJV.log(), prefix, np.ones(B, dtype=np.bool_), 0)
     kept_B = step.counts_B - 1
     return torch.from_numpy(kept_B), torch.from_numpy(step.tokens_BK[np.arange(B), kept_B])

@@ -14,7 +14,7 @@ from tests.samplers import Sampler, each_sampler, torch_sampling
 from triforce.interface.request import SamplingParams
 from triforce.ragged import Bools
 from triforce.sampling import Noise
-from triforce.speculation import Draft, Prefix, Rejection, Sampling, Seeded
+from triforce.speculation import Draft, Rejection, Seeded, SequenceState, TokenSampler
 
 torch.set_num_threads(1)
 V, ROWS, PROPOSALS, LIMIT = 5, 2000, 12, 4.5  # LIMIT: standard deviations
@@ -35,13 +35,13 @@ def overlap_of_races(p_BV: Tensor, q_BV: Tensor) -> Tensor:
 class Watched:
     """A sampling that notes, where a tier verifies guesses, whether it kept the first, and how likely that was."""
 
-    def __init__(self, sampling: Sampling, tables: list[Tensor] | None = None) -> None:
+    def __init__(self, sampling: TokenSampler, tables: list[Tensor] | None = None) -> None:
         self.sampling, self.tables = sampling, tables
         self.coupling, self.vocab_size = sampling.coupling, sampling.vocab_size
         self.kept: dict[int, list[Tensor]] = {}
         self.likely: dict[int, list[Tensor]] = {}
 
-    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         step = self.sampling.verify(guess, logits_BJV, prefix, live_B, tier)
         if guess.tokens_BK.shape[1]:
             judged_B = live_B & (guess.counts_B > 0)

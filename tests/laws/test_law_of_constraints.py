@@ -22,7 +22,7 @@ from tests.samplers import Sampler, each_sampler, torch_sampling
 from triforce.backends.token_sampler import RestrictedSampling
 from triforce.interface.request import SamplingParams
 from triforce.ragged import Bools, Ints
-from triforce.speculation import Coupling, Sampling, Seeded
+from triforce.speculation import Seeded, TokenSampler, Verification
 
 torch.set_num_threads(1)
 V, TEXT = 4, 6
@@ -63,8 +63,8 @@ def tables(name: str) -> list[torch.Tensor]:
 
 def ladder(name: str, sampler: Sampler, stale: bool = False) -> Ladder:
     def restricted(
-        params: Sequence[SamplingParams], prompts: Sequence[int], vocab_size: int, coupling: Coupling
-    ) -> Sampling:
+        params: Sequence[SamplingParams], prompts: Sequence[int], vocab_size: int, coupling: Verification
+    ) -> TokenSampler:
         free = sampler(params, prompts, vocab_size, coupling)
         return RestrictedSampling(free, [Pairs(stale)] * len(params), prompts)
 

@@ -19,7 +19,7 @@ from tests.samplers import Sampler, each_sampler, needs_native, torch_sampling
 from triforce.backends.token_sampler import NativeSampling
 from triforce.interface.request import SamplingParams
 from triforce.sampling import Warper
-from triforce.speculation import Draft, Prefix, Seeded
+from triforce.speculation import Draft, Seeded, SequenceState
 from triforce.speculation import verification as couplings
 
 torch.set_num_threads(1)
@@ -105,7 +105,7 @@ def native_race(probs_V: Tensor, exponentials_NV: Tensor) -> Tensor:
     """The picks that a native pass without guesses makes."""
     rows = len(exponentials_NV)
     sampling = NativeSampling([SamplingParams()] * rows, [0] * rows, len(probs_V), Seeded(Given(exponentials_NV)))
-    prefix = Prefix(np.zeros((rows, 1), dtype=np.int64), np.zeros(rows, dtype=np.int64))
+    prefix = SequenceState(np.zeros((rows, 1), dtype=np.int64), np.zeros(rows, dtype=np.int64))
     logits_NJV = probs_V.log().repeat(rows, 1, 1)
     step = sampling.verify(Draft.empty(rows, 0), logits_NJV, prefix, np.ones(rows, dtype=np.bool_), 0)
     return torch.from_numpy(step.tokens_BK[:, 0])

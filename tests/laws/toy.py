@@ -24,7 +24,7 @@ from tests.samplers import torch_sampling
 from triforce.engine.sequence import TokenSequence
 from triforce.interface.request import SamplingParams
 from triforce.ragged import Ints
-from triforce.speculation import Lookup, Prefix, Proposer, Sampling, Tier
+from triforce.speculation import NgramProposer, Proposer, SequenceState, Tier, TokenSampler
 from triforce.speculation import verification as couplings
 
 Law = dict[tuple[int, ...], float]
@@ -151,7 +151,7 @@ class Ladder:
     selects: bool = False
     noise: Callable[[Tensor, Cells], Grid] = Grid
     coupling: type = couplings.Rejection
-    sampler: Callable[..., Sampling] = torch_sampling
+    sampler: Callable[..., TokenSampler] = torch_sampling
 
     @property
     def vocab_size(self) -> int:
@@ -161,7 +161,7 @@ class Ladder:
         memories, below = list(worlds.memories), None
         for level, (table, gamma) in enumerate(self.tiers):
             if table is None:
-                below = Lookup(len(worlds.ids_BS), gamma, below, least=1)
+                below = NgramProposer(len(worlds.ids_BS), gamma, below, least=1)
                 continue
             watched = worlds.memories[-1] if self.selects and level == 0 else None
             below = Tier(f"tier {level}", Chain(table, watched), memories.pop(0), gamma, below)
@@ -172,7 +172,7 @@ class Ladder:
         rows = len(worlds.ids_BS)
         coupling, prompts = self.coupling(noise), [len(self.prompt)] * rows
         sampling = self.sampler([self.params] * rows, prompts, self.vocab_size, coupling)
-        prefix = Prefix(worlds.ids_BS.numpy(), worlds.lengths_B.numpy())
+        prefix = SequenceState(worlds.ids_BS.numpy(), worlds.lengths_B.numpy())
         after = prefix.append(self.build(worlds).propose(prefix, sampling, worlds.live_B.numpy()))
         lengths_B = torch.from_numpy(after.lengths_B)
         return Worlds(worlds.ids_BS, lengths_B, worlds.memories, worlds.live_B, worlds.weights_B)

@@ -7,22 +7,22 @@ import pytest
 
 from triforce.planner.ngram_hindsight import MOST, Echo
 from triforce.ragged import ints
-from triforce.speculation import Lookup, Prefix
+from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.ngram import ALONE, STRIDE, TRIED
-from triforce.speculation.ngram_index import Grams
+from triforce.speculation.ngram_index import NgramIndex
 
 TEXT = np.random.default_rng(1).integers(0, 4, 400)
 LOOP = np.resize(np.arange(40), 400)
 FRESH = np.arange(400)
 
 
-def prefix(text: np.ndarray, length: int = 400) -> Prefix:
-    return Prefix(text[None].copy(), ints([length]))
+def prefix(text: np.ndarray, length: int = 400) -> SequenceState:
+    return SequenceState(text[None].copy(), ints([length]))
 
 
 def asked_then(text: np.ndarray, place: int) -> tuple[int, int]:
     """The match at a place of a text that ends there, and how many of the tokens behind it were told."""
-    grams = Grams(ALONE)
+    grams = NgramIndex(ALONE)
     grams.read(text[:place])
     match, after = grams.match(text[:place])
     guesses = np.resize(text[after:place], MOST)
@@ -32,7 +32,7 @@ def asked_then(text: np.ndarray, place: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("text", [TEXT, LOOP, FRESH], ids=["random", "loop", "fresh"])
 def test_hindsight_is_what_was_there_to_be_seen(text: np.ndarray) -> None:
-    lookup = Lookup(1)
+    lookup = NgramProposer(1)
     assert list(lookup.prefill(prefix(text), 0, 199)) == [199]
     tried = list(lookup.hindsight(prefix(text), 0, MOST))
     places = range(199 - TRIED, 400 - MOST + 1, STRIDE)
@@ -41,7 +41,7 @@ def test_hindsight_is_what_was_there_to_be_seen(text: np.ndarray) -> None:
 
 
 def test_and_leaves_no_trace() -> None:
-    one, other = Lookup(1), Lookup(1)
+    one, other = NgramProposer(1), NgramProposer(1)
     for lookup in (one, other):
         list(lookup.prefill(prefix(TEXT), 0, 199))
     for length in (230, 310, 260, 400):  # cut back in between
@@ -55,7 +55,7 @@ def test_and_leaves_no_trace() -> None:
 
 @pytest.mark.parametrize(("text", "kept"), [(LOOP, 1.0), (FRESH, 0.0)], ids=["loop", "fresh"])
 def test_an_echo_knows_a_loop(text: np.ndarray, kept: float) -> None:
-    lookup = Lookup(1)
+    lookup = NgramProposer(1)
     list(lookup.prefill(prefix(text), 0, 100))
     echo = Echo(lookup)
     echo.listen(prefix(text), 0)
@@ -66,23 +66,23 @@ def test_an_echo_knows_a_loop(text: np.ndarray, kept: float) -> None:
 
 
 def test_rows_that_leave_and_come_keep_their_places() -> None:
-    both = Prefix(np.stack([TEXT, LOOP]), ints([300, 300]))
-    lookup = Lookup(2)
+    both = SequenceState(np.stack([TEXT, LOOP]), ints([300, 300]))
+    lookup = NgramProposer(2)
     for b in range(2):
         list(lookup.prefill(both, b, 299))
     expected = list(lookup.hindsight(both, 1, MOST))
-    again = Lookup(2)
+    again = NgramProposer(2)
     for b in range(2):
         list(again.prefill(both, b, 299))
     again.select([1])
     assert list(again.hindsight(prefix(LOOP, 300), 0, MOST)) == expected
-    joined = Lookup(1)
+    joined = NgramProposer(1)
     list(joined.prefill(prefix(TEXT), 0, 299))
     joined.join(again)
     assert not list(joined.hindsight(both, 1, MOST))
 
 
 def test_a_match_too_short_before_a_draft_counts_alone() -> None:
-    echo = Echo(Lookup(1))
+    echo = Echo(NgramProposer(1))
     echo._heard += [(0, 0), (ALONE, 1), (0, 0)]
     assert echo.of(1, alone=True)[2] > 0 and echo.of(1, alone=False)[2] == 0

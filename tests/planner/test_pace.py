@@ -6,7 +6,7 @@ import pytest
 
 from tests.planner.test_pilot import DEEP, LIVE, known, read, steered
 from triforce.planner import Costs, Pilot, Plan, cadence, fallback
-from triforce.speculation import Prefix
+from triforce.speculation import SequenceState
 
 
 def test_thoughts_take_a_hundredth_of_the_time_once_the_first_ones_are_over() -> None:
@@ -21,7 +21,7 @@ def test_thoughts_take_a_hundredth_of_the_time_once_the_first_ones_are_over() ->
     assert 7 <= thoughts[1] <= 8 < thoughts[0] <= 10
 
 
-def listening(monkeypatch: pytest.MonkeyPatch, costs: Costs, told: int = 0) -> tuple[Pilot, Prefix, list[bool]]:
+def listening(monkeypatch: pytest.MonkeyPatch, costs: Costs, told: int = 0) -> tuple[Pilot, SequenceState, list[bool]]:
     """A pilot that is told so many tokens each time it listens; and whether all plans were weighed, time by time."""
     ticks, weighed = iter(range(10**6)), list[bool]()
     batch = read(None)
@@ -32,7 +32,7 @@ def listening(monkeypatch: pytest.MonkeyPatch, costs: Costs, told: int = 0) -> t
     return it, batch.prefix, weighed
 
 
-def goes_on(it: Pilot, prefix: Prefix, steps: int) -> None:
+def goes_on(it: Pilot, prefix: SequenceState, steps: int) -> None:
     for _ in range(steps):
         it.steer(prefix, LIVE)
         it._parts["full"].counters.passed(LIVE, 1e-4)

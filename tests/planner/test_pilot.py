@@ -21,7 +21,7 @@ from triforce.engine.tier_builder import MODES, ModelSet
 from triforce.interface.request import SamplingParams
 from triforce.planner import Costs, Pilot, Plan, cadence, choose, controller, fallback
 from triforce.planner.forecast import BURST, TIMES
-from triforce.speculation import Prefix
+from triforce.speculation import SequenceState
 
 PARAMS = SamplingParams(0.8, max_tokens=60)
 ROWS = 2 * len(PROMPTS)
@@ -218,7 +218,7 @@ def test_a_draft_that_was_left_out_sees_what_was_written_meanwhile() -> None:
     assert it
     draft = it._parts["draft"]
     for written in (10, 100):
-        longer = Prefix(batch.prefix.ids_BS, batch.prefix.lengths_B + written)
+        longer = SequenceState(batch.prefix.ids_BS, batch.prefix.lengths_B + written)
         it.wire(Plan(), batch.prefix, live_B)
         before = draft.cache.lengths_B.copy()  # type: ignore[attr-defined]
         it.wire(DEEP, longer, live_B)

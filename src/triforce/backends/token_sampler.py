@@ -2,7 +2,7 @@
 
 `TorchSampling` warps and then verifies, on any device: it says what a sampler does. `NativeSampling` decides the same
 in one native call on a CPU: it finds no law behind a row's first refusal, and makes no noise for what cannot be drawn.
-`triton_sampler.py` has one for CUDA devices, in one launch. Neither knows `Block`, which needs the laws of all columns.
+`triton_sampler.py` has one for CUDA devices, in one launch. Neither knows `BlockRejection`, which needs the laws of all columns.
 `RestrictedSampling` stands before each of them where a row has a constraint.
 
 Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
@@ -24,7 +24,7 @@ from triforce.interface.request import SamplingParams
 from triforce.ragged import Bools, Ints, columns, there
 from triforce.sampling import Constraint, Noise, Warper
 from triforce.sampling.logits import check, check_bias, no_law
-from triforce.speculation import Block, Coupling, Draft, Prefix, Rejection, Sampling, Seeded
+from triforce.speculation import BlockRejection, Draft, Rejection, Seeded, SequenceState, TokenSampler, Verification
 
 
 def sampling(
@@ -34,13 +34,13 @@ def sampling(
     coupling: Seeded | Rejection,
     device: torch.device | str = "cpu",
     constraints: Sequence[Constraint | None] = (),
-) -> Sampling:
+) -> TokenSampler:
     """The fastest sampler for rows on this device; the arguments are the warper's (see sampling.warp).
 
     constraints: one per row, None for a row that is free; or none at all.
     """
-    unrestricted: Sampling
-    device, fused = torch.device(device), not isinstance(coupling, Block)
+    unrestricted: TokenSampler
+    device, fused = torch.device(device), not isinstance(coupling, BlockRejection)
     if fused and native_loader.suits_triton(native_loader.wanted, device):
         from triforce.backends.cuda.sampler import TritonSampling
 
@@ -59,7 +59,7 @@ class RestrictedSampling:
     """
 
     def __init__(
-        self, unrestricted: Sampling, constraints: Sequence[Constraint | None], prompt_lengths: Sequence[int]
+        self, unrestricted: TokenSampler, constraints: Sequence[Constraint | None], prompt_lengths: Sequence[int]
     ) -> None:
         self.unrestricted, self.coupling, self.vocab_size = unrestricted, unrestricted.coupling, unrestricted.vocab_size
         self._rows = [
@@ -68,7 +68,7 @@ class RestrictedSampling:
             if constraint is not None
         ]
 
-    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         logits_BJV = logits_BJV.clone()  # the model's own are looked at later
         for b, constraint, prompt_length in self._rows:
             if live_B[b]:
@@ -84,10 +84,10 @@ class TorchSampling:
     """One step after the other."""
 
     warper: Warper
-    coupling: Coupling
+    coupling: Verification
     vocab_size: int
 
-    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         text = torch.from_numpy(prefix.ids_BS), torch.from_numpy(prefix.lengths_B)
         probs_BJV, peaks_BJ = self.warper.unchecked(logits_BJV, *text)
         draft = self.coupling.verify(guess, probs_BJV, prefix.lengths_B, live_B, tier)
@@ -117,7 +117,7 @@ class NativeSampling:
             rows.add(p.temperature, p.top_k, p.top_p, p.min_p, *penalties, bias, prompt_length)
         self._decide = rows.seeded if isinstance(coupling, Seeded) else rows.rejection
 
-    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         B, J, _ = logits_BJV.shape
         tokens_BJ, origins_BJ = (np.empty((B, J), dtype=np.int64) for _ in range(2))
         laws_BJV, counts_B = guess.laws_BKV.new_empty(B, J, self._law_size), np.empty(B, dtype=np.int64)

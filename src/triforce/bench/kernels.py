@@ -25,7 +25,7 @@ from triforce.kvcache import PAGE, FullView, PagePool
 from triforce.kvcache.pool import pages_for
 from triforce.ragged import Ints, ints
 from triforce.sampling import Noise
-from triforce.speculation import Draft, Prefix, Seeded
+from triforce.speculation import Draft, Seeded, SequenceState
 
 Row = dict[str, Any]
 WIDTHS = (1, 8, 16)
@@ -159,7 +159,7 @@ def _prefill() -> Iterator[Row]:
 def _sampler(vocab: int) -> Iterator[Row]:
     """One row of logits to one token, at the settings that people use."""
     logits_BJV = torch.randn(1, 1, vocab, generator=torch.Generator().manual_seed(0)) * 3
-    prefix, live_B = Prefix(ints([0] * 8)[None], ints([4])), np.array([True])
+    prefix, live_B = SequenceState(ints([0] * 8)[None], ints([4])), np.array([True])
     for temperature, top_p in ((0.0, 1.0), (0.6, 0.9), (1.0, 1.0)):
         params = [SamplingParams(temperature=temperature, top_p=top_p)]
         sampler = sampling(params, [4], vocab, Seeded(Noise([1], [0])))

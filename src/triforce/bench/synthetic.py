@@ -19,25 +19,25 @@ from triforce.engine.tier_builder import ModelSet, SpeculativeConfig
 from triforce.kvcache import RetrievalConfig
 from triforce.kvcache.retrieval_config import Budget
 from triforce.ragged import Bools
-from triforce.speculation import Coupling, Draft, Prefix, Sampling
+from triforce.speculation import Draft, SequenceState, TokenSampler, Verification
 
 
 class Synthetic:
     """A sampling whose guesses are kept with probability `rates[tier]`, tier by tier."""
 
-    def __init__(self, real: Sampling, rates: dict[int, float]) -> None:
+    def __init__(self, real: TokenSampler, rates: dict[int, float]) -> None:
         self.real, self.rates = real, rates
         self.dice = np.random.default_rng(1)
 
     @property
-    def coupling(self) -> Coupling:
+    def coupling(self) -> Verification:
         return self.real.coupling
 
     @property
     def vocab_size(self) -> int:
         return self.real.vocab_size
 
-    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         step = self.real.verify(guess, logits_BJV, prefix, live_B, tier)
         if tier not in self.rates:
             return step

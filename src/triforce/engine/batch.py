@@ -27,9 +27,22 @@ from triforce.kvcache.views.coverage import in_sight
 from triforce.planner import Costs, Findings, Pilot, SearchedLayers
 from triforce.ragged import Bools, ints
 from triforce.sampling import Noise
-from triforce.speculation import Block, Grant, Prefix, Record, Rejection, Seeded, Tier, all_of_it
+from triforce.speculation import (
+    BlockRejection,
+    Grant,
+    Rejection,
+    Seeded,
+    SequenceState,
+    Tier,
+    VerificationHook,
+    all_of_it,
+)
 
-COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {"seeded": Seeded, "rejection": Rejection, "block": Block}
+COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {
+    "seeded": Seeded,
+    "rejection": Rejection,
+    "block": BlockRejection,
+}
 
 
 class SwappedSequence(NamedTuple):
@@ -73,7 +86,7 @@ class Batch:
         ids_BS = np.zeros((len(jobs), max(capacities) + 1), dtype=np.int64)
         for b, job in enumerate(jobs):
             ids_BS[b, : len(job.prompt)] = job.prompt
-        self.prefix = Prefix(ids_BS, ints([len(job.prompt) for job in jobs]))
+        self.prefix = SequenceState(ids_BS, ints([len(job.prompt) for job in jobs]))
         self.decode_seconds = 0.0
         self._followed = ""  # the name of the plan that all jobs have noted
 
@@ -287,6 +300,6 @@ def _heat(jobs: Sequence[TokenSequence]) -> float:
     return sum(job.params.temperature for job in jobs) / len(jobs)
 
 
-def _keep(logits: deque[Tensor]) -> Record:
+def _keep(logits: deque[Tensor]) -> VerificationHook:
     """A record of the last logits that does not tie the tier to its batch: both go when the batch is done with."""
     return lambda logits_BJV, step: logits.append(logits_BJV)

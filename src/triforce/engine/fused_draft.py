@@ -13,11 +13,16 @@ from triforce.backends.token_sampler import NativeSampling
 from triforce.kvcache import StreamingView
 from triforce.ragged import Bools
 from triforce.sampling.logits import no_law
-from triforce.speculation import Draft, Prefix, Sampling, Tier
+from triforce.speculation import Draft, SequenceState, Tier, TokenSampler
 
 
 def burst(
-    model: ModelBackend, tier: Tier[StreamingView], prefix: Prefix, sampling: Sampling, live_B: Bools, count: int
+    model: ModelBackend,
+    tier: Tier[StreamingView],
+    prefix: SequenceState,
+    sampling: TokenSampler,
+    live_B: Bools,
+    count: int,
 ) -> Draft | None:
     """`count` tokens of each live row, or fewer, bit for bit those that passes and draws one by one would give.
 

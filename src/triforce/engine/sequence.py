@@ -13,7 +13,7 @@ from torch import Tensor
 from triforce.interface.request import DecodingSnapshot, Logprob, SamplingParams, TokenLogprobs
 from triforce.interface.stats import PlanSegment, TierStats, since
 from triforce.sampling import Constraint
-from triforce.speculation import Watch
+from triforce.speculation import PromptLogitsHook
 
 
 class Pilot(Protocol):
@@ -101,7 +101,7 @@ class TokenSequence:
             before = self.proposals, len(self.tokens), self.decode_seconds
             self.chosen.append(PlanSegment(pilot.name, *before, pilot.foretold, pilot.plain, budget))
 
-    def watch(self) -> Watch:
+    def watch(self) -> PromptLogitsHook:
         """Notes the log-probabilities of the prompt as it is read, from its start on."""
         self.prompt_logprobs.append(None)
 

@@ -22,7 +22,7 @@ from triforce.kvcache.offload.sizing_cuda import needs_of
 from triforce.kvcache.pool import pages_for
 from triforce.kvcache.selection import POLICIES, Policy, Recent
 from triforce.kvcache.views.full import prefill_chunk
-from triforce.speculation import Lookup, Proposer, Tier
+from triforce.speculation import NgramProposer, Proposer, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,13 +243,13 @@ def triforce(rows: TierBuilder) -> Tier[FullView]:
 def lookup(rows: TierBuilder) -> Tier[FullView]:
     """TriForce with n-grams of the text itself in the place of the draft model."""
     full = rows.full()
-    below = Lookup(len(rows.capacities), rows.setting.gamma_1)
+    below = NgramProposer(len(rows.capacities), rows.setting.gamma_1)
     return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval", below))
 
 
 def hybrid(rows: TierBuilder) -> Tier[FullView]:
     """TriForce whose draft model gives way to n-grams where the text repeats itself."""
-    below = Lookup(len(rows.capacities), rows.setting.gamma_1, rows.lowest())
+    below = NgramProposer(len(rows.capacities), rows.setting.gamma_1, rows.lowest())
     full = rows.full()
     return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval", below))
 

@@ -25,7 +25,7 @@ from triforce.planner.forecast import Outlook, Times, keys_seen, options
 from triforce.planner.ngram_hindsight import Echo
 from triforce.planner.plan import Plan, families
 from triforce.ragged import Bools
-from triforce.speculation import Lookup, Prefix, Proposer, Tier
+from triforce.speculation import NgramProposer, Proposer, SequenceState, Tier
 from triforce.speculation.counters import REMEMBERED
 from triforce.speculation.ngram import FAR
 
@@ -54,7 +54,7 @@ class Pilot:
         ranks: TPGroup = ALONE,
     ) -> None:
         self.costs, self._clock, self._ranks = costs, clock, ranks
-        lookup = Lookup(rows)
+        lookup = NgramProposer(rows)
         below: list[Proposer] = [lookup]
         tier: Proposer | None = top
         while tier:
@@ -95,13 +95,13 @@ class Pilot:
         tiers = ("draft", "retrieval", "full") if "draft" in self._parts else ("retrieval", "full")
         return [Plan(tiers, gammas) for gammas in FIRST[tiers[0]]]
 
-    def steer(self, prefix: Prefix, live_B: Bools) -> None:
+    def steer(self, prefix: SequenceState, live_B: Bools) -> None:
         """Wire the ladder for the next proposal."""
         if not self._calm or self._pace.now >= self._pace.next or self._ranks.count > 1:
             self._decide(prefix, live_B)
         self._steps += 1
 
-    def _decide(self, prefix: Prefix, live_B: Bools) -> None:
+    def _decide(self, prefix: SequenceState, live_B: Bools) -> None:
         if not self._kind:
             self._begin(prefix.lengths_B[live_B].tolist())
         if self._unseen is not None and self._explore(prefix, live_B):
@@ -124,7 +124,7 @@ class Pilot:
         self._live_B = live_B
         self._calm = self.plan.plain and self._course.plain
 
-    def _explore(self, prefix: Prefix, live_B: Bools) -> bool:
+    def _explore(self, prefix: SequenceState, live_B: Bools) -> bool:
         """Let the next proposal show what passes cost; whether there is still something to be seen.
 
         A text that ends within a few tokens shows nothing, and needs nothing.
@@ -153,13 +153,13 @@ class Pilot:
         if news.proposals >= REMEMBERED or (not self._calm and self._is_due()):
             self._study()
 
-    def conclude(self, prefix: Prefix, live_B: Bools) -> None:
+    def conclude(self, prefix: SequenceState, live_B: Bools) -> None:
         """Learn from the latest proposals before the next one, which will be of another kind."""
         if self._news.proposals:
             self._lengths, self._live_B = prefix.lengths_B[live_B].tolist(), live_B
             self._study()
 
-    def close(self, prefix: Prefix) -> None:
+    def close(self, prefix: SequenceState) -> None:
         """The texts are done: what is known now serves the next ones."""
         if self.plan.plain and self._news.proposals:
             self._study()
@@ -222,7 +222,7 @@ class Pilot:
         for part in self.tiers:
             part.counters.fresh()
 
-    def _think(self, prefix: Prefix, live_B: Bools) -> None:
+    def _think(self, prefix: SequenceState, live_B: Bools) -> None:
         """Listen to the text, and choose a course.
 
         Where plain text goes on as such, there is nothing to choose until guesses from the text were right.
@@ -262,7 +262,7 @@ class Pilot:
         best, self.foretold = choose(families(deep and "draft" in self._parts, less), world, self._course, self._guard)
         return best
 
-    def wire(self, plan: Plan, prefix: Prefix, live_B: Bools) -> None:
+    def wire(self, plan: Plan, prefix: SequenceState, live_B: Bools) -> None:
         """Let the ladder follow a plan."""
         below: Proposer | None = None
         for name, gamma in zip(plan.tiers, (*plan.gammas, 1), strict=True):
@@ -272,7 +272,7 @@ class Pilot:
                 part.below = below
                 if name not in self.plan.tiers:
                     part.catch_up(prefix, live_B & (prefix.lengths_B - part.cache.lengths_B > FAR))
-            elif isinstance(part, Lookup):
+            elif isinstance(part, NgramProposer):
                 part.below = below if isinstance(below, Tier) else None
             below = part
         if plan.tiers != self.plan.tiers:

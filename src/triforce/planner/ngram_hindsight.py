@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from triforce.planner.plan import Amount
-from triforce.speculation import Lookup, Prefix
+from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.ngram import ALONE, BEFORE_A_DRAFT
 
 MOST = 16  # guesses
@@ -22,7 +22,7 @@ _UP_TO = np.minimum(np.arange(MOST + 1), np.arange(MOST + 1)[:, None]).astype(fl
 class Echo:
     """Sums over places, the latest ones most: of matches that count alone, and of those that count before a draft."""
 
-    def __init__(self, lookup: Lookup) -> None:
+    def __init__(self, lookup: NgramProposer) -> None:
         self._lookup = lookup
         self._heard: list[tuple[int, int]] = []  # places that are not counted yet: most are never asked about
         self._places = BELIEF
@@ -30,7 +30,7 @@ class Echo:
         self._made = {True: np.zeros(MOST + 1), False: np.zeros(MOST + 1)}
         self._kept = {True: np.zeros(MOST + 1), False: np.zeros(MOST + 1)}
 
-    def listen(self, prefix: Prefix, b: int) -> tuple[int, int]:
+    def listen(self, prefix: SequenceState, b: int) -> tuple[int, int]:
         """Try what has been written in row b since the last time: at how many places, and how many tokens it told."""
         news = list(self._lookup.hindsight(prefix, b, MOST))
         self._heard += news
@@ -54,7 +54,7 @@ class Echo:
             self._fade(empty + 1)
             empty = 0
             for alone, least in ((True, ALONE), (False, BEFORE_A_DRAFT)):
-                guesses = min(MOST, Lookup.reach(match)) if match >= least else 0
+                guesses = min(MOST, NgramProposer.reach(match)) if match >= least else 0
                 self._found[alone] += guesses > 0
                 self._made[alone] += _UP_TO[guesses]
                 self._kept[alone] += _UP_TO[min(run, guesses)]

@@ -1,25 +1,25 @@
 """The algorithm: drafts, couplings, tiers. Knows no model, no cache and no generator of random numbers."""
 
-from triforce.speculation.draft import Draft, Prefix
-from triforce.speculation.ngram import Lookup
-from triforce.speculation.protocols import Grant, Proposer, Sampling, all_of_it
-from triforce.speculation.tier import Record, Tier, Watch
-from triforce.speculation.verification import Block, Coupling, Rejection, Seeded, block, rejection, seeded
+from triforce.speculation.draft import Draft, SequenceState
+from triforce.speculation.ngram import NgramProposer
+from triforce.speculation.protocols import Grant, Proposer, TokenSampler, all_of_it
+from triforce.speculation.tier import PromptLogitsHook, Tier, VerificationHook
+from triforce.speculation.verification import BlockRejection, Rejection, Seeded, Verification, block, rejection, seeded
 
 __all__ = [
-    "Block",
-    "Coupling",
+    "BlockRejection",
+    "Verification",
     "Draft",
     "Grant",
-    "Lookup",
-    "Prefix",
+    "NgramProposer",
+    "SequenceState",
     "Proposer",
-    "Record",
+    "VerificationHook",
     "Rejection",
-    "Sampling",
+    "TokenSampler",
     "Seeded",
     "Tier",
-    "Watch",
+    "PromptLogitsHook",
     "all_of_it",
     "block",
     "rejection",

@@ -17,13 +17,13 @@ from triforce.ragged import Bools, Ints, columns, rows, there
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
+class SequenceState:
     """The ids of each row so far. Ids at or past `lengths_B` are scratch, free to be overwritten."""
 
     ids_BS: Ints
     lengths_B: Ints
 
-    def append(self, draft: Draft) -> Prefix:
+    def append(self, draft: Draft) -> SequenceState:
         """This text with each row's drafted tokens behind it. Shares `ids_BS`: only scratch is written."""
         B, width = draft.tokens_BK.shape
         if width == 0:
@@ -32,17 +32,17 @@ class Prefix:
         # scratch because a text is never filled to the brim (see batch.py).
         at_BK = np.minimum(columns(self.lengths_B, width), self.ids_BS.shape[1] - 1)
         self.ids_BS[rows(B), at_BK] = draft.tokens_BK
-        return Prefix(self.ids_BS, self.lengths_B + draft.counts_B)
+        return SequenceState(self.ids_BS, self.lengths_B + draft.counts_B)
 
-    def select(self, rows: Sequence[int]) -> Prefix:
+    def select(self, rows: Sequence[int]) -> SequenceState:
         """Some of the rows."""
-        return Prefix(self.ids_BS[list(rows)], self.lengths_B[list(rows)])
+        return SequenceState(self.ids_BS[list(rows)], self.lengths_B[list(rows)])
 
-    def join(self, other: Prefix) -> Prefix:
+    def join(self, other: SequenceState) -> SequenceState:
         """These rows, and behind them those of another text."""
         width = max(self.ids_BS.shape[1], other.ids_BS.shape[1])
         both = [np.pad(x.ids_BS, ((0, 0), (0, width - x.ids_BS.shape[1]))) for x in (self, other)]
-        return Prefix(np.concatenate(both), np.concatenate((self.lengths_B, other.lengths_B)))
+        return SequenceState(np.concatenate(both), np.concatenate((self.lengths_B, other.lengths_B)))
 
 
 @dataclass(frozen=True, slots=True)

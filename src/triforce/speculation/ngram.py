@@ -17,9 +17,9 @@ import torch.nn.functional as F
 
 from triforce.ragged import Bools, Ints, ints
 from triforce.speculation.counters import Counters
-from triforce.speculation.draft import Draft, Prefix
-from triforce.speculation.ngram_index import Grams
-from triforce.speculation.protocols import Grant, Sampling, all_of_it
+from triforce.speculation.draft import Draft, SequenceState
+from triforce.speculation.ngram_index import NgramIndex
+from triforce.speculation.protocols import Grant, TokenSampler, all_of_it
 from triforce.speculation.tier import Tier
 
 ALONE, BEFORE_A_DRAFT = 3, 5
@@ -32,7 +32,7 @@ FAR = 64  # tokens that a pass of a draft may be behind; further behind it catch
 STRIDE, TRIED = 8, 64  # tokens between two places that are tried in hindsight; of the prompt's end that is tried
 
 
-class Lookup:
+class NgramProposer:
     """Guesses from the text where it repeats itself; elsewhere the draft below guesses, or nobody.
 
     The guess is half as long as the match, which is about how much of it is kept, and at most `gamma` tokens; it may
@@ -47,7 +47,7 @@ class Lookup:
         self._least = least
         self.level: int = below.level + 1 if below else 0
         self.counters = Counters(rows)
-        self._grams = [Grams(self.least) for _ in range(rows)]
+        self._grams = [NgramIndex(self.least) for _ in range(rows)]
         self._tried = [0] * rows
 
     @property
@@ -60,7 +60,7 @@ class Lookup:
         """Guesses behind a match of so many tokens."""
         return max(1, match // 2)
 
-    def propose(self, prefix: Prefix, sampling: Sampling, live_B: Bools) -> Draft:
+    def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
         started = perf_counter()
         guesses = [self._guess(prefix, b, least) for b, least in enumerate(np.where(live_B, self._needed_B(), np.inf))]
         counts_B = ints([len(guess) for guess in guesses])
@@ -85,14 +85,14 @@ class Lookup:
         if self.below:
             self.below.judged(guess, kept_B, live_B & ~own_B)
 
-    def rewind(self, prefix: Prefix) -> None:
+    def rewind(self, prefix: SequenceState) -> None:
         """See all but the last token, which may be another one than was seen there."""
         for grams, length in zip(self._grams, prefix.lengths_B.tolist(), strict=True):
             grams.forget(length - 1)
         if self.below:
             self.below.rewind(prefix)
 
-    def prefill(self, prefix: Prefix, b: int, length: int, *, grant: Grant = all_of_it) -> Iterator[int]:
+    def prefill(self, prefix: SequenceState, b: int, length: int, *, grant: Grant = all_of_it) -> Iterator[int]:
         """Read row b up to `length` tokens: 128K in a quarter of a second. A row left out is read when it is needed."""
         started = perf_counter()
         self._grams[b].read(prefix.ids_BS[b, :length])
@@ -116,7 +116,7 @@ class Lookup:
         self._tried += other._tried
         self.counters.join(other.counters)
 
-    def hindsight(self, prefix: Prefix, b: int, most: int) -> Iterator[tuple[int, int]]:
+    def hindsight(self, prefix: SequenceState, b: int, most: int) -> Iterator[tuple[int, int]]:
         """At places of row b that were not tried yet: how long the match was, and how many tokens it told rightly.
 
         A place is tried once `most` tokens stand behind it. The text is read up to the last such place.
@@ -134,7 +134,7 @@ class Lookup:
                 run = int(wrong.argmax()) if wrong.any() else most
             yield match, run
 
-    def _guess(self, prefix: Prefix, b: int, least: float) -> Ints:
+    def _guess(self, prefix: SequenceState, b: int, least: float) -> Ints:
         text_S = prefix.ids_BS[b, : prefix.lengths_B[b]]
         if least == np.inf:
             return text_S[:0]

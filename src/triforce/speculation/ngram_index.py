@@ -13,7 +13,7 @@ LONGEST = 64  # tokens of a match that are looked at beyond the n-gram
 TRIED = 16  # occurrences, the latest first: a frequent n-gram has thousands in a long text
 
 
-class Grams:
+class NgramIndex:
     """The n-grams of one text that grows, and may be cut back: a dictionary and two lists, some 150 bytes a token.
 
     Place i is where the n-gram of tokens [i, i + n) starts. A token takes constant time, to read and to forget.

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from triforce.ragged import Bools, Ints
 from triforce.speculation.counters import Counters
-from triforce.speculation.draft import Draft, Prefix
-from triforce.speculation.verification import Coupling
+from triforce.speculation.draft import Draft, SequenceState
+from triforce.speculation.verification import Verification
 
 
 class Cache(Protocol):
@@ -69,7 +69,7 @@ def all_of_it(tier: str, tokens: int) -> int:
 Seen = TypeVar("Seen", bound=Cache, contravariant=True)
 
 
-class Model(Protocol[Seen]):
+class TierModel(Protocol[Seen]):
     """Scores columns `at_BJ` of the tokens fed, given what the cache has seen."""
 
     def __call__(self, ids_BT: Tensor, cache: Seen, at_BJ: Tensor) -> Tensor: ...
@@ -88,14 +88,14 @@ class Proposer(Protocol):
     @property
     def below(self) -> Proposer | None: ...
 
-    def propose(self, prefix: Prefix, sampling: Sampling, live_B: Bools) -> Draft: ...
+    def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft: ...
 
     def judged(self, guess: Draft, kept_B: Ints, live_B: Bools) -> None:
         """The tier above kept the first `kept_B` tokens of what was proposed."""
 
-    def rewind(self, prefix: Prefix) -> None: ...
+    def rewind(self, prefix: SequenceState) -> None: ...
 
-    def prefill(self, prefix: Prefix, b: int, length: int, *, grant: Grant = all_of_it) -> Iterator[int]: ...
+    def prefill(self, prefix: SequenceState, b: int, length: int, *, grant: Grant = all_of_it) -> Iterator[int]: ...
 
     def aside(self, b: int) -> tuple[Any, ...]: ...
 
@@ -106,14 +106,14 @@ class Proposer(Protocol):
     def join(self, other: Self) -> None: ...
 
 
-class Sampling(Protocol):
+class TokenSampler(Protocol):
     """How the rows of a batch want their tokens."""
 
     @property
-    def coupling(self) -> Coupling: ...
+    def coupling(self) -> Verification: ...
 
     @property
     def vocab_size(self) -> int: ...
 
-    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         """The guesses kept and one token more, as samples of the law of these logits. Column j follows j guesses."""

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from triforce.ragged import Bools, Ints, columns, ints, rows
 from triforce.speculation.counters import Counters
-from triforce.speculation.draft import Draft, Prefix
-from triforce.speculation.protocols import Cache, Grant, Model, Proposer, Sampling, all_of_it
+from triforce.speculation.draft import Draft, SequenceState
+from triforce.speculation.protocols import Cache, Grant, Proposer, TierModel, TokenSampler, all_of_it
 
 WATCHED = 256
 """Prompt tokens scored in one pass when somebody watches: it bounds the memory of their logits."""
@@ -29,13 +29,13 @@ C = TypeVar("C", bound=Cache)
 Read = Callable[[C, Tensor], Iterator[int]]
 """Another way to feed a cache many tokens, ids (1, T), which has been told of the pass: yields how far it has come."""
 
-Burst = Callable[["Tier[C]", Prefix, Sampling, Bools, int], Draft | None]
+Burst = Callable[["Tier[C]", SequenceState, TokenSampler, Bools, int], Draft | None]
 """Several tokens of each live row at once, for a tier with nothing below it: so many or fewer; None where it cannot."""
 
-Record = Callable[[Tensor, Draft], None]
+VerificationHook = Callable[[Tensor, Draft], None]
 """Shown the raw logits (B, J, V) of a verification and its outcome."""
 
-Watch = Callable[[int, Tensor], None]
+PromptLogitsHook = Callable[[int, Tensor], None]
 """Shown the position of the first of some prompt tokens, and the logits (1, T, V) that follow each."""
 
 
@@ -47,16 +47,16 @@ class Tier(Generic[C]):
     tier in the noise and in `Draft.origins_BK`.
     """
 
-    def __init__(self, name: str, model: Model[C], cache: C, gamma: int = 1, below: Proposer | None = None) -> None:
+    def __init__(self, name: str, model: TierModel[C], cache: C, gamma: int = 1, below: Proposer | None = None) -> None:
         self.name, self.model, self.cache = name, model, cache
         self.gamma, self.below = gamma, below
         self.level: int = below.level + 1 if below else 0
         self.counters = Counters(len(cache.lengths_B))
-        self.record: Record | None = None
+        self.record: VerificationHook | None = None
         self.burst: Burst[C] | None = None
         self.read: Read[C] | None = None
 
-    def propose(self, prefix: Prefix, sampling: Sampling, live_B: Bools) -> Draft:
+    def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
         """At least `gamma` tokens for each live row, each a sample of this tier's law given the text before it."""
         draft = nothing = Draft.empty(len(live_B), sampling.coupling.law_size(sampling.vocab_size))
         going_on = False
@@ -75,7 +75,7 @@ class Tier(Generic[C]):
             going_on = self.burst is not None and not self.below
         return draft
 
-    def verify(self, prefix: Prefix, guess: Draft, sampling: Sampling, live_B: Bools) -> Draft:
+    def verify(self, prefix: SequenceState, guess: Draft, sampling: TokenSampler, live_B: Bools) -> Draft:
         """One pass: the guesses that are kept, and one token more."""
         logits_BJV = self.score(prefix, guess, live_B)
         step = sampling.verify(guess, logits_BJV, prefix, live_B, self.level)
@@ -83,7 +83,7 @@ class Tier(Generic[C]):
             self.record(logits_BJV, step)
         return step
 
-    def score(self, prefix: Prefix, guess: Draft, live_B: Bools) -> Tensor:
+    def score(self, prefix: SequenceState, guess: Draft, live_B: Bools) -> Tensor:
         """Raw logits before and after each guess: one pass over what the cache has not seen."""
         ahead, seen_B = prefix.append(guess), self.cache.lengths_B
         unseen_B = (ahead.lengths_B - seen_B) * live_B
@@ -96,7 +96,7 @@ class Tier(Generic[C]):
         self.cache.advance(unseen_B)
         return logits_BJV
 
-    def settle(self, prefix: Prefix, step: Draft, live_B: Bools) -> Prefix:
+    def settle(self, prefix: SequenceState, step: Draft, live_B: Bools) -> SequenceState:
         """The text with what was kept behind it; what was refused is forgotten, here and below."""
         kept = prefix.append(Draft(step.tokens_BK, step.laws_BKV, step.origins_BK, step.counts_B * live_B))
         self.rewind(kept)
@@ -105,7 +105,7 @@ class Tier(Generic[C]):
     def judged(self, guess: Draft, kept_B: Ints, live_B: Bools) -> None:
         self.counters.judged(guess.counts_B, kept_B, live_B)
 
-    def rewind(self, prefix: Prefix) -> None:
+    def rewind(self, prefix: SequenceState) -> None:
         """See at most all but the last token of a text, which stays unseen so that it can be fed."""
         self.cache.rewind(prefix.lengths_B - 1)
         if self.below:
@@ -131,7 +131,13 @@ class Tier(Generic[C]):
         self.counters.bring_back(b, held[1])
 
     def prefill(
-        self, prefix: Prefix, b: int, length: int, watch: Watch | None = None, *, grant: Grant = all_of_it
+        self,
+        prefix: SequenceState,
+        b: int,
+        length: int,
+        watch: PromptLogitsHook | None = None,
+        *,
+        grant: Grant = all_of_it,
     ) -> Iterator[int]:
         """Catch row b up to `length` tokens seen, yielding how many it has seen after each pass.
 
@@ -162,7 +168,7 @@ class Tier(Generic[C]):
                 watch(start, logits_1JV)
             yield stop
 
-    def catch_up(self, prefix: Prefix, live_B: Bools) -> None:
+    def catch_up(self, prefix: SequenceState, live_B: Bools) -> None:
         """Let rows that were left out see what was written meanwhile."""
         for b in live_B.nonzero()[0].tolist():
             deque(self.prefill(prefix, b, int(prefix.lengths_B[b]) - 1), maxlen=0)

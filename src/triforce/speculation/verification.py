@@ -1,7 +1,7 @@
 """How a guess of one law becomes a sample of another: the only place where tokens are accepted or refused.
 
 `rejection`, `block` and `seeded` are pure functions of a draft, the verifier's probabilities and noise. `Rejection`,
-`Block` and `Seeded` bind them to a source of noise. Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
+`BlockRejection` and `Seeded` bind them to a source of noise. Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _leading(draft: Draft, fits_BK: Tensor) -> Tensor:
     return (fits_BK & real_BK).long().cumprod(1).sum(1)
 
 
-class Noise(Protocol):
+class NoiseSource(Protocol):
     """Counter-based noise of the rows of a batch; see triforce.sampling.rng."""
 
     def exponentials(self, positions_BJ: Tensor, vocab_size: int) -> Tensor: ...
@@ -104,7 +104,7 @@ class Noise(Protocol):
     def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor: ...
 
 
-class Coupling(Protocol):
+class Verification(Protocol):
     """Turns a draft of any law into a draft of `probs_BJV`."""
 
     def law_size(self, vocab_size: int) -> int:
@@ -117,7 +117,7 @@ class Coupling(Protocol):
 class Rejection:
     """Highest acceptance: 1 - TV(p, q) per token. Exact in distribution."""
 
-    def __init__(self, noise: Noise) -> None:
+    def __init__(self, noise: NoiseSource) -> None:
         self.noise = noise
 
     def law_size(self, vocab_size: int) -> int:
@@ -128,7 +128,7 @@ class Rejection:
         return settle(draft, *rejection(draft, probs_BJV, uniforms_BJ), probs_BJV, tier)
 
 
-class Block(Rejection):
+class BlockRejection(Rejection):
     """Keeps more than `Rejection` where drafts are long. Exact in distribution."""
 
     def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
@@ -139,7 +139,7 @@ class Block(Rejection):
 class Seeded:
     """The text of a seed is the same with and without speculation, whatever the tiers, gamma or batch mates."""
 
-    def __init__(self, noise: Noise) -> None:
+    def __init__(self, noise: NoiseSource) -> None:
         self.noise = noise
 
     def law_size(self, vocab_size: int) -> int:

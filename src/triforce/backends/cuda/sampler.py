@@ -16,7 +16,7 @@ from triforce.interface.request import SamplingParams
 from triforce.ragged import Bools, Ints, there
 from triforce.sampling import Noise, Warper
 from triforce.sampling.logits import check
-from triforce.speculation import Draft, Prefix, Rejection, Seeded
+from triforce.speculation import Draft, Rejection, Seeded, SequenceState
 from triforce.speculation.verification import settle
 
 
@@ -38,7 +38,7 @@ class TritonSampling:
         self._warper = Warper(params, prompt_lengths, vocab_size, device)
         self._settings_5B = _settings(params, vocab_size).to(device)
 
-    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: Prefix, live_B: Bools, tier: int) -> Draft:
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         if self._warper.adjusts:
             text = torch.from_numpy(prefix.ids_BS), torch.from_numpy(prefix.lengths_B)
             logits_BJV = self._warper.adjusted(logits_BJV, *text)

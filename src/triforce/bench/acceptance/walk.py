@@ -26,7 +26,7 @@ from triforce.kvcache import PAGE, RetrievalConfig, RetrievalView
 from triforce.kvcache.views.full import TAIL
 from triforce.ragged import Ints, ints
 from triforce.sampling import Warper
-from triforce.speculation import Prefix, Tier
+from triforce.speculation import SequenceState, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Reader:
 
     def prefill(self, tier: Tier[Any], length: int) -> None:
         """Let a tier see so many tokens."""
-        deque(tier.prefill(Prefix(self.ids_1S, ints([length + 1])), 0, length), maxlen=0)
+        deque(tier.prefill(SequenceState(self.ids_1S, ints([length + 1])), 0, length), maxlen=0)
 
 
 class Walk:
