@@ -9,7 +9,7 @@ import pytest
 
 from tests.cache.tiny_llm import counted
 from triforce import LLM, SamplingParams
-from triforce.planner import Costs
+from triforce.planner import CostModel
 
 FOLDER = Path(__file__).parents[1] / "build" / "smollm2"
 
@@ -40,7 +40,7 @@ def test_the_first_token_waits_for_no_other_pass(llm: LLM, saved: tuple[list[int
 
     def passes(mode: str) -> list[int]:
         llm.reset_prefix_cache()
-        llm.runs.costs = Costs()
+        llm.runs.costs = CostModel()
         with counted(llm.target.decoder) as made:
             llm.generate(prompt, SamplingParams(max_tokens=1), mode=mode, load_cache=file)
         return made

@@ -31,7 +31,7 @@ from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.kvcache import PAGE, FullView, OffloadConfig, RetrievalConfig
 from triforce.kvcache.pool import pages_for
 from triforce.model.config import ModelConfig
-from triforce.planner import Costs
+from triforce.planner import CostModel
 from triforce.planner.cost_file import costs_path
 from triforce.sampling import Constraint
 from triforce.structured_output.compiler import Grammars
@@ -113,7 +113,7 @@ class LLM:
         if kv_offload != "none":
             names = *names, kv_offload, str(kv_memory), str(kv_layers)
         where = self.target.decoder.device, self.target.decoder.dtype
-        costs = Costs(costs_path([*names], *where) if ranks.rank == 0 else None)
+        costs = CostModel(costs_path([*names], *where) if ranks.rank == 0 else None)
         self.sampling_defaults = sampling_defaults(self.target.path)
         """What the model's makers set of `SamplingParams`."""
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))

@@ -18,8 +18,8 @@ from triforce.engine.sequence import TokenSequence
 from triforce.engine.tier_builder import MODES
 from triforce.interface.request import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
-from triforce.planner import Costs, Pilot, Plan, forecast
-from triforce.planner.forecast import TIMES, Outlook, options
+from triforce.planner import CostModel, Plan, PlanController, forecast
+from triforce.planner.forecast import TIMES, Forecast, options
 from triforce.planner.plan import rate
 
 OPEN = RetrievalConfig(Budget(64, open=True))
@@ -45,9 +45,9 @@ def batch(*prompts: list[int], setting: RetrievalConfig = OPEN) -> Batch:
     return made
 
 
-def informed(world: World) -> Costs:
+def informed(world: World) -> CostModel:
     """Passes of all tiers were seen, and of the retrieval tier with all budgets."""
-    costs = Costs()
+    costs = CostModel()
     for times, tier, width in [(t, tier, width) for t in TIMES for tier in world.costs for width in (1, 3, 7) * 4]:
         world.times = times
         keys = OPEN.budget.of(400, times) if tier == "retrieval" else 400 * times
@@ -59,7 +59,7 @@ def followed(world: World, setting: RetrievalConfig = OPEN, proposals: int = 600
     """The budgets of all proposals, in times of the usual one; and tokens per second."""
     made, seen = batch(LONGER, setting=setting), []
     world.dice = random.Random(1)  # the same ones, whatever was played before
-    it = Pilot(made.top, 1, informed(world), clock=lambda: 0.0)
+    it = PlanController(made.top, 1, informed(world), clock=lambda: 0.0)
     speed = 0.0
     for _ in range(proposals):
         speed += flown(it, made.prefix, world, 1) / proposals
@@ -98,20 +98,20 @@ def test_a_little_more_is_no_reason_for_another_budget(monkeypatch: pytest.Monke
     ids=["given", "once", "auto"],
 )
 def test_nothing_is_chosen_where_it_was_asked_for_or_could_not_be_followed(setting: RetrievalConfig) -> None:
-    it = Pilot(batch(LONGER, setting=setting).top, 1, Costs())
+    it = PlanController(batch(LONGER, setting=setting).top, 1, CostModel())
     assert options(it._view, {}, [400]) == [{}]
 
 
 def test_other_budgets_are_one_step_away_and_no_more_than_half_the_context() -> None:
-    view = Pilot(batch(LONGER).top, 1, Costs())._view
+    view = PlanController(batch(LONGER).top, 1, CostModel())._view
     assert options(view, {}, [400]) == [{}, {9: 0.5}, {9: 2.0}]
     assert options(view, {9: 0.5}, [400]) == [{9: 0.5}, {}]
     assert options(view, {9: 2.0}, [400, 200]) == [{9: 2.0}, {8: 0.5, 9: 2.0}, {}]
 
 
-def both() -> tuple[Pilot, Batch]:
+def both() -> tuple[PlanController, Batch]:
     made = batch(LONGER, SHORTER)
-    it = Pilot(made.top, 2, informed(LARGER), clock=lambda: 0.0)
+    it = PlanController(made.top, 2, informed(LARGER), clock=lambda: 0.0)
     it._echo = Silence(LARGER)  # type: ignore[assignment]
     return it, made
 
@@ -143,14 +143,14 @@ def test_rows_teach_the_share_of_their_size() -> None:
 
 def test_keys_that_were_never_varied_cost_what_those_of_the_exact_tier_do() -> None:
     it, _ = both()
-    it.costs = Costs()
+    it.costs = CostModel()
     for width in (1, 3, 7) * 4:
         it.costs.observe("retrieval", width, 1, 64, 2 * MS)
         for keys in (100, 400):
             it.costs.observe("full", width, 1, keys, 3 * MS + keys * 0.01 * MS)
     it_sees = it.costs, it._watch, it._echo, it._view, [400]
     few, usual, many = (
-        np.ravel(Outlook(*it_sees, [{}, {9: 0.5}, {9: 2.0}]).cost("retrieval", 1))[i] for i in (1, 0, 2)
+        np.ravel(Forecast(*it_sees, [{}, {9: 0.5}, {9: 2.0}]).cost("retrieval", 1))[i] for i in (1, 0, 2)
     )
     assert (usual - few, many - usual) == pytest.approx((0.32 * MS, 0.64 * MS), rel=0.05)
 
@@ -158,7 +158,7 @@ def test_keys_that_were_never_varied_cost_what_those_of_the_exact_tier_do() -> N
 def test_where_so_many_keys_were_never_read_they_cost_at_most_what_the_exact_tier_takes_for_them() -> None:
     """Passes of a short text, whose keys hardly vary, tell nothing of a long one: their line may point anywhere."""
     it, _ = both()
-    it.costs, dice = Costs(), random.Random(1)
+    it.costs, dice = CostModel(), random.Random(1)
     view, size = it._view, 400
     few, budget = 10, view.keys(size)
 
@@ -166,7 +166,7 @@ def test_where_so_many_keys_were_never_read_they_cost_at_most_what_the_exact_tie
         return 1 * MS + (0.1 + 0.001 * keys) * tokens * MS
 
     def foretold() -> float:
-        return float(np.ravel(Outlook(it.costs, it._watch, it._echo, view, [size]).cost("retrieval", 1))[0])
+        return float(np.ravel(Forecast(it.costs, it._watch, it._echo, view, [size]).cost("retrieval", 1))[0])
 
     for i in range(12):
         it.costs.observe("retrieval", 1 + i % 3, 1, few + i // 4, true(1 + i % 3, few) * (1 + 0.1 * (i // 4)))
@@ -185,6 +185,6 @@ def test_the_worth_of_several_budgets_is_that_of_each() -> None:
     it, _ = both()
     budgets = options(it._view, {}, [400, 300, 150])
     how = it.costs, it._watch, it._echo, it._view, [400, 300, 150]
-    together = np.ravel(rate(DEEP.tiers, DEEP.gammas, Outlook(*how, budgets)))
-    alone = [worth(DEEP, Outlook(*how, [times])) for times in budgets]
+    together = np.ravel(rate(DEEP.tiers, DEEP.gammas, Forecast(*how, budgets)))
+    alone = [worth(DEEP, Forecast(*how, [times])) for times in budgets]
     assert together == pytest.approx(alone) and len(set(alone)) == len(alone)

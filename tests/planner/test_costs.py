@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from triforce.planner import Costs, cost_file
+from triforce.planner import CostModel, cost_file
 from triforce.planner.acceptance import REMEMBERED
 from triforce.planner.cost_file import costs_path
 from triforce.planner.searched_layers import Finding, Guesses, Trial
@@ -18,9 +18,9 @@ def true(tokens: int, keys: int) -> float:
     return 2e-3 + 1e-4 * tokens + 2e-7 * keys + 1e-8 * tokens * keys
 
 
-def learnt(path: Path | None = None) -> Costs:
+def learnt(path: Path | None = None) -> CostModel:
     """From noisy passes of several widths and contexts."""
-    dice, costs = random.Random(1), Costs(path)
+    dice, costs = random.Random(1), CostModel(path)
     for _ in range(400):
         tokens, keys = dice.choice((1, 2, 5, 9)), dice.choice((1000, 8000, 30_000))
         costs.observe("full", tokens, 1, keys, true(tokens, keys) * dice.uniform(0.9, 1.1))
@@ -42,7 +42,7 @@ def test_a_machine_that_becomes_slower_is_believed_in_time() -> None:
     assert costs.seconds("full", 1, 1, 8000) == pytest.approx(4 * true(1, 8000), rel=0.3)
 
 
-def slope_after_long(costs: Costs) -> float:
+def slope_after_long(costs: CostModel) -> float:
     """What a token more is said to cost, of what it does, after passes of one width that were now and then hindered."""
     dice = random.Random(2)
     for i in range(1500):
@@ -67,7 +67,7 @@ def test_a_machine_that_becomes_slower_is_believed_after_a_profile_too() -> None
 
 
 def test_what_was_never_varied_costs_nothing_more() -> None:
-    costs = Costs()
+    costs = CostModel()
     for _ in range(20):
         costs.observe("draft", 1, 1, 0, 1e-4)
     assert costs.seconds("draft", 1, 1, 0) == pytest.approx(1e-4)
@@ -76,30 +76,30 @@ def test_what_was_never_varied_costs_nothing_more() -> None:
 
 
 def test_shares_are_kept_and_bounded(tmp_path: Path) -> None:
-    costs = Costs(tmp_path / "costs.json")
+    costs = CostModel(tmp_path / "costs.json")
     for _ in range(1000):
         costs.shares.add("draft 0 0", 3, 1)
     assert sum(costs.shares.sums["draft 0 0"]) <= REMEMBERED
     costs.save()
-    assert Costs(costs.path).shares.of("draft", "draft 0 0") == costs.shares.of("draft", "draft 0 0") > 0.73
+    assert CostModel(costs.path).shares.of("draft", "draft 0 0") == costs.shares.of("draft", "draft 0 0") > 0.73
 
 
 def test_costs_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "new" / "costs.json"
     costs = learnt(path)
     costs.save()
-    assert Costs(path).seconds("full", 3, 1, 9000) == pytest.approx(costs.seconds("full", 3, 1, 9000), rel=1e-3)
+    assert CostModel(path).seconds("full", 3, 1, 9000) == pytest.approx(costs.seconds("full", 3, 1, 9000), rel=1e-3)
     assert [file.name for file in path.parent.iterdir()] == ["costs.json"]
 
 
 def test_layers_are_kept(tmp_path: Path) -> None:
-    costs = Costs(tmp_path / "costs.json")
+    costs = CostModel(tmp_path / "costs.json")
     costs.layers |= {"15": Finding([1], [2]), "16": Finding(trial=Trial(3, Guesses(4, 5), Guesses(6)))}
     costs.save()
-    assert Costs(costs.path).layers == costs.layers
+    assert CostModel(costs.path).layers == costs.layers
 
 
-def busy(costs: Costs, times: float, tiers: tuple[str, ...], passes: int = 100) -> None:
+def busy(costs: CostModel, times: float, tiers: tuple[str, ...], passes: int = 100) -> None:
     """Passes that take so many times what they do on a quiet machine."""
     dice = random.Random(3)
     for _ in range(passes):
@@ -110,11 +110,11 @@ def busy(costs: Costs, times: float, tiers: tuple[str, ...], passes: int = 100) 
 
 @pytest.mark.parametrize("times", [0.4, 3.0])
 def test_what_was_learnt_on_a_busy_machine_does_not_mislead_for_long(times: float, tmp_path: Path) -> None:
-    costs = Costs(tmp_path / "costs.json")
+    costs = CostModel(tmp_path / "costs.json")
     busy(costs, times, ("full", "retrieval"))
     costs.settle()
     costs.save()
-    later = Costs(costs.path)
+    later = CostModel(costs.path)
     assert later.seconds("retrieval", 3, 1, 8000) == pytest.approx(times * true(3, 8000), rel=0.2)
     busy(later, 1.0, ("full",), passes=70)
     for tier in ("full", "retrieval"):  # of which the second was not in use since
@@ -123,7 +123,7 @@ def test_what_was_learnt_on_a_busy_machine_does_not_mislead_for_long(times: floa
 
 def test_what_was_never_seen_says_nothing_of_the_machine() -> None:
     """Longer contexts than before may cost anything: what they cost is no reason to think the machine slower."""
-    costs = Costs()
+    costs = CostModel()
     for _ in range(100):
         costs.observe("full", 1, 1, 500, 1e-3)
         costs.observe("retrieval", 1, 1, 500, 1e-3)
@@ -157,7 +157,7 @@ UNFIT = f'{{"passes": {{"full": [{[[1, 0, 0, 0]] * 4}, [1, 1, 1, NaN], 9]}}, "sh
 def test_a_file_that_is_none_is_begun_again(text: str, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)
-    costs = Costs(path)
+    costs = CostModel(path)
     assert not costs.layers
     costs.observe("full", 1, 1, 1, 1.0)
     assert costs.seconds("full", 1, 1, 1) == pytest.approx(1.0)
@@ -205,7 +205,7 @@ def test_passes_alike_count_as_so_many() -> None:
 
 def test_plain_decoding_for_long_does_not_make_wide_passes_dear() -> None:
     """In a long context after a short one: what a token more costs is not to be told from what a key costs."""
-    dice, costs = random.Random(3), Costs()
+    dice, costs = random.Random(3), CostModel()
 
     def see(tokens: int, keys: int) -> None:
         costs.observe("full", tokens, 1, keys, true(tokens, keys) * dice.uniform(0.8, 1.3))

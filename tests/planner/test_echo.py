@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from triforce.planner.ngram_hindsight import MOST, Echo
+from triforce.planner.ngram_hindsight import MOST, NgramHindsight
 from triforce.ragged import ints
 from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.ngram import ALONE, STRIDE, TRIED
@@ -57,7 +57,7 @@ def test_and_leaves_no_trace() -> None:
 def test_an_echo_knows_a_loop(text: np.ndarray, kept: float) -> None:
     lookup = NgramProposer(1)
     list(lookup.prefill(prefix(text), 0, 100))
-    echo = Echo(lookup)
+    echo = NgramHindsight(lookup)
     echo.listen(prefix(text), 0)
     for gamma in (1, 4, np.array([8, 16])):
         made, told, found = echo.of(gamma, alone=True)
@@ -83,6 +83,6 @@ def test_rows_that_leave_and_come_keep_their_places() -> None:
 
 
 def test_a_match_too_short_before_a_draft_counts_alone() -> None:
-    echo = Echo(NgramProposer(1))
+    echo = NgramHindsight(NgramProposer(1))
     echo._heard += [(0, 0), (ALONE, 1), (0, 0)]
     assert echo.of(1, alone=True)[2] > 0 and echo.of(1, alone=False)[2] == 0

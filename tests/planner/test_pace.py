@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.planner.test_pilot import DEEP, LIVE, known, read, steered
-from triforce.planner import Costs, Pilot, Plan, cadence, fallback
+from triforce.planner import CostModel, Plan, PlanController, cadence, fallback
 from triforce.speculation import SequenceState
 
 
@@ -21,18 +21,20 @@ def test_thoughts_take_a_hundredth_of_the_time_once_the_first_ones_are_over() ->
     assert 7 <= thoughts[1] <= 8 < thoughts[0] <= 10
 
 
-def listening(monkeypatch: pytest.MonkeyPatch, costs: Costs, told: int = 0) -> tuple[Pilot, SequenceState, list[bool]]:
+def listening(
+    monkeypatch: pytest.MonkeyPatch, costs: CostModel, told: int = 0
+) -> tuple[PlanController, SequenceState, list[bool]]:
     """A pilot that is told so many tokens each time it listens; and whether all plans were weighed, time by time."""
     ticks, weighed = iter(range(10**6)), list[bool]()
     batch = read(None)
-    it = Pilot(batch.top, 1, costs, clock=lambda: 1e-5 * next(ticks))
+    it = PlanController(batch.top, 1, costs, clock=lambda: 1e-5 * next(ticks))
     monkeypatch.setattr(it._echo, "listen", lambda prefix, b: (1, told))
     best = it._best
     monkeypatch.setattr(it, "_best", lambda lengths, widely: weighed.append(widely) or best(lengths, widely))
     return it, batch.prefix, weighed
 
 
-def goes_on(it: Pilot, prefix: SequenceState, steps: int) -> None:
+def goes_on(it: PlanController, prefix: SequenceState, steps: int) -> None:
     for _ in range(steps):
         it.steer(prefix, LIVE)
         it._parts["full"].counters.passed(LIVE, 1e-4)
@@ -89,7 +91,7 @@ def test_where_texts_tell_nothing_the_next_ones_are_listened_to_less(
 
 
 def test_one_text_that_tells_much_is_enough_to_listen_again() -> None:
-    quiet = cadence.Pace(listen=1.0, quiet=cadence.QUIET)
+    quiet = cadence.Cadence(listen=1.0, quiet=cadence.QUIET)
     quiet.hears(8, cadence.TOLD - 1)
     assert quiet.kept()[0] == 1.0 and quiet.kept()[3] == cadence.QUIET
     quiet.hears(8, 1)
@@ -107,10 +109,10 @@ def test_speculation_that_came_short_is_trusted_less_in_the_next_text() -> None:
 
 
 def test_one_bad_text_counts_half() -> None:
-    it = fallback.Guard()
+    it = fallback.SpeculationFallback()
     it._off[True] = fallback.BOUNDS[0]
-    assert fallback.BOUNDS[0] < it.kept() < fallback.Guard(it.kept()).kept() < 1
-    again = fallback.Guard(it.kept())
+    assert fallback.BOUNDS[0] < it.kept() < fallback.SpeculationFallback(it.kept()).kept() < 1
+    again = fallback.SpeculationFallback(it.kept())
     again._off[True] = fallback.BOUNDS[0]
     assert again.kept() < it.kept()
 

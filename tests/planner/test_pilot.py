@@ -19,7 +19,7 @@ from triforce.engine.batch import Batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.tier_builder import MODES, ModelSet
 from triforce.interface.request import SamplingParams
-from triforce.planner import Costs, Pilot, Plan, cadence, choose, controller, fallback
+from triforce.planner import CostModel, Plan, PlanController, cadence, choose, controller, fallback
 from triforce.planner.forecast import BURST, TIMES
 from triforce.speculation import SequenceState
 
@@ -30,10 +30,10 @@ LIVE = np.array([True])
 
 
 def piloted(coupling: str = "seeded", models: ModelSet = MODELS, rows: int = ROWS) -> Batch:
-    return read(Costs(), coupling, models, rows)
+    return read(CostModel(), coupling, models, rows)
 
 
-def read(costs: Costs | None, coupling: str = "seeded", models: ModelSet = MODELS, rows: int = 1) -> Batch:
+def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = MODELS, rows: int = 1) -> Batch:
     """All tiers, their prompts read; without costs nobody steers them yet."""
     jobs = [TokenSequence(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
     batch = Batch(models, MODES["auto"], SETTING, coupling, jobs, costs=costs)
@@ -52,12 +52,12 @@ def whims(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """Another plan at each proposal, drawn from all, with other budgets; those that were drawn."""
     dice, drawn = random.Random(3), list[Plan]()
 
-    def whim(self: Pilot, lengths: list[int], widely: bool) -> Plan:
+    def whim(self: PlanController, lengths: list[int], widely: bool) -> Plan:
         drawn.append(with_whims(dice.choice(list(plans("draft" in self._parts, True))), dice, lengths))
         return drawn[-1]
 
-    monkeypatch.setattr(Pilot, "_best", whim)
-    monkeypatch.setattr(Costs, "knows", lambda *_: True)
+    monkeypatch.setattr(PlanController, "_best", whim)
+    monkeypatch.setattr(CostModel, "knows", lambda *_: True)
     monkeypatch.setattr(controller, "EVERY", 1)
     monkeypatch.setattr(cadence, "WORTH", 0.0)
     monkeypatch.setattr(cadence, "LISTEN", 0.0)
@@ -108,8 +108,8 @@ def test_and_as_it_decides_itself() -> None:
         assert sum(stretch.tokens for stretch in job.timeline) == len(job.tokens)
 
 
-def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> Costs:
-    costs = Costs()
+def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> CostModel:
+    costs = CostModel()
     for tokens in (1, 9) * 20:
         for tier, seconds in (("full", full), ("retrieval", retrieval), ("lookup", 5e-3)):
             costs.observe(tier, tokens, 1, 100, seconds)
@@ -117,9 +117,9 @@ def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> Costs:
     return costs
 
 
-def steered(costs: Costs, steps: int = 4, clock: Callable[[], float] = lambda: 0.0) -> tuple[Pilot, Batch]:
+def steered(costs: CostModel, steps: int = 4, clock: Callable[[], float] = lambda: 0.0) -> tuple[PlanController, Batch]:
     batch = read(None)
-    it = Pilot(batch.top, 1, costs, clock=clock)
+    it = PlanController(batch.top, 1, costs, clock=clock)
     batch.pilot, batch.tiers = it, it.tiers
     for _ in range(steps):
         it.steer(batch.prefix, LIVE)
@@ -166,7 +166,9 @@ def test_a_plan_that_proves_slower_than_plain_decoding_is_left_for_longer_and_lo
     monkeypatch.setattr(controller, "PROBE", 10**9)
     it, batch = steered(known(full=20e-3))
     course, rests = it.plan, []
-    monkeypatch.setattr(Pilot, "_best", lambda self, lengths, widely: course)  # stubborn: only the guard is left
+    monkeypatch.setattr(
+        PlanController, "_best", lambda self, lengths, widely: course
+    )  # stubborn: only the guard is left
     for _ in range(3):
         while it.plan != Plan():
             it.learn([100], 1, 1.0)  # a second for a token
@@ -189,7 +191,7 @@ def test_plain_decoding_is_tried_now_and_then() -> None:
 
 
 def test_what_is_done_between_passes_is_shared_among_them() -> None:
-    it, batch = steered(Costs(), steps=1)
+    it, batch = steered(CostModel(), steps=1)
     it.wire(Plan(("draft", "full"), (1,)), batch.prefix, LIVE)
     for _ in range(20):
         it._parts["full"].counters.passed(LIVE, 1e-3)
@@ -242,7 +244,7 @@ def test_where_attention_went_is_looked_at_only_for_who_needs_it() -> None:
 def test_what_is_not_known_is_seen_in_the_first_text_and_only_there() -> None:
     """Plain decoding first, then every tier, wide and narrow; a text that ends before shows nothing."""
     paces = {"lookup": (2e-5, 0.0), "draft": (3e-4, 0.0), "retrieval": (1.6e-3, 1e-4), "full": (8e-3, 2e-4)}
-    costs, world = Costs(), World(paces, {"draft": 0.6, "retrieval": 0.95})
+    costs, world = CostModel(), World(paces, {"draft": 0.6, "retrieval": 0.95})
     it, batch = steered(costs, steps=0)
     tried: list[Plan] = []
     for _ in range(controller.PLAINLY + len(controller.FIRST["draft"])):

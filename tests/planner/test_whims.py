@@ -12,7 +12,7 @@ from tests.planner.world import plans
 from triforce import LLM, SamplingParams
 from triforce.backends import native_loader
 from triforce.interface.request import RequestOutput
-from triforce.planner import Costs, Pilot, Plan, cadence, controller
+from triforce.planner import CostModel, Plan, PlanController, cadence, controller
 from triforce.planner.forecast import TIMES
 from triforce.planner.plan import families
 from triforce.session import Session
@@ -39,15 +39,15 @@ def whims(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
     """Another plan and other budgets at each proposal, and now and then plain decoding for a while."""
     dice, drawn = random.Random(request.param), list[Plan]()
 
-    def whim(self: Pilot, lengths: list[int], widely: bool) -> Plan:
+    def whim(self: PlanController, lengths: list[int], widely: bool) -> Plan:
         self._grounded = self._steps + 3 * (dice.random() < 0.1)
         tiers = dice.choice([tiers for tiers, _ in families("draft" in self._parts, max(lengths) > 256)])
         alike = [plan for plan in plans(True, True) if plan.tiers == tiers]
         drawn.append(with_whims(dice.choice(alike), dice, lengths))
         return drawn[-1]
 
-    monkeypatch.setattr(Pilot, "_best", whim)
-    monkeypatch.setattr(Costs, "knows", lambda *_: True)
+    monkeypatch.setattr(PlanController, "_best", whim)
+    monkeypatch.setattr(CostModel, "knows", lambda *_: True)
     monkeypatch.setattr(controller, "EVERY", 1)
     monkeypatch.setattr(cadence, "WORTH", 0.0)
     monkeypatch.setattr(cadence, "LISTEN", 0.0)
@@ -92,15 +92,15 @@ def test_a_pilot_that_cheated_would_be_noticed(
     llm: LLM, prompts: list[list[int]], whims: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It leaves the exact tier out now and then."""
-    wire, turns = Pilot.wire, iter(range(10**6))
+    wire, turns = PlanController.wire, iter(range(10**6))
 
-    def cheat(self: Pilot, plan: Plan, prefix: object, live_B: object) -> None:
+    def cheat(self: PlanController, plan: Plan, prefix: object, live_B: object) -> None:
         wire(self, plan, prefix, live_B)  # type: ignore[arg-type]
         retrieval = self._parts["retrieval"]
         if next(turns) % 2:
             self.top.model = lambda ids, cache, at: retrieval.model(ids, _Blind(cache), at)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(Pilot, "wire", cheat)
+    monkeypatch.setattr(PlanController, "wire", cheat)
     params = SamplingParams(0.8, seed=5, max_tokens=60, ignore_eos=True)
     assert texts(llm.generate(prompts[0], params)) != texts(llm.generate(prompts[0], params, mode="ar"))
 

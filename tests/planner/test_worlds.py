@@ -9,7 +9,7 @@ import pytest
 
 from tests.planner.test_pilot import read
 from tests.planner.world import World, fixed, flown, plans, worth
-from triforce.planner import Costs, Pilot, Plan, fallback
+from triforce.planner import CostModel, Plan, PlanController, fallback
 from triforce.planner.forecast import BURST
 
 MS = 1e-3
@@ -34,19 +34,19 @@ PAYS = {
 }
 
 
-def informed(world: World) -> Costs:
+def informed(world: World) -> CostModel:
     """As a profile would have it."""
-    costs = Costs()
+    costs = CostModel()
     for tier in world.costs:
         for width in (1, 3, 7) * 4:
             costs.observe(tier, width, 1, BURST if tier == "draft" else 150, world.seen(tier, width))
     return costs
 
 
-def speed(world: World, costs: Costs, proposals: int = 600, first: int = 0, seed: int = 5) -> float:
+def speed(world: World, costs: CostModel, proposals: int = 600, first: int = 0, seed: int = 5) -> float:
     """Of so many proposals, after the first ones, with dice of their own."""
     world, batch = replace(world, dice=random.Random(seed)), read(None)
-    it = Pilot(batch.top, 1, costs, clock=lambda: 0.0)
+    it = PlanController(batch.top, 1, costs, clock=lambda: 0.0)
     if first:
         flown(it, batch.prefix, world, first)
     return flown(it, batch.prefix, world, proposals)
@@ -63,7 +63,7 @@ def test_where_speculation_loses_plain_decoding_it_is(world: World) -> None:
 
 @pytest.mark.parametrize("world", LOSES.values(), ids=LOSES)
 def test_and_who_knows_nothing_finds_out(world: World) -> None:
-    assert speed(world, Costs(), first=20) > 0.97 * fixed(Plan(), world)
+    assert speed(world, CostModel(), first=20) > 0.97 * fixed(Plan(), world)
 
 
 @pytest.mark.parametrize("world", PAYS.values(), ids=PAYS)
@@ -73,12 +73,12 @@ def test_where_it_pays_the_best_plan_is_found(world: World) -> None:
 
 @pytest.mark.parametrize("world", LOSES.values(), ids=LOSES)
 def test_a_pilot_that_never_falls_back_would_be_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bold(self: Pilot, lengths: list[int], widely: bool) -> Plan:
+    def bold(self: PlanController, lengths: list[int], widely: bool) -> Plan:
         seen = self._outlook(lengths, [{}])
         flying = (plan for plan in plans(True, True) if not {"draft", "retrieval"}.isdisjoint(plan.tiers))
         return max(flying, key=lambda plan: worth(plan, seen))
 
-    monkeypatch.setattr(Pilot, "_best", bold)
+    monkeypatch.setattr(PlanController, "_best", bold)
     monkeypatch.setattr(fallback, "GROUNDED", (0, 0))
     assert speed(world, informed(world)) < 0.97 * fixed(Plan(), world)
 
@@ -92,12 +92,12 @@ def test_costs_that_are_wrong_are_found_out() -> None:
 
 def test_only_what_came_short_is_remembered_and_not_for_ever() -> None:
     for came, kept in ((2.0, 1.0), (0.5, fallback.BOUNDS[0] ** (fallback.LASTS / 2))):
-        it = fallback.Guard()
-        it.speculated(fallback.Run(came * 800, 8.0, 8), 100.0, 0.0)
+        it = fallback.SpeculationFallback()
+        it.speculated(fallback.Throughput(came * 800, 8.0, 8), 100.0, 0.0)
         assert it.kept() == pytest.approx(kept, rel=0.01)
     trust = 0.5
     for _ in range(40):
-        trust = fallback.Guard(trust).kept()
+        trust = fallback.SpeculationFallback(trust).kept()
     assert trust > 0.98
 
 
@@ -105,7 +105,7 @@ def test_a_text_that_changes_is_followed() -> None:
     """The draft serves for a while, and then no more."""
     world = World(LONG, {"draft": 0.8, "retrieval": 0.95})
     batch = read(None)
-    it = Pilot(batch.top, 1, informed(world), clock=lambda: 0.0)
+    it = PlanController(batch.top, 1, informed(world), clock=lambda: 0.0)
     flown(it, batch.prefix, world, 200)
     assert "draft" in it.plan.tiers
     world.shares["draft"] = 0.0

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from triforce.planner import Pilot, Plan
+from triforce.planner import Plan, PlanController
 from triforce.planner.plan import Amount, families, rate
-from triforce.planner.plan import World as Known
+from triforce.planner.plan import TierEstimates as Known
 
 LIVE = np.array([True])
 
@@ -108,7 +108,7 @@ class Silence:
         return 0, 0
 
 
-def flown(it: Pilot, prefix: Any, world: World, proposals: int) -> float:
+def flown(it: PlanController, prefix: Any, world: World, proposals: int) -> float:
     """Tokens per second of a pilot in a world."""
     it._echo = Silence(world)  # type: ignore[assignment]
     tokens = seconds = 0.0

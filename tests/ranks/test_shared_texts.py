@@ -14,7 +14,7 @@ from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RankError, RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
-from triforce.planner import Costs, Pilot
+from triforce.planner import CostModel, PlanController
 
 PROMPTS = [[2 + (7 * i * i + step) % 290 for i in range(150)] for step in (0, 11)]
 NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
@@ -78,7 +78,7 @@ def opinionated(pair: Path, ranks: TPGroup) -> LLM:
     """Of what passes cost the ranks think differently: to rank 0 the full tier is dear, to the others cheap."""
     llm = made(pair, ranks)
     llm.reset_prefix_cache()
-    llm.runs.costs = Costs()
+    llm.runs.costs = CostModel()
     for step in range(40):
         for tier in ("full", "retrieval", "draft", "lookup"):
             llm.runs.costs.observe(tier, 1 + step % 7, 1, 150, 1.0 if (tier == "full") == (ranks.rank == 0) else 1e-3)
@@ -93,13 +93,13 @@ def test_clocks_that_differ_do_no_harm(pair: Path) -> None:
 
 def test_pilots_who_do_not_listen_would_show(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
-    steer = Pilot.steer
+    steer = PlanController.steer
 
-    def deaf(self: Pilot, *arguments: Any) -> None:
+    def deaf(self: PlanController, *arguments: Any) -> None:
         self._ranks = ALONE
         steer(self, *arguments)
 
-    monkeypatch.setattr(Pilot, "steer", deaf)
+    monkeypatch.setattr(PlanController, "steer", deaf)
     with pytest.raises((RankError, RuntimeError, AssertionError)):
         together(2, lambda ranks: opinionated(pair, ranks).generate(PROMPTS[0], params(), mode="auto"))
 

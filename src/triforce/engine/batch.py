@@ -24,7 +24,7 @@ from triforce.interface.stats import TierStats
 from triforce.kvcache import FullView, RetrievalView
 from triforce.kvcache.prompt_file import SavedCache
 from triforce.kvcache.views.coverage import in_sight
-from triforce.planner import Costs, Findings, Pilot, SearchedLayers
+from triforce.planner import CostModel, Findings, PlanController, SearchedLayers
 from triforce.ragged import Bools, ints
 from triforce.sampling import Noise
 from triforce.speculation import (
@@ -69,7 +69,7 @@ class Batch:
         coupling: str,
         jobs: Sequence[TokenSequence],
         memory: FullView | None = None,
-        costs: Costs | None = None,
+        costs: CostModel | None = None,
         findings: Findings | None = None,
         store: SharedKV | None = None,
         begun: Sequence[int] = (),
@@ -80,7 +80,9 @@ class Batch:
         capacities = [job.capacity(models.target.config.context, setting.reach) for job in jobs]
         self.top = ladder(TierBuilder(models, setting, capacities, memory, store, begun))
         self.search = self._search(findings) if findings is not None else None
-        self.pilot = Pilot(self.top, len(jobs), costs, _heat(jobs), ranks=models.target.ranks) if costs else None
+        self.pilot = (
+            PlanController(self.top, len(jobs), costs, _heat(jobs), ranks=models.target.ranks) if costs else None
+        )
         self.tiers = self.pilot.tiers if self.pilot else tiers(self.top)
         self._record()
         ids_BS = np.zeros((len(jobs), max(capacities) + 1), dtype=np.int64)

@@ -20,7 +20,7 @@ from triforce.errors import CacheError, RankError
 from triforce.kvcache.pool import pages_for
 from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.kvcache.views.full import TAIL
-from triforce.planner import Costs, Findings
+from triforce.planner import CostModel, Findings
 
 
 class EngineCore:
@@ -36,7 +36,7 @@ class EngineCore:
         setting: SpeculativeConfig,
         coupling: str,
         store: SharedKV,
-        costs: Costs,
+        costs: CostModel,
         turn: int | None = None,
         max_itl: float = MAX_ITL,
     ) -> None:

@@ -24,7 +24,7 @@ from triforce.errors import CacheError, RequestError
 from triforce.interface.request import RequestOutput
 from triforce.kvcache import FullView, PagePool, prompt_file
 from triforce.kvcache.pool import pages_for
-from triforce.planner import Costs
+from triforce.planner import CostModel
 
 MOST_ROWS = 8
 """Rows decoded together; others wait until one of these is done."""
@@ -44,7 +44,7 @@ class Runs:
     """What starts engines, and keeps one. `costs` are added to; `fingerprint` is the target's, for saved prompts."""
 
     def __init__(
-        self, models: ModelSet, setting: SpeculativeConfig, coupling: str, costs: Costs, fingerprint: str
+        self, models: ModelSet, setting: SpeculativeConfig, coupling: str, costs: CostModel, fingerprint: str
     ) -> None:
         self._models, self._setting, self._coupling, self.costs = models, setting, coupling, costs
         self._ranks, self._fingerprint = models.target.ranks, fingerprint

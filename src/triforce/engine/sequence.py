@@ -16,7 +16,7 @@ from triforce.sampling import Constraint
 from triforce.speculation import PromptLogitsHook
 
 
-class Pilot(Protocol):
+class PlanStatus(Protocol):
     """What is asked of one here: the plan, and what it and plain decoding promise (tokens per second)."""
 
     name: str
@@ -94,7 +94,7 @@ class TokenSequence:
         self.decode_seconds += seconds
         self.proposals += 1
 
-    def follow(self, pilot: Pilot) -> None:
+    def follow(self, pilot: PlanStatus) -> None:
         """Note what the pilot chose, if it is something else than before."""
         budget = pilot.budget(len(self.prompt) + len(self.tokens)) if pilot.budget else None
         if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (pilot.name, budget):

@@ -1,8 +1,8 @@
 """Which tiers to run, and how far each guesses: decided from what passes cost and what was accepted so far."""
 
-from triforce.planner.controller import Pilot
-from triforce.planner.cost_model import Costs
+from triforce.planner.controller import PlanController
+from triforce.planner.cost_model import CostModel
 from triforce.planner.plan import Plan
 from triforce.planner.searched_layers import Findings, SearchedLayers
 
-__all__ = ["Costs", "Findings", "Pilot", "Plan", "SearchedLayers"]
+__all__ = ["CostModel", "Findings", "PlanController", "Plan", "SearchedLayers"]

@@ -16,7 +16,7 @@ FORGOTTEN = 0.997  # of what all texts say, per proposal: who was unlucky, and i
 FADE = 0.98  # of what was seen in this text, per proposal
 
 
-class Shares:
+class AcceptanceHistory:
     """Sums of guesses kept and refused, by circumstances, of all texts; the latest ones count most."""
 
     def __init__(self, sums: dict[str, list[float]] | None = None) -> None:
@@ -51,13 +51,13 @@ def with_budget(about: str, times: float) -> str:
     return about if times == 1.0 else f"{about} x{times:g}"
 
 
-class Watch:
+class AcceptanceTracker:
     """The shares of one batch, of which what others saw is the beginning.
 
     heat: the temperature that its texts are sampled with.
     """
 
-    def __init__(self, shares: Shares, heat: float) -> None:
+    def __init__(self, shares: AcceptanceHistory, heat: float) -> None:
         self._shares, self._heat = shares, sum(heat > bound for bound in HEATS)
         self._seen: dict[str, dict[tuple[str, float], list[float]]] = {}
 

@@ -15,10 +15,10 @@ IN_VAIN = 4  # times that, at most, after as many times in vain
 QUIET = 4  # times as long until it is listened to again, at most, after as many texts of the kind that told nothing
 
 Kept = tuple[float, float, int, int]
-"""See `Pace.kept`."""
+"""See `Cadence.kept`."""
 
 
-class Pace:
+class Cadence:
     """Of one batch; the parameters are what `kept` says."""
 
     def __init__(self, listen: float = 0.0, review: float = 0.0, vain: int = 1, quiet: int = 1) -> None:

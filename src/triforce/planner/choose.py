@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from triforce.planner.fallback import Guard
-from triforce.planner.forecast import OTHER, Outlook
+from triforce.planner.fallback import SpeculationFallback
+from triforce.planner.forecast import OTHER, Forecast
 from triforce.planner.plan import Amount, Plan, rate
 
 BETTER = 1.04  # times the present plan's worth: less is not worth a change
@@ -17,7 +17,7 @@ PLAIN = Plan()
 
 
 def choose(
-    among: Iterable[tuple[tuple[str, ...], Sequence[Amount]]], world: Outlook, course: Plan, guard: Guard
+    among: Iterable[tuple[tuple[str, ...], Sequence[Amount]]], world: Forecast, course: Plan, guard: SpeculationFallback
 ) -> tuple[Plan, float]:
     """The plan that is worth most, or the course if that is about as good; and its tokens per second of each row.
 
@@ -44,7 +44,7 @@ def choose(
     return best, highest * OTHER ** len(best.times)
 
 
-def _worth(tiers: tuple[str, ...], gammas: Sequence[Amount], world: Outlook, guard: Guard) -> np.ndarray:
+def _worth(tiers: tuple[str, ...], gammas: Sequence[Amount], world: Forecast, guard: SpeculationFallback) -> np.ndarray:
     """Of plans of these tiers, tokens per second as things proved so far, by budget and gammas."""
     worth_KN = np.atleast_2d(rate(tiers, tuple(gammas), world)) * guard.off(True)
     return worth_KN / world.caution if "retrieval" in tiers else worth_KN

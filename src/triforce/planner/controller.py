@@ -1,7 +1,7 @@
 """Steers a batch: before each proposal of the exact tier it may choose another plan, from what has been seen so far.
 
-What it knows: seconds of passes (`Costs`), which share of each tier's guesses was kept (`Watch`), and what the text
-itself would have told (`Echo`). Under `seeded` no decision can change a text; under `rejection` none depends on a token
+What it knows: seconds of passes (`CostModel`), which share of each tier's guesses was kept (`AcceptanceTracker`), and what the text
+itself would have told (`NgramHindsight`). Under `seeded` no decision can change a text; under `rejection` none depends on a token
 that is still to be drawn, so the law stands.
 """
 
@@ -16,13 +16,13 @@ import numpy as np
 
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.kvcache import FullView, RetrievalView
-from triforce.planner.acceptance import Watch
-from triforce.planner.cadence import Pace
+from triforce.planner.acceptance import AcceptanceTracker
+from triforce.planner.cadence import Cadence
 from triforce.planner.choose import PLAIN, choose
-from triforce.planner.cost_model import Costs
-from triforce.planner.fallback import WATCHED, Guard, Run
-from triforce.planner.forecast import Outlook, Times, keys_seen, options
-from triforce.planner.ngram_hindsight import Echo
+from triforce.planner.cost_model import CostModel
+from triforce.planner.fallback import WATCHED, SpeculationFallback, Throughput
+from triforce.planner.forecast import Forecast, Times, keys_seen, options
+from triforce.planner.ngram_hindsight import NgramHindsight
 from triforce.planner.plan import Plan, families
 from triforce.ragged import Bools
 from triforce.speculation import NgramProposer, Proposer, SequenceState, Tier
@@ -37,7 +37,7 @@ FIRST: dict[str, list[tuple[int, ...]]] = {"draft": [(2, 4), (2, 4), (4, 2)], "r
 """Gammas of those, by the lowest tier."""
 
 
-class Pilot:
+class PlanController:
     """`top` is a ladder of all the tiers there are: full, retrieval and perhaps a draft.
 
     heat: the temperature of the texts. clock: what thoughts are timed with. Of several `ranks` all follow rank 0, as
@@ -48,7 +48,7 @@ class Pilot:
         self,
         top: Tier[FullView],
         rows: int,
-        costs: Costs,
+        costs: CostModel,
         heat: float = 1.0,
         clock: Callable[[], float] = perf_counter,
         ranks: TPGroup = ALONE,
@@ -74,19 +74,19 @@ class Pilot:
         self.name = str(PLAIN)
         self.budget: Callable[[int], int] | None = None
         """What the retrieval tier reads of so many tokens, where that is chosen, too."""
-        self._echo, self._watch = Echo(lookup), Watch(costs.shares, heat)
+        self._echo, self._watch = NgramHindsight(lookup), AcceptanceTracker(costs.shares, heat)
         self._grain = top.cache.grain
-        self._guard = Guard()
+        self._guard = SpeculationFallback()
         self._steps = self._thought = 0
         self._grounded = 0  # the step until which plain decoding goes on, as speculation lost
         self._course = self.plan
         self._calm = True  # nothing is guessed, nor is anything about to be
-        self._pace = Pace()
+        self._pace = Cadence()
         self._kind = ""  # of the texts, as they begin
         self._lengths: Sequence[int] = ()  # of the texts, before the latest proposal
         self._asked = 0  # how often lookup was, for a row, in the proposals that are learnt from
         self._study_took = 0.0  # seconds that it took to learn from the latest proposals
-        self._news = Run()
+        self._news = Throughput()
         known = costs.knows(*(name for name in self._parts if name != "lookup"))
         self._unseen = None if ranks.agree(known) else deque(self._first())
         """Plans to come that show what is not known of costs."""
@@ -197,7 +197,7 @@ class Pilot:
             if rest := self._guard.speculated(self._news, self.foretold, self.plain):
                 self._grounded = self._steps + rest
                 self._pace.hurry()  # what led here is worth a thought
-        self._news, self._study_took = Run(), self._clock() - began
+        self._news, self._study_took = Throughput(), self._clock() - began
 
     def time(self, lengths: Sequence[int], seconds: float) -> None:
         """Learn what the passes of some proposals took.
@@ -218,7 +218,7 @@ class Pilot:
 
     def forget(self) -> None:
         """The latest proposals are not to be learnt from."""
-        self._news = Run()
+        self._news = Throughput()
         for part in self.tiers:
             part.counters.fresh()
 
@@ -241,10 +241,10 @@ class Pilot:
     def _begin(self, lengths: list[int]) -> None:
         """What other texts of the kind have shown."""
         self._kind = self._watch.kind(lengths)
-        self._guard = Guard(self.costs.trust.get(self._kind, 1.0))
+        self._guard = SpeculationFallback(self.costs.trust.get(self._kind, 1.0))
         if self._kind in self.costs.plain:
             self.plain, kept = self.costs.plain[self._kind]
-            self.foretold, self._pace = self.plain, Pace(*kept)
+            self.foretold, self._pace = self.plain, Cadence(*kept)
 
     def _best(self, lengths: list[int], widely: bool) -> Plan:
         """The course from now on.
@@ -299,5 +299,5 @@ class Pilot:
                 kept, refused = news_B2[rows].sum(0).tolist()
                 self._watch.add(name, (1 << bits) - 1, kept, refused, self._view.times.get(bits, 1.0))
 
-    def _outlook(self, lengths: Sequence[int], budgets: Sequence[Times]) -> Outlook:
-        return Outlook(self.costs, self._watch, self._echo, self._view, lengths, budgets)
+    def _outlook(self, lengths: Sequence[int], budgets: Sequence[Times]) -> Forecast:
+        return Forecast(self.costs, self._watch, self._echo, self._view, lengths, budgets)

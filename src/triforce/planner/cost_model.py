@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from triforce.planner.acceptance import Shares
+from triforce.planner.acceptance import AcceptanceHistory
 from triforce.planner.cadence import Kept
 from triforce.planner.searched_layers import Finding, Findings
 
 FADE = 0.995  # of the past, per pass
-LASTING = 8.0  # passes' worth of what was seen before `Costs.settle`, which does not fade
+LASTING = 8.0  # passes' worth of what was seen before `CostModel.settle`, which does not fade
 TOGETHER = 64  # passes that are looked at at a time, at most
 FEW = 16  # passes that change little where many were seen: that they were can wait
 RIDGE = np.array([1e-9, 1e-3, 1e-6, 1e-3])
@@ -39,7 +39,7 @@ TOLD = 0.25  # leverage of a pass on its own forecast: those with less are told 
 _NONE = np.zeros((2, 4, 5))
 
 
-class Costs:
+class CostModel:
     """Seconds of passes, and `shares` of guesses kept. `path`: where they are kept, if anywhere."""
 
     def __init__(self, path: Path | None = None) -> None:
@@ -121,13 +121,13 @@ def _read(path: Path) -> Memory:
         }
         sums = {str(key): _numbers(pair, 2).tolist() for key, pair in saved["shares"].items()}
         layers = {str(case): Finding.read(found) for case, found in saved["layers"].items()}
-        return fits, Shares(sums), layers
+        return fits, AcceptanceHistory(sums), layers
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, np.linalg.LinAlgError):
         return _nothing()
 
 
 def _nothing() -> Memory:
-    return {}, Shares(), {}
+    return {}, AcceptanceHistory(), {}
 
 
 def _numbers(saved: Any, *shape: int) -> np.ndarray:
@@ -220,12 +220,12 @@ class _Fit:
         return self._sums.tolist(), self._lasting.tolist(), self.passes
 
     def line(self, rows: int, keys: float) -> tuple[float, float]:
-        """See `Costs.line`."""
+        """See `CostModel.line`."""
         (a, b, c, d), thousands = self._solution.tolist(), keys / 1000
         return a + c * thousands, b * rows + d * thousands
 
     def told(self, rows: int, keys: float) -> bool:
-        """See `Costs.told`."""
+        """See `CostModel.told`."""
         return bool(self._expected(np.array([_features(1, rows, keys)]))[1][0])
 
 
@@ -258,7 +258,7 @@ def _solved(sums: np.ndarray) -> np.ndarray:
     return solution
 
 
-Memory = tuple[dict[str, _Fit], Shares, Findings]
+Memory = tuple[dict[str, _Fit], AcceptanceHistory, Findings]
 
 
 def _features(width: Any, rows: Any, keys: Any) -> tuple[Any, Any, Any, Any]:

@@ -12,7 +12,7 @@ BOUNDS = 0.5, 1.5  # of the factors by which what was foretold proves to be off
 
 
 @dataclass(slots=True)
-class Run:
+class Throughput:
     """Some proposals, one after another, and the tokens of each row that they gave."""
 
     tokens: float = 0.0
@@ -30,7 +30,7 @@ class Run:
         return self.tokens < self.seconds * rate
 
 
-class Guard:
+class SpeculationFallback:
     """Of one batch. Rates are tokens per second of each row.
 
     trust: what speculation is taken to be worth of what is foretold, beside plain decoding, before it was tried.
@@ -40,7 +40,7 @@ class Guard:
         self._trust = trust
         self._rest = GROUNDED[0]
         self._off = {False: 1.0}  # what plain decoding and, once tried, speculation are worth, of what was foretold
-        self._latest: deque[Run] = deque()
+        self._latest: deque[Throughput] = deque()
 
     def off(self, speculation: bool) -> float:
         """Times what is foretold, that is what comes.
@@ -61,15 +61,15 @@ class Guard:
         """Other tiers speculate from now on."""
         self._latest.clear()
 
-    def plain(self, run: Run, costed: float) -> float:
+    def plain(self, run: Throughput, costed: float) -> float:
         """What plain decoding gave, beside the rate that costs of passes say; the rate to expect from now on."""
         self._correct(False, run.tokens / run.seconds / (self.off(False) * costed), run.proposals)
         return self.off(False) * costed
 
-    def speculated(self, news: Run, foretold: float, plain: float) -> int:
+    def speculated(self, news: Throughput, foretold: float, plain: float) -> int:
         """What speculation gave; if it lost to plain decoding, for how many proposals that is to go on, else 0."""
         self._latest.append(news)
-        run = Run()
+        run = Throughput()
         for each in self._latest:
             run.take(each.tokens, each.seconds, each.proposals)
         if run.proposals < WATCHED[0]:

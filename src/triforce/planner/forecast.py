@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from triforce.kvcache import RetrievalView
-from triforce.planner.acceptance import Watch
-from triforce.planner.cost_model import Costs
-from triforce.planner.ngram_hindsight import Echo
+from triforce.planner.acceptance import AcceptanceTracker
+from triforce.planner.cost_model import CostModel
+from triforce.planner.ngram_hindsight import NgramHindsight
 from triforce.planner.plan import Amount
 
 TIMES = 0.5, 1.0, 2.0
@@ -61,14 +61,14 @@ def keys_seen(tier: str, lengths: Sequence[int], view: RetrievalView) -> int:
     return BURST if tier == "draft" else 0
 
 
-class Outlook:
+class Forecast:
     """See `plan.World`; amounts that depend on the budget are columns, one row for each of `options`."""
 
     def __init__(
         self,
-        costs: Costs,
-        watch: Watch,
-        echo: Echo,
+        costs: CostModel,
+        watch: AcceptanceTracker,
+        echo: NgramHindsight,
         view: RetrievalView,
         lengths: Sequence[int],
         options: Sequence[Times] = ({},),
@@ -100,7 +100,7 @@ class Outlook:
         return self._retrieval[1] if tier == "retrieval" else self._watch.share(tier, self._longest)
 
     def _line(self, tier: str) -> tuple[Amount, Amount]:
-        """See `Costs.line`."""
+        """See `CostModel.line`."""
         if tier != "retrieval":
             return self._costs.line(tier, self.rows, keys_seen(tier, self._lengths, self._view))
         reads = self._retrieval[0]
@@ -126,8 +126,8 @@ class Outlook:
         return reads, _column(shares)
 
 
-def _retrieval(costs: Costs, rows: int, present: int, keys: int) -> tuple[float, float]:
-    """What a retrieval pass over so many keys takes, as `Costs.line` has it, where so many are usual.
+def _retrieval(costs: CostModel, rows: int, present: int, keys: int) -> tuple[float, float]:
+    """What a retrieval pass over so many keys takes, as `CostModel.line` has it, where so many are usual.
 
     As long as they are alike nothing tells what a key costs: no less than one of the exact tier, it is taken to be.
     Where so many were never read, it takes no more than a pass of the exact tier, of the same weights, over as many.

@@ -19,7 +19,7 @@ _UP_TO = np.minimum(np.arange(MOST + 1), np.arange(MOST + 1)[:, None]).astype(fl
 """[n, gamma]: the lesser."""
 
 
-class Echo:
+class NgramHindsight:
     """Sums over places, the latest ones most: of matches that count alone, and of those that count before a draft."""
 
     def __init__(self, lookup: NgramProposer) -> None:

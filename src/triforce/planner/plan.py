@@ -26,7 +26,7 @@ LAST_OF = (0.0, 0.0, 0.56, 0.85, 1.03, 1.16, 1.27, 1.35, 1.42)
 """By how many deviations the largest of so many normal variables is above their mean."""
 
 
-class World(Protocol):
+class TierEstimates(Protocol):
     """What is known of the tiers, for the rows that there are."""
 
     rows: int
@@ -82,7 +82,7 @@ class _Offer:
     width: Amount
 
 
-def rate(tiers: tuple[str, ...], gammas: tuple[Amount, ...], world: World) -> Amount:
+def rate(tiers: tuple[str, ...], gammas: tuple[Amount, ...], world: TierEstimates) -> Amount:
     """Tokens per second of each row that are to be expected, of plans of these tiers."""
     steps = list(zip(tiers, (*gammas, 1), strict=True))
     if "lookup" in tiers:
@@ -101,12 +101,12 @@ def expected(acceptance: Amount, guesses: Amount) -> Amount:
     return (1 - acceptance ** (guesses + 1)) / (1 - acceptance)
 
 
-def _alone(world: World, tier: str, gamma: Amount) -> _Offer:
+def _alone(world: TierEstimates, tier: str, gamma: Amount) -> _Offer:
     """A tier that guesses token by token."""
     return _Offer(gamma, world.alone(tier, gamma), expected(world.share(tier), gamma), gamma)
 
 
-def _lookup(world: World, gamma: Amount, below: str | None) -> _Offer:
+def _lookup(world: TierEstimates, gamma: Amount, below: str | None) -> _Offer:
     """Guesses from the text, and those of the draft where there are none."""
     made, kept, found = world.echo(gamma, below is None)
     somewhere = 1 - (1 - found) ** world.rows
@@ -120,7 +120,7 @@ def _lookup(world: World, gamma: Amount, below: str | None) -> _Offer:
     return _Offer(tokens, seconds + lacking * rest.seconds, gives, width)
 
 
-def _verified(world: World, below: _Offer, tier: str, gamma: Amount) -> _Offer:
+def _verified(world: TierEstimates, below: _Offer, tier: str, gamma: Amount) -> _Offer:
     """Rounds of guesses until there are `gamma` tokens; of many rows all wait for the last one."""
     rounds = np.maximum(1.0, (gamma + (below.gives - 1) / 2) / below.gives)
     tokens = rounds * below.gives
