@@ -22,10 +22,10 @@ from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
 from triforce.server import engine_thread as worker
 from triforce.server import tp_mirror as crew
-from triforce.server.engine_client import Ask, Lost
+from triforce.server.engine_client import GenerationRequest, ReplicaLost
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.tp_mirror import Crew, Orders
+from triforce.server.tp_mirror import StepCommands, TPMirror
 
 NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
 LIMITS = Limits(waiting=16, rows=4, kv_tokens=1024)
@@ -40,17 +40,17 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def crews(monkeypatch: pytest.MonkeyPatch) -> list[Crew]:
+def crews(monkeypatch: pytest.MonkeyPatch) -> list[TPMirror]:
     """All that are made."""
-    made: list[Crew] = []
+    made: list[TPMirror] = []
 
-    class Known(Crew):
+    class Known(TPMirror):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             made.append(self)
 
     for module in (crew, worker):
-        monkeypatch.setattr(module, "Crew", Known)
+        monkeypatch.setattr(module, "TPMirror", Known)
     return made
 
 
@@ -83,11 +83,11 @@ def play(pair: Path, ranks: TPGroup, scene: Scene, change: Callable[[LLM], objec
 async def result(answer: Any) -> RequestOutput | Exception:
     try:
         return [event async for event in answer][-1]
-    except (RequestError, CacheError, Lost) as error:
+    except (RequestError, CacheError, ReplicaLost) as error:
         return error
 
 
-async def results(worker: Worker, *asks: Ask) -> list[Any]:
+async def results(worker: Worker, *asks: GenerationRequest) -> list[Any]:
     return list(await asyncio.gather(*map(result, worker.submit(list(asks)))))
 
 
@@ -95,7 +95,7 @@ def texts(output: RequestOutput) -> list[tuple[str, list[int], str]]:
     return [(each.text, each.token_ids, each.finish_reason) for each in output.outputs]
 
 
-def held(crew: Crew) -> int:
+def held(crew: TPMirror) -> int:
     """Pages that rows have."""
     engine = crew.texts.engine
     return engine.store.pages - engine.store.pool.free_pages - len(engine._prefixes)
@@ -105,15 +105,15 @@ def busy(stop: str) -> Scene:
     """All kinds at once: more than there are rows; one is given up in the middle, and others come then."""
 
     async def scene(worker: Worker) -> list[Any]:
-        (left,) = worker.submit([Ask(prompt(1), params(max_tokens=300), "triforce")])
+        (left,) = worker.submit([GenerationRequest(prompt(1), params(max_tokens=300), "triforce")])
         first = asyncio.gather(
             *map(
                 result,
                 worker.submit(
                     [
-                        Ask(prompt(2), params(max_tokens=40, stop=stop), "triforce"),
-                        Ask(prompt(3, 60), params(n=2, temperature=0), "ar"),
-                        Ask(prompt(4, 90), params(), "auto"),
+                        GenerationRequest(prompt(2), params(max_tokens=40, stop=stop), "triforce"),
+                        GenerationRequest(prompt(3, 60), params(n=2, temperature=0), "ar"),
+                        GenerationRequest(prompt(4, 90), params(), "auto"),
                     ]
                 ),
             )
@@ -124,10 +124,10 @@ def busy(stop: str) -> Scene:
         left.cancel()
         late = await results(
             worker,
-            Ask(prompt(5, 30), params(grammar=SCHEMA, ignore_eos=False, max_tokens=80), "triforce"),
-            Ask(prompt(2), params(n=5, seed=6), "hybrid"),
-            Ask(prompt(6), params(max_tokens=5000), "ar", "of another key"),
-            Ask(prompt(2), params(logprobs=1), "retrieval"),
+            GenerationRequest(prompt(5, 30), params(grammar=SCHEMA, ignore_eos=False, max_tokens=80), "triforce"),
+            GenerationRequest(prompt(2), params(n=5, seed=6), "hybrid"),
+            GenerationRequest(prompt(6), params(max_tokens=5000), "ar", "of another key"),
+            GenerationRequest(prompt(2), params(logprobs=1), "retrieval"),
         )
         return [*await first, *late]
 
@@ -135,7 +135,7 @@ def busy(stop: str) -> Scene:
 
 
 @NATIVE
-def test_requests_get_the_text_of_one_process(pair: Path, crews: list[Crew]) -> None:
+def test_requests_get_the_text_of_one_process(pair: Path, crews: list[TPMirror]) -> None:
     llm = LLM(pair / "target", pair / "draft", budget=64, full_layers="none")
     whole = llm.generate(prompt(2), params(max_tokens=40), mode="ar")[0].outputs[0].text
     scene = busy(whole[20:23])
@@ -150,7 +150,7 @@ def test_requests_get_the_text_of_one_process(pair: Path, crews: list[Crew]) -> 
 
 
 def test_a_seed_that_is_drawn_is_told(pair: Path) -> None:
-    ask = Ask(prompt(1), params(seed=None, temperature=1.2), "triforce")
+    ask = GenerationRequest(prompt(1), params(seed=None, temperature=1.2), "triforce")
     output, again = together(2, lambda ranks: play(pair, ranks, lambda worker: results(worker, ask, ask)))[0]
     assert output.outputs[0].seed != again.outputs[0].seed and texts(output) != texts(again)
 
@@ -158,31 +158,38 @@ def test_a_seed_that_is_drawn_is_told(pair: Path) -> None:
 @pytest.mark.parametrize("deaf", ["gone", "fresh"])
 def test_a_rank_that_does_not_listen_is_noticed(pair: Path, monkeypatch: pytest.MonkeyPatch, deaf: str) -> None:
     """Negative control: one is not told who has gone, or begins what comes in another order."""
-    obey = Crew.obey
+    obey = TPMirror.obey
 
-    def disobey(self: Crew, orders: Orders) -> Iterator[Any]:
+    def disobey(self: TPMirror, orders: StepCommands) -> Iterator[Any]:
         if self._llm.ranks.rank:
             gone, fresh = ([], orders.fresh) if deaf == "gone" else (orders.gone, orders.fresh[::-1])
-            orders = Orders(gone, fresh)
+            orders = StepCommands(gone, fresh)
         return obey(self, orders)
 
-    monkeypatch.setattr(Crew, "obey", disobey)
+    monkeypatch.setattr(TPMirror, "obey", disobey)
 
     async def scene(worker: Worker) -> None:
-        left, _ = worker.submit([Ask(prompt(1), params(max_tokens=200), "ar"), Ask(prompt(2, 60), params(), "ar")])
+        left, _ = worker.submit(
+            [
+                GenerationRequest(prompt(1), params(max_tokens=200), "ar"),
+                GenerationRequest(prompt(2, 60), params(), "ar"),
+            ]
+        )
         events = aiter(left)
         for _ in range(3):
             await anext(events)
         left.cancel()
-        for output in await results(worker, Ask(prompt(3), params(), "ar")):
+        for output in await results(worker, GenerationRequest(prompt(3), params(), "ar")):
             if isinstance(output, Exception):
                 raise output
 
-    with pytest.raises((RankError, Lost, AssertionError, RuntimeError)):
+    with pytest.raises((RankError, ReplicaLost, AssertionError, RuntimeError)):
         together(2, lambda ranks: play(pair, ranks, scene))
 
 
-def test_what_one_rank_cannot_begin_none_does(pair: Path, monkeypatch: pytest.MonkeyPatch, crews: list[Crew]) -> None:
+def test_what_one_rank_cannot_begin_none_does(
+    pair: Path, monkeypatch: pytest.MonkeyPatch, crews: list[TPMirror]
+) -> None:
     """A grammar that the second cannot compile; KV that it has no room for. And what no rank has room for."""
     batch = engine_module.Batch
 
@@ -200,11 +207,11 @@ def test_what_one_rank_cannot_begin_none_does(pair: Path, monkeypatch: pytest.Mo
     async def scene(worker: Worker) -> list[Any]:
         return await results(
             worker,
-            Ask(prompt(1), params(), "triforce"),
-            Ask(prompt(2), params(grammar=SCHEMA, ignore_eos=False), "triforce"),
-            Ask(prompt(7), params(), "triforce"),
-            Ask(prompt(3, 400), params(n=8, max_tokens=100), "ar"),
-            Ask(prompt(4), params(), "ar"),
+            GenerationRequest(prompt(1), params(), "triforce"),
+            GenerationRequest(prompt(2), params(grammar=SCHEMA, ignore_eos=False), "triforce"),
+            GenerationRequest(prompt(7), params(), "triforce"),
+            GenerationRequest(prompt(3, 400), params(n=8, max_tokens=100), "ar"),
+            GenerationRequest(prompt(4), params(), "ar"),
         )
 
     outputs, _ = together(2, lambda ranks: play(pair, ranks, scene, second))
@@ -225,13 +232,17 @@ def test_a_rank_that_breaks_ends_the_engine(pair: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(engine_module.Batch, "step", breaking)
 
     async def scene(worker: Worker) -> None:
-        told.extend(await results(worker, Ask(prompt(1), params(), "ar"), Ask(prompt(2), params(), "triforce")))
+        told.extend(
+            await results(
+                worker, GenerationRequest(prompt(1), params(), "ar"), GenerationRequest(prompt(2), params(), "triforce")
+            )
+        )
         told.extend([worker.failure, worker.alive])
 
     with pytest.raises(MemoryError):
         together(2, lambda ranks: play(pair, ranks, scene))
     *answers, failure, alive = told
-    assert [type(each) for each in answers] == [Lost, Lost] and failure and not alive
+    assert [type(each) for each in answers] == [ReplicaLost, ReplicaLost] and failure and not alive
 
 
 def test_limits_that_differ_are_noticed(pair: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
 from triforce.replicas.tp_workers import accompanied
-from triforce.server.engine_client import Ask
+from triforce.server.engine_client import GenerationRequest
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 
@@ -21,7 +21,7 @@ async def main(folder: str, prompt: str) -> None:
     llm, limits = LLM(**settings | accompanied(settings, Limits(), 2, True, 1)), Limits()  # type: ignore[arg-type]
     worker = Worker(llm, limits)
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=24, ignore_eos=True)
-    (answer,) = worker.submit([Ask(llm.encode(prompt), params)])
+    (answer,) = worker.submit([GenerationRequest(llm.encode(prompt), params)])
     async for event in answer:
         if isinstance(event, RequestOutput):
             print(event.outputs[0].text.encode().hex(), flush=True)

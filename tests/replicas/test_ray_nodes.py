@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
 from triforce.replicas import router
-from triforce.server.engine_client import Ask
+from triforce.server.engine_client import GenerationRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 PROMPT = "the cat sat on the mat"
@@ -49,7 +49,7 @@ def homes(engine: Any) -> list[set[str]]:
     async def questions(document: list[int]) -> set[str]:
         names = set()
         for question in range(6):
-            (answer,) = engine.submit([Ask([*document, 5 + question], SamplingParams(max_tokens=1))])
+            (answer,) = engine.submit([GenerationRequest([*document, 5 + question], SamplingParams(max_tokens=1))])
             await whole(answer)
             names.add(answer.word.replica)
         return names
@@ -72,7 +72,7 @@ def test_work_is_spread(served: tuple[Any, Any]) -> None:
     _, engine = served
 
     async def play() -> Counter[str]:
-        asks = [Ask([9 + i, 8, 7], SamplingParams(max_tokens=200, ignore_eos=True)) for i in range(8)]
+        asks = [GenerationRequest([9 + i, 8, 7], SamplingParams(max_tokens=200, ignore_eos=True)) for i in range(8)]
         answers = engine.submit(asks)
         await asyncio.gather(*map(whole, answers))
         return Counter(answer.word.replica for answer in answers)
@@ -90,7 +90,7 @@ def test_who_hangs_up_is_cancelled_there(app: ASGIApp, served: tuple[Any, Any]) 
         """KV on both replicas, as the words of one short text on each tell it."""
         tokens: dict[str, int] = {}
         while len(tokens) < 2:
-            (answer,) = engine.submit([Ask([3], SamplingParams(max_tokens=1))])
+            (answer,) = engine.submit([GenerationRequest([3], SamplingParams(max_tokens=1))])
             await whole(answer)
             tokens[answer.word.replica] = answer.word.kv_tokens
         return sum(tokens.values())

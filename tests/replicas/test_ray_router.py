@@ -17,13 +17,15 @@ from triforce.replicas import remote_engine, router
 from triforce.replicas.cluster import Plan, planned
 from triforce.replicas.messages import Word
 from triforce.replicas.remote_engine import Replicas
-from triforce.server.engine_client import Ask, Lost, QueueFull, Stopping
+from triforce.server.engine_client import GenerationRequest, QueueFull, ReplicaLost, ShuttingDown
 
 DOCUMENT = list(range(5000))
 
 
 def pending(prompt: list[int], scope: str = "") -> Any:
-    return SimpleNamespace(args=[Ask(prompt, SamplingParams(), scope=scope)], routing_context=SimpleNamespace())
+    return SimpleNamespace(
+        args=[GenerationRequest(prompt, SamplingParams(), scope=scope)], routing_context=SimpleNamespace()
+    )
 
 
 def routed(*known: tuple[str, Any]) -> router.PrefixRouter:
@@ -140,7 +142,7 @@ class Scripted:
     def __init__(self, *scripts: list[Any]) -> None:
         self.scripts, self.calls, self.cancelled, self.answer = list(scripts), 0, 0, self
 
-    def remote(self, ask: Ask) -> Scripted:
+    def remote(self, ask: GenerationRequest) -> Scripted:
         self.calls += 1
         self.script = self.scripts.pop(0)
         return self
@@ -166,7 +168,7 @@ def told(*scripts: list[Any]) -> tuple[Scripted, list[Any]]:
 
     async def play() -> list[Any]:
         events = []
-        (answer,) = front.submit([Ask([1], SamplingParams())])
+        (answer,) = front.submit([GenerationRequest([1], SamplingParams())])
         try:
             async for event in answer:
                 events.append(event)
@@ -188,12 +190,12 @@ def test_what_has_not_begun_is_asked_of_another() -> None:
 
 def test_what_has_begun_is_lost() -> None:
     handle, events = told([ARRIVED, PIECE, DIED], [ARRIVED, PIECE, WHOLE])
-    assert events == [PIECE, Lost] and handle.calls == 1, "a text that goes on from another one's beginning"
+    assert events == [PIECE, ReplicaLost] and handle.calls == 1, "a text that goes on from another one's beginning"
 
 
 def test_what_ends_every_replica_is_given_up() -> None:
     handle, events = told(*[[ARRIVED, DIED]] * 9)
-    assert events == [Lost] and handle.calls == remote_engine.TRIES
+    assert events == [ReplicaLost] and handle.calls == remote_engine.TRIES
 
 
 def test_errors_of_the_engine_are_not_asked_again() -> None:
@@ -202,7 +204,7 @@ def test_errors_of_the_engine_are_not_asked_again() -> None:
 
 
 def test_a_replica_that_ends_without_an_end_is_lost() -> None:
-    assert told([ARRIVED, PIECE])[1] == [PIECE, Lost]
+    assert told([ARRIVED, PIECE])[1] == [PIECE, ReplicaLost]
 
 
 def scene(act: Callable[[Scripted, Replicas], Any], *scripts: list[Any], most: int = 2) -> Scripted:
@@ -218,8 +220,8 @@ def scene(act: Callable[[Scripted, Replicas], Any], *scripts: list[Any], most: i
     return handle
 
 
-def asks(count: int) -> list[Ask]:
-    return [Ask([1], SamplingParams())] * count
+def asks(count: int) -> list[GenerationRequest]:
+    return [GenerationRequest([1], SamplingParams())] * count
 
 
 def test_the_queue_is_bounded_and_taken_whole_or_not() -> None:
@@ -252,10 +254,10 @@ def test_to_stop_ends_what_runs() -> None:
     async def act(handle: Scripted, front: Replicas) -> None:
         (answer,) = front.submit(asks(1))
         front.drain()
-        with pytest.raises(Stopping):
+        with pytest.raises(ShuttingDown):
             front.submit(asks(1))
         front.stop()
-        with pytest.raises(Stopping):
+        with pytest.raises(ShuttingDown):
             await anext(aiter(answer))
 
     scene(act, [ARRIVED, ...])

@@ -25,10 +25,10 @@ from uvicorn.server import ServerState
 from triforce.cli import main
 from triforce.errors import RequestError
 from triforce.server import door, http_server, logs
-from triforce.server.app import Journal
+from triforce.server.app import AccessLog
 from triforce.server.connections import Connection, places
 from triforce.server.door import network
-from triforce.server.engine_client import Load
+from triforce.server.engine_client import EngineLoad
 from triforce.server.limits import CONNECTIONS, Limits
 from triforce.server.metrics import Metrics
 from triforce.server.sse import EventStream
@@ -43,10 +43,10 @@ class Scene:
 
     def __init__(self, **limits: Any) -> None:
         self.release, self.held, self.app = asyncio.Event(), 0, FastAPI()
-        engine: Any = SimpleNamespace(load=lambda: Load(0, 0, 0), failure=None)
+        engine: Any = SimpleNamespace(load=lambda: EngineLoad(0, 0, 0), failure=None)
         self.metrics = Metrics(engine, "tiny")
         self.app.state.service = SimpleNamespace(limits=Limits(**limits), metrics=self.metrics)
-        self.app.add_middleware(Journal)
+        self.app.add_middleware(AccessLog)
         for route in (self.quick, self.large, self.wait, self.endless):
             self.app.get(f"/{route.__name__}")(route)
         self.server = http_server.Server(self.app, engine, grace=1)

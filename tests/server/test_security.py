@@ -21,10 +21,10 @@ from triforce.errors import RequestError
 from triforce.llm import LLM
 from triforce.server import logs, security
 from triforce.server.app import create_app
-from triforce.server.engine_client import Load, Stopping
+from triforce.server.engine_client import EngineLoad, ShuttingDown
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.security import BoundedBodies, KnownHosts
+from triforce.server.security import BodyLimit, HostCheck
 from triforce.server.startup_checks import KEYS_VARIABLE, read_keys, require_key_beyond_loopback, require_origins
 
 KEY, OTHER = "a-key-of-many-letters", "another-key-as-long"
@@ -148,7 +148,7 @@ def test_what_is_no_origin(origin: str) -> None:
 
 def test_a_request_has_one_host() -> None:
     for hosts in ([], [b"localhost", b"localhost"]):
-        assert send_to(KnownHosts(echo, []), headers=[(b"host", host) for host in hosts])[0] == 400
+        assert send_to(HostCheck(echo, []), headers=[(b"host", host) for host in hosts])[0] == 400
 
 
 def test_pages_of_other_sites_read_nothing(app: ASGIApp) -> None:
@@ -182,7 +182,7 @@ def send_to(app: ASGIApp, chunks: tuple[bytes, ...] = (b"",), wait: float = 0, h
 
 
 def test_a_body_is_bounded_as_announced_and_as_it_comes() -> None:
-    app = BoundedBodies(echo, Limits(body_bytes=10))
+    app = BodyLimit(echo, Limits(body_bytes=10))
     assert send_to(app, (b"12345", b"67890")) == (200, b"1234567890")
     assert send_to(app, (b"12345", b"67890", b"1"))[0] == 413
     assert send_to(app, headers=[(b"content-length", b"11")])[0] == 413
@@ -196,7 +196,7 @@ def test_without_a_key_no_large_body_is_kept(guarded: ASGIApp) -> None:
 
 
 def test_a_body_must_arrive_in_time() -> None:
-    assert send_to(BoundedBodies(echo, Limits(body_seconds=0.05)), wait=0.2)[0] == 408
+    assert send_to(BodyLimit(echo, Limits(body_seconds=0.05)), wait=0.2)[0] == 408
 
 
 def test_a_large_request_is_refused(guarded: ASGIApp) -> None:
@@ -287,10 +287,10 @@ class Stopped:
     alive = False
 
     def submit(self, asks: object) -> Any:
-        raise Stopping
+        raise ShuttingDown
 
-    def load(self) -> Load:
-        return Load(0, 0, 0)
+    def load(self) -> EngineLoad:
+        return EngineLoad(0, 0, 0)
 
 
 def test_a_server_that_stops_says_so(llm: LLM) -> None:

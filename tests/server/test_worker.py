@@ -21,7 +21,7 @@ from triforce.errors import RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.llm import LLM
 from triforce.server.app import create_app
-from triforce.server.engine_client import Ask, QueueFull, Stopping
+from triforce.server.engine_client import GenerationRequest, QueueFull, ShuttingDown
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 from triforce.speculation import Tier
@@ -83,8 +83,8 @@ class Scripted:
         self.requests.clear()
 
 
-def asks(*first: int) -> list[Ask]:
-    return [Ask([i, 2, 3], SamplingParams()) for i in first]
+def asks(*first: int) -> list[GenerationRequest]:
+    return [GenerationRequest([i, 2, 3], SamplingParams()) for i in first]
 
 
 async def read(answer: Any) -> int:
@@ -190,14 +190,14 @@ def test_draining_finishes_what_was_taken_and_stopping_ends_it() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         one, two = worker.submit(asks(1, 2))
         worker.drain()
-        with pytest.raises(Stopping):
+        with pytest.raises(ShuttingDown):
             worker.submit(asks(3))
         llm.let.release(4)
         assert await read(one) == 4
         events = aiter(two)
         assert isinstance(await anext(events), OutputChunk)
         worker.stop()
-        with pytest.raises(Stopping):
+        with pytest.raises(ShuttingDown):
             while await anext(events):
                 pass
 
@@ -244,7 +244,7 @@ def test_a_prompt_that_nobody_waits_for_is_not_read_to_its_end(llm: LLM, monkeyp
 
     async def scene() -> None:
         worker = Worker(llm, Limits(waiting=1))
-        (answer,) = worker.submit([Ask([5] * 1900, SamplingParams())])
+        (answer,) = worker.submit([GenerationRequest([5] * 1900, SamplingParams())])
         while answer.waited is None or not (seen := worker.load().kv_tokens):
             await asyncio.sleep(0)
         answer.cancel()
@@ -263,7 +263,7 @@ def test_many_at_a_time_get_the_text_of_their_seed(llm: LLM, mode: str) -> None:
 
     async def scene() -> list[list[int]]:
         worker = Worker(llm, Limits())
-        answers = worker.submit([Ask(prompt, params, mode) for prompt in prompts])
+        answers = worker.submit([GenerationRequest(prompt, params, mode) for prompt in prompts])
         outputs = [[event async for event in answer][-1] for answer in answers]
         await worker.close()
         return [output.outputs[0].token_ids for output in outputs if isinstance(output, RequestOutput)]

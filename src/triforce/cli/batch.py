@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from triforce.distributed.group import TPGroup
     from triforce.server.batch_file import Answers
-    from triforce.server.engine_client import Engine
+    from triforce.server.engine_client import EngineClient
 
 REFUSED = 1
 """The exit code where lines were refused."""
@@ -79,7 +79,7 @@ def _answer(options: Namespace, ranks: TPGroup, name: str, source: BinaryIO, ans
     asyncio.run(run())
 
 
-def _unless_broken(app: ASGIApp, engine: Engine) -> ASGIApp:
+def _unless_broken(app: ASGIApp, engine: EngineClient) -> ASGIApp:
     """Raises what has ended the engine, instead of having each line answered with that."""
 
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:

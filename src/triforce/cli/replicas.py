@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from triforce.cli.tensor_parallel import Command
     from triforce.distributed.group import TPGroup
     from triforce.server.batch_file import Answers
-    from triforce.server.engine_client import Engine, Served
+    from triforce.server.engine_client import EngineClient, ServedModel
     from triforce.server.limits import Limits
 
 MOST = 1024
@@ -44,7 +44,7 @@ def run(options: Namespace, command: Command, *, winds_down: bool = False) -> in
     return command(options, ALONE)
 
 
-def engine(options: Namespace, ranks: TPGroup, limits: Limits, purpose: str) -> tuple[Served, Engine]:
+def engine(options: Namespace, ranks: TPGroup, limits: Limits, purpose: str) -> tuple[ServedModel, EngineClient]:
     """What is served, and what makes its texts: replicas, if they are wanted, or a thread. Raises TriforceError.
 
     purpose: tells apart what this machine has on one Ray.
@@ -57,7 +57,7 @@ def engine(options: Namespace, ranks: TPGroup, limits: Limits, purpose: str) -> 
     return llm, Worker(llm, limits)
 
 
-def _replicas(options: Namespace, limits: Limits, purpose: str) -> tuple[Served, Engine]:
+def _replicas(options: Namespace, limits: Limits, purpose: str) -> tuple[ServedModel, EngineClient]:
     with _importing(options):
         from triforce.replicas.cluster import replicated
 

@@ -22,7 +22,7 @@ from triforce.replicas.replica import use_share
 from triforce.replicas.tp_workers import accompanied
 from triforce.server.app import create_app
 from triforce.server.batch_file import LIMITS, Answers, post
-from triforce.server.batch_input import Job
+from triforce.server.batch_input import BatchLine
 from triforce.server.engine_thread import Worker
 
 RETRIES = 1
@@ -86,7 +86,7 @@ def answer(
         answers.add(replace(job, error=died, code="replica_lost"))
 
 
-def _ask(jobs: dict[int, Job], plan: Plan, at_once: int, model: Model, answers: Answers) -> None:
+def _ask(jobs: dict[int, BatchLine], plan: Plan, at_once: int, model: Model, answers: Answers) -> None:
     """Take out of `jobs` what is answered, each as soon as it is. Raises RequestError."""
     if not jobs:
         return
@@ -104,7 +104,7 @@ def _ask(jobs: dict[int, Job], plan: Plan, at_once: int, model: Model, answers: 
         raise RequestError(f"{what}; {advice}") from error
 
 
-def _answered(jobs: dict[int, Job], plan: Plan, at_once: int, model: Model) -> ray.data.Dataset:
+def _answered(jobs: dict[int, BatchLine], plan: Plan, at_once: int, model: Model) -> ray.data.Dataset:
     rows = [{"place": place, "url": job.url, "body": job.body} for place, job in jobs.items()]
     return ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         Answerer,

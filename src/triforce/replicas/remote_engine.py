@@ -15,7 +15,7 @@ from ray.serve.exceptions import RayServeException
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import RequestOutput
 from triforce.replicas.messages import Word
-from triforce.server.engine_client import Ask, Event, Load, Lost, QueueFull, Stopping
+from triforce.server.engine_client import EngineLoad, Event, GenerationRequest, QueueFull, ReplicaLost, ShuttingDown
 
 TRIES = 3
 """Replicas that a request is sent to, if they die before its first token: it may be what they die of."""
@@ -26,7 +26,7 @@ LOOK_SECONDS = 2.0
 class _Answer:
     """A task takes what a replica says from the moment of asking on, and keeps it until it is asked for."""
 
-    def __init__(self, ask: Ask, handle: Any, done: Callable[[_Answer], None]) -> None:
+    def __init__(self, ask: GenerationRequest, handle: Any, done: Callable[[_Answer], None]) -> None:
         self.ask = ask
         self.waited: float | None = None
         self.word: Word | None = None
@@ -66,7 +66,7 @@ class _Answer:
         for left in reversed(range(TRIES)):
             try:
                 return await self._from_one()
-            except Lost:
+            except ReplicaLost:
                 if self.begun or not left:
                     raise
                 self.word = self.waited = None
@@ -88,12 +88,12 @@ class _Answer:
         except (RayTaskError, TaskCancelledError):
             raise
         except (RayError, RayServeException) as error:
-            raise Lost from error
+            raise ReplicaLost from error
         finally:
             if end is None:
                 words.cancel()
         if end is None:
-            raise Lost
+            raise ReplicaLost
         return end
 
 
@@ -109,19 +109,19 @@ class Replicas:
         self._open, self._alive, self._closed = True, True, Flag()
         Thread(target=self._look, name="triforce-replicas", daemon=True).start()
 
-    def submit(self, asks: list[Ask]) -> Sequence[_Answer]:
+    def submit(self, asks: list[GenerationRequest]) -> Sequence[_Answer]:
         if not self._open:
-            raise Stopping
+            raise ShuttingDown
         if len(self.answers) + len(asks) > self._most:
             raise QueueFull(self.load().waiting)
         answers = [_Answer(ask, self._handle, self._forget) for ask in asks]
         self.answers |= dict.fromkeys(answers)
         return answers
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         words = [answer.word for answer in self.answers if answer.word]
         kv_tokens = {word.replica: word.kv_tokens for word in words}
-        return Load(len(words), len(self.answers) - len(words), sum(kv_tokens.values()))
+        return EngineLoad(len(words), len(self.answers) - len(words), sum(kv_tokens.values()))
 
     @property
     def alive(self) -> bool:
@@ -138,7 +138,7 @@ class Replicas:
     def stop(self) -> None:
         self.drain()
         for answer in list(self.answers):
-            answer.tell(Stopping())
+            answer.tell(ShuttingDown())
             answer.cancel()
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from triforce.llm import LLM
 from triforce.replicas.frontend import Desk
 from triforce.replicas.messages import Word
 from triforce.replicas.tp_workers import accompanied
-from triforce.server.engine_client import Ask, Lost, Stopping
+from triforce.server.engine_client import GenerationRequest, ReplicaLost, ShuttingDown
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 
@@ -54,9 +54,9 @@ class Replica:
     def check_health(self) -> None:
         """Ray asks now and then, and starts another replica for one that raises."""
         if self._worker and not self._worker.alive:
-            raise Stopping
+            raise ShuttingDown
 
-    async def answer(self, ask: Ask) -> AsyncGenerator[Word, None]:
+    async def answer(self, ask: GenerationRequest) -> AsyncGenerator[Word, None]:
         """The events of one request, which is cancelled when nobody takes them any more."""
         assert self._worker, "who asks has seen the desk"
         yield self._word()
@@ -65,7 +65,7 @@ class Replica:
             async with aclosing(aiter(answer)) as events:  # type: ignore[type-var]
                 async for event in events:
                     yield self._word(event, answer.waited or 0.0)
-        except (TriforceError, Stopping, Lost) as error:
+        except (TriforceError, ShuttingDown, ReplicaLost) as error:
             yield self._word(error)
         finally:
             answer.cancel()

@@ -8,7 +8,7 @@ from random import sample
 
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
-from triforce.server.engine_client import Ask
+from triforce.server.engine_client import GenerationRequest
 
 LEAST = 512
 """Tokens of the shortest beginning that counts: less is read in a moment, wherever it is."""
@@ -50,7 +50,7 @@ def beginnings(request: PendingRequest) -> list[int]:
     """What stands for a request's beginnings, the shortest first. Those of another scope are others."""
     keys, size = [], LEAST
     for ask in request.args:
-        while isinstance(ask, Ask) and size <= len(ask.prompt):
+        while isinstance(ask, GenerationRequest) and size <= len(ask.prompt):
             keys.append(hash((ask.scope, *ask.prompt[:size])))
             size *= 2
     return keys

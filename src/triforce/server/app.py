@@ -15,22 +15,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triforce import __version__
 from triforce.errors import ModelError
 from triforce.server import chat, completions, errors, logs, misc_routes, playground, responses
-from triforce.server.engine_client import Engine, Served
+from triforce.server.engine_client import EngineClient, ServedModel
 from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
 from triforce.server.request_base import HEADER
-from triforce.server.request_parser import Reader
-from triforce.server.security import BoundedBodies, Keys, KnownHosts
+from triforce.server.request_parser import RequestParser
+from triforce.server.security import ApiKeyAuth, BodyLimit, HostCheck
 from triforce.server.service import Service
-from triforce.server.sse import HungUp
+from triforce.server.sse import ClientDisconnected
 
 CLIENT_GONE = 499
 """Logged as the status of a request whose client hung up; nginx's number."""
 
 
 def create_app(
-    llm: Served,
-    engine: Engine,
+    llm: ServedModel,
+    engine: EngineClient,
     name: str,
     *,
     limits: Limits | None = None,
@@ -60,24 +60,24 @@ def create_app(
         docs_url=None,  # these pages load scripts from foreign hosts
         redoc_url=None,
     )
-    app.state.service = Service(name, Reader(llm, llm.tokenizer, limits), engine, Metrics(engine, name), limits)
+    app.state.service = Service(name, RequestParser(llm, llm.tokenizer, limits), engine, Metrics(engine, name), limits)
     for module in (completions, chat, responses, misc_routes, playground):
         app.include_router(module.router)
     errors.install(app)
     # The last one added is asked first.
-    app.add_middleware(BoundedBodies, limits=limits)
-    app.add_middleware(Keys, keys=keys)
+    app.add_middleware(BodyLimit, limits=limits)
+    app.add_middleware(ApiKeyAuth, keys=keys)
     if origins:  # before keys, as browsers ask without one whether they may
         exposed = [HEADER, "X-Request-Id", "Retry-After"]
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
         )
-    app.add_middleware(KnownHosts, names=hosts)
-    app.add_middleware(Journal)
+    app.add_middleware(HostCheck, names=hosts)
+    app.add_middleware(AccessLog)
     return app
 
 
-class Journal:
+class AccessLog:
     """Outermost: one line of log for each request, and an answer even where the server is at fault."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -99,7 +99,7 @@ class Journal:
 
         try:
             await self.app(scope, receive, note)
-        except HungUp:
+        except ClientDisconnected:
             status = CLIENT_GONE
         except Exception as error:
             logs.failure("request broke", error, request=report["request"])

@@ -19,7 +19,7 @@ from uuid import uuid4
 from starlette.types import ASGIApp, Message
 
 from triforce.errors import RequestError
-from triforce.server.batch_input import Job, Name, jobs
+from triforce.server.batch_input import BatchLine, Name, jobs
 from triforce.server.limits import Limits
 
 AT_ONCE = 32
@@ -93,7 +93,7 @@ class Answers:
     def __exit__(self, *error: object) -> None:
         self._file.close()
 
-    def missing(self, source: BinaryIO) -> Iterator[Job]:
+    def missing(self, source: BinaryIO) -> Iterator[BatchLine]:
         for job in jobs(source):
             if job.name not in self._done:
                 yield job
@@ -101,7 +101,7 @@ class Answers:
             self.tally.skipped += 1
             self._on_line()
 
-    def add(self, job: Job, response: Response | None = None) -> None:
+    def add(self, job: BatchLine, response: Response | None = None) -> None:
         """What the application answered; nothing where the job says what is wrong with it."""
         named, error = isinstance(job.name, str), None
         if job.error is not None:
@@ -122,7 +122,7 @@ async def run(app: ASGIApp, source: BinaryIO, answers: Answers) -> None:
     """Answer each line of `source` that is not answered yet."""
     room = asyncio.Semaphore(AT_ONCE)
 
-    async def work(job: Job) -> None:
+    async def work(job: BatchLine) -> None:
         try:
             response = None if job.error is not None else await post(app, job.url, job.body)
         finally:

@@ -14,7 +14,7 @@ Name = str | int
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BatchLine:
     """One line of the input: a request, or what is wrong with it."""
 
     name: Name
@@ -24,31 +24,31 @@ class Job:
     code: str = "invalid_line"
 
 
-def jobs(file: BinaryIO) -> Iterator[Job]:
+def jobs(file: BinaryIO) -> Iterator[BatchLine]:
     """The lines of an input that are not blank."""
     seen: dict[Name, int] = {}
     for number, line in enumerate(file, 1):
         if line.strip():
             job = _job(number, line)
             if job.name in seen:
-                job = Job(
+                job = BatchLine(
                     number, error=f"custom_id {job.name!r} stands in line {seen[job.name]} already; give each its own"
                 )
             seen[job.name] = number
             yield job
 
 
-def _job(number: int, line: bytes) -> Job:
+def _job(number: int, line: bytes) -> BatchLine:
     try:
         asked = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return Job(number, error=f"line {number} is not JSON: {error}")
+        return BatchLine(number, error=f"line {number} is not JSON: {error}")
     name = asked.get("custom_id") if isinstance(asked, dict) else None
     if not isinstance(name, str) or not name:
-        return Job(number, error=f"line {number} is no JSON object with a custom_id, which is a text")
+        return BatchLine(number, error=f"line {number} is no JSON object with a custom_id, which is a text")
     body, url = asked.get("body"), asked.get("url")
     if asked.get("method") != "POST" or url not in PATHS:
-        return Job(name, error=f"line {number}: method must be POST, and url one of {', '.join(PATHS)}")
+        return BatchLine(name, error=f"line {number}: method must be POST, and url one of {', '.join(PATHS)}")
     if not isinstance(body, dict) or body.get("stream"):
-        return Job(name, error=f"line {number}: body must be a JSON object, without stream")
-    return Job(name, url, json.dumps(body).encode())
+        return BatchLine(name, error=f"line {number}: body must be a JSON object, without stream")
+    return BatchLine(name, url, json.dumps(body).encode())

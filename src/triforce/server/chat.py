@@ -17,7 +17,7 @@ from triforce.server.schemas import ChatBody
 from triforce.server.service import Service
 from triforce.server.sse import DONE, frame
 from triforce.server.tool_call_parser import Call
-from triforce.server.tool_choice import Toolbox, reader_of
+from triforce.server.tool_choice import ToolChoice, reader_of
 from triforce.server.usage import chat_logprobs, looked, usage
 
 router = APIRouter()
@@ -90,7 +90,7 @@ class ChatReply:
 class _Said:
     """One answer as it grows: its text, and the calls in it."""
 
-    def __init__(self, tools: Toolbox | None) -> None:
+    def __init__(self, tools: ToolChoice | None) -> None:
         self._reader = reader_of(tools)
         self._calls = 0
 

@@ -52,20 +52,20 @@ class ChatMessage(Message):
 Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
 
 
-class Kept(Body):
+class ItemMeta(Body):
     """What an item of an answer has, and says nothing if it is sent back."""
 
     id: str | None = None
     status: str | None = None
 
 
-class Item(Message, Kept):
+class Item(Message, ItemMeta):
     """One turn of a conversation, as /v1/responses has it."""
 
     type: Literal["message"] | None = None
 
 
-class CallItem(Kept):
+class CallItem(ItemMeta):
     """A call that was made earlier. It belongs to the assistant's turn before it, if there is one."""
 
     type: Literal["function_call"]
@@ -74,7 +74,7 @@ class CallItem(Kept):
     arguments: str = Field(description="A JSON object")
 
 
-class ResultItem(Kept):
+class ResultItem(ItemMeta):
     """What a call gave."""
 
     type: Literal["function_call_output"]

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from triforce.engine.inputs import one_or_many
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import RequestOutput, TokenLogprobs
-from triforce.server.engine_client import Ask
+from triforce.server.engine_client import GenerationRequest
 from triforce.server.request_parser import served
 from triforce.server.schemas import CompletionBody
 from triforce.server.service import Service
@@ -36,7 +36,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 class CompletionReply:
     """Choices are numbered through all prompts: those of the first, then those of the second."""
 
-    def __init__(self, body: CompletionBody, asks: Sequence[Ask], service: Service) -> None:
+    def __init__(self, body: CompletionBody, asks: Sequence[GenerationRequest], service: Service) -> None:
         self._asks, self._n, self._tokenizer = asks, body.n or 1, service.reader.tokenizer
         self._head = {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time())}
         self._head |= {"model": service.name}

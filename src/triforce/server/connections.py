@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from triforce.errors import RequestError
 from triforce.server import logs
-from triforce.server.errors import Refusal
+from triforce.server.errors import ApiError
 from triforce.server.limits import CONNECTIONS, Limits
 from triforce.server.metrics import Metrics
 
@@ -124,7 +124,7 @@ class Connections:
         return [c for c in self._open if address is None or c.address == address]
 
 
-def raw(refusal: Refusal) -> bytes:
+def raw(refusal: ApiError) -> bytes:
     """A refusal as it is sent where there is no request to answer; the connection is closed behind it."""
     response = refusal.response()
     lines = [b"HTTP/1.1 %d %s" % (refusal.status, HTTPStatus(refusal.status).phrase.encode()), b"connection: close"]
@@ -132,4 +132,4 @@ def raw(refusal: Refusal) -> bytes:
     return b"\r\n".join([*lines, b"", bytes(response.body)])
 
 
-_LATE = raw(Refusal(408, "the request's headers did not arrive in time; send it again"))
+_LATE = raw(ApiError(408, "the request's headers did not arrive in time; send it again"))

@@ -14,7 +14,7 @@ from functools import partial
 from ipaddress import IPv6Address, IPv6Network, ip_address
 
 from triforce.server.connections import Connection, Connections, raw
-from triforce.server.errors import RETRY_SECONDS, Refusal
+from triforce.server.errors import RETRY_SECONDS, ApiError
 
 MOMENT = 0.1
 """Seconds that accepting pauses where nothing can be done, before it looks again."""
@@ -85,6 +85,6 @@ def _refuse(client: socket.socket) -> None:
             client.recv(2**16)
 
 
-_FULL = raw(Refusal(429, "your address has all the connections open that it may have, each with a request; close some, "
+_FULL = raw(ApiError(429, "your address has all the connections open that it may have, each with a request; close some, "
                     "or start the server with a larger --max-connections-per-address",
                     code="too_many_connections", headers={"Retry-After": str(RETRY_SECONDS)}))  # fmt: skip

@@ -29,7 +29,7 @@ Event = OutputChunk | RequestOutput | Reading
 """Pieces of the `n` texts as they are ready, and at the end the whole: what `LLM.stream` yields. Reading is before."""
 
 
-class Served(Protocol):
+class ServedModel(Protocol):
     """Of an LLM what requests are read with; each member as there."""
 
     @property
@@ -50,7 +50,7 @@ class Served(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class GenerationRequest:
     """One prompt to continue. `mode` is one of `ladder.MODES`; None is the engine's own. `scope` says whose it is."""
 
     prompt: list[int]
@@ -60,7 +60,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class EngineLoad:
     """What an engine is doing now."""
 
     running: int
@@ -77,15 +77,15 @@ class QueueFull(Exception):
         self.waiting = waiting
 
 
-class Stopping(Exception):
+class ShuttingDown(Exception):
     """The engine takes no more requests, or ended this one because it was told to stop."""
 
 
-class Lost(Exception):
+class ReplicaLost(Exception):
     """What made this text is gone, in the middle of it."""
 
 
-class Answer(Protocol):
+class GenerationStream(Protocol):
     """What comes of one request. Iterate once, in the event loop it was submitted from."""
 
     @property
@@ -93,19 +93,19 @@ class Answer(Protocol):
         """Seconds in the queue; None while it waits."""
 
     def __aiter__(self) -> AsyncIterator[Event]:
-        """The events, then a RequestOutput. Raises TriforceError, Stopping, Lost, or what the engine broke on."""
+        """The events, then a RequestOutput. Raises TriforceError, ShuttingDown, ReplicaLost, or what the engine broke on."""
 
     def cancel(self) -> None:
         """Nobody waits any more: the engine stops at its next step and gives the KV back. Harmless when done."""
 
 
-class Engine(Protocol):
+class EngineClient(Protocol):
     """Makes texts. All methods are called from one event loop and return at once, except `close`."""
 
-    def submit(self, asks: list[Ask]) -> Sequence[Answer]:
-        """Queue requests, all or none. Raises QueueFull or Stopping."""
+    def submit(self, asks: list[GenerationRequest]) -> Sequence[GenerationStream]:
+        """Queue requests, all or none. Raises QueueFull or ShuttingDown."""
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """What it is doing now."""
 
     @property
@@ -120,7 +120,7 @@ class Engine(Protocol):
         """Take no more requests; go on with those that were taken."""
 
     def stop(self) -> None:
-        """Take no more requests, and end all others with Stopping."""
+        """Take no more requests, and end all others with ShuttingDown."""
 
     async def close(self) -> None:
         """Stop, and wait until nothing runs any more."""

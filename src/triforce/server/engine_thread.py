@@ -1,4 +1,4 @@
-"""An engine of one thread (see `server.engine`): requests come and go between two steps of a `Crew`."""
+"""An engine of one thread (see `server.engine`): requests come and go between two steps of a `TPMirror`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,23 @@ from triforce.engine.engine import Request
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import RequestOutput
 from triforce.llm import LLM
-from triforce.server.engine_client import Ask, Event, Load, Lost, QueueFull, Reading, Stopping
+from triforce.server.engine_client import (
+    EngineLoad,
+    Event,
+    GenerationRequest,
+    QueueFull,
+    Reading,
+    ReplicaLost,
+    ShuttingDown,
+)
 from triforce.server.limits import Limits
-from triforce.server.tp_mirror import Crew, Orders
+from triforce.server.tp_mirror import StepCommands, TPMirror
 
 
 class _Answer:
     """Events cross from the worker's thread to the event loop that asked for them."""
 
-    def __init__(self, ask: Ask, number: int) -> None:
+    def __init__(self, ask: GenerationRequest, number: int) -> None:
         self.ask, self.number = ask, number
         self.cancelled = False
         self.request: Request | None = None
@@ -56,7 +64,7 @@ class Worker:
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
         self._ranks, self._most = llm.ranks, limits.waiting + limits.rows
-        self._crew = Crew(llm, limits)
+        self._crew = TPMirror(llm, limits)
         self._answers: dict[int, _Answer] = {}
         """All that are not done, by number, in the order in which they came."""
         self._numbers = count()
@@ -67,10 +75,10 @@ class Worker:
         self._thread = threading.Thread(target=self._work, name="triforce-worker", daemon=True)
         self._thread.start()
 
-    def submit(self, asks: list[Ask]) -> list[_Answer]:
+    def submit(self, asks: list[GenerationRequest]) -> list[_Answer]:
         with self._changed:
             if not self._open:
-                raise Stopping
+                raise ShuttingDown
             wanted = [answer for answer in self._answers.values() if not answer.cancelled]
             if len(wanted) + len(asks) > self._most:
                 raise QueueFull(sum(answer.waited is None for answer in wanted))
@@ -79,12 +87,12 @@ class Worker:
             self._changed.notify()
         return answers
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         with self._changed:
             answers = self._answers.values()
             running = sum(answer.waited is not None for answer in answers)
             waiting = sum(answer.waited is None and not answer.cancelled for answer in answers)
-            return Load(running, waiting, self._kv_tokens)
+            return EngineLoad(running, waiting, self._kv_tokens)
 
     @property
     def alive(self) -> bool:
@@ -100,7 +108,7 @@ class Worker:
         with self._changed:
             ended = list(self._answers.values())
         for answer in ended:
-            answer.tell(Stopping())
+            answer.tell(ShuttingDown())
             answer.cancel()
 
     async def close(self) -> None:
@@ -124,7 +132,7 @@ class Worker:
     def _turn(self, answers: list[_Answer]) -> None:
         gone = [answer.number for answer in answers if answer.cancelled]
         fresh = [(answer.number, answer.ask) for answer in answers if not (answer.request or answer.number in gone)]
-        orders = Orders(gone, fresh)
+        orders = StepCommands(gone, fresh)
         try:
             for number, event in self._crew.obey(self._ranks.agree(orders)):
                 self._tell(number, event)
@@ -158,4 +166,4 @@ class Worker:
             self._open, self.failure = False, error
             left = list(self._answers)
         for number in left:
-            self._end(number, Lost())
+            self._end(number, ReplicaLost())

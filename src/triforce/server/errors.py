@@ -11,13 +11,13 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from triforce.errors import RequestError, TriforceError
-from triforce.server.engine_client import Lost, QueueFull, Stopping
+from triforce.server.engine_client import QueueFull, ReplicaLost, ShuttingDown
 
 RETRY_SECONDS = 5
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-class Refusal(Exception):
+class ApiError(Exception):
     """An answer that is an error: HTTP status, a text for people, and perhaps the field that is meant."""
 
     def __init__(
@@ -41,34 +41,34 @@ class Refusal(Exception):
         return JSONResponse(self.body(), self.status, dict(self.headers or {}))
 
 
-def wrong(param: str, message: str) -> Refusal:
+def wrong(param: str, message: str) -> ApiError:
     """A field that cannot be served as it is."""
-    return Refusal(400, message, param=param)
+    return ApiError(400, message, param=param)
 
 
-def took_too_long(seconds: float) -> Refusal:
+def took_too_long(seconds: float) -> ApiError:
     text = f"not done after {seconds:g} seconds; ask for fewer tokens, or start the server with a longer --timeout"
-    return Refusal(408, text, code="timeout", headers={"x-should-retry": "false"})  # heard by OpenAI's clients
+    return ApiError(408, text, code="timeout", headers={"x-should-retry": "false"})  # heard by OpenAI's clients
 
 
-def broken() -> Refusal:
-    return Refusal(500, "something broke in the server; its log says what", code="internal")
+def broken() -> ApiError:
+    return ApiError(500, "something broke in the server; its log says what", code="internal")
 
 
-def refusal_for(error: Exception) -> Refusal | None:
+def refusal_for(error: Exception) -> ApiError | None:
     """How to say an error that is the client's, or was foreseen; None for a fault of the server."""
     match error:
-        case Refusal():
+        case ApiError():
             return error
         case RequestError():
-            return Refusal(400, str(error))
+            return ApiError(400, str(error))
         case TriforceError():  # a model that cannot be computed with, say
-            return Refusal(500, str(error), code="model")
+            return ApiError(500, str(error), code="model")
         case QueueFull():
             return _queue_full(error.waiting)
-        case Stopping():
+        case ShuttingDown():
             return _stopping()
-        case Lost():
+        case ReplicaLost():
             return _lost()
         case RequestValidationError():
             return _invalid(error)
@@ -83,44 +83,44 @@ def install(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return (refusal_for(error) or broken()).response()
 
-    for kind in (Refusal, TriforceError, QueueFull, Stopping, Lost, RequestValidationError, HTTPException):
+    for kind in (ApiError, TriforceError, QueueFull, ShuttingDown, ReplicaLost, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
 
 
-def _invalid(error: RequestValidationError) -> Refusal:
+def _invalid(error: RequestValidationError) -> ApiError:
     """The first thing that does not fit the schema. What was sent is not repeated."""
     errors = error.errors()
     kind, place, text = errors[0]["type"], [str(part) for part in errors[0]["loc"][1:]], errors[0]["msg"]
     if kind == "json_invalid":
-        return Refusal(400, f"the body is not JSON: {errors[0].get('ctx', {}).get('error', 'it cannot be read')}")
+        return ApiError(400, f"the body is not JSON: {errors[0].get('ctx', {}).get('error', 'it cannot be read')}")
     if kind == "unknown_field":
         return wrong(errors[0]["ctx"]["field"], text)
     if not place:
-        return Refusal(400, "the body must be a JSON object, sent with Content-Type: application/json")
+        return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")
     # What may be one of several things fails as each of them.
     texts = dict.fromkeys(e["msg"] for e in errors if [str(part) for part in e["loc"][1:2]] == place[:1])
     field = ".".join(part for part in place if "[" not in part and part != "str")
     return wrong(field, f"{field}: {', or '.join(texts)}")
 
 
-def _http(error: HTTPException) -> Refusal:
+def _http(error: HTTPException) -> ApiError:
     if error.status_code == 404:
-        return Refusal(404, "there is nothing at this address; /openapi.json lists what there is")
+        return ApiError(404, "there is nothing at this address; /openapi.json lists what there is")
     if error.status_code == 405:
-        return Refusal(405, "this address does not take this method; see /openapi.json", headers=error.headers)
-    return Refusal(error.status_code, f"{error.detail}; send a JSON object", headers=error.headers)
+        return ApiError(405, "this address does not take this method; see /openapi.json", headers=error.headers)
+    return ApiError(error.status_code, f"{error.detail}; send a JSON object", headers=error.headers)
 
 
-def _queue_full(waiting: int) -> Refusal:
+def _queue_full(waiting: int) -> ApiError:
     text = f"the queue is full: {waiting} requests wait in it; try again in {RETRY_SECONDS} seconds"
-    return Refusal(429, text, code="queue_full", headers={"Retry-After": str(RETRY_SECONDS)})
+    return ApiError(429, text, code="queue_full", headers={"Retry-After": str(RETRY_SECONDS)})
 
 
-def _stopping() -> Refusal:
+def _stopping() -> ApiError:
     text = "the server is stopping; send the request again when it is back"
-    return Refusal(503, text, code="stopping", headers={"Retry-After": str(RETRY_SECONDS)})
+    return ApiError(503, text, code="stopping", headers={"Retry-After": str(RETRY_SECONDS)})
 
 
-def _lost() -> Refusal:
+def _lost() -> ApiError:
     text = "what was making this text is gone; send the request again"
-    return Refusal(503, text, code="replica_lost", headers={"Retry-After": str(RETRY_SECONDS)})
+    return ApiError(503, text, code="replica_lost", headers={"Retry-After": str(RETRY_SECONDS)})

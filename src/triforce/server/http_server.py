@@ -15,7 +15,7 @@ from triforce.errors import RequestError
 from triforce.server import logs
 from triforce.server.connections import Connection, Connections
 from triforce.server.door import accept
-from triforce.server.engine_client import Engine
+from triforce.server.engine_client import EngineClient
 from triforce.server.service import Service
 
 _SLACK = 5
@@ -39,7 +39,7 @@ def url(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(app: FastAPI, engine: Engine, sock: socket.socket, grace: float) -> None:
+def serve(app: FastAPI, engine: EngineClient, sock: socket.socket, grace: float) -> None:
     """Answer until SIGTERM or SIGINT. Then no request is taken, and those that run have `grace` seconds to finish.
 
     Raises what has ended the engine, if it was not that.
@@ -52,7 +52,7 @@ def serve(app: FastAPI, engine: Engine, sock: socket.socket, grace: float) -> No
 class Server(uvicorn.Server):
     """Bounds connections. Tells the engine, too, that it is time to stop, which is a success, not a death by signal."""
 
-    def __init__(self, app: FastAPI, engine: Engine, grace: float) -> None:
+    def __init__(self, app: FastAPI, engine: EngineClient, grace: float) -> None:
         super().__init__(_config(app, grace))
         self._engine, self._grace = engine, grace
         self._told = 0.0

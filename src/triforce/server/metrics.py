@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import RequestOutput
 from triforce.interface.stats import TierStats
-from triforce.server.engine_client import Answer, Engine, Event
+from triforce.server.engine_client import EngineClient, Event, GenerationStream
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -21,7 +21,7 @@ _TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 class Metrics:
     """The counters of one server; each application has its own registry."""
 
-    def __init__(self, engine: Engine, model: str) -> None:
+    def __init__(self, engine: EngineClient, model: str) -> None:
         self.registry = CollectorRegistry()
         self._model = model
         self._gauge("vllm:num_requests_running", "Requests that tokens are made for").set_function(
@@ -60,7 +60,7 @@ class Metrics:
     def connection_event(self, event: str) -> None:
         self.connection_events.labels(self._model, event).inc()
 
-    async def watch(self, answer: Answer) -> AsyncGenerator[Event, None]:
+    async def watch(self, answer: GenerationStream) -> AsyncGenerator[Event, None]:
         """The events of an answer, counted as they pass."""
         started, first, done = perf_counter(), None, False
         try:
@@ -75,7 +75,7 @@ class Metrics:
             if not done:
                 self.cancelled.labels(self._model).inc()
 
-    def _finish(self, answer: Answer, output: RequestOutput, started: float, first: float) -> None:
+    def _finish(self, answer: GenerationStream, output: RequestOutput, started: float, first: float) -> None:
         new, now = output.completion_tokens, perf_counter()
         self.prompt_tokens.labels(self._model).inc(output.prompt_tokens)
         self.new_tokens.labels(self._model).inc(new)

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from triforce.server.errors import Refusal
+from triforce.server.errors import ApiError
 from triforce.server.metrics import CONTENT_TYPE
 from triforce.server.request_parser import served
 from triforce.server.schemas import DetokenizeBody, TokenizeBody
@@ -38,7 +38,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> JSONResponse:
     service: Service = request.app.state.service
     served(body.model, service.name)
     if (body.prompt is None) == (body.messages is None):
-        raise Refusal(400, "send prompt or messages, one of them")
+        raise ApiError(400, "send prompt or messages, one of them")
     if body.messages is not None:
         ids = await service.reader.conversation(body.messages)
     else:
@@ -63,7 +63,7 @@ async def health(request: Request) -> JSONResponse:
     """200 as long as texts can be made."""
     service: Service = request.app.state.service
     if not service.engine.alive:
-        raise Refusal(503, "the engine has stopped; start the server again")
+        raise ApiError(503, "the engine has stopped; start the server again")
     return JSONResponse({"status": "ok"})
 
 

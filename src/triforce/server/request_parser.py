@@ -14,12 +14,12 @@ from triforce.interface.request import SamplingParams
 from triforce.sampling.logits import check_bias
 from triforce.server.chat_schemas import Message
 from triforce.server.chat_turns import plain, turns
-from triforce.server.engine_client import Ask, Served
-from triforce.server.errors import Refusal, wrong
+from triforce.server.engine_client import GenerationRequest, ServedModel
+from triforce.server.errors import ApiError, wrong
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, Limits
 from triforce.server.response_format import Format
-from triforce.server.schemas import ChatBody, Choices, CompletionBody, ResponsesBody, Sampled
-from triforce.server.tool_choice import Toolbox, toolbox
+from triforce.server.schemas import ChatBody, CompletionBody, CompletionFields, ResponsesBody, SamplingFields
+from triforce.server.tool_choice import ToolChoice, toolbox
 
 _PASSED_ON = (
     *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
@@ -28,10 +28,10 @@ _PASSED_ON = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class RequestParser:
     """Reads requests for one model."""
 
-    llm: Served
+    llm: ServedModel
     tokenizer: Tokenizer
     limits: Limits
 
@@ -40,8 +40,8 @@ class Reader:
         """Tokens of prompt and answer together."""
         return self.llm.target.config.context
 
-    async def completion(self, body: CompletionBody) -> list[Ask]:
-        """One request for each prompt. Raises Refusal or RequestError."""
+    async def completion(self, body: CompletionBody) -> list[GenerationRequest]:
+        """One request for each prompt. Raises ApiError or RequestError."""
         prompts = one_or_many(body.prompt)
         most = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # the first need not wait
         if len(prompts) > most:
@@ -58,8 +58,8 @@ class Reader:
         )
         return [self._ask(await self.ids(prompt), params, body) for prompt in prompts]
 
-    async def chat(self, body: ChatBody) -> Ask:
-        """The request that a conversation is. Raises Refusal or RequestError."""
+    async def chat(self, body: ChatBody) -> GenerationRequest:
+        """The request that a conversation is. Raises ApiError or RequestError."""
         if body.top_logprobs is not None and not body.logprobs:
             raise wrong("top_logprobs", "top_logprobs needs logprobs: true")
         if None not in (body.max_tokens, body.max_completion_tokens):
@@ -72,12 +72,12 @@ class Reader:
         ids = await self.conversation(body.messages, tools.shown if tools else None)
         return self._ask(ids, params, body)
 
-    def tools(self, body: ChatBody | ResponsesBody) -> Toolbox | None:
-        """What the answer may call. Raises Refusal or RequestError."""
+    def tools(self, body: ChatBody | ResponsesBody) -> ToolChoice | None:
+        """What the answer may call. Raises ApiError or RequestError."""
         return toolbox(body.wanted(), self.tokenizer.template)
 
-    async def response(self, body: ResponsesBody) -> Ask:
-        """The request that instructions and input are. Raises Refusal or RequestError."""
+    async def response(self, body: ResponsesBody) -> GenerationRequest:
+        """The request that instructions and input are. Raises ApiError or RequestError."""
         tools = self.tools(body)
         held = tools.forced if tools else _grammar(body.text.format if body.text else None)
         params = await self._params(body, held, max_tokens=body.max_output_tokens)
@@ -97,7 +97,7 @@ class Reader:
     async def conversation(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
-        """Token ids of a conversation, laid out by the model's chat template. Raises Refusal or RequestError."""
+        """Token ids of a conversation, laid out by the model's chat template. Raises ApiError or RequestError."""
         if not self.tokenizer.chats:
             raise wrong("messages", "this model has no chat template; send a text to /v1/completions instead")
         said = [plain(message) for message in messages]
@@ -111,7 +111,7 @@ class Reader:
             raise wrong("prompt", f"the prompt has {characters} characters; the context of {self.context} tokens "
                         f"cannot hold more than {longest}. Shorten it")  # fmt: skip
 
-    def _ask(self, ids: list[int], params: SamplingParams, body: Sampled) -> Ask:
+    def _ask(self, ids: list[int], params: SamplingParams, body: SamplingFields) -> GenerationRequest:
         check_bias([params], self.llm.target.config.vocab_size)
         rows, room = min(params.n, self.limits.rows), min(params.max_tokens, self.context - len(ids))
         most = self.limits.room(self.context)
@@ -119,23 +119,23 @@ class Reader:
             raise wrong("n", f"{rows} texts of {len(ids)} + {room} tokens need room for more than the {most} tokens "
                         "that this server has; lower n or max_tokens")  # fmt: skip
         mode = None if body.mode is None else known("mode", body.mode, self.llm.modes)
-        return Ask(ids, params, mode)
+        return GenerationRequest(ids, params, mode)
 
     async def _params(
-        self, body: Sampled, grammar: Grammar | None, *, max_tokens: int | None, **more: int | None
+        self, body: SamplingFields, grammar: Grammar | None, *, max_tokens: int | None, **more: int | None
     ) -> SamplingParams:
         values: dict[str, Any] = {
             name: value for name in _PASSED_ON if (value := getattr(body, name, None)) is not None
         }
         values |= {"max_tokens": ANSWER_TOKENS if max_tokens is None else max_tokens} | more
-        if isinstance(body, Choices):
+        if isinstance(body, CompletionFields):
             self._check(body, more.get("logprobs"))
             values["logit_bias"] = _biases(body.logit_bias)
         if grammar:
             await asyncio.to_thread(self.llm.follow, grammar)  # what is wrong with it is said now
         return SamplingParams(**(self.llm.sampling_defaults | values), grammar=grammar)
 
-    def _check(self, body: Choices, logprobs: int | None) -> None:
+    def _check(self, body: CompletionFields, logprobs: int | None) -> None:
         limits = self.limits
         stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
         for name, value, most in (
@@ -157,7 +157,7 @@ class Reader:
 def served(model: str | None, name: str) -> None:
     """Raise Refusal unless `model` is what is served, or not said."""
     if model not in (None, name):
-        raise Refusal(404, f"model {model[:100]!r} is not served here; use {name!r}, or leave it out",
+        raise ApiError(404, f"model {model[:100]!r} is not served here; use {name!r}, or leave it out",
                       param="model", code="model_not_found")  # fmt: skip
 
 

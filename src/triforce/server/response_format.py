@@ -33,7 +33,7 @@ class JsonFormat(Format):
         return Grammar.json()
 
 
-class Described(Format):
+class JsonSchemaSpec(Format):
     """A JSON schema. It is always kept to, whatever `strict` says."""
 
     name: str | None = None
@@ -49,13 +49,13 @@ class SchemaFormat(Format):
     """JSON that a schema describes, as chats have it."""
 
     type: Literal["json_schema"]
-    json_schema: Described
+    json_schema: JsonSchemaSpec
 
     def grammar(self) -> Grammar | None:
         return self.json_schema.grammar()
 
 
-class FlatSchemaFormat(Described):
+class FlatSchemaFormat(JsonSchemaSpec):
     """The same as responses have it."""
 
     type: Literal["json_schema"]

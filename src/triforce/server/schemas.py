@@ -13,16 +13,16 @@ from triforce.server.chat_schemas import InputItem, Item, Messages
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS
 from triforce.server.request_base import Batches, Body, Ids, Texts
 from triforce.server.response_format import ResponseFormat, TextOptions
-from triforce.server.tool_schemas import MOST_TOOLS, FlatTool, OneFlatTool, OneTool, Tool, Wanted
+from triforce.server.tool_schemas import MOST_TOOLS, FlatTool, OneFlatTool, OneTool, Tool, ToolRequest
 
 
-class Named(Body):
+class ModelField(Body):
     """A request to a model: the one that is served, if named at all."""
 
     model: str | None = None
 
 
-class Sampled(Named):
+class SamplingFields(ModelField):
     """How a text is sampled. After `stream` stand extensions of triforce's."""
 
     temperature: float | None = None
@@ -43,7 +43,7 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
-class Choices(Sampled):
+class CompletionFields(SamplingFields):
     """What text and chat completions share."""
 
     n: int | None = None
@@ -57,7 +57,7 @@ class Choices(Sampled):
     look: bool | None = Field(None, description="Stream how far it has come, and how long each token is (triforce's)")
 
 
-class CompletionBody(Choices):
+class CompletionBody(CompletionFields):
     """POST /v1/completions."""
 
     prompt: str | Ids | Texts | Batches
@@ -65,7 +65,7 @@ class CompletionBody(Choices):
     logprobs: int | None = Field(None, description="Alternatives listed at each token; with echo, of the prompt too")
 
 
-class ChatBody(Choices):
+class ChatBody(CompletionFields):
     """POST /v1/chat/completions."""
 
     messages: Messages
@@ -76,15 +76,15 @@ class ChatBody(Choices):
     tool_choice: Literal["none", "auto", "required"] | OneTool | None = None
     parallel_tool_calls: bool | None = None
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> ToolRequest:
         choice = self.tool_choice.function if isinstance(self.tool_choice, OneTool) else self.tool_choice
         spoken = any(message.tool_calls or message.role == "tool" for message in self.messages)
         held = "response_format" if self.response_format and self.response_format.type != "text" else None
         functions = [tool.function for tool in self.tools or ()]
-        return Wanted(functions, choice, self.parallel_tool_calls, spoken, held)
+        return ToolRequest(functions, choice, self.parallel_tool_calls, spoken, held)
 
 
-class ResponsesBody(Sampled):
+class ResponsesBody(SamplingFields):
     """POST /v1/responses, without anything kept between requests."""
 
     input: str | Annotated[list[InputItem], Field(min_length=1, fail_fast=True)]
@@ -95,14 +95,14 @@ class ResponsesBody(Sampled):
     tool_choice: Literal["none", "auto", "required"] | OneFlatTool | None = None
     parallel_tool_calls: bool | None = None
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> ToolRequest:
         spoken = not isinstance(self.input, str) and not all(isinstance(item, Item) for item in self.input)
         form = self.text.format if self.text else None
         held = "text" if form and form.type != "text" else None
-        return Wanted(self.tools or [], self.tool_choice, self.parallel_tool_calls, spoken, held)
+        return ToolRequest(self.tools or [], self.tool_choice, self.parallel_tool_calls, spoken, held)
 
 
-class TokenizeBody(Named):
+class TokenizeBody(ModelField):
     """POST /tokenize: a text or a conversation."""
 
     prompt: str | None = None
@@ -111,7 +111,7 @@ class TokenizeBody(Named):
     return_token_strs: bool | None = None
 
 
-class DetokenizeBody(Named):
+class DetokenizeBody(ModelField):
     """POST /detokenize."""
 
     tokens: Ids

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triforce.server.errors import Refusal
+from triforce.server.errors import ApiError
 from triforce.server.limits import Limits
 
 OPEN = ("/health", "/")
@@ -23,7 +23,7 @@ LINGER = 2.0
 """Seconds for which a body that was refused may go on."""
 
 
-class KnownHosts:
+class HostCheck:
     """Requests must name this server: a page whose own name was made to point here (DNS rebinding) cannot.
 
     An address cannot be made to point elsewhere, so any will do; names are `localhost` and those given.
@@ -34,7 +34,7 @@ class KnownHosts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._known(Headers(scope=scope).getlist("host")):
-            refusal = Refusal(400, "the Host header names another server; start this one with --allowed-host NAME")
+            refusal = ApiError(400, "the Host header names another server; start this one with --allowed-host NAME")
             return await refusal.response()(scope, receive, send)
         await self.app(scope, receive, send)
 
@@ -46,7 +46,7 @@ class KnownHosts:
         return name in self.names or is_address(name)
 
 
-class Keys:
+class ApiKeyAuth:
     """One of the keys as a bearer token, on every address but those that are open. No keys: everybody may ask."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
@@ -57,7 +57,7 @@ class Keys:
             given = self._given(scope)
             if given is None:
                 text = "a key is needed: send it as 'Authorization: Bearer KEY'"
-                refusal = Refusal(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+                refusal = ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
                 return await refusal.response()(scope, receive, send)
             scope.setdefault("state", {})["scope"] = given.hex()  # KV is shared among requests of one key only
         await self.app(scope, receive, send)
@@ -71,7 +71,7 @@ class Keys:
         return given if scheme.lower() == "bearer" and any(matches) else None
 
 
-class BoundedBodies:
+class BodyLimit:
     """Bodies are read before the application sees them: at most so many bytes, within so many seconds."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
@@ -87,11 +87,11 @@ class BoundedBodies:
             async with asyncio.timeout(self.limits.body_seconds):
                 body = await _read(Headers(scope=scope), coming, most)
         except TimeoutError:
-            refusal = Refusal(
+            refusal = ApiError(
                 408, f"the body did not arrive within {self.limits.body_seconds:g} seconds; send it again"
             )
             return await refusal.response()(scope, receive, send)
-        except Refusal as refusal:
+        except ApiError as refusal:
             return await _answer_early(refusal.response(), scope, coming, send)
         unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -127,7 +127,7 @@ async def _read(headers: Headers, coming: _Coming, most: int) -> bytes:
 def _check(size: float, most: int) -> None:
     if size > most:
         advice = "send less" if most <= OPEN_BYTES else "send less, or start the server with a larger --max-body"
-        raise Refusal(413, f"the body is larger than {most} bytes; {advice}", headers={"Connection": "close"})
+        raise ApiError(413, f"the body is larger than {most} bytes; {advice}", headers={"Connection": "close"})
 
 
 async def _answer_early(response: ASGIApp, scope: Scope, coming: _Coming, send: Send) -> None:

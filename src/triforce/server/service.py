@@ -15,17 +15,17 @@ from fastapi.responses import JSONResponse, Response
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import RequestOutput
 from triforce.server import logs
-from triforce.server.engine_client import Answer, Ask, Engine, Event, Reading
+from triforce.server.engine_client import EngineClient, Event, GenerationRequest, GenerationStream, Reading
 from triforce.server.errors import broken, refusal_for, took_too_long
 from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
-from triforce.server.request_parser import Reader
-from triforce.server.schemas import Sampled
+from triforce.server.request_parser import RequestParser
+from triforce.server.schemas import SamplingFields
 from triforce.server.sse import EventStream, frame, unless_gone
 from triforce.server.usage import read
 
 
-class Reply(Protocol):
+class ResponseWriter(Protocol):
     """How one endpoint says it."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -46,12 +46,14 @@ class Service:
     """What the endpoints share. `name` is what the model is called."""
 
     name: str
-    reader: Reader
-    engine: Engine
+    reader: RequestParser
+    engine: EngineClient
     metrics: Metrics
     limits: Limits
 
-    async def answer(self, request: Request, asks: list[Ask], reply: Reply, body: Sampled) -> Response:
+    async def answer(
+        self, request: Request, asks: list[GenerationRequest], reply: ResponseWriter, body: SamplingFields
+    ) -> Response:
         """Have the texts made, and send them as `body` wants. Raises what `failures.refusal_for` knows, or HungUp."""
         scope = getattr(request.state, "scope", "")  # of the key, if one was needed (see security)
         answers = self.engine.submit([replace(ask, scope=scope) for ask in asks])
@@ -67,12 +69,12 @@ class Service:
         report |= _made(outputs)
         return JSONResponse(reply.whole(outputs), headers=body.headers)
 
-    async def _collect(self, answers: Sequence[Answer]) -> list[RequestOutput]:
+    async def _collect(self, answers: Sequence[GenerationStream]) -> list[RequestOutput]:
         async with aclosing(self._events(answers)) as events:
             return [event async for _, event in events if isinstance(event, RequestOutput)]
 
     async def _frames(
-        self, answers: Sequence[Answer], reply: Reply, report: dict[str, Any]
+        self, answers: Sequence[GenerationStream], reply: ResponseWriter, report: dict[str, Any]
     ) -> AsyncGenerator[bytes, None]:
         """The whole stream. After the headers an error can only be its last frame."""
         outputs = []
@@ -98,7 +100,7 @@ class Service:
             report["refused"] = (refusal or broken()).status
             yield frame((refusal or broken()).body())
 
-    async def _events(self, answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Event], None]:
+    async def _events(self, answers: Sequence[GenerationStream]) -> AsyncGenerator[tuple[int, Event], None]:
         """The events of all answers, prompt by prompt. Raises Refusal when they take too long."""
         deadline = asyncio.get_running_loop().time() + self.limits.seconds
         for prompt, answer in enumerate(answers):
@@ -114,7 +116,7 @@ class Service:
                     yield prompt, event
 
 
-def _cancel(answers: Sequence[Answer]) -> None:
+def _cancel(answers: Sequence[GenerationStream]) -> None:
     for answer in answers:
         answer.cancel()
 

@@ -24,7 +24,7 @@ def frame(data: Mapping[str, Any], event: str | None = None) -> bytes:
     return f"{name}data: {json.dumps(data, allow_nan=False)}\n\n".encode()
 
 
-class HungUp(Exception):
+class ClientDisconnected(Exception):
     """The client is gone; nobody reads the answer."""
 
 
@@ -34,7 +34,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise HungUp
+            raise ClientDisconnected
         return working.result()
     finally:
         gone.cancel()

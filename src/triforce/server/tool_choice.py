@@ -9,11 +9,11 @@ from typing import Any
 from triforce.interface.grammar import Grammar
 from triforce.server.errors import wrong
 from triforce.server.tool_call_parser import CallFormat, CallReader, Plain, call_format
-from triforce.server.tool_schemas import Function, FunctionName, Wanted
+from triforce.server.tool_schemas import Function, FunctionName, ToolRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Toolbox:
+class ToolChoice:
     """Of one request. With `forced` an answer is calls and nothing else; without, the model is free to call."""
 
     form: CallFormat
@@ -35,12 +35,12 @@ class Toolbox:
         return self.form.reader({tool.name for tool in self.tools})
 
 
-def reader_of(tools: Toolbox | None) -> CallReader:
+def reader_of(tools: ToolChoice | None) -> CallReader:
     """For one answer, whether it may call or not."""
     return tools.reader() if tools else Plain()
 
 
-def toolbox(wanted: Wanted, template: str) -> Toolbox | None:
+def toolbox(wanted: ToolRequest, template: str) -> ToolChoice | None:
     """The tools that may be called; None if there are none. Raises Refusal or RequestError."""
     form, choice = call_format(template), wanted.choice or "auto"
     if form is None and (wanted.functions or wanted.spoken):
@@ -65,4 +65,4 @@ def toolbox(wanted: Wanted, template: str) -> Toolbox | None:
         if name not in functions:
             raise wrong("tool_choice", f"tool_choice names {name[:64]!r}, which is not among the tools")
         functions, several = {name: functions[name]}, False
-    return Toolbox(form, wanted.functions, None if choice == "auto" else form.grammar(functions, several))
+    return ToolChoice(form, wanted.functions, None if choice == "auto" else form.grammar(functions, several))

@@ -81,7 +81,7 @@ class ToolCall(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ToolRequest:
     """What a request says of tools, whichever endpoint it came to."""
 
     functions: Sequence[Function]

@@ -15,20 +15,20 @@ from triforce.engine.engine import Event, Request
 from triforce.errors import RequestError
 from triforce.interface.request import RequestOutput
 from triforce.llm import LLM
-from triforce.server.engine_client import Ask, Reading
+from triforce.server.engine_client import GenerationRequest, Reading
 from triforce.server.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class StepCommands:
     """What is done before a step. Requests are told apart by numbers."""
 
     gone: list[int]
     """Those that nobody waits for any more."""
-    fresh: list[tuple[int, Ask]]
+    fresh: list[tuple[int, GenerationRequest]]
 
 
-class Crew:
+class TPMirror:
     """Of the limits it keeps `rows`, `kv_tokens` and `max_itl`."""
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
@@ -38,7 +38,7 @@ class Crew:
         self._numbers: dict[Request, int] = {}
         self._readings: dict[int, Reading] = {}  # that nobody was told of yet
 
-    def obey(self, orders: Orders) -> Iterator[tuple[int, Event | Reading | Request | None]]:
+    def obey(self, orders: StepCommands) -> Iterator[tuple[int, Event | Reading | Request | None]]:
         """Carry out orders and make a step; yields, by number, None for who has gone, requests, and what comes of them.
 
         Where several ranks share the engine each of them has to come to the end. What this raises is no one request's
@@ -67,7 +67,7 @@ class Crew:
         self._numbers.clear()
         self._readings.clear()
 
-    def _begin(self, number: int, ask: Ask) -> Request | Exception:
+    def _begin(self, number: int, ask: GenerationRequest) -> Request | Exception:
         """A request in the queue, or why not. What one rank has no use for (a grammar, say) none of them begins."""
         request, error = None, None
         try:
@@ -102,7 +102,7 @@ class Crew:
 
 def follow(llm: LLM, limits: Limits) -> None:
     """What every rank does that is not the first, until that one says that it was all. Raises RankError."""
-    crew = Crew(llm, limits)
-    unheard: Orders | None = None
+    crew = TPMirror(llm, limits)
+    unheard: StepCommands | None = None
     while orders := llm.ranks.agree(unheard):
         deque(crew.obey(orders), maxlen=0)
