@@ -64,11 +64,11 @@ def texts(llm: LLM) -> dict[str, str]:
 def test_only_the_line_that_kills_is_lost(
     answer: Answer, texts: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Mortal(ray_data.Answerer):
+    class Mortal(ray_data.BatchActor):
         async def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
             if row["place"] == 3:
                 os._exit(1)
-            return await ray_data.Answerer.__call__(self, row)
+            return await ray_data.BatchActor.__call__(self, row)
 
     monkeypatch.setattr(ray_data, "Answerer", Mortal)
     assert answer() == texts | {"3": "replica_lost"}

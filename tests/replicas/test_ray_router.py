@@ -14,8 +14,8 @@ from triforce.engine.output_stream import OutputChunk
 from triforce.errors import RequestError
 from triforce.interface.request import RequestOutput, SamplingParams
 from triforce.replicas import remote_engine, router
-from triforce.replicas.cluster import Plan, planned
-from triforce.replicas.messages import Word
+from triforce.replicas.cluster import ClusterPlan, planned
+from triforce.replicas.messages import ReplicaMessage
 from triforce.replicas.remote_engine import Replicas
 from triforce.server.engine_client import GenerationRequest, QueueFull, ReplicaLost, ShuttingDown
 
@@ -102,22 +102,22 @@ def nodes(*cpus: int, gpus: tuple[int, ...] = ()) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("machines", "count", "device", "plan"),
     [
-        (nodes(8), 1, "auto", Plan(1, 8, 0)),
-        (nodes(8), 3, "cpu", Plan(3, 2, 0)),
-        (nodes(8, 4), 2, "auto", Plan(2, 4, 0)),
-        (nodes(8, 4), 3, "auto", Plan(3, 4, 0)),
-        ([*nodes(1), {"Alive": False, "Resources": {"CPU": 9}}], 1, "auto", Plan(1, 1, 0)),
-        (nodes(16, 4, gpus=(2, 0)), 2, "cuda", Plan(2, 8, 1)),
-        (nodes(16, gpus=(1,)), 2, "cpu", Plan(2, 8, 0)),
+        (nodes(8), 1, "auto", ClusterPlan(1, 8, 0)),
+        (nodes(8), 3, "cpu", ClusterPlan(3, 2, 0)),
+        (nodes(8, 4), 2, "auto", ClusterPlan(2, 4, 0)),
+        (nodes(8, 4), 3, "auto", ClusterPlan(3, 4, 0)),
+        ([*nodes(1), {"Alive": False, "Resources": {"CPU": 9}}], 1, "auto", ClusterPlan(1, 1, 0)),
+        (nodes(16, 4, gpus=(2, 0)), 2, "cuda", ClusterPlan(2, 8, 1)),
+        (nodes(16, gpus=(1,)), 2, "cpu", ClusterPlan(2, 8, 0)),
     ],
 )
-def test_replicas_share_what_there_is(machines: Any, count: int, device: str, plan: Plan) -> None:
+def test_replicas_share_what_there_is(machines: Any, count: int, device: str, plan: ClusterPlan) -> None:
     assert planned(machines, count, device) == plan
 
 
 def test_ranks_have_a_processor_each_or_a_gpu() -> None:
-    assert planned(nodes(8, 3), 3, "cpu", 3) == Plan(3, 3, 0, 3)
-    assert planned(nodes(8, gpus=(4,)), 2, "auto", 2) == Plan(2, 4, 2, 2)
+    assert planned(nodes(8, 3), 3, "cpu", 3) == ClusterPlan(3, 3, 0, 3)
+    assert planned(nodes(8, gpus=(4,)), 2, "auto", 2) == ClusterPlan(2, 4, 2, 2)
     with pytest.raises(RequestError, match=r"3 replicas need a GPU and a processor for each of their 2 ranks.*for 2"):
         planned(nodes(8, 1, gpus=(4, 4)), 3, "auto", 2)
 
@@ -150,13 +150,13 @@ class Scripted:
     def cancel(self) -> None:
         self.cancelled += 1
 
-    async def __aiter__(self) -> AsyncIterator[Word]:
+    async def __aiter__(self) -> AsyncIterator[ReplicaMessage]:
         for event in self.script:
             if event is ...:
                 await asyncio.Event().wait()
             if isinstance(event, ActorDiedError):
                 raise event
-            yield Word("a", 7, event)
+            yield ReplicaMessage("a", 7, event)
 
 
 DIED, ARRIVED, PIECE = ActorDiedError(), None, OutputChunk("x", [1], ["full"], 0)

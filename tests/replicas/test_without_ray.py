@@ -14,7 +14,7 @@ from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.replicas.frontend import Desk
+from triforce.replicas.frontend import ReplicaFrontend
 
 
 @pytest.mark.parametrize("arguments", [["--replicas", "2"], ["--ray-address", "auto"]])
@@ -38,8 +38,8 @@ def test_ray_is_what_the_extra_asks_for() -> None:
 def test_a_desk_reads_as_its_model_does(llm: LLM) -> None:
     """After a journey, and without weights: it is small however long a text its model has seen."""
     llm.generate("the cat", SamplingParams(max_tokens=2))
-    sent = pickle.dumps(Desk.of(llm))
-    desk: Desk = pickle.loads(sent)
+    sent = pickle.dumps(ReplicaFrontend.of(llm))
+    desk: ReplicaFrontend = pickle.loads(sent)
     assert len(sent) < 1 << 17 and desk.modes == llm.modes
     assert desk.encode("naïve café — 東京 🙂") == llm.encode("naïve café — 東京 🙂")
     turns = [{"role": "user", "content": "a"}]

@@ -14,7 +14,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from triforce.errors import RequestError, TriforceError
-from triforce.replicas.frontend import Desk
+from triforce.replicas.frontend import ReplicaFrontend
 from triforce.replicas.remote_engine import Replicas
 from triforce.replicas.replica import Replica
 from triforce.server.limits import Limits
@@ -32,7 +32,7 @@ OnWait = Callable[[int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ClusterPlan:
     """`count` replicas with so many processors, GPUs and ranks each."""
 
     count: int
@@ -50,7 +50,7 @@ def replicated(
     on_wait: OnWait,
     ranks: int = 1,
     exact: bool = True,
-) -> tuple[Desk, Replicas]:
+) -> tuple[ReplicaFrontend, Replicas]:
     """Replicas of LLM(**settings) on the Ray at `address` (None: one of our own), and what requests are read with.
 
     ranks: processes that share the model in each of them, `exact` as in `Ranks`.
@@ -106,7 +106,7 @@ def _knock(address: str) -> None:
     socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
 
 
-def planned(nodes: Sequence[Mapping[str, Any]], count: int, device: str, ranks: int = 1) -> Plan:
+def planned(nodes: Sequence[Mapping[str, Any]], count: int, device: str, ranks: int = 1) -> ClusterPlan:
     """As many processors for each rank as there are if all have the same. Raises RequestError if some have none."""
     machines = [node["Resources"] for node in nodes if node["Alive"]]
     gpus = ranks * (device != "cpu" and any(machine.get("GPU") for machine in machines))
@@ -126,10 +126,10 @@ def planned(nodes: Sequence[Mapping[str, Any]], count: int, device: str, ranks: 
             f"{count} replicas need {need} {of_each}, and this Ray has them for {room(ranks)}; give that many "
             "with --replicas, or start Ray on more machines"
         )
-    return Plan(count, enough[-1], gpus, ranks)
+    return ClusterPlan(count, enough[-1], gpus, ranks)
 
 
-def _bound(plan: Plan, settings: dict[str, Any], limits: Limits, exact: bool) -> Any:
+def _bound(plan: ClusterPlan, settings: dict[str, Any], limits: Limits, exact: bool) -> Any:
     deployment = serve.deployment(
         name=_DEPLOYMENT,
         num_replicas=plan.count,

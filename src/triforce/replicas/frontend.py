@@ -19,7 +19,7 @@ from triforce.structured_output.compiler import Grammars
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class WeightlessModel:
     """A model without its weights."""
 
     path: Path
@@ -28,22 +28,22 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Desk:
+class ReplicaFrontend:
     """Of an LLM what `server` reads requests with, each member as there."""
 
-    target: Named
+    target: WeightlessModel
     modes: list[str]
     sampling_defaults: dict[str, Any]
 
     @classmethod
-    def of(cls, llm: LLM) -> Desk:
+    def of(cls, llm: LLM) -> ReplicaFrontend:
         """Raises ModelError for a model without a tokenizer."""
         if llm.tokenizer is None:
             raise ModelError("this model has no tokenizer, and a server of text needs one; put it into its folder")
         rope = llm.target.config.rope
         # It travels to where there may be no such device, and without the tables that it has grown.
         config = replace(llm.target.config, rope=Rope(rope.inv_freq_F.cpu(), rope.scale))
-        return cls(Named(llm.target.path, config, llm.tokenizer), llm.modes, llm.sampling_defaults)
+        return cls(WeightlessModel(llm.target.path, config, llm.tokenizer), llm.modes, llm.sampling_defaults)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -8,7 +8,7 @@ from triforce.server.engine_client import Event
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class ReplicaMessage:
     """The first one says only that the request has arrived. An error that was foreseen is said, and not raised."""
 
     replica: str

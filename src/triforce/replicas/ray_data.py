@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 
 from triforce.errors import RequestError, TriforceError
 from triforce.llm import LLM
-from triforce.replicas.cluster import Plan, connect, planned
+from triforce.replicas.cluster import ClusterPlan, connect, planned
 from triforce.replicas.replica import use_share
 from triforce.replicas.tp_workers import accompanied
 from triforce.server.app import create_app
@@ -33,7 +33,7 @@ Model = tuple[dict[str, Any], str, bool]
 """Settings of LLM, how answers call it, and `exact` as in `Ranks`."""
 
 
-class Answerer:
+class BatchActor:
     """An actor, the first of so many ranks. A mistake in the settings is said by its answers, as by `Replica.desk`."""
 
     def __init__(self, model: Model, ranks: int) -> None:
@@ -86,7 +86,7 @@ def answer(
         answers.add(replace(job, error=died, code="replica_lost"))
 
 
-def _ask(jobs: dict[int, BatchLine], plan: Plan, at_once: int, model: Model, answers: Answers) -> None:
+def _ask(jobs: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model, answers: Answers) -> None:
     """Take out of `jobs` what is answered, each as soon as it is. Raises RequestError."""
     if not jobs:
         return
@@ -104,10 +104,10 @@ def _ask(jobs: dict[int, BatchLine], plan: Plan, at_once: int, model: Model, ans
         raise RequestError(f"{what}; {advice}") from error
 
 
-def _answered(jobs: dict[int, BatchLine], plan: Plan, at_once: int, model: Model) -> ray.data.Dataset:
+def _answered(jobs: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model) -> ray.data.Dataset:
     rows = [{"place": place, "url": job.url, "body": job.body} for place, job in jobs.items()]
     return ray.data.from_items(rows, override_num_blocks=len(rows)).map(
-        Answerer,
+        BatchActor,
         fn_constructor_args=(model, plan.ranks),
         compute=ray.data.ActorPoolStrategy(
             size=plan.count, max_tasks_in_flight_per_actor=at_once, max_concurrent_calls_per_actor=at_once

@@ -14,7 +14,7 @@ from ray.serve.exceptions import RayServeException
 
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.request import RequestOutput
-from triforce.replicas.messages import Word
+from triforce.replicas.messages import ReplicaMessage
 from triforce.server.engine_client import EngineLoad, Event, GenerationRequest, QueueFull, ReplicaLost, ShuttingDown
 
 TRIES = 3
@@ -29,7 +29,7 @@ class _Answer:
     def __init__(self, ask: GenerationRequest, handle: Any, done: Callable[[_Answer], None]) -> None:
         self.ask = ask
         self.waited: float | None = None
-        self.word: Word | None = None
+        self.word: ReplicaMessage | None = None
         """The latest of the replica that has the request; None while it waits for one."""
         self._handle, self._done, self._asked = handle, done, perf_counter()
         self.begun = False

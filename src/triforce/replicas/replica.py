@@ -13,8 +13,8 @@ from ray import serve
 from triforce.backends import native_loader
 from triforce.errors import TriforceError
 from triforce.llm import LLM
-from triforce.replicas.frontend import Desk
-from triforce.replicas.messages import Word
+from triforce.replicas.frontend import ReplicaFrontend
+from triforce.replicas.messages import ReplicaMessage
 from triforce.replicas.tp_workers import accompanied
 from triforce.server.engine_client import GenerationRequest, ReplicaLost, ShuttingDown
 from triforce.server.engine_thread import Worker
@@ -36,18 +36,18 @@ class Replica:
             _keep_to_loopback()
         threads = use_share(ranks)
         self._name = str(serve.get_replica_context().replica_id.unique_id)
-        self._desk: Desk | TriforceError
+        self._desk: ReplicaFrontend | TriforceError
         self._worker: Worker | None = None
         try:
             if ranks > 1:
                 settings = settings | accompanied(settings, limits, ranks, exact, threads)
             llm = LLM(**settings)
-            self._desk = Desk.of(llm)
+            self._desk = ReplicaFrontend.of(llm)
             self._worker = Worker(llm, replace(limits, waiting=limits.rows))
         except TriforceError as error:
             self._desk = error
 
-    def desk(self) -> Desk | TriforceError:
+    def desk(self) -> ReplicaFrontend | TriforceError:
         """What requests are read with, or why there is no engine here."""
         return self._desk
 
@@ -56,7 +56,7 @@ class Replica:
         if self._worker and not self._worker.alive:
             raise ShuttingDown
 
-    async def answer(self, ask: GenerationRequest) -> AsyncGenerator[Word, None]:
+    async def answer(self, ask: GenerationRequest) -> AsyncGenerator[ReplicaMessage, None]:
         """The events of one request, which is cancelled when nobody takes them any more."""
         assert self._worker, "who asks has seen the desk"
         yield self._word()
@@ -70,9 +70,9 @@ class Replica:
         finally:
             answer.cancel()
 
-    def _word(self, event: Any = None, waited: float = 0.0) -> Word:
+    def _word(self, event: Any = None, waited: float = 0.0) -> ReplicaMessage:
         assert self._worker
-        return Word(self._name, self._worker.load().kv_tokens, event, waited)
+        return ReplicaMessage(self._name, self._worker.load().kv_tokens, event, waited)
 
 
 def use_share(ranks: int) -> int:
