@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from triforce import LLM, SamplingParams
-from triforce.bench.acceptance.walk import Reader
+from triforce.bench.acceptance.walk import TeacherForcing
 from triforce.bench.acceptance.workloads import Span
 from triforce.engine.tier_builder import SpeculativeConfig, TierBuilder
 from triforce.eval.agreement import overlap
@@ -79,7 +79,7 @@ def by_length(
 ) -> Iterator[tuple[int, float, float]]:
     """For each new token with a match before it: its length, rounded down; what lookup and draft are worth there."""
     ids, rows = ints([*prompt, *new]), TierBuilder(llm.models, SpeculativeConfig(), [len(prompt) + len(new)])
-    reader = Reader(ids[None], Warper([params], [len(prompt)], llm.target.config.vocab_size))
+    reader = TeacherForcing(ids[None], Warper([params], [len(prompt)], llm.target.config.vocab_size))
     span, laws = Span(len(prompt), len(ids), True), []
     for tier in (rows.exact(rows.full()), rows.lowest()):
         reader.prefill(tier, span.start - 1)

@@ -29,8 +29,8 @@ FIELDS = {"figure", "shape", "acceptance", "machine", "command", "seconds", "fra
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(shapes.SHAPES, "small", shapes.Shape(64, 96, 2, 4, 2, 300, 16, tied=False))
-    monkeypatch.setitem(shapes.SHAPES, "small-draft", shapes.Shape(32, 48, 1, 2, 2, 300, 16))
+    monkeypatch.setitem(shapes.SHAPES, "small", shapes.ModelShape(64, 96, 2, 4, 2, 300, 16, tied=False))
+    monkeypatch.setitem(shapes.SHAPES, "small-draft", shapes.ModelShape(32, 48, 1, 2, 2, 300, 16))
     monkeypatch.setattr(decoding, "TURNS", 1)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.on_gpu.piece import Piece, Row, Setup
 from triforce.backends.decoder import Decoder
-from triforce.bench.kernels import Few
+from triforce.bench.kernels import SparseView
 from triforce.bench.random_kv import fill
 from triforce.kvcache import FullView, PagePool
 from triforce.kvcache.pool import pages_for
@@ -34,7 +34,7 @@ def _pass(setup: Setup, names: tuple[str, str], of_draft: bool, context: int, se
     decoder = models.draft if of_draft else models.target
     assert decoder is not None
     full = _filled(decoder, seen if of_draft else context)
-    view = full if of_draft or seen == context else Few(full.pool, seen)
+    view = full if of_draft or seen == context else SparseView(full.pool, seen)
     took = setup.seconds(partial(once, decoder, view, width), 10)
     size, config = decoder.dtype.itemsize, decoder.config
     moved = size * (config.weights_read + config.kv_size * seen)

@@ -18,7 +18,7 @@ from triforce.bench.acceptance.workloads import Size, Workload, needle, plain
 from triforce.bench.batch_runner import Prompts, varied
 from triforce.bench.cells import Cell
 from triforce.bench.prompts import Sources, prompts
-from triforce.bench.speed import Plan, cell_rows
+from triforce.bench.speed import SpeedConfig, cell_rows
 from triforce.cli.progress import Prefill
 from triforce.eval import Table
 from triforce.interface.request import SamplingParams
@@ -55,7 +55,7 @@ class Setup:
     def speed(self, cell: Cell, modes: Sequence[str], tokens: int | None = None, **speculation: Any) -> list[Row]:
         """Rows of modes on one cell, turn by turn with plain decoding; fields of `Speculation` may be others."""
         assert self._kept is not None, "within `measuring`"
-        plan = Plan(["ar", *modes], tokens=tokens or self.tokens, repeats=self.repeats, seconds=0)
+        plan = SpeedConfig(["ar", *modes], tokens=tokens or self.tokens, repeats=self.repeats, seconds=0)
         length = min(cell.context, self.llm.target.config.context - plan.tokens)
         texts = prompts(self.sources, cell.workload, length, cell.batch)
         earlier, prefill = self._kept.of(f"{cell.workload}-{cell.context}-{cell.batch}", texts[0])

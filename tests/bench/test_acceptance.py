@@ -14,7 +14,7 @@ from tests.laws.tiny import LAYERS, MODELS, V
 from triforce.bench.acceptance.locality import locality
 from triforce.bench.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting, laws
 from triforce.bench.acceptance.report import markdown, mean, usual
-from triforce.bench.acceptance.sweeps import Plan
+from triforce.bench.acceptance.sweeps import SweepConfig
 from triforce.bench.acceptance.walk import Walk
 from triforce.bench.acceptance.workloads import CUE, NAMES, Size, Workload, copy, needle, plain
 from triforce.bench.results_file import dumps
@@ -131,7 +131,7 @@ def report() -> dict[str, Any]:
     works = [Workload(name, "a text", text(1, 370), plain(name, "", text(1), SIZE).spans) for name in ("prose", "copy")]
     walks = [Walk(MODELS, work, PARAMS, chunk=8) for work in works]
     about = {"machine": "this", "command": "triforce bench acceptance", "model": "random"}
-    plan = Plan(context=300, positions=70, budget=64)
+    plan = SweepConfig(context=300, positions=70, budget=64)
     return (
         about
         | plan.about()

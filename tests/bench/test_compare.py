@@ -86,7 +86,7 @@ def test_the_median_of_what_was_busy_counts(
     tried = ({"busy_cores": each, "accepted": each >= run.BUSY, "tokens_per_second": each} for each in cores)
     monkeypatch.setattr(run, "_run", lambda *_: next(tried))
     monkeypatch.setattr(run, "LONG", long)
-    plan = run.Plan(tmp_path, None, ["triforce"], 8, 1, 60.0, {}, tmp_path)
+    plan = run.CompareConfig(tmp_path, None, ["triforce"], 8, 1, 60.0, {}, tmp_path)
     row = run._row("triforce", "ar", [1], plan, "")
     assert (row["busy_cores"], row["tries"]) == (counts, tries)
 

@@ -12,7 +12,7 @@ import pytest
 from triforce.bench import lossless
 from triforce.bench.acceptance.heavy import Heavy
 from triforce.bench.batch_runner import together
-from triforce.bench.eviction import EVICTIONS, Forgetful
+from triforce.bench.eviction import EVICTIONS, EvictingDecoder
 from triforce.bench.prompts import Sources, prompts
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
@@ -94,7 +94,7 @@ def test_quality_says_what_eviction_costs(
 @pytest.mark.parametrize("eviction", EVICTIONS)
 def test_nothing_is_lost_while_the_budget_covers_the_text(llm: LLM, sources: Sources, eviction: str) -> None:
     asked = prompts(sources, "copy", 200, 2)
-    forgetful = Forgetful(llm.target.decoder, asked, 10)
+    forgetful = EvictingDecoder(llm.target.decoder, asked, 10)
     for prompt in asked:
         whole = forgetful.continued(prompt, eviction, 512)
         assert whole == together(llm, [prompt], GREEDY, "ar").outputs[0].token_ids
@@ -103,7 +103,7 @@ def test_nothing_is_lost_while_the_budget_covers_the_text(llm: LLM, sources: Sou
 
 def test_h2o_keeps_what_drew_attention_and_never_takes_back_what_it_dropped(llm: LLM, sources: Sources) -> None:
     (prompt,) = prompts(sources, "books", 400, 1)
-    full = Forgetful(llm.target.decoder, [prompt], 1)
+    full = EvictingDecoder(llm.target.decoder, [prompt], 1)
     policy = Heavy(full.mass_LGU)
     first = policy.pick(full.full, 0, 16, range(1, 20), 6)
     mass_LGN = full.mass_LGU[..., 1:20]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.eval import Plan, Subject, Text, config
+from triforce.eval import EvalConfig, EvalContext, Text, config
 from triforce.kvcache import StreamingView
 from triforce.llm import LLM
 
@@ -51,12 +51,14 @@ def match(seen: list[int], n: int) -> int:
     return length
 
 
-def subject(llm: LLM, model: Recaller, ids: list[int], numbers: Plan | None = None, kind: str = "prose") -> Subject:
+def subject(
+    llm: LLM, model: Recaller, ids: list[int], numbers: EvalConfig | None = None, kind: str = "prose"
+) -> EvalContext:
     """That model and one text."""
     stand_in: Any = SimpleNamespace(
         target=SimpleNamespace(decoder=model, config=model.config), draft=None, tokenizer=llm.tokenizer
     )
-    return Subject(stand_in, [Text("text", kind, torch.tensor(ids))], numbers or config(512, 512))
+    return EvalContext(stand_in, [Text("text", kind, torch.tensor(ids))], numbers or config(512, 512))
 
 
 def noise(length: int, seed: int = 0) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from recaller import Recaller, noise, subject
 
-from triforce.eval import Plan, Text, bits_per_byte, config, context_gain, copying, needles, positions, repetition
+from triforce.eval import EvalConfig, Text, bits_per_byte, config, context_gain, copying, needles, positions, repetition
 from triforce.eval import long_positions as far
 from triforce.eval.positions import buckets
 from triforce.eval.repetition import repeated
@@ -132,11 +132,11 @@ def test_continuations_are_counted(llm: LLM) -> None:
 
 
 def test_the_longest_readings_are_of_the_two_longest_texts_of_a_kind(llm: LLM) -> None:
-    numbers = Plan(span=128, deepest=512)
+    numbers = EvalConfig(span=128, deepest=512)
     several = subject(llm, Recaller(llm), noise(600), numbers)
     several.texts += [Text(f"{n}", "prose", torch.tensor(noise(n))) for n in (130, 520, 700)]
     several.texts += [Text("brief", "code", torch.tensor(noise(300)))]
     found = far.measure(several)["kinds"]
     assert [one["tokens"] for one in found["prose"]] == [2 * 255, 2 * 256]
     assert [one["tokens"] for one in found["code"]] == [255]
-    assert "skipped" in far.measure(subject(llm, Recaller(llm), noise(600), Plan(span=128, deepest=128)))
+    assert "skipped" in far.measure(subject(llm, Recaller(llm), noise(600), EvalConfig(span=128, deepest=128)))

@@ -8,10 +8,10 @@ import pytest
 import torch
 from recaller import Recaller, noise, subject
 
-from triforce.eval import MEASUREMENTS, Subject, config, evaluate, hurry, shorten
+from triforce.eval import MEASUREMENTS, EvalContext, config, evaluate, hurry, shorten
 from triforce.eval import forecast as forecasts
 from triforce.eval.context import Text
-from triforce.eval.forecast import Forecast, Pace
+from triforce.eval.forecast import Forecast, ReadingPace
 from triforce.eval.hurry import FORETOLD, MINUTE
 from triforce.llm import LLM
 
@@ -28,7 +28,7 @@ class Clock:
             monkeypatch.setattr(f"triforce.eval.{module}perf_counter", lambda: self.now)
 
 
-def long_text(llm: LLM, tokens: int = 20_000) -> Subject:
+def long_text(llm: LLM, tokens: int = 20_000) -> EvalContext:
     return subject(llm, Recaller(llm), noise(tokens), config(32_768, 32_768))
 
 
@@ -38,19 +38,19 @@ def long_text(llm: LLM, tokens: int = 20_000) -> Subject:
 )
 def test_the_slower_the_model_the_less_is_measured(llm: LLM, rate: float, longest: int, whole: bool) -> None:
     given = long_text(llm)
-    found = hurry.fit(given, EVERYTHING, Forecast(Pace(1 / rate, 0, 2 / rate)), SECONDS, 0.0)
+    found = hurry.fit(given, EVERYTHING, Forecast(ReadingPace(1 / rate, 0, 2 / rate)), SECONDS, 0.0)
     assert given.plan.deepest == longest and (not found.left_out) == whole
     assert found.total <= FORETOLD and found.foretold.keys() | found.left_out.keys() == set(EVERYTHING)
     assert found.rate == pytest.approx(rate)
 
 
 def test_one_measurement_is_made_however_long_it_takes(llm: LLM) -> None:
-    found = hurry.fit(long_text(llm), ["needle"], Forecast(Pace(1, 0, 1)), SECONDS, 0.0)
+    found = hurry.fit(long_text(llm), ["needle"], Forecast(ReadingPace(1, 0, 1)), SECONDS, 0.0)
     assert list(found.foretold) == ["needle"] and found.total > MINUTE
 
 
 def test_a_trace_is_counted_once(llm: LLM) -> None:
-    given, pace = long_text(llm), Pace(0.01, 0, 0.01)
+    given, pace = long_text(llm), ReadingPace(0.01, 0, 0.01)
     both, one = (hurry.fit(given, names, Forecast(pace), SECONDS, 0.0) for names in (["bits", "positions"], ["bits"]))
     assert both.total == one.total > 0 == both.foretold["positions"]
     alone = hurry.fit(given, ["positions"], Forecast(pace), SECONDS, 0.0)

@@ -21,7 +21,7 @@ from triforce.backends.torch.kv import TorchKV
 from triforce.backends.torch.model import TorchModel
 from triforce.bench import shapes
 
-PAGES, SMALL = 24, shapes.Shape(32, 48, layers=2, heads=4, kv_heads=2, vocab=50, head_dim=8)
+PAGES, SMALL = 24, shapes.ModelShape(32, 48, layers=2, heads=4, kv_heads=2, vocab=50, head_dim=8)
 
 
 @pytest.fixture(scope="module")

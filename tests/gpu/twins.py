@@ -35,7 +35,7 @@ from triforce.model.rope import rotate
 from triforce.ragged import ints
 
 CPU, VOCAB, CAPACITY, ROWS, LAYERS = torch.device("cpu"), 50, 288, 2, 3
-SHAPE = shapes.Shape(32, 48, LAYERS, heads=4, kv_heads=2, vocab=VOCAB, head_dim=8)
+SHAPE = shapes.ModelShape(32, 48, LAYERS, heads=4, kv_heads=2, vocab=VOCAB, head_dim=8)
 PAGES = ROWS * CAPACITY // PAGE
 SEATS = 9
 READ = 40

@@ -26,7 +26,7 @@ EVICTIONS: dict[str, Callable[[Tensor], Policy]] = {
 """What is kept, given the attention that the prompt drew."""
 
 
-class Forgetful:
+class EvictingDecoder:
     """Prompts that begin alike; what they share is read once. `tokens`: new ones at most."""
 
     def __init__(self, decoder: Decoder, prompts: Sequence[list[int]], tokens: int) -> None:

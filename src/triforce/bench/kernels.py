@@ -88,9 +88,9 @@ def _steps(name: str, decoder: Decoder, lower: Decoder | None, context: int) -> 
     all_of_it = (config.weights_read + config.kv_size * context) * size
     some = config.weights_read + config.kv_size * BUDGET
     kinds = [("step", width, partial(_pass, decoder, full, width), all_of_it) for width in WIDTHS]
-    kinds.append(("retrieval step", 1, partial(_pass, decoder, Few(pool, BUDGET), 1), some * size))
+    kinds.append(("retrieval step", 1, partial(_pass, decoder, SparseView(pool, BUDGET), 1), some * size))
     if lower:
-        kinds.append(("retrieval step, int8", 1, partial(_pass, lower, Few(pool, BUDGET, int8=True), 1), some))
+        kinds.append(("retrieval step, int8", 1, partial(_pass, lower, SparseView(pool, BUDGET, int8=True), 1), some))
     of_reading, *times = in_turns([read, *(call for _, _, call, _ in kinds)])
     bandwidth = gigabyte / of_reading / 1e9
     yield _row("read", of_reading, gigabyte, bandwidth, shape=name, context=context)
@@ -98,7 +98,7 @@ def _steps(name: str, decoder: Decoder, lower: Decoder | None, context: int) -> 
         yield _row(kernel, took, moved, bandwidth, shape=name, context=context, width=width)
 
 
-class Few(FullView):
+class SparseView(FullView):
     """A view of `budget` tokens, in pages spread over the context, another list for each KV head."""
 
     def __init__(self, pool: PagePool, budget: int, int8: bool = False) -> None:

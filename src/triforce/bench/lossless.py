@@ -26,7 +26,7 @@ PLAIN, SAME_AT_ANY_TEMPERATURE = "ar", "seeded"
 
 
 @dataclass(frozen=True)
-class Plan:
+class LosslessConfig:
     """What is compared: each mode under each coupling with plain decoding, wherever one text is expected."""
 
     contexts: Sequence[int]
@@ -38,7 +38,7 @@ class Plan:
     tokens: int = 128
 
 
-def rows(llm: LLM, sources: Sources, plan: Plan, on_prefill: Callable[[], OnPrefill]) -> Iterator[Row]:
+def rows(llm: LLM, sources: Sources, plan: LosslessConfig, on_prefill: Callable[[], OnPrefill]) -> Iterator[Row]:
     """A row for each comparison. Raises RequestError for texts that are too short."""
     for context, workload in product(plan.contexts, plan.workloads):
         length = min(context, llm.target.config.context - plan.tokens)
@@ -51,7 +51,9 @@ def rows(llm: LLM, sources: Sources, plan: Plan, on_prefill: Callable[[], OnPref
                     yield about | row
 
 
-def _compared(llm: LLM, texts: list[list[int]], temperature: float, plan: Plan, earlier: SavedCache) -> Iterator[Row]:
+def _compared(
+    llm: LLM, texts: list[list[int]], temperature: float, plan: LosslessConfig, earlier: SavedCache
+) -> Iterator[Row]:
     params = SamplingParams(temperature, top_p=0.95, seed=11, max_tokens=plan.tokens, ignore_eos=True)
     seeded = varied(llm, coupling=SAME_AT_ANY_TEMPERATURE)
     alone = _texts(seeded, texts[:1], params, PLAIN, earlier)

@@ -11,7 +11,7 @@ from typing import Any
 
 from triforce.bench.acceptance.workloads import CUE, numbers
 from triforce.bench.batch_runner import Prompts, together, varied
-from triforce.bench.eviction import EVICTIONS, Forgetful
+from triforce.bench.eviction import EVICTIONS, EvictingDecoder
 from triforce.bench.prompts import NEEDLES, Sources, copied_from, prompts
 from triforce.engine.sequence_group import OnPrefill
 from triforce.errors import RequestError
@@ -26,7 +26,7 @@ PLAIN = "plain decoding"
 
 
 @dataclass(frozen=True)
-class Plan:
+class QualityConfig:
     """Prompt tokens; tokens that each decoder keeps in sight; how often each thing is asked; new tokens of a copy."""
 
     contexts: Sequence[int]
@@ -41,7 +41,7 @@ class Plan:
             raise RequestError("--contexts, --budgets and --tokens must be at least 1")
 
 
-def rows(llm: LLM, sources: Sources, plan: Plan, on_prefill: Callable[[], OnPrefill]) -> Iterator[Row]:
+def rows(llm: LLM, sources: Sources, plan: QualityConfig, on_prefill: Callable[[], OnPrefill]) -> Iterator[Row]:
     """A row for each task, context, budget and decoder. Raises RequestError for texts that are too short."""
     for context in plan.contexts:
         for task in ("needle", "copy"):
@@ -50,10 +50,12 @@ def rows(llm: LLM, sources: Sources, plan: Plan, on_prefill: Callable[[], OnPref
                 yield from _task(llm, sources, plan, task, asked, Prompts(llm, Path(folder), on_prefill))
 
 
-def _task(llm: LLM, sources: Sources, plan: Plan, task: str, asked: list[list[int]], kept: Prompts) -> Iterator[Row]:
+def _task(
+    llm: LLM, sources: Sources, plan: QualityConfig, task: str, asked: list[list[int]], kept: Prompts
+) -> Iterator[Row]:
     earlier, _ = kept.of(task, asked[0])
     greedy = SamplingParams(temperature=0, max_tokens=plan.tokens, ignore_eos=True)
-    forgetful = Forgetful(llm.target.decoder, asked, plan.tokens)
+    forgetful = EvictingDecoder(llm.target.decoder, asked, plan.tokens)
 
     def lossless(mode: str, budget: int) -> list[list[int]]:
         how = varied(llm, retrieval=replace(llm.speculation.retrieval, budget=Budget(budget)))

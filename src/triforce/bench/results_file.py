@@ -22,7 +22,7 @@ def dumps(report: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-class Journal:
+class ResultsFile:
     """`about` is what the rows have in common; `asked` are those parts of it that must be as before to go on.
 
     Raises RequestError where the file has rows of something else, or is none of ours.

@@ -18,7 +18,7 @@ from triforce.model.weights import Layer, Weights
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The sizes of a Llama; `tied`: its head is its embedding."""
 
     hidden: int
@@ -32,16 +32,16 @@ class Shape:
 
 
 SHAPES = {
-    "30m": Shape(512, 1408, 8, 8, 8, 8192),
-    "30m-draft": Shape(128, 344, 2, 2, 2, 8192),
-    "thin32": Shape(256, 688, 32, 4, 4, 8192),
-    "thin80": Shape(256, 688, 80, 4, 4, 8192),
-    "llama-3.2-1b": Shape(2048, 8192, 16, 32, 8, 128_256),
-    "llama-2-7b-128k": Shape(4096, 11_008, 32, 32, 32, 32_000, 128, tied=False),
-    "llama-2-13b-128k": Shape(5120, 13_824, 40, 40, 40, 32_000, 128, tied=False),
-    "llama-3.1-8b": Shape(4096, 14_336, 32, 32, 8, 128_256, 128, tied=False),
-    "llama-68m": Shape(768, 3072, 2, 12, 12, 32_000, tied=False),
-    "llama-68m-128256": Shape(768, 3072, 2, 12, 12, 128_256, tied=False),
+    "30m": ModelShape(512, 1408, 8, 8, 8, 8192),
+    "30m-draft": ModelShape(128, 344, 2, 2, 2, 8192),
+    "thin32": ModelShape(256, 688, 32, 4, 4, 8192),
+    "thin80": ModelShape(256, 688, 80, 4, 4, 8192),
+    "llama-3.2-1b": ModelShape(2048, 8192, 16, 32, 8, 128_256),
+    "llama-2-7b-128k": ModelShape(4096, 11_008, 32, 32, 32, 32_000, 128, tied=False),
+    "llama-2-13b-128k": ModelShape(5120, 13_824, 40, 40, 40, 32_000, 128, tied=False),
+    "llama-3.1-8b": ModelShape(4096, 14_336, 32, 32, 8, 128_256, 128, tied=False),
+    "llama-68m": ModelShape(768, 3072, 2, 12, 12, 32_000, tied=False),
+    "llama-68m-128256": ModelShape(768, 3072, 2, 12, 12, 128_256, tied=False),
 }
 """`thin32` and `thin80` are as deep as models of 8 and 70 billion weights, and load at once.
 

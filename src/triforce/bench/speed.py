@@ -32,7 +32,7 @@ SHORT = 30.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class SpeedConfig:
     """How each cell is measured: `tokens` new ones of each text; modes; turns at most; seconds for all cells.
 
     Where `repeats` is None turns are `USUAL`, or as many as are over in `SHORT` seconds.
@@ -46,7 +46,7 @@ class Plan:
 
 
 def rows(
-    llm: LLM, sources: Sources, cells: Sequence[Cell], plan: Plan, kept: Prompts, keep: bool
+    llm: LLM, sources: Sources, cells: Sequence[Cell], plan: SpeedConfig, kept: Prompts, keep: bool
 ) -> Iterator[list[Row]]:
     """The rows of each cell, one for each mode; each document is read once for all its cells, and then dropped.
 
@@ -71,7 +71,7 @@ def rows(
 
 
 def cell_rows(
-    llm: LLM, texts: list[list[int]], cell: Cell, plan: Plan, earlier: SavedCache, prefill: float, ends: float
+    llm: LLM, texts: list[list[int]], cell: Cell, plan: SpeedConfig, earlier: SavedCache, prefill: float, ends: float
 ) -> list[Row]:
     """The rows of one cell, whose prompts are `texts`; from `ends` on, by `perf_counter`, there is no further turn."""
     runs = _in_turns(llm, texts, cell, plan, earlier, ends)
@@ -79,7 +79,7 @@ def cell_rows(
 
 
 def _in_turns(
-    llm: LLM, texts: list[list[int]], cell: Cell, plan: Plan, earlier: SavedCache, ends: float
+    llm: LLM, texts: list[list[int]], cell: Cell, plan: SpeedConfig, earlier: SavedCache, ends: float
 ) -> dict[str, list[RequestOutput]]:
     """The modes take turns, there and back, so that a drift of the machine meets all of them.
 

@@ -17,7 +17,7 @@ from triforce.cli.options import NO_DRAFT
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.eval import Hurry, Plan, Subject
+    from triforce.eval import EvalConfig, EvalContext, Hurry
 
 
 def run(options: Namespace) -> int:
@@ -45,7 +45,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _foretold(hurry: Hurry, whole: Plan, plan: Plan) -> list[str]:
+def _foretold(hurry: Hurry, whole: EvalConfig, plan: EvalConfig) -> list[str]:
     """What the minute will be used for, and what not."""
     lines = [
         f"forecast: {hurry.total:.0f} s, as this model reads {hurry.rate:,.0f} tokens/s",
@@ -67,8 +67,8 @@ def _names(only: str | None) -> list[str]:
     return [known("measurement", name.strip(), MEASUREMENTS) for name in names]
 
 
-def _subject(options: Namespace) -> Subject:
-    from triforce.eval import Subject, plan, tokenize
+def _subject(options: Namespace) -> EvalContext:
+    from triforce.eval import EvalContext, plan, tokenize
     from triforce.llm import LLM
 
     if options.max_context < 128:
@@ -77,7 +77,7 @@ def _subject(options: Namespace) -> Subject:
     draft = None if options.draft == NO_DRAFT else options.draft
     llm = LLM(options.model, draft, device=options.device, dtype=options.dtype)
     numbers = plan(llm.target.config.context, options.max_context)
-    return Subject(llm, tokenize(llm, texts), numbers, options.quiet)
+    return EvalContext(llm, tokenize(llm, texts), numbers, options.quiet)
 
 
 def _show(name: str, result: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ def _show(name: str, result: dict[str, Any]) -> None:
     print(f"({name}: {result.get('skipped') or '{:.0f} s'.format(result['seconds'])})", flush=True)
 
 
-def _about(subject: Subject) -> dict[str, Any]:
+def _about(subject: EvalContext) -> dict[str, Any]:
     """Of what, and by what, the figures are."""
     from dataclasses import asdict
 

@@ -21,14 +21,14 @@ from triforce.eval import (
     positions,
     repetition,
 )
-from triforce.eval.config import Plan, plan
-from triforce.eval.context import Subject, Text, tokenize
+from triforce.eval.config import EvalConfig, plan
+from triforce.eval.context import EvalContext, Text, tokenize
 from triforce.eval.forecast import Forecast, look
 from triforce.eval.hurry import Hurry, fit
 from triforce.eval.tables import Table
 
 __all__ = [
-    "MEASUREMENTS", "Hurry", "Plan", "Subject", "Table", "Text", "evaluate", "plan", "shorten", "tables", "tokenize"
+    "MEASUREMENTS", "Hurry", "EvalConfig", "EvalContext", "Table", "Text", "evaluate", "plan", "shorten", "tables", "tokenize"
 ]  # fmt: skip
 
 Result = dict[str, Any]
@@ -37,9 +37,9 @@ Result = dict[str, Any]
 class Measurement(NamedTuple):
     """What is measured, how it is shown, and how long it takes."""
 
-    measure: Callable[[Subject], Result]
+    measure: Callable[[EvalContext], Result]
     tables: Callable[[Result], list[Table]]
-    seconds: Callable[[Subject, Forecast], float]
+    seconds: Callable[[EvalContext, Forecast], float]
 
 
 MEASUREMENTS = {
@@ -54,14 +54,14 @@ MEASUREMENTS = {
 }
 
 
-def shorten(subject: Subject, names: Sequence[str]) -> Hurry:
+def shorten(subject: EvalContext, names: Sequence[str]) -> Hurry:
     """Look how fast the models of a subject are, and give it a plan that ends in a minute from now."""
     began = perf_counter()
     return fit(subject, names, look(subject), {name: each.seconds for name, each in MEASUREMENTS.items()}, began)
 
 
 def evaluate(
-    subject: Subject, names: Sequence[str], tell: Callable[[str, Result], None], hurry: Hurry | None = None
+    subject: EvalContext, names: Sequence[str], tell: Callable[[str, Result], None], hurry: Hurry | None = None
 ) -> dict[str, Result]:
     """The results by name, in the order of the registry; `tell` hears of each as it is ready.
 

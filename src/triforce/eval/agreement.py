@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.eval.context import KINDS, Subject, Text
+from triforce.eval.context import KINDS, EvalContext, Text
 from triforce.eval.forecast import Forecast
 from triforce.eval.scoring import draft_view, full_view, parts, read, skim
 from triforce.eval.tables import Table, tokens
@@ -25,7 +25,7 @@ LAW = 5e-7
 """Seconds, about, of the laws of one position for each token of the vocabulary."""
 
 
-def measure(subject: Subject) -> dict[str, Any]:
+def measure(subject: EvalContext) -> dict[str, Any]:
     """Mean probability that a drafted token is kept, by coupling, temperature and kind of text."""
     if subject.llm.draft is None:
         return {"skipped": "there is no draft; name one with --draft"}
@@ -51,7 +51,7 @@ def _named(shares_22: Tensor, windows: int) -> dict[str, Any]:
     }
 
 
-def _share(subject: Subject, window: Text, after: int) -> Tensor:
+def _share(subject: EvalContext, window: Text, after: int) -> Tensor:
     """Means over the judged tokens of a window: (temperatures, couplings)."""
     laws = _Laws(subject.target.config.vocab_size, subject.target.device)
     sums = torch.zeros(len(TEMPERATURES), 2, dtype=torch.float64)
@@ -62,7 +62,7 @@ def _share(subject: Subject, window: Text, after: int) -> Tensor:
     return sums / subject.plan.judged
 
 
-def _logits(subject: Subject, window: Text, after: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _logits(subject: EvalContext, window: Text, after: int) -> Iterator[tuple[Tensor, Tensor]]:
     assert subject.llm.draft is not None
     stop = after + subject.plan.judged
     target, draft = subject.target, subject.llm.draft.decoder
@@ -105,7 +105,7 @@ def same_pick(p_TV: Tensor, q_TV: Tensor) -> Tensor:
     return torch.where(p_TV * q_TV > 0, shares_TV, 0.0).sum(-1)
 
 
-def seconds(subject: Subject, forecast: Forecast) -> float:
+def seconds(subject: EvalContext, forecast: Forecast) -> float:
     plan, laws = subject.plan, LAW * subject.target.config.vocab_size
     stop = min(4096, plan.span // 2) + plan.judged
     windows = [window for window in subject.windows() if len(window.ids_N) >= stop] if forecast.draft else []

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from triforce.eval.context import KINDS, Subject, Text
+from triforce.eval.context import KINDS, EvalContext, Text
 from triforce.eval.forecast import Forecast
 from triforce.eval.scoring import draft_view, nats
 from triforce.eval.tables import Table
 
 
-def measure(subject: Subject) -> dict[str, Any]:
+def measure(subject: EvalContext) -> dict[str, Any]:
     """Target with all in sight, draft through its sinks and window, on the same windows."""
     rows = [_row(subject, window) for window in subject.steps(subject.windows())]
     texts = {name: _total([row for row in rows if row["text"] == name]) for name in {row["text"]: 0 for row in rows}}
@@ -21,7 +21,7 @@ def measure(subject: Subject) -> dict[str, Any]:
     return {"texts": texts, "kinds": {kind: _total(of_kind) for kind, of_kind in kinds.items() if of_kind}}
 
 
-def _row(subject: Subject, window: Text) -> dict[str, Any]:
+def _row(subject: EvalContext, window: Text) -> dict[str, Any]:
     size = len(subject.tokenizer.decode(window.ids_N[1:].tolist()).encode())
     row = {"text": window.name, "kind": window.kind, "tokens": len(window.ids_N) - 1, "bytes": size}
     row["target"] = _bits(subject.trace(window))
@@ -41,7 +41,7 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"tokens": tokens, "bytes": size} | {name: sum(row[name] for row in rows) / size for name in models}
 
 
-def seconds(subject: Subject, forecast: Forecast) -> float:
+def seconds(subject: EvalContext, forecast: Forecast) -> float:
     windows = subject.windows()
     return forecast.traces(windows) + sum(forecast.drafts(len(window.ids_N)) for window in windows)
 

@@ -10,7 +10,7 @@ QUICK = (8_192, 4_096, 2_048, 1_024, 512, 256)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvalConfig:
     """Lengths and positions are tokens.
 
     span: read of a text at once. deepest: how far the longest readings go. windows: spans of each kind of text at
@@ -40,7 +40,7 @@ class Plan:
         return range(self.span // 2, self.span * 3 // 4)
 
 
-def plan(context: int, max_context: int, longest: int | None = None) -> Plan:
+def plan(context: int, max_context: int, longest: int | None = None) -> EvalConfig:
     """What to measure on a model of `context` positions, of which at most `max_context` are to be used.
 
     longest: of the readings of a quick evaluation, which are also few.
@@ -51,4 +51,4 @@ def plan(context: int, max_context: int, longest: int | None = None) -> Plan:
     recent = min(2048, max(32, span // 4))
     sizes = {"recent": recent, "stride": recent // 8, "block": recent // 4, "judged": min(1024, span // 8)}
     few = {"windows": 1, "most": 2, "haystacks": 1, "copies": 2, "prompts": 8} if quick else {}
-    return Plan(span, deepest, new_tokens=min(128 if quick else 512, span // 8), **sizes, **few)
+    return EvalConfig(span, deepest, new_tokens=min(128 if quick else 512, span // 8), **sizes, **few)

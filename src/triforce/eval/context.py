@@ -14,7 +14,7 @@ from tqdm import tqdm
 from triforce.backends.decoder import Decoder
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
-from triforce.eval.config import Plan
+from triforce.eval.config import EvalConfig
 from triforce.eval.scoring import full_view, nats
 from triforce.llm import LLM
 
@@ -35,12 +35,12 @@ class Text:
 
 
 @dataclass(eq=False)
-class Subject:
+class EvalContext:
     """A loaded model with the texts; what several measurements need is computed once."""
 
     llm: LLM
     texts: list[Text]
-    plan: Plan
+    plan: EvalConfig
     quiet: bool = False
     label: str = ""
     _traces: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.eval.context import KINDS, Subject, Text
+from triforce.eval.context import KINDS, EvalContext, Text
 from triforce.eval.forecast import Forecast
 from triforce.eval.scoring import cut_view, full_view, nats
 from triforce.eval.statistics import interval
@@ -21,7 +21,7 @@ LEAST = {"prose": 0.01, "code": 0.05}
 SIDES = {"model": "the model", "control": "control: attention cut"}
 
 
-def measure(subject: Subject) -> dict[str, Any]:
+def measure(subject: EvalContext) -> dict[str, Any]:
     """For the model, and for the control: itself with attention to its sinks and the last 2K only, which gains none."""
     plan = subject.plan
     windows = [window for window in subject.windows() if len(window.ids_N) >= plan.far.stop]
@@ -37,7 +37,7 @@ def measure(subject: Subject) -> dict[str, Any]:
     return seen | {"block": plan.block} | {side: _judge(gains, plan.block) for side, gains in found.items()}
 
 
-def _recent(subject: Subject, window: Text) -> Tensor:
+def _recent(subject: EvalContext, window: Text) -> Tensor:
     """Each token sees `recent` - `stride` + 1 to `recent` tokens before it, in a window read for itself."""
     plan, view = subject.plan, full_view(subject.target, subject.plan.recent)
     losses = []
@@ -47,11 +47,11 @@ def _recent(subject: Subject, window: Text) -> Tensor:
     return torch.cat(losses)
 
 
-def _first(subject: Subject) -> int:
+def _first(subject: EvalContext) -> int:
     return subject.plan.recent + 1 - subject.plan.stride
 
 
-def _cut(subject: Subject, window: Text) -> Tensor:
+def _cut(subject: EvalContext, window: Text) -> Tensor:
     far, view = subject.plan.far, cut_view(subject.target, subject.plan.recent)
     return nats(subject.target, view, window.ids_N[: far.stop], far.start)
 
@@ -67,7 +67,7 @@ def _verdict(kind: str, gain_N: Tensor, block: int) -> dict[str, Any]:
     return found.as_json() | {"tokens": len(gain_N), "least": LEAST[kind], "passes": passes}
 
 
-def seconds(subject: Subject, forecast: Forecast) -> float:
+def seconds(subject: EvalContext, forecast: Forecast) -> float:
     plan, pace = subject.plan, forecast.target
     windows = [window for window in subject.windows() if len(window.ids_N) >= plan.far.stop]
     recent = len(plan.far) // plan.stride * pace.reading(plan.recent)

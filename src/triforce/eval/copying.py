@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.eval.context import Subject, Text
+from triforce.eval.context import EvalContext, Text
 from triforce.eval.forecast import Forecast
 from triforce.eval.scoring import full_view, read
 from triforce.eval.tables import Table, percent, tokens
@@ -19,7 +19,7 @@ START = 8
 """Tokens of a repetition that only show that it is one; they are not scored."""
 
 
-def measure(subject: Subject) -> dict[str, Any]:
+def measure(subject: EvalContext) -> dict[str, Any]:
     """Distance to the share of tokens predicted right, when they come again and when they came first."""
     hits = [_hits(subject, window) for window in subject.steps(subject.windows(most=1))]
     distances = sorted({distance for found in hits for distance in found})
@@ -34,7 +34,7 @@ def _row(distance: int, hits: list[Tensor]) -> dict[str, Any]:
     return {"distance": distance, "tokens": sum(hit.shape[1] for hit in hits), "again": again, "first": first}
 
 
-def _hits(subject: Subject, window: Text) -> dict[int, Tensor]:
+def _hits(subject: EvalContext, window: Text) -> dict[int, Tensor]:
     """Distance to which scored tokens were right, again and at first: bool (2, tokens)."""
     length = min(len(window.ids_N), subject.target.config.context - SPAN)
     ids_N = window.ids_N[:length]
@@ -58,11 +58,11 @@ def _distances(end: int) -> list[int]:
     return [shortest << n for n in range((end // shortest).bit_length())]
 
 
-def _best(subject: Subject, view: FullView, ids_T: Tensor) -> Tensor:
+def _best(subject: EvalContext, view: FullView, ids_T: Tensor) -> Tensor:
     return torch.cat([logits_TV.argmax(-1) for logits_TV in read(subject.target, view, ids_T)])
 
 
-def seconds(subject: Subject, forecast: Forecast) -> float:
+def seconds(subject: EvalContext, forecast: Forecast) -> float:
     pace, total = forecast.target, 0.0
     for window in subject.windows(most=1):
         length = len(window.ids_N)

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.eval.context import Subject, Text
+from triforce.eval.context import EvalContext, Text
 from triforce.eval.scoring import WIDTH, draft_view, full_view, parts, read
 from triforce.kvcache import FullView, StreamingView
 
@@ -25,7 +25,7 @@ MOST = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ReadingPace:
     """Seconds: of a token in a long pass, how many more for each token before it, and of a pass over one token."""
 
     token: float
@@ -45,12 +45,12 @@ class Pace:
 class Forecast:
     """What readings will take; a trace that was counted before is there already."""
 
-    target: Pace
-    draft: Pace | None = None
+    target: ReadingPace
+    draft: ReadingPace | None = None
     _traced: set[tuple[str, int, int]] = field(default_factory=set)
 
     def traces(self, windows: Iterable[Text]) -> float:
-        """Seconds of `Subject.trace` for each of them."""
+        """Seconds of `EvalContext.trace` for each of them."""
         fresh = {(window.name, window.start, len(window.ids_N)) for window in windows} - self._traced
         self._traced |= fresh
         return sum(self.target.reading(length) for _, _, length in fresh)
@@ -64,7 +64,7 @@ class Forecast:
         return Forecast(self.target, self.draft)
 
 
-def look(subject: Subject) -> Forecast:
+def look(subject: EvalContext) -> Forecast:
     """Measure how fast the models of a subject are."""
     ids_N = max((text.ids_N for text in subject.texts), key=len)[: min(MOST, subject.plan.span)]
     target = _pace(subject.target, full_view(subject.target, len(ids_N)), ids_N)
@@ -74,7 +74,7 @@ def look(subject: Subject) -> Forecast:
     return Forecast(target, _pace(draft, draft_view(draft), ids_N))
 
 
-def _pace(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> Pace:
+def _pace(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> ReadingPace:
     """Passes over one token, and then longer ones as far as there is time; of each kind the first is slow."""
     step = [_timed(decoder, view, ids_T) for ids_T in parts(ids_N[:3], 1)][-1]
     began, done, width = perf_counter(), min(3, len(ids_N)), 16
@@ -87,11 +87,11 @@ def _pace(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> Pa
     settled = longest[len(longest) > 1 :] or [(1, 0.0, step)]
     depths, costs = [depth for _, depth, _ in settled], [cost for _, _, cost in settled]
     if len(costs) < 3:
-        return Pace(min(step, float(np.mean(costs))), 0.0, step)
+        return ReadingPace(min(step, float(np.mean(costs))), 0.0, step)
     deeper, token = np.polyfit(depths, costs, 1)
     if deeper <= 0 or token <= 0:
-        return Pace(float(np.mean(costs)), 0.0, step)
-    return Pace(float(token), float(deeper), step)
+        return ReadingPace(float(np.mean(costs)), 0.0, step)
+    return ReadingPace(float(token), float(deeper), step)
 
 
 def _timed(decoder: Decoder, view: FullView | StreamingView, ids_T: Tensor) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from triforce.eval import positions
-from triforce.eval.context import Subject
+from triforce.eval.context import EvalContext
 from triforce.eval.forecast import Forecast
 from triforce.eval.tables import Table
 
@@ -13,7 +13,7 @@ READINGS = 2
 """Of each kind of text, if there are as many."""
 
 
-def measure(subject: Subject) -> dict[str, Any]:
+def measure(subject: EvalContext) -> dict[str, Any]:
     """As `positions`, up to `deepest`; nothing if a span is as deep."""
     plan = subject.plan
     if plan.deepest <= plan.span:
@@ -21,7 +21,7 @@ def measure(subject: Subject) -> dict[str, Any]:
     return positions.by_kind(subject, subject.windows(plan.deepest, most=READINGS))
 
 
-def seconds(subject: Subject, forecast: Forecast) -> float:
+def seconds(subject: EvalContext, forecast: Forecast) -> float:
     plan = subject.plan
     return forecast.traces(subject.windows(plan.deepest, most=READINGS)) if plan.deepest > plan.span else 0.0
 

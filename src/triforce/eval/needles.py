@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.eval.context import Subject, Text
+from triforce.eval.context import EvalContext, Text
 from triforce.eval.forecast import Forecast
 from triforce.eval.scoring import full_view, greedy, skim
 from triforce.eval.tables import Table, percent, tokens
@@ -40,7 +40,7 @@ class Haystack:
     asked: list[tuple[float, Tensor, str, int]]
 
 
-def measure(subject: Subject) -> dict[str, Any]:
+def measure(subject: EvalContext) -> dict[str, Any]:
     """Answers right, by length and depth; `confused` are those with the number of another needle."""
     rng = random.Random(subject.plan.seed)
     windows = subject.windows(subject.plan.deepest, most=2)
@@ -60,19 +60,19 @@ def _cell(length: int, depth: float, judged: list[tuple[bool, bool]]) -> dict[st
     return {"length": length, "depth": depth, "asked": len(judged), "right": right, "confused": confused}
 
 
-def lengths(subject: Subject) -> list[int]:
+def lengths(subject: EvalContext) -> list[int]:
     """2K and its doubles, question and answer included; shorter ones where the context is short."""
     deepest = subject.plan.deepest
     shortest = min(2048, deepest // 4)
     return [shortest << n for n in range((deepest // shortest).bit_length())]
 
 
-def _count(subject: Subject, length: int) -> int:
+def _count(subject: EvalContext, length: int) -> int:
     plan = subject.plan
     return max(1, min(MOST * plan.haystacks, plan.haystacks * plan.span // length))
 
 
-def bury(subject: Subject, text: Text, length: int, rng: random.Random) -> Haystack | None:
+def bury(subject: EvalContext, text: Text, length: int, rng: random.Random) -> Haystack | None:
     """A haystack of `length` tokens, its longest question and answer included; None where it does not fit."""
     needles, asked = [], []
     for depth, name in zip(DEPTHS, rng.sample(NAMES, len(DEPTHS)), strict=True):
@@ -90,7 +90,7 @@ def bury(subject: Subject, text: Text, length: int, rng: random.Random) -> Hayst
     return Haystack(torch.cat(parts), asked)
 
 
-def _answers(subject: Subject, haystack: Haystack) -> list[tuple[float, bool, bool]]:
+def _answers(subject: EvalContext, haystack: Haystack) -> list[tuple[float, bool, bool]]:
     """Depth of each needle, whether its number is the answer, and whether another's is."""
     longest = max(len(question) + count for _, question, _, count in haystack.asked)
     view = full_view(subject.target, len(haystack.ids_N) + longest)
@@ -104,11 +104,11 @@ def _answers(subject: Subject, haystack: Haystack) -> list[tuple[float, bool, bo
     return found
 
 
-def _ids(subject: Subject, text: str) -> Tensor:
+def _ids(subject: EvalContext, text: str) -> Tensor:
     return torch.tensor(subject.tokenizer.encode(text, add_special=False), device=subject.target.device)
 
 
-def seconds(subject: Subject, forecast: Forecast) -> float:
+def seconds(subject: EvalContext, forecast: Forecast) -> float:
     pace, total = forecast.target, 0.0
     for size in lengths(subject):
         answer = pace.reading(size, size - QUESTION) + pace.steps(ANSWER, size)

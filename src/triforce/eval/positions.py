@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.eval.context import KINDS, Subject, Text
+from triforce.eval.context import KINDS, EvalContext, Text
 from triforce.eval.forecast import Forecast
 from triforce.eval.tables import Table, tokens
 
@@ -15,12 +15,12 @@ FIRST = 256
 """The first bucket ends here, the others at its doubles."""
 
 
-def measure(subject: Subject) -> dict[str, Any]:
+def measure(subject: EvalContext) -> dict[str, Any]:
     """Mean nats by bucket of positions, over all windows of a kind."""
     return by_kind(subject, subject.windows())
 
 
-def by_kind(subject: Subject, windows: list[Text]) -> dict[str, Any]:
+def by_kind(subject: EvalContext, windows: list[Text]) -> dict[str, Any]:
     """Kind to buckets: first position, end, tokens, nats per token."""
     traces = [(window.kind, subject.trace(window)) for window in subject.steps(windows)]
     kinds = {kind: [trace for of, trace in traces if of == kind] for kind in KINDS}
@@ -37,7 +37,7 @@ def buckets(traces: list[Tensor]) -> list[dict[str, Any]]:
     return found
 
 
-def seconds(subject: Subject, forecast: Forecast) -> float:
+def seconds(subject: EvalContext, forecast: Forecast) -> float:
     return forecast.traces(subject.windows())
 
 

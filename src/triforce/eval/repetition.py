@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from triforce.engine.runs import MOST_ROWS
-from triforce.eval.context import Subject, Text
+from triforce.eval.context import EvalContext, Text
 from triforce.eval.forecast import Forecast
 from triforce.eval.tables import Table, percent
 from triforce.interface.request import SamplingParams
@@ -16,7 +16,7 @@ from triforce.interface.request import SamplingParams
 GRAM = 8
 
 
-def measure(subject: Subject) -> dict[str, Any]:
+def measure(subject: EvalContext) -> dict[str, Any]:
     """Repeated 8-grams at T = 0.6 and top-p 0.9, and those of the texts themselves in the same places."""
     plan = subject.plan
     length = min(256, plan.new_tokens)
@@ -34,7 +34,7 @@ def measure(subject: Subject) -> dict[str, Any]:
     return {"tokens": plan.new_tokens, "shares": shares, "median": median(shares), "texts": median(own)}
 
 
-def _places(subject: Subject, length: int) -> list[tuple[Text, int]]:
+def _places(subject: EvalContext, length: int) -> list[tuple[Text, int]]:
     """Random starts, from each text in turn."""
     rng, texts = random.Random(subject.plan.seed), [text for text in subject.texts if len(text.ids_N) >= length]
     turns = [texts[n % len(texts)] for n in range(subject.plan.prompts)] if texts else []
@@ -47,7 +47,7 @@ def repeated(ids: Sequence[int]) -> float:
     return (len(grams) - len(set(grams))) / max(1, len(grams))
 
 
-def seconds(subject: Subject, forecast: Forecast) -> float:
+def seconds(subject: EvalContext, forecast: Forecast) -> float:
     plan, pace = subject.plan, forecast.target
     step = max(pace.step, min(plan.prompts, MOST_ROWS) * pace.token)
     batches = -(-plan.prompts // MOST_ROWS)

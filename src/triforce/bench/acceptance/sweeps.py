@@ -22,7 +22,7 @@ from triforce.llm import LLM
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepConfig:
     """Tokens of a prompt and of what is measured after it (needle has its own), and what is varied.
 
     `budget` is that while something else is varied; a verification scores `gamma_2` positions and one more.
@@ -56,10 +56,10 @@ class Plan:
         return {"width": self.size.width, "usual": self.usual._asdict(), **named}
 
 
-QUICK = Plan(4096, 126, 512, (256, 512, 1024), (8, 16, 32))
+QUICK = SweepConfig(4096, 126, 512, (256, 512, 1024), (8, 16, 32))
 
 
-def measured(llm: LLM, sources: Sources, plan: Plan) -> Report:
+def measured(llm: LLM, sources: Sources, plan: SweepConfig) -> Report:
     """Walks every workload, and measures the sweeps on prose. Raises RequestError for texts that are too short."""
     started = perf_counter()
     sweeps = cases(plan.budgets, plan.chunks, plan.full_layers, plan.usual)
@@ -80,7 +80,7 @@ def measured(llm: LLM, sources: Sources, plan: Plan) -> Report:
     return report | {"seconds": perf_counter() - started}
 
 
-def localities(llm: LLM, sources: Sources, plan: Plan) -> Report:
+def localities(llm: LLM, sources: Sources, plan: SweepConfig) -> Report:
     """Locality on prose, and nothing else."""
     started = perf_counter()
     rows = []

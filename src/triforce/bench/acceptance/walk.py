@@ -30,7 +30,7 @@ from triforce.speculation import SequenceState, Tier
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class TeacherForcing:
     """Reads spans of one text through any view; laws are those that a sampler would see."""
 
     ids_1S: Ints
@@ -56,7 +56,7 @@ class Walk:
     def __init__(self, models: ModelSet, work: Workload, params: SamplingParams, chunk: int = PAGE) -> None:
         target = models.target
         self.models, self.work = models, work
-        self.read = Reader(
+        self.read = TeacherForcing(
             ints(work.ids)[None], Warper([params], [work.prompt], target.config.vocab_size, target.device)
         )
         self._rows = TierBuilder(models, SpeculativeConfig(retrieval=RetrievalConfig(chunk=chunk)), [len(work.ids)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Engine(NamedTuple):
+class EngineSpec(NamedTuple):
     """A worker, in the order of settings that it is run in; the fastest is its best. `needs`: the extra to install."""
 
     title: str
@@ -24,10 +24,12 @@ PLAIN = (OURS, "ar")
 """The engine and its setting that the texts of all others are compared with."""
 
 ENGINES = {
-    OURS: Engine("triforce", ("ar", "retrieval", "auto"), assisted=("triforce",)),
-    "transformers": Engine("transformers", ("bf16", "f32", "bf16 lookup", "f32 lookup"), assisted=("bf16 assisted",)),
-    "openvino": Engine("OpenVINO GenAI", ("default", "u8", "f16", "lookup"), "compare-openvino"),
-    "llamacpp": Engine("llama.cpp", ("no flash attention", "flash attention", "lookup"), "compare-llamacpp"),
-    "onnx": Engine("ONNX Runtime GenAI", ("fp32",), "compare-onnx"),
-    "vllm": Engine("vLLM, CPU", ("compiled", "eager"), "compare-vllm"),
+    OURS: EngineSpec("triforce", ("ar", "retrieval", "auto"), assisted=("triforce",)),
+    "transformers": EngineSpec(
+        "transformers", ("bf16", "f32", "bf16 lookup", "f32 lookup"), assisted=("bf16 assisted",)
+    ),
+    "openvino": EngineSpec("OpenVINO GenAI", ("default", "u8", "f16", "lookup"), "compare-openvino"),
+    "llamacpp": EngineSpec("llama.cpp", ("no flash attention", "flash attention", "lookup"), "compare-llamacpp"),
+    "onnx": EngineSpec("ONNX Runtime GenAI", ("fp32",), "compare-onnx"),
+    "vllm": EngineSpec("vLLM, CPU", ("compiled", "eager"), "compare-vllm"),
 }

@@ -28,7 +28,7 @@ LONG = 60.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class CompareConfig:
     """`pythons`: interpreters by engine; `timeout` in seconds for each run; `tries` at most, of each setting."""
 
     model: Path
@@ -42,7 +42,7 @@ class Plan:
     tries: int = 3
 
 
-def rows(prompts: Mapping[int, list[int]], plan: Plan) -> Iterator[Row]:
+def rows(prompts: Mapping[int, list[int]], plan: CompareConfig) -> Iterator[Row]:
     """A row for each engine, setting and prompt (by its context); one for an engine that is not there."""
     with _package() as path:
         for context, ids in prompts.items():
@@ -60,7 +60,7 @@ def rows(prompts: Mapping[int, list[int]], plan: Plan) -> Iterator[Row]:
                         break
 
 
-def _row(engine: str, variant: str, ids: list[int], plan: Plan, path: str) -> Row:
+def _row(engine: str, variant: str, ids: list[int], plan: CompareConfig, path: str) -> Row:
     """The median of a few tries that were busy enough, or the busiest; one does that takes long."""
     tried: list[Row] = []
     began = perf_counter()
@@ -74,7 +74,7 @@ def _row(engine: str, variant: str, ids: list[int], plan: Plan, path: str) -> Ro
     return median | {"tries": len(tried)}
 
 
-def _run(engine: str, variant: str, ids: list[int], plan: Plan, path: str) -> Row:
+def _run(engine: str, variant: str, ids: list[int], plan: CompareConfig, path: str) -> Row:
     task: Row = {
         "model": str(plan.model),
         "draft": str(plan.draft) if plan.draft else None,

@@ -11,7 +11,7 @@ from triforce.cli.bench.common import about, load, show, sources, write
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.bench.acceptance.sweeps import Plan
+    from triforce.bench.acceptance.sweeps import SweepConfig
 
 
 def run(options: Namespace) -> int:
@@ -32,11 +32,11 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def plan(options: Namespace) -> Plan:
+def plan(options: Namespace) -> SweepConfig:
     """What is asked for, the rest as usual or as in a quick look. Raises RequestError for what cannot be."""
-    from triforce.bench.acceptance.sweeps import QUICK, Plan
+    from triforce.bench.acceptance.sweeps import QUICK, SweepConfig
 
-    start = QUICK if options.quick else Plan()
+    start = QUICK if options.quick else SweepConfig()
     names = {"full_layer_counts": "full_layers"} | {
         name: name
         for name in ("context", "positions", "budget", "budgets", "chunks", "gamma_2", "temperature", "top_p")

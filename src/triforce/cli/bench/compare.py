@@ -13,7 +13,7 @@ from triforce.cli.bench.common import about, load, show, sources, write
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.bench.compare.run import Plan
+    from triforce.bench.compare.run import CompareConfig
     from triforce.llm import LLM
 
 
@@ -49,8 +49,8 @@ def line(row: dict[str, Any]) -> str:
     return f"{name} {row['tokens_per_second']:8.1f} tokens/s, prefill {row['prefill_seconds']:6.1f} s, {busy}"
 
 
-def _plan(llm: LLM, options: Namespace, engines: list[str], pythons: dict[str, str], work: Path) -> Plan:
-    from triforce.bench.compare.run import Plan
+def _plan(llm: LLM, options: Namespace, engines: list[str], pythons: dict[str, str], work: Path) -> CompareConfig:
+    from triforce.bench.compare.run import CompareConfig
 
     try:
         work.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def _plan(llm: LLM, options: Namespace, engines: list[str], pythons: dict[str, s
         raise RequestError(f"--work {work} cannot be made ({error.strerror}); name a folder") from error
     draft = llm.draft.path if llm.draft else None
     threads = options.threads or len(os.sched_getaffinity(0))
-    return Plan(llm.target.path, draft, engines, options.tokens, threads, options.timeout, pythons, work)
+    return CompareConfig(llm.target.path, draft, engines, options.tokens, threads, options.timeout, pythons, work)
 
 
 def _prompts(llm: LLM, options: Namespace) -> dict[int, list[int]]:

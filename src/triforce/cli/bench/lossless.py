@@ -14,7 +14,7 @@ from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.bench.lossless import Plan
+    from triforce.bench.lossless import LosslessConfig
     from triforce.llm import LLM
 
 
@@ -41,8 +41,8 @@ def run(options: Namespace) -> int:
     return 0 if verdict["lossless"] else 1
 
 
-def _plan(llm: LLM, options: Namespace) -> Plan:
-    from triforce.bench.lossless import PLAIN, Plan
+def _plan(llm: LLM, options: Namespace) -> LosslessConfig:
+    from triforce.bench.lossless import PLAIN, LosslessConfig
     from triforce.engine.tier_builder import MODES
 
     context = llm.target.config.context
@@ -50,7 +50,7 @@ def _plan(llm: LLM, options: Namespace) -> Plan:
         raise RequestError(f"--contexts {max(options.contexts):,} is beyond the model's {context:,} positions")
     names = modes(llm, options.modes, [mode for mode in MODES if mode != PLAIN])
     axes = ("contexts", "temperatures", "batches", "workloads", "couplings", "tokens")
-    return Plan(modes=names, **{name: getattr(options, name) for name in axes})
+    return LosslessConfig(modes=names, **{name: getattr(options, name) for name in axes})
 
 
 def _require_sense(options: Namespace) -> None:

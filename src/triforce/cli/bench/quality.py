@@ -13,9 +13,9 @@ from triforce.cli.progress import Prefill
 
 def run(options: Namespace) -> int:
     """Prints a table at the end."""
-    from triforce.bench.quality import Plan, rows, tables
+    from triforce.bench.quality import QualityConfig, rows, tables
 
-    plan = Plan(options.contexts, options.budgets, options.questions, options.tokens)
+    plan = QualityConfig(options.contexts, options.budgets, options.questions, options.tokens)
     llm = load(options)
     made = rows(llm, sources(llm, options.texts), plan, partial(Prefill, options.quiet))
     found = list(tqdm(made, desc="quality", disable=options.quiet or None, leave=False))

@@ -58,16 +58,16 @@ def run(options: Namespace) -> int:
 def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) -> list[Row]:
     from triforce.bench import speed
     from triforce.bench.batch_runner import Prompts
-    from triforce.bench.results_file import Journal
+    from triforce.bench.results_file import ResultsFile
 
     settings = {name: getattr(options, name) for name in ASKED if hasattr(options, name)}
     settings |= {"model": llm.target.path.name, "modes": names, "gammas": [options.gamma_1, options.gamma_2]}
-    journal = Journal(options.json, about() | settings, ASKED)
+    journal = ResultsFile(options.json, about() | settings, ASKED)
     left = [cell for cell in cells if str(cell) not in journal.cells]
     print(HEAD)
     for row in journal.rows:
         print(line(row))
-    plan = speed.Plan(names, options.top_p, options.tokens, options.repeats, options.minutes * 60)
+    plan = speed.SpeedConfig(names, options.top_p, options.tokens, options.repeats, options.minutes * 60)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.caches or temporary)
         _require_folder(folder)
