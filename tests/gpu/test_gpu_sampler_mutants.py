@@ -34,8 +34,8 @@ MUTANTS: dict[str, tuple[ModuleType, str, str, Callable[[], object]]] = {
     "equals counted in each block alone": (truncation, "rank_N = level + ", "rank_N = ", many_equals),
     "as many as the mass and one more": (truncation, "(held < mass) & (room", "(held <= mass) & (room", exact_masses),
     "the sum of all at once": (
-        truncation, "held, room = held + edge, room + 1", "held, room = tl.sum(heavy_N, 0) + (room + 1) * edge, room + 1",
-        exact_masses,
+        truncation, "held, room = held + edge, room + 1",
+        "held, room = tl.sum(heavy_N, 0) + (room + 1) * edge, room + 1", exact_masses,
     ),
     "an edge in the middle": (truncation, "return low\n", "return 0.5 * (low + high) * 0.999\n", nuclei),
     "no more than the largest": (truncation, "tl.where(k == 1, peak, low)", "peak", many_equals),

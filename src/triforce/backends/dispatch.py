@@ -34,9 +34,31 @@ from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
 
 __all__ = [
-    "PAGE", "SECTOR", "LayerBackend", "PageTable", "KVBackend", "ModelBackend", "OffloadedKVBackend", "ForwardOutput", "ForwardBatch", "OffloadLayout", "Rotation", "Search",
-    "best", "best_dtype", "bursting", "claim_threads", "identity", "layer_by_layer", "layered", "memory",
-    "model", "native_loader", "offloaded", "pages_for", "require_offload",
+    "PAGE",
+    "SECTOR",
+    "ForwardBatch",
+    "ForwardOutput",
+    "KVBackend",
+    "LayerBackend",
+    "ModelBackend",
+    "OffloadLayout",
+    "OffloadedKVBackend",
+    "PageTable",
+    "Rotation",
+    "Search",
+    "best",
+    "best_dtype",
+    "bursting",
+    "claim_threads",
+    "identity",
+    "layer_by_layer",
+    "layered",
+    "memory",
+    "model",
+    "native_loader",
+    "offloaded",
+    "pages_for",
+    "require_offload",
 ]  # fmt: skip
 
 Burst = Callable[..., tuple[int, float] | None]

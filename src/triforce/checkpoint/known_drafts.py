@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-SHIPPED = (
-    Path(__file__).parents[1] / "assets" / "pair" / "target",
-    Path(__file__).parents[1] / "assets" / "pair" / "draft",
-)
+_PAIR = Path(__file__).parents[1] / "assets" / "pair"
+SHIPPED = _PAIR / "target", _PAIR / "draft"
 """The target and the draft that come with the package."""
 
 _DRAFTS = {

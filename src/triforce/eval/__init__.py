@@ -28,7 +28,17 @@ from triforce.eval.hurry import Hurry, fit
 from triforce.eval.tables import Table
 
 __all__ = [
-    "MEASUREMENTS", "Hurry", "EvalConfig", "EvalContext", "Table", "Text", "evaluate", "plan", "shorten", "tables", "tokenize"
+    "MEASUREMENTS",
+    "EvalConfig",
+    "EvalContext",
+    "Hurry",
+    "Table",
+    "Text",
+    "evaluate",
+    "plan",
+    "shorten",
+    "tables",
+    "tokenize"
 ]  # fmt: skip
 
 Result = dict[str, Any]

@@ -17,7 +17,7 @@ __all__ = [
     "FullView",
     "OffloadConfig",
     "PagePool",
-    "RetrievalView",
     "RetrievalConfig",
+    "RetrievalView",
     "StreamingView",
 ]

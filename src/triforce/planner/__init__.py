@@ -5,4 +5,4 @@ from triforce.planner.cost_model import CostModel
 from triforce.planner.plan import Plan
 from triforce.planner.searched_layers import Findings, SearchedLayers
 
-__all__ = ["CostModel", "Findings", "PlanController", "Plan", "SearchedLayers"]
+__all__ = ["CostModel", "Findings", "Plan", "PlanController", "SearchedLayers"]

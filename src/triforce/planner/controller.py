@@ -1,8 +1,8 @@
 """Steers a batch: before each proposal of the exact tier it may choose another plan, from what has been seen so far.
 
-What it knows: seconds of passes (`CostModel`), which share of each tier's guesses was kept (`AcceptanceTracker`), and what the text
-itself would have told (`NgramHindsight`). Under `seeded` no decision can change a text; under `rejection` none depends on a token
-that is still to be drawn, so the law stands.
+What it knows: seconds of passes (`CostModel`), which share of each tier's guesses was kept (`AcceptanceTracker`), and
+what the text itself would have told (`NgramHindsight`). Under `seeded` no decision can change a text; under `rejection`
+none depends on a token that is still to be drawn, so the law stands.
 """
 
 from __future__ import annotations

@@ -85,6 +85,6 @@ def _refuse(client: socket.socket) -> None:
             client.recv(2**16)
 
 
-_FULL = raw(ApiError(429, "your address has all the connections open that it may have, each with a request; close some, "
-                    "or start the server with a larger --max-connections-per-address",
+_FULL = raw(ApiError(429, "your address has all the connections open that it may have, each with a request; "
+                    "close some, or start the server with a larger --max-connections-per-address",
                     code="too_many_connections", headers={"Retry-After": str(RETRY_SECONDS)}))  # fmt: skip

@@ -93,7 +93,8 @@ class GenerationStream(Protocol):
         """Seconds in the queue; None while it waits."""
 
     def __aiter__(self) -> AsyncIterator[Event]:
-        """The events, then a RequestOutput. Raises TriforceError, ShuttingDown, ReplicaLost, or what the engine broke on."""
+        """The events, then a RequestOutput. Raises TriforceError, ShuttingDown, ReplicaLost, or what the engine broke
+        on."""
 
     def cancel(self) -> None:
         """Nobody waits any more: the engine stops at its next step and gives the KV back. Harmless when done."""

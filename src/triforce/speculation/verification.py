@@ -1,7 +1,8 @@
 """How a guess of one law becomes a sample of another: the only place where tokens are accepted or refused.
 
 `rejection`, `block` and `seeded` are pure functions of a draft, the verifier's probabilities and noise. `Rejection`,
-`BlockRejection` and `Seeded` bind them to a source of noise. Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
+`BlockRejection` and `Seeded` bind them to a source of noise. Shape suffixes: B rows, K drafted tokens, J = K + 1, V
+vocabulary.
 """
 
 from __future__ import annotations

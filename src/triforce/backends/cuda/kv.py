@@ -1,7 +1,7 @@
 """KV memory for the Triton kernels, laid out as on the torch path: a head's pages lie behind one another.
 
-A pass is a function over the buffers of a `GraphInputs`. A narrow one runs at the shape of its bucket, on a CUDA device as a
-graph that was captured once. A wide one is prefill: torch's fused attention, row by row, at the shape that it has.
+A pass is a function over the buffers of a `GraphInputs`. A narrow one runs at the shape of its bucket, on a CUDA device
+as a graph that was captured once. A wide one is prefill: torch's fused attention, row by row, at the shape that it has.
 Shape suffixes as in contract.py.
 """
 
