@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.samplers import Sampler, torch_sampling
+from triforce.backends.token_sampler import make_noise
 from triforce.interface.request import SamplingParams
 from triforce.ragged import Bools
 from triforce.sampling import Noise, Warper
@@ -51,7 +52,7 @@ class Scene:
 
 
 def noise_of(rows: list[int]) -> Noise:
-    return Noise([2**63 + 977 * b for b in rows], rows)
+    return make_noise([2**63 + 977 * b for b in rows], rows)
 
 
 def verdict(scene: Scene, sampler: Sampler, coupling: type, rows: list[int] | None = None) -> Draft:

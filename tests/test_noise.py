@@ -5,9 +5,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from triforce.backends.token_sampler import make_noise
 from triforce.ragged import ints
 from triforce.sampling import rng as noise_module
-from triforce.sampling.rng import Noise, key_schedule, philox
+from triforce.sampling.rng import key_schedule, philox
 
 ALL_LIVE = torch.ones(1, dtype=torch.bool)
 KNOWN = [  # philox4x32, 10 rounds, from kat_vectors of Random123 (Salmon et al. 2011)
@@ -38,7 +39,7 @@ def test_layout_of_counters() -> None:
         c0, c1, c2, c3 = (torch.tensor([word]) for word in counter)
         return [int(word) for word in philox((c0, c1, c2, c3), keys)]
 
-    noise = Noise([seed], [choice])
+    noise = make_noise([seed], [choice])
     *_, high, low = block(token // 2, position, choice, 0)
     expected = -torch.tensor(((high << 21 | low >> 11) | 1) / 2**53, dtype=torch.float64).log()
     assert torch.isclose(noise.exponentials(torch.tensor([[position]]), 13)[0, 0, token], expected, rtol=1e-15, atol=0)
@@ -50,9 +51,9 @@ def test_layout_of_counters() -> None:
 def test_exponentials_depend_on_the_key_only(vocab_size: int) -> None:
     seeds, choices = [5, 2**63 + 1, 5], [0, 1, 2]
     positions = torch.tensor([[4, 5, 6, 70], [0, 1, 2, 3], [2**31, 70, 70, 2**32 - 1]])
-    together = Noise(seeds, choices).exponentials(positions, vocab_size)
+    together = make_noise(seeds, choices).exponentials(positions, vocab_size)
     for b, row in enumerate(positions.tolist()):
-        alone = Noise([seeds[b]], [choices[b]])
+        alone = make_noise([seeds[b]], [choices[b]])
         for j in reversed(range(len(row))):
             one = alone.exponentials(torch.tensor([[row[j]]]), vocab_size)
             assert torch.equal(one[0, 0], together[b, j])
@@ -60,12 +61,12 @@ def test_exponentials_depend_on_the_key_only(vocab_size: int) -> None:
 
 def test_exponentials_do_not_depend_on_the_size_of_the_vocabulary() -> None:
     position = torch.tensor([[9]])
-    large, small = (Noise([1], [0]).exponentials(position, size) for size in (1001, 300))
+    large, small = (make_noise([1], [0]).exponentials(position, size) for size in (1001, 300))
     assert torch.allclose(large[..., :300], small, rtol=1e-15, atol=0)
 
 
 def test_exponentials_are_the_same_when_asked_again() -> None:
-    noise, fresh = Noise([1, 2], [0, 0]), Noise([1, 2], [0, 0])
+    noise, fresh = make_noise([1, 2], [0, 0]), make_noise([1, 2], [0, 0])
     for start in (0, 2, 1, 90, 40, 500, 0, 3):
         asked = torch.tensor([[start, start + 1, start + 5], [start + 7, start, start + 33]])
         got = noise.exponentials(asked, 50)
@@ -79,26 +80,26 @@ def test_exponentials_are_the_same_when_asked_again() -> None:
 def test_no_exponential_is_zero_or_infinite(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A 0 would win every race, even for a token of probability 0."""
     monkeypatch.setattr(noise_module, "philox", lambda counter, _: [torch.full_like(counter[0], word)] * 4)
-    extreme = Noise([1], [0]).exponentials(torch.tensor([[3]]), 6)
+    extreme = make_noise([1], [0]).exponentials(torch.tensor([[3]]), 6)
     assert bool(((extreme > 0) & extreme.isfinite()).all())
-    assert float(Noise([1], [0]).uniforms(0, 1, ints([1]))) < 1
+    assert float(make_noise([1], [0]).uniforms(0, 1, ints([1]))) < 1
 
 
 def test_memory_is_bounded() -> None:
-    noise = Noise([1, 2], [0, 0])
+    noise = make_noise([1, 2], [0, 0])
     for position in range(0, 400, 5):
         noise.exponentials(torch.tensor([[position], [position + 1]]), 8)
     assert len(noise._recent) <= 64
 
 
 def test_empty_requests() -> None:
-    noise = Noise([1], [0])
+    noise = make_noise([1], [0])
     assert noise.exponentials(torch.zeros(1, 0, dtype=torch.int64), 8).shape == (1, 0, 8)
     assert noise.uniforms(0, 0, ints([0])).shape == (1, 0)
 
 
 def test_uniforms_depend_on_the_rows_own_draws_only() -> None:
-    together, alone = Noise([8, 9], [0, 1]), Noise([9], [1])
+    together, alone = make_noise([8, 9], [0, 1]), make_noise([9], [1])
     calls = [(3, [3, 3]), (2, [2, 0]), (1, [0, 1]), (4, [1, 2]), (2, [2, 2])]
     used = torch.cat([together.uniforms(1, n, ints(used))[1, : used[1]] for n, used in calls])
     assert torch.equal(used, alone.uniforms(1, 8, ints([8]))[0])
@@ -106,7 +107,7 @@ def test_uniforms_depend_on_the_rows_own_draws_only() -> None:
 
 
 def test_draws_can_be_saved_and_restored() -> None:
-    first, second = Noise([8], [0]), Noise([8], [0])
+    first, second = make_noise([8], [0]), make_noise([8], [0])
     first.uniforms(3, 7, ints([7]))
     second.draws.copy_(first.draws)
     assert torch.equal(first.uniforms(3, 2, ints([2])), second.uniforms(3, 2, ints([2])))
@@ -116,7 +117,7 @@ def test_nothing_collides() -> None:
     """Domains, tiers, choices, seeds, positions: 2**17 numbers, all different."""
 
     def numbers(seed: int, choice: int) -> Tensor:
-        noise = Noise([seed], [choice])
+        noise = make_noise([seed], [choice])
         exponentials = noise.exponentials(torch.arange(16)[None], 256).neg().exp().flatten()
         return torch.cat([exponentials, *(noise.uniforms(tier, 2048, ints([2048]))[0] for tier in range(8))])
 
@@ -125,7 +126,7 @@ def test_nothing_collides() -> None:
 
 
 def test_laws_of_single_numbers() -> None:
-    noise = Noise([2024], [0])
+    noise = make_noise([2024], [0])
     uniforms = noise.uniforms(0, 40_000, ints([40_000]))[0].numpy()
     exponentials = noise.exponentials(torch.arange(20)[None], 2000).flatten()
     assert stats.kstest(uniforms, "uniform").pvalue > 1e-3
@@ -138,7 +139,7 @@ def test_the_race_follows_the_law() -> None:
     """argmax(p / E) ~ p: 40 000 positions; the G-test sees a total variation of 0.02, that of the control."""
     probs = torch.tensor([0.0, 0.5, 0.2, 0.15, 0.1, 0.04, 0.01], dtype=torch.float64)
     wrong = torch.tensor([0.0, 0.48, 0.22, 0.15, 0.1, 0.04, 0.01], dtype=torch.float64)
-    race = probs / Noise([77], [0]).exponentials(torch.arange(40_000)[None], len(probs))[0]
+    race = probs / make_noise([77], [0]).exponentials(torch.arange(40_000)[None], len(probs))[0]
     counts = race.argmax(-1).bincount(minlength=len(probs))
     assert counts[0] == 0
 
@@ -151,7 +152,7 @@ def test_the_race_follows_the_law() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_devices_agree() -> None:
-    here, there = Noise([3, 4], [0, 1]), Noise([3, 4], [0, 1], "cuda")
+    here, there = make_noise([3, 4], [0, 1]), make_noise([3, 4], [0, 1], "cuda")
     positions, used = torch.tensor([[5, 6], [70, 7]]), ints([1, 0])
     assert torch.equal(here.uniforms(2, 9, used), there.uniforms(2, 9, used).cpu())
     on_gpu = there.exponentials(positions.cuda(), 999).cpu()

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from triforce.backends import native_loader
+from triforce.backends.token_sampler import make_noise
 from triforce.engine.batch import Batch
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.tier_builder import MODES, SpeculativeConfig, ar
 from triforce.interface.request import SamplingParams
 from triforce.llm import LLM
-from triforce.sampling import Noise
 
 TIE = 1e-4
 LENGTHS = [17 + 29 * i for i in range(50)]
@@ -58,7 +58,7 @@ def margin(llm: LLM, text: list[int], params: SamplingParams, tokens: Sequence[i
     scores = seen[0][list(tokens)]
     if params.temperature:
         place = torch.tensor([[len(text)]])
-        race = Noise([job.seed], [0]).exponentials(place, llm.target.config.vocab_size)[0, 0]
+        race = make_noise([job.seed], [0]).exponentials(place, llm.target.config.vocab_size)[0, 0]
         scores = scores / params.temperature - race[list(tokens)].log()
     return float((scores[0] - scores[1]).abs())
 

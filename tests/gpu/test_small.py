@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.gpu.scene import DEVICE
 from triforce.backends.cuda.triton import pointwise, rng, topk
+from triforce.backends.token_sampler import make_noise
 from triforce.backends.torch import model
-from triforce.sampling.rng import Noise
 
 ODD = [-torch.inf, -2.0, -0.0, 0.0, 1e-40, 1.0, 1.0000001, 3e38, torch.inf, torch.nan]
 
@@ -50,7 +50,7 @@ def test_the_best_of_many() -> None:
 @pytest.mark.parametrize("vocab_size", [1, 97])
 def test_noise_is_that_of_the_torch_path(vocab_size: int) -> None:
     seeds, choices, positions = [0, 2**64 - 1, 12345], [0, 7, 2**32 - 1], [3, 2**31, 2**32 - 1]
-    wanted = Noise(seeds, choices).exponentials(torch.tensor(positions)[:, None], vocab_size)[:, 0]
+    wanted = make_noise(seeds, choices).exponentials(torch.tensor(positions)[:, None], vocab_size)[:, 0]
     as_int64 = torch.tensor(seeds, dtype=torch.uint64).view(torch.int64)
     got = exponentials(as_int64, torch.tensor(choices), torch.tensor(positions), vocab_size=vocab_size)
     torch.testing.assert_close(got, wanted, rtol=1e-15, atol=0)

@@ -10,12 +10,12 @@ import torch
 
 from tests.kernels.random_model import V, random_model
 from tests.samplers import needs_native
-from triforce.backends.token_sampler import NativeSampling, TorchSampling
+from triforce.backends.token_sampler import NativeSampling, TorchSampling, make_noise
 from triforce.engine.fused_draft import burst
 from triforce.errors import ModelError
 from triforce.interface.request import SamplingParams
 from triforce.kvcache import StreamingView
-from triforce.sampling import Noise, Warper
+from triforce.sampling import Warper
 from triforce.speculation import Draft, Rejection, Seeded, SequenceState, Tier, TokenSampler, Verification
 
 pytestmark = needs_native
@@ -43,7 +43,7 @@ class Drafting:
             self.tier.burst = partial(burst, model)
         ids_BS = torch.randint(V, (3, 400), generator=draw).numpy()
         self.prefix = SequenceState(ids_BS, np.array(PROMPTS))
-        self.noise = Noise([7, 8, 9], [0, 1, 0])
+        self.noise = make_noise([7, 8, 9], [0, 1, 0])
         self.sampling: TokenSampler = NativeSampling(PARAMS, PROMPTS, V, coupling(self.noise))
         for b in range(3):
             for _ in self.tier.prefill(self.prefix, b, PROMPTS[b] - 1):

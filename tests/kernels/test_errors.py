@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from tests.kernels.paged import Paged, by_the_book, native, slots, visible
-from triforce.backends.token_sampler import NativeSampling
+from triforce.backends.token_sampler import NativeSampling, make_noise
 from triforce.interface.request import SamplingParams
 from triforce.ragged import ints
-from triforce.sampling import Noise
 from triforce.speculation import Draft, Rejection, SequenceState
 
 if native is None:
@@ -126,7 +125,7 @@ def sampling(dtype: torch.dtype) -> Tensor:
     params = [SamplingParams(temperature=t) for t in (0.3, 1.0, 1.7)]
     prefix = SequenceState(ints([0] * 6).reshape(3, 2), ints([1] * 3))
     logits_BV = 4 * normal(3, V)
-    sampler = NativeSampling(params, [1] * 3, V, Rejection(Noise([0, 1, 2], [0, 1, 2])))
+    sampler = NativeSampling(params, [1] * 3, V, Rejection(make_noise([0, 1, 2], [0, 1, 2])))
     live_B = np.ones(3, dtype=np.bool_)
     law_BV = sampler.verify(Draft.empty(3, V), logits_BV[:, None], prefix, live_B, 0).laws_BKV[:, 0]
     scores_BV = (logits_BV.double() - logits_BV.double().amax(1, keepdim=True)) / torch.tensor(

@@ -6,9 +6,9 @@ import torch
 
 from tests.laws.tiny import MODELS, PROMPTS, V, finished, laws, started
 from tests.simple_cache import SimpleCache, score
+from triforce.backends.token_sampler import make_noise
 from triforce.interface.request import SamplingParams
 from triforce.ragged import columns, ints
-from triforce.sampling import Noise
 from triforce.speculation.verification import race
 
 ROWS = 2 * len(PROMPTS)
@@ -18,7 +18,7 @@ PARAMS = SamplingParams(0.8, max_tokens=50)
 def mispicked(mode: str) -> int:
     """Tokens of `seeded` texts that are not what plain dense decoding picks there, under the same noise."""
     texts_BT = finished(batch := started(mode, "seeded", PARAMS, ROWS))
-    noise = Noise([job.seed for job in batch.jobs], [job.choice for job in batch.jobs])
+    noise = make_noise([job.seed for job in batch.jobs], [job.choice for job in batch.jobs])
     positions_BT = columns(ints([len(job.prompt) for job in batch.jobs]), texts_BT.shape[1])
     exponentials_BTV = noise.exponentials(torch.from_numpy(positions_BT), V)
     return int((race(laws(texts_BT, PARAMS), exponentials_BTV) != texts_BT).sum())

@@ -11,9 +11,9 @@ from torch import Tensor
 from tests.laws.tiny import finished, started
 from tests.laws.toy import PLAIN, Ladder
 from tests.samplers import Sampler, each_sampler, torch_sampling
+from triforce.backends.token_sampler import make_noise
 from triforce.interface.request import SamplingParams
 from triforce.ragged import Bools
-from triforce.sampling import Noise
 from triforce.speculation import Draft, Rejection, Seeded, SequenceState, TokenSampler
 
 torch.set_num_threads(1)
@@ -68,7 +68,7 @@ def watched_ladder(coupling: type, gammas: list[int], sampler: Sampler = torch_s
     generator = torch.Generator().manual_seed(4)
     common = torch.randn(V, V, V, generator=generator, dtype=torch.float64)
     tables = [common + 0.7 * torch.randn(V, V, V, generator=generator, dtype=torch.float64) for _ in gammas]
-    noise = Noise([9] * ROWS, range(ROWS))
+    noise = make_noise([9] * ROWS, range(ROWS))
     inner = sampler([PLAIN] * ROWS, [0] * ROWS, V, coupling(noise))
     watched = Watched(inner, [table.softmax(-1) for table in tables])
     ladder = Ladder(list(zip(tables, gammas, strict=True)), sampler=lambda *_: watched)

@@ -52,6 +52,20 @@ def sampling(
     return RestrictedSampling(unrestricted, constraints, prompt_lengths) if any(constraints) else unrestricted
 
 
+def make_noise(seeds: Sequence[int], choices: Sequence[int], device: torch.device | str = "cpu") -> Noise:
+    """The noise of a batch (see `sampling.Noise`), as the kernels for this device make it."""
+    device = torch.device(device)
+    if native_loader.suits_triton(native_loader.wanted, device):
+        from triforce.backends.cuda.rng import TritonNoise
+
+        return TritonNoise(seeds, choices, device)
+    if native_loader.native is not None and device.type == "cpu":
+        from triforce.backends.cpu.rng import NativeNoise
+
+        return NativeNoise(seeds, choices)
+    return Noise(seeds, choices, device)
+
+
 class RestrictedSampling:
     """Logits are -inf where a row's constraint does not allow a token, at every position of every tier.
 
@@ -109,7 +123,7 @@ class NativeSampling:
         check_bias(params, vocab_size)
         self.coupling, self.vocab_size = coupling, vocab_size
         self._law_size = coupling.law_size(vocab_size)
-        self._keys = coupling.noise.keys if isinstance(coupling.noise, Noise) else None
+        self._keys = getattr(coupling.noise, "keys", None)
         self.rows = rows = native_loader.native.Sampler(vocab_size)
         for p, prompt_length in zip(params, prompt_lengths, strict=True):
             penalties = p.repetition_penalty, p.presence_penalty, p.frequency_penalty

@@ -17,14 +17,13 @@ import torch
 from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
 from triforce.backends.dispatch import ForwardBatch, PageTable
-from triforce.backends.token_sampler import sampling
+from triforce.backends.token_sampler import make_noise, sampling
 from triforce.backends.torch.attention import attend_causal
 from triforce.bench import shapes
 from triforce.interface.request import SamplingParams
 from triforce.kvcache import PAGE, FullView, PagePool
 from triforce.kvcache.pool import pages_for
 from triforce.ragged import Ints, ints
-from triforce.sampling import Noise
 from triforce.speculation import Draft, Seeded, SequenceState
 
 Row = dict[str, Any]
@@ -162,7 +161,7 @@ def _sampler(vocab: int) -> Iterator[Row]:
     prefix, live_B = SequenceState(ints([0] * 8)[None], ints([4])), np.array([True])
     for temperature, top_p in ((0.0, 1.0), (0.6, 0.9), (1.0, 1.0)):
         params = [SamplingParams(temperature=temperature, top_p=top_p)]
-        sampler = sampling(params, [4], vocab, Seeded(Noise([1], [0])))
+        sampler = sampling(params, [4], vocab, Seeded(make_noise([1], [0])))
         nothing = Draft.empty(1, 0)
         (took,) = in_turns([partial(sampler.verify, nothing, logits_BJV, prefix, live_B, 0)])
         yield {"kernel": "sampler", "vocabulary": vocab, "temperature": temperature, "top_p": top_p, "seconds": took}

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends.token_sampler import sampling
+from triforce.backends.token_sampler import make_noise, sampling
 from triforce.engine.sequence import TokenSequence, logprobs_of
 from triforce.engine.tier_builder import ModeBuilder, ModelSet, SharedKV, SpeculativeConfig, TierBuilder, tiers
 from triforce.interface.request import DecodingSnapshot
@@ -26,7 +26,6 @@ from triforce.kvcache.prompt_file import SavedCache
 from triforce.kvcache.views.coverage import in_sight
 from triforce.planner import CostModel, Findings, PlanController, SearchedLayers
 from triforce.ragged import Bools, ints
-from triforce.sampling import Noise
 from triforce.speculation import (
     BlockRejection,
     Grant,
@@ -242,7 +241,7 @@ class Batch:
     def _sample(self, draws: Tensor | None = None) -> None:
         """How these rows are sampled; their streams of noise go on where they were."""
         jobs, device = self.jobs, self.target.device
-        self.noise = Noise([job.seed for job in jobs], [job.choice for job in jobs], device)
+        self.noise = make_noise([job.seed for job in jobs], [job.choice for job in jobs], device)
         if draws is not None:
             self.noise.draws = draws
         params, lengths = [job.params for job in jobs], [len(job.prompt) for job in jobs]

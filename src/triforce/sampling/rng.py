@@ -19,7 +19,6 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from triforce.backends import native_loader
 from triforce.ragged import Ints, there
 
 _MASK = 0xFFFFFFFF
@@ -62,13 +61,11 @@ class Noise:
 
     seeds: B integers in [0, 2**64). choices: B integers in [0, 2**32), each row's index among the `n` of its request.
     `draws` (int64, tiers x B) counts the uniforms each row has used; save and restore it to continue a row elsewhere.
-    `keys` are seeds and choices for native code, None where there is none; `seeds_B` and `choices_B` for other devices.
+    Sets of kernels have their own, which make the same numbers (`backends.token_sampler.make_noise`).
     """
 
     def __init__(self, seeds: Sequence[int], choices: Sequence[int], device: torch.device | str = "cpu") -> None:
         self.draws = torch.zeros(_TIERS, len(seeds), dtype=torch.int64, device=device)
-        native = native_loader.native if self.draws.device.type == "cpu" else None
-        self.keys = native.Noise(list(seeds), list(choices)) if native else None
         self._keys_R2B = key_schedule(seeds).to(device)
         self.seeds_B = torch.tensor(list(seeds), dtype=torch.uint64).view(torch.int64).to(device)
         self.choices_B = torch.tensor(list(choices), dtype=torch.int64, device=device)
@@ -98,16 +95,6 @@ class Noise:
         tier: in [0, 8). used_B: how many of the n each row uses up; the rest come again at its next call. So a row's
         noise does not depend on how many its batch mates ask for.
         """
-        if self.keys:
-            out_Bn = torch.empty(len(used_B), n, dtype=torch.float64)
-            self.keys.uniforms(self.draws, tier, used_B, out_Bn)
-            return out_Bn
-        if native_loader.suits_triton(native_loader.wanted, self.draws.device):
-            from triforce.backends.cuda.triton.rng import uniforms
-
-            out_Bn = uniforms(self.seeds_B, self.choices_B, self.draws[tier], tier, n)
-            self.draws[tier] += there(used_B, self.draws.device)
-            return out_Bn
         draw_Bn = self.draws[tier, :, None] + torch.arange(n, device=self.draws.device)
         counter = (draw_Bn & _MASK, draw_Bn >> 32, self.choices_B[:, None], torch.full_like(draw_Bn, 1 + tier))
         high, low, _, _ = philox(counter, self._keys_R2B[..., None])
@@ -123,10 +110,6 @@ class Noise:
 
     def _exponentials(self, rows_N: Tensor, positions_N: Tensor, vocab_size: int) -> Tensor:
         """Fresh exponentials of N places, float64 (N, V), made tile by tile."""
-        if native_loader.suits_triton(native_loader.wanted, rows_N.device):
-            from triforce.backends.cuda.triton.rng import exponentials
-
-            return exponentials(self.seeds_B[rows_N], self.choices_B[rows_N], positions_N, vocab_size)
         pairs = (vocab_size + 1) // 2
         out_NP2 = torch.empty(len(rows_N), pairs, 2, dtype=torch.float64, device=rows_N.device)
         tile = _TILE if rows_N.device.type == "cpu" else out_NP2.numel()
