@@ -16,11 +16,7 @@ ROOT = Path(__file__).parents[1]
 def layers(data: dict[str, Any]) -> list[list[str]]:
     rows = [["level", "modules", "what"]]
     for level, row in enumerate(data["levels"]):
-        groups = [[unit] if isinstance(unit, str) else unit for unit in row["modules"]]
-        shown = [
-            code(first) + (f" ({', '.join(map(code, others))})" if others else "")
-            for first, *others in ([name.removeprefix("triforce.") for name in group] for group in groups)
-        ]
+        shown = [code(name.removeprefix("triforce.")) for name in row["modules"]]
         rows.append([str(level), ", ".join(shown), row["what"]])
     return rows
 

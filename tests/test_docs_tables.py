@@ -16,7 +16,7 @@ def test_no_table_is_stale(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "old", "new"),
-    [("layers", "nouns", "verbs"), ("gpu_runs", "batches", "rows"), ("kernel_errors", "-19", "-18")],
+    [("layers", "commands", "orders"), ("gpu_runs", "batches", "rows"), ("kernel_errors", "-19", "-18")],
 )
 def test_a_stale_table_is_found_and_written(tmp_path: Path, name: str, old: str, new: str) -> None:
     docs = tmp_path / "docs"

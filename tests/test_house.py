@@ -16,7 +16,7 @@ from tests.helpers.house import Graph, Groups, Tree
 
 ROOT = Path(__file__).parents[1]
 HOUSE = tomllib.loads((ROOT / "tests" / "data" / "house.toml").read_text(encoding="utf-8"))
-FOLDERS = ("benchmarks", "examples", "recipes", "scripts", "src", "tests")
+FOLDERS = ("benchmarks", "csrc", "examples", "recipes", "scripts", "src", "tests")
 SUFFIXES = {".cpp", ".css", ".hpp", ".html", ".js", ".py", ".pyi", ".sh"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -16,37 +16,15 @@ ROOT = Path(__file__).parents[1]
 LAYERS = tomllib.loads((ROOT / "docs" / "data" / "layers.toml").read_text(encoding="utf-8"))
 
 
-class Unit(NamedTuple):
-    """A package, or modules that are grouped, in its place in the table."""
-
-    level: int
-    place: int
-    ordered: bool
-
-
-def units(levels: list[dict[str, Any]]) -> dict[str, Unit]:
-    found: dict[str, Unit] = {}
-    for level, row in enumerate(levels):
-        for place, names in enumerate(row["modules"]):
-            unit = Unit(level, place, row.get("ordered", False))
-            found |= dict.fromkeys([names] if isinstance(names, str) else names, unit)
-    return found
-
-
-def misplaced(graph: Graph, layers: dict[str, Any]) -> list[str]:
+def misplaced(graph: Graph, levels: list[dict[str, Any]]) -> list[str]:
     """What is wrong between top-level modules and packages."""
-    found = units(layers["levels"])
+    found = {name: level for level, row in enumerate(levels) for name in row["modules"]}
     wrong = [f"{name} has no level, or is gone" for name in sorted(set(graph) ^ set(found))]
     for name in set(graph) & set(found):
-        for target in graph[name] & set(found):
-            if not allowed(found[name], found[target]) or target in layers["apart"].get(name, ()):
-                wrong.append(f"{name} (level {found[name].level}) imports {target} (level {found[target].level})")
+        for target in graph[name] & set(found) - {name}:
+            if found[target] >= found[name]:
+                wrong.append(f"{name} (level {found[name]}) imports {target} (level {found[target]})")
     return wrong
-
-
-def allowed(importer: Unit, imported: Unit) -> bool:
-    before = importer.ordered and imported.level == importer.level and imported.place < importer.place
-    return importer == imported or imported.level < importer.level or before
 
 
 def disordered(graph: Graph, package: str, order: list[str]) -> list[str]:
@@ -64,7 +42,7 @@ def graph() -> Graph:
 
 
 def test_imports_point_downwards(graph: Graph) -> None:
-    assert not misplaced(house.tops(graph), LAYERS)
+    assert not misplaced(house.tops(graph), LAYERS["levels"])
 
 
 @pytest.mark.parametrize("package", LAYERS["order"])
@@ -72,20 +50,17 @@ def test_imports_follow_the_order(graph: Graph, package: str) -> None:
     assert not disordered(graph, package, LAYERS["order"][package])
 
 
-MADE: dict[str, Any] = {
-    "levels": [
-        {"modules": ["t.errors", "t.request"], "ordered": True},
-        {"modules": ["t.files"]},
-        {"modules": ["t.cache", "t.other"]},
-        {"modules": ["t.speculation", ["t.head", "t.part", "t.__init__"]]},
-    ],
-    "apart": {"t.speculation": ["t.cache"]},
-}
+MADE: list[dict[str, Any]] = [
+    {"modules": ["t.errors"]},
+    {"modules": ["t.files", "t.speculation"]},
+    {"modules": ["t.cache", "t.other"]},
+    {"modules": ["t.head", "t.__init__"]},
+]
 
 
 def made(name: str, code: str) -> Graph:
     """A package of empty modules, but for one."""
-    others = ("errors", "request", "files", "cache", "cache.full", "cache.pool", "other", "speculation", "head", "part")
+    others = ("errors", "files", "speculation", "cache", "cache.full", "cache.pool", "other", "head")
     tree = {"t": ""} | {f"t.{other}": "" for other in others} | {name: code}
     return house.imports({each: ast.parse(text) for each, text in tree.items()})
 
@@ -93,11 +68,10 @@ def made(name: str, code: str) -> Graph:
 @pytest.mark.parametrize(
     ("name", "code"),
     [
-        ("t.files", "from t.request import X"),
-        ("t.request", "from t.errors import X"),
+        ("t.files", "from t.errors import X"),
         ("t.cache.full", "from t.cache.pool import X"),
-        ("t.head", "from t.part import X\nimport torch"),
-        ("t.part", "def f():\n    from t import other"),
+        ("t.head", "from t.files import X\nimport torch"),
+        ("t.head", "def f():\n    from t import other"),
     ],
 )
 def test_what_is_allowed(name: str, code: str) -> None:
@@ -107,7 +81,7 @@ def test_what_is_allowed(name: str, code: str) -> None:
 @pytest.mark.parametrize(
     ("name", "code"),
     [
-        ("t.errors", "from t.request import X"),
+        ("t.errors", "from t.files import X"),
         ("t.files", "from t.cache import X"),
         ("t.files", "import t.cache.full"),
         ("t.files", "def f():\n    from t import other"),

@@ -50,12 +50,12 @@ def margin(llm: LLM, text: list[int], params: SamplingParams, tokens: Sequence[i
     """How far apart plain decoding's scores of two tokens are after `text`: log-probability plus Gumbel noise."""
     job = TokenSequence(text, params, params.seed or 0)
     batch = Batch(llm.models, ar, SpeculativeConfig(), "seeded", [job])
-    seen: list[torch.Tensor] = []
-    batch.top.record = lambda logits_BJV, step: seen.append(logits_BJV[0, 0].double())
+    batch.top.keeps_logits = True
     for _ in batch.prefill():
         pass
     batch.step()
-    scores = seen[0][list(tokens)]
+    assert batch.top.logits_BJV is not None
+    scores = batch.top.logits_BJV[0, 0].double()[list(tokens)]
     if params.temperature:
         place = torch.tensor([[len(text)]])
         race = make_noise([job.seed], [0]).exponentials(place, llm.target.config.vocab_size)[0, 0]

@@ -54,12 +54,12 @@ def put_aside_and_brought_back(llm: LLM, mode: str) -> None:
     first, second = (llm.request(ids(150, seed), ask(max_tokens=12), mode=mode) for seed in (0, 1))
     texts.submit([first])
     while len(first.jobs[0].tokens) < 4:
-        list(texts.step())
+        texts.step()
     texts.submit([second])
     texts.engine.put_aside(first.groups[0])
     assert not first.done and texts.engine.groups[-1].aside
     while texts.busy:
-        list(texts.step())
+        texts.step()
     assert first.done and second.done
 
 
@@ -86,7 +86,7 @@ def test_passes_of_a_prompt_end_at_the_same_places(folder: Path, monkeypatch: py
         passes.clear()
         texts.submit([llm.request(prompt, ask(max_tokens=60), mode="ar")])
         while texts.busy:
-            list(texts.step())
+            texts.step()
         return [span for span in passes if span[0] < span[1]]
 
     prompt = ids(260)

@@ -83,7 +83,7 @@ def two_requests(model: LLM) -> tuple[Any, Any, Any]:
     second = model.request(PROMPT[:-1], ask(max_tokens=12), "retrieval")
     texts.submit([first])
     while not first.jobs[0].tokens:
-        list(texts.step())
+        texts.step()
     return texts, first, second
 
 

@@ -40,7 +40,7 @@ def test_a_row_is_what_it_is_alone_under_rejection_too(folder: Path, mode: str) 
     texts = model.open(ROWS, KV_TOKENS)
     texts.submit([request(model, 150, mode, max_tokens=3, seed=3)])
     for _ in range(2):
-        list(texts.step())
+        texts.step()
     late = request(model, 90, mode, temperature=0.8, n=2)
     texts.submit([request(model, 40, mode, max_tokens=9, seed=4)])
     texts.submit([late])
@@ -53,7 +53,7 @@ def test_running_texts_do_not_wait_for_a_long_prompt(folder: Path, monkeypatch: 
     texts = model.open(ROWS, 1400)
     short, long = request(model, 40, max_tokens=200), request(model, 501, max_tokens=2)
     texts.submit([short])
-    list(texts.step())
+    texts.step()
     plain = Batch.step
     monkeypatch.setattr(Batch, "step", lambda batch: (fed.append(texts.engine.kv_tokens), plain(batch))[1])
     texts.submit([long])
@@ -74,7 +74,7 @@ def test_first_come_first_served(folder: Path) -> None:
     for one in requests:
         texts.submit([one])
     while texts.busy:
-        list(texts.step())
+        texts.step()
         begun += [one for one in requests if one.started is not None and one not in begun]
         assert requests[1] not in begun or requests[0].done
     assert begun == requests
@@ -110,7 +110,7 @@ def test_nobody_is_put_aside_where_nobody_waits(folder: Path) -> None:
     texts = llm(folder).open(ROWS, KV_TOKENS, turn=1)
     texts.submit([request(llm(folder), 40, "ar", max_tokens=30)])
     while texts.busy:
-        list(texts.step())
+        texts.step()
         assert not texts.engine._waiting
     check_empty(texts)
 
@@ -121,7 +121,7 @@ def test_what_was_put_aside_can_be_cancelled(folder: Path) -> None:
     one = request(model, 91, "triforce", n=2)
     texts.submit([one])
     for _ in range(4):
-        list(texts.step())
+        texts.step()
     (group,) = one.groups
     texts.engine.put_aside(group)
     assert group.aside and texts.engine.kv_tokens == 0
@@ -139,7 +139,7 @@ def test_what_is_cancelled_gives_its_pages_back_at_once(folder: Path, steps: int
     one = request(model, 260, "triforce", n=2, max_tokens=100)
     texts.submit([one])
     for _ in range(steps):
-        list(texts.step())
+        texts.step()
     texts.cancel(one)
     check_empty(texts)
     texts.cancel(one)
@@ -180,7 +180,7 @@ def test_a_prompt_that_memory_runs_out_of_is_alone_with_it(folder: Path, monkeyp
     texts = model.open(ROWS, KV_TOKENS)
     small, large = request(model, 91, "triforce"), request(model, 260, "triforce")
     texts.submit([small])
-    list(texts.step())
+    texts.step()
     texts.submit([large])
     ended = dict[Request, Any]()
     while texts.busy:
@@ -212,7 +212,7 @@ def test_a_second_question_on_a_document_reads_only_what_is_new(folder: Path, mo
         texts.submit([one])
         with counted(model.models.target) as passes:
             while one.groups[0] not in texts.engine._groups:
-                list(texts.step())
+                texts.step()
         assert fresh <= sum(passes) <= fresh + 30 + TAIL + PAGE
         (output,) = finish(texts).values()
         assert output.outputs[0].token_ids == model.generate(question, params, mode="ar")[0].outputs[0].token_ids

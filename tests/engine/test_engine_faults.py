@@ -23,7 +23,7 @@ def play(model: LLM, mode: str) -> None:
     early, twins, last = (request(model, length, mode, n=n) for length, n in ((150, 1), (91, 2), (260, 1)))
     texts.submit([early])
     for _ in range(4):
-        list(texts.step())
+        texts.step()
     texts.submit([twins])
     outputs: dict[Request, RequestOutput] = {}
     while early not in outputs:
@@ -42,7 +42,7 @@ def play_aside(model: LLM, mode: str) -> None:
     texts.submit([twins])
     (group,) = twins.groups
     while len(group.jobs[0].tokens) < 9:
-        list(texts.step())
+        texts.step()
         assert group.error is None
     tables = texts.engine._batches[mode].top.cache.pool.tables
     texts.engine.put_aside(group)

@@ -11,7 +11,7 @@ from recaller import Recaller, noise, subject
 from triforce.eval import MEASUREMENTS, EvalContext, config, evaluate, hurry, shorten
 from triforce.eval import forecast as forecasts
 from triforce.eval.context import Text
-from triforce.eval.forecast import Forecast, ReadingPace
+from triforce.eval.forecast import ReadingForecast, ReadingPace
 from triforce.eval.hurry import FORETOLD, MINUTE
 from triforce.llm import LLM
 
@@ -38,22 +38,24 @@ def long_text(llm: LLM, tokens: int = 20_000) -> EvalContext:
 )
 def test_the_slower_the_model_the_less_is_measured(llm: LLM, rate: float, longest: int, whole: bool) -> None:
     given = long_text(llm)
-    found = hurry.fit(given, EVERYTHING, Forecast(ReadingPace(1 / rate, 0, 2 / rate)), SECONDS, 0.0)
+    found = hurry.fit(given, EVERYTHING, ReadingForecast(ReadingPace(1 / rate, 0, 2 / rate)), SECONDS, 0.0)
     assert given.plan.deepest == longest and (not found.left_out) == whole
     assert found.total <= FORETOLD and found.foretold.keys() | found.left_out.keys() == set(EVERYTHING)
     assert found.rate == pytest.approx(rate)
 
 
 def test_one_measurement_is_made_however_long_it_takes(llm: LLM) -> None:
-    found = hurry.fit(long_text(llm), ["needle"], Forecast(ReadingPace(1, 0, 1)), SECONDS, 0.0)
+    found = hurry.fit(long_text(llm), ["needle"], ReadingForecast(ReadingPace(1, 0, 1)), SECONDS, 0.0)
     assert list(found.foretold) == ["needle"] and found.total > MINUTE
 
 
 def test_a_trace_is_counted_once(llm: LLM) -> None:
     given, pace = long_text(llm), ReadingPace(0.01, 0, 0.01)
-    both, one = (hurry.fit(given, names, Forecast(pace), SECONDS, 0.0) for names in (["bits", "positions"], ["bits"]))
+    both, one = (
+        hurry.fit(given, names, ReadingForecast(pace), SECONDS, 0.0) for names in (["bits", "positions"], ["bits"])
+    )
     assert both.total == one.total > 0 == both.foretold["positions"]
-    alone = hurry.fit(given, ["positions"], Forecast(pace), SECONDS, 0.0)
+    alone = hurry.fit(given, ["positions"], ReadingForecast(pace), SECONDS, 0.0)
     assert alone.total == one.total
 
 

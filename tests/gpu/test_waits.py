@@ -100,12 +100,12 @@ def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: An
     texts, passes = llm.open(1, 200), []
     texts.submit([llm.request(ids(70), SamplingParams(seed=3, max_tokens=9, ignore_eos=True), mode="triforce")])
     while not texts.engine._batches:
-        list(texts.step())
+        texts.step()
     verify = TritonSampling.verify
     monkeypatch.setattr(TritonSampling, "verify", lambda *args: passes.append(1) or verify(*args))
     watch.waits.clear()
     for _ in range(2):
-        list(texts.step())
+        texts.step()
     return watch.waits, len(passes)
 
 

@@ -38,9 +38,7 @@ class Drafting:
         def decoder(ids_BT: torch.Tensor, cache: StreamingView, at_BJ: torch.Tensor) -> torch.Tensor:
             return cache.forward(model, ids_BT, at_BJ)
 
-        self.tier = Tier("draft", decoder, view, gamma)
-        if several:
-            self.tier.burst = partial(burst, model)
+        self.tier = Tier("draft", decoder, view, gamma, burst=partial(burst, model) if several else None)
         ids_BS = torch.randint(V, (3, 400), generator=draw).numpy()
         self.prefix = SequenceState(ids_BS, np.array(PROMPTS))
         self.noise = make_noise([7, 8, 9], [0, 1, 0])

@@ -73,11 +73,11 @@ DECISIONS = [
                 Tier,
                 "verify",
                 (
-                    "if self.record:",
+                    "if self.keeps_logits:",
                     "if not self.below:\n"
                     "        raw_BJV = logits_BJV.double().softmax(-1)\n"
                     "        step = Draft(step.tokens_BK, raw_BJV, step.origins_BK, step.counts_B)\n"
-                    "    if self.record:",
+                    "    if self.keeps_logits:",
                 ),
             )
         ],

@@ -1,4 +1,4 @@
-"""A pass of a decoder, layer by layer, whatever its attention. Shape suffixes as in contract.py."""
+"""A pass of a decoder, layer by layer, whatever its attention. Shape suffixes as in interface.py."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ Shape suffixes: B rows, S text capacity, J tokens of a step, V vocabulary.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import compress
 from time import perf_counter
@@ -33,7 +32,6 @@ from triforce.speculation import (
     Seeded,
     SequenceState,
     Tier,
-    VerificationHook,
     all_of_it,
 )
 
@@ -74,7 +72,6 @@ class Batch:
         begun: Sequence[int] = (),
     ) -> None:
         self.target, self.jobs, self.coupling, self.memory = models.target, list(jobs), COUPLINGS[coupling], memory
-        self._logits: deque[Tensor] = deque(maxlen=1)
         self._sample()
         capacities = [job.capacity(models.target.config.context, setting.reach) for job in jobs]
         self.top = ladder(TierBuilder(models, setting, capacities, memory, store, begun))
@@ -83,13 +80,13 @@ class Batch:
             PlanController(self.top, len(jobs), costs, _heat(jobs), ranks=models.target.ranks) if costs else None
         )
         self.tiers = self.pilot.tiers if self.pilot else tiers(self.top)
-        self._record()
+        self._keep_logits()
         ids_BS = np.zeros((len(jobs), max(capacities) + 1), dtype=np.int64)
         for b, job in enumerate(jobs):
             ids_BS[b, : len(job.prompt)] = job.prompt
         self.prefix = SequenceState(ids_BS, ints([len(job.prompt) for job in jobs]))
         self.decode_seconds = 0.0
-        self._followed = ""  # the name of the plan that all jobs have noted
+        self._followed = -1  # of the changes of plan, the one that all sequences have noted
 
     @torch.no_grad()
     def restore(self, earlier: SavedCache) -> None:
@@ -125,8 +122,8 @@ class Batch:
         live_B, lengths = np.array(live), self.prefix.lengths_B[live].tolist()
         if self.pilot:
             self.pilot.steer(self.prefix, live_B)
-            if self.pilot.budget or self.pilot.name is not self._followed:
-                self._followed = self.pilot.name
+            if self.pilot.budget or self.pilot.changes != self._followed:
+                self._followed = self.pilot.changes
                 for job in compress(self.jobs, live):
                     job.follow(self.pilot)
         searching = self.search if not self.pilot or "retrieval" in self.pilot.plan.tiers else None
@@ -138,7 +135,8 @@ class Batch:
         self.prefix = self.prefix.append(draft)
         tokens, counts = draft.tokens_BK.tolist(), draft.counts_B.tolist()
         made = [row[:count] for row, count, alive in zip(tokens, counts, live, strict=True) if alive]
-        self.target.ranks.compare(crc32(repr(made).encode()), "the tokens")
+        if self.target.ranks.count > 1:
+            self.target.ranks.compare(crc32(repr(made).encode()), "the tokens")
         origins = [[self.tiers[level].name for level in row] for row in draft.origins_BK.tolist()]
         taken = [
             job.accept(tokens[b][: counts[b]], origins[b][: counts[b]], job.limit(context)) if live[b] else 0
@@ -161,10 +159,10 @@ class Batch:
         for mine, theirs in zip(self.tiers, other.tiers, strict=True):
             mine.join(theirs)
         self.jobs += other.jobs
-        self._followed = ""
+        self._followed = -1
         self.prefix = self.prefix.join(other.prefix)
         self._sample(torch.cat([self.noise.draws, other.noise.draws], 1))
-        self._record()
+        self._keep_logits()
 
     def keep(self, rows: Sequence[int]) -> None:
         """The other rows leave: what they hold is given back, and their jobs know what each tier did for them."""
@@ -177,7 +175,7 @@ class Batch:
         self.jobs = [self.jobs[b] for b in rows]
         self.prefix = self.prefix.select(rows)
         self._sample(self.noise.draws[:, list(rows)])
-        self._record()
+        self._keep_logits()
 
     def aside(self, job: TokenSequence) -> SwappedSequence:
         """What the row of a job holds, before it leaves for others to have its room."""
@@ -248,10 +246,10 @@ class Batch:
         coupling, constraints = self.coupling(self.noise), [job.constraint for job in jobs]
         self.sampling = sampling(params, lengths, self.target.config.vocab_size, coupling, device, constraints)
 
-    def _record(self) -> None:
-        """Keep the last logits where somebody wants to see them."""
-        wanted = any(job.params.logprobs is not None for job in self.jobs)
-        self.top.record = _keep(self._logits) if wanted else None
+    def _keep_logits(self) -> None:
+        """Keep those of the latest verification where somebody wants to see them."""
+        self.top.keeps_logits = any(job.params.logprobs is not None for job in self.jobs)
+        self.top.logits_BJV = None
 
     def _spent(self, started: float) -> None:
         for job in self.jobs:
@@ -291,16 +289,13 @@ class Batch:
             job.look = DecodingSnapshot(committed, job.decode_seconds, in_sight(views[-1], b) if views else [], stats)
 
     def _note_logprobs(self, taken: list[int]) -> None:
+        logits_BJV = self.top.logits_BJV
         for b, (job, count) in enumerate(zip(self.jobs, taken, strict=True)):
             if count and job.params.logprobs is not None:
-                job.logprobs += logprobs_of(self._logits[0][b, :count], job.tokens[-count:], job.params.logprobs)
+                assert logits_BJV is not None
+                job.logprobs += logprobs_of(logits_BJV[b, :count], job.tokens[-count:], job.params.logprobs)
 
 
 def _heat(jobs: Sequence[TokenSequence]) -> float:
     """The temperature of texts that are decoded together, in the mean."""
     return sum(job.params.temperature for job in jobs) / len(jobs)
-
-
-def _keep(logits: deque[Tensor]) -> VerificationHook:
-    """A record of the last logits that does not tie the tier to its batch: both go when the batch is done with."""
-    return lambda logits_BJV, step: logits.append(logits_BJV)

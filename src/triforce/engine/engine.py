@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from triforce.engine.engine_core import EngineCore
@@ -105,20 +105,22 @@ class Engine:
             for job in request.jobs:
                 del self._of[job]
 
-    def step(self) -> Iterator[tuple[Request, Event]]:
-        """What has come of the requests; the last event of each is its output, or an error."""
+    def step(self) -> list[tuple[Request, Event]]:
+        """Make all texts a little longer. Returns what has come of each request: last its output, or an error."""
+        events: list[tuple[Request, Event]] = []
         for job, count in self.engine.step():
-            if job in self._of:  # not cancelled since the step
+            if job in self._of:  # else its request has failed in this step
                 request, completion = self._of[job]
                 try:
-                    yield request, completion.take(count)
+                    events.append((request, completion.take(count, self.engine.finish)))
                 except RequestError as error:  # this text cannot go on, the others can
                     self.cancel(request)
-                    yield request, error
+                    events.append((request, error))
         for request in [request for request in self._requests if request.error or request.done]:
             self.cancel(request)
             request.kv = self.engine.store.kv
-            yield request, request.error or request.output()
+            events.append((request, request.error or request.output()))
+        return events
 
     def finish(self, request: Request) -> RequestOutput:
         """Steps until a request is done, whatever else is. Raises what ended it."""

@@ -10,17 +10,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from time import perf_counter
+from typing import NamedTuple
 
 from triforce.engine.batch import Batch
 from triforce.engine.prefill_pacer import LEAST, LEAST_ON_GPU, MAX_ITL, PrefillPacer
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.sequence_group import SequenceGroup
+from triforce.engine.sequence_group import SequenceGroup, Status
 from triforce.engine.tier_builder import MODES, ModelSet, SharedKV, SpeculativeConfig
 from triforce.errors import CacheError, RankError
 from triforce.kvcache.pool import pages_for
 from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.kvcache.views.full import TAIL
 from triforce.planner import CostModel, Findings
+
+
+class StepOutput(NamedTuple):
+    """A sequence, and how many tokens it took in a step: its last ones."""
+
+    sequence: TokenSequence
+    tokens: int
 
 
 class EngineCore:
@@ -64,25 +72,28 @@ class EngineCore:
 
     def cancel(self, group: SequenceGroup) -> None:
         """Nobody wants it any more: what it holds is given back. Harmless when it is done."""
-        if group in self._waiting:
-            self._waiting.remove(group)
-            group.aside = None
-        elif self._reading and self._reading[0] is group:
-            self._stop_reading()
-        elif group in self._groups:
-            self._groups.remove(group)
-            self._drop(group.mode, group.jobs)
+        match group.status:
+            case Status.WAITING | Status.SWAPPED if group in self._waiting:
+                self._waiting.remove(group)
+                group.aside = None
+            case Status.PREFILLING:
+                self._stop_reading()
+            case Status.RUNNING:
+                self._groups.remove(group)
+                self._drop(group.mode, group.jobs)
+        group.status = Status.FINISHED
 
     def put_aside(self, group: SequenceGroup) -> None:
         """Copy what it holds to host memory, and let it wait again behind all others. Only one that is decoded can be.
 
         Its text will be the same. A group that goes on with a memory of its owner's keeps it.
         """
-        if group in self._groups and not group.memory:
+        if group.status is Status.RUNNING and not group.memory:
             group.aside = [self._batches[group.mode].aside(job) for job in group.left]
             self._groups.remove(group)
             self._drop(group.mode, group.jobs)
             self._waiting.append(group)
+            group.status = Status.SWAPPED
 
     def close(self) -> None:
         """Cancel all there are, and forget what was read."""
@@ -101,11 +112,11 @@ class EngineCore:
         batches = [*self._batches.values(), *([self._reading[1]] if self._reading else [])]
         return sum(int(batch.top.cache.lengths_B.sum()) for batch in batches)
 
-    def step(self) -> Iterator[tuple[TokenSequence, int]]:
-        """Read some of the prompts, and make one proposal for each row; yields jobs and how many tokens they took.
+    def step(self) -> list[StepOutput]:
+        """Read some of the prompts, and make one proposal for each row. Returns what each sequence took of it.
 
-        A job that has its `finish` when it is asked for the next one leaves. What fails has its `error`, and no others;
-        but what breaks a pass of several ranks is raised.
+        One that has reached its end has left. What fails has its `error`, and no others; but what breaks a pass of
+        several ranks is raised.
         """
         self._pacer.begin(running=bool(self._batches))
         while self._admit():
@@ -113,24 +124,29 @@ class EngineCore:
             if not self._pacer.more():
                 break
         self._make_way()
+        outputs: list[StepOutput] = []
         seconds = 0.0
         for mode, batch in list(self._batches.items()):
             started = perf_counter()
             try:
                 taken = batch.step()
             except Exception as error:
-                self._require_alone()
                 self._fail(mode, error)
                 continue
             seconds += perf_counter() - started
-            yield from ((job, count) for job, count in zip(list(batch.jobs), taken, strict=True) if count)
-            done = [job for job in batch.jobs if job.finish]
-            self._note(batch, done)
-            self._drop(mode, done)
+            outputs += [StepOutput(job, count) for job, count in zip(batch.jobs, taken, strict=True) if count]
+            self._leave(mode, [job for job in batch.jobs if job.finish])
         self._pacer.stepped(seconds)
-        self._groups = [group for group in self._groups if group.left]
         for group in self._groups:
             group.steps += 1
+        return outputs
+
+    def finish(self, job: TokenSequence, surplus: int) -> None:
+        """End a sequence before its last `surplus` tokens, as a stop string ends there. It may have left already."""
+        job.cut(surplus)
+        for mode, batch in list(self._batches.items()):
+            if job in batch.jobs:
+                self._leave(mode, [job])
 
     def _admit(self) -> bool:
         """Whether there is something to read; the next in the queue, if it fits."""
@@ -155,7 +171,7 @@ class EngineCore:
         if self._turn is None or self._admit() or not self._waiting:
             return
         _, *others = self._waiting
-        aside = sum(self._pages(group) for group in others if group.aside)
+        aside = sum(self._pages(group) for group in others if group.status is Status.SWAPPED)
         for group in self._groups:
             if group.steps >= self._turn and not group.memory and aside + self._pages(group) <= self.store.pages:
                 return self.put_aside(group)
@@ -174,7 +190,10 @@ class EngineCore:
             group.fail(error)
         if self._models.target.ranks.unanimous(batch is not None) and batch:
             self._reading = group, batch, group.read(batch, self._pacer.grant)
-        elif batch:
+            group.status = Status.PREFILLING
+            return
+        group.status = Status.FINISHED
+        if batch:
             batch.keep([])
             group.error = CacheError(
                 "one of the processes that share the model has no room for its KV; see --kv-offload and --max-rows"
@@ -209,7 +228,7 @@ class EngineCore:
             if progress and group.on_prefill:
                 group.on_prefill(*progress)
         except Exception as error:
-            self._require_alone()
+            self._require_alone(error)
             group.fail(error)
             return self._stop_reading()
         if progress:
@@ -217,6 +236,7 @@ class EngineCore:
         self._reading, group.aside = None, None
         self._note(batch, group.jobs[:1])
         self._groups.append(group)
+        group.status = Status.RUNNING
         if group.mode in self._batches:
             self._batches[group.mode].join(batch)
         else:
@@ -234,20 +254,30 @@ class EngineCore:
 
     def _stop_reading(self) -> None:
         assert self._reading
-        self._reading[1].keep([])
-        self._reading = None
+        group, batch, _ = self._reading
+        batch.keep([])
+        self._reading, group.status = None, Status.FINISHED
 
     def _fail(self, mode: str, error: Exception) -> None:
         """A pass went wrong: nobody knows what its rows hold now, nor what their beginnings do."""
+        self._require_alone(error)
         self._prefixes.clear()
         for group in [group for group in self._groups if group.mode == mode]:
             group.fail(error)
             self.cancel(group)
 
-    def _require_alone(self) -> None:
-        """Raise what is handled now if several ranks are in that pass: others may have come through, or wait in it."""
+    def _require_alone(self, error: Exception) -> None:
+        """Raise it if several ranks are in that pass: others may have come through, or wait in it."""
         if self._models.target.ranks.count > 1:
-            raise
+            raise error
+
+    def _leave(self, mode: str, done: list[TokenSequence]) -> None:
+        """These rows are at their end: what they have seen may serve others."""
+        self._note(self._batches[mode], done)
+        self._drop(mode, done)
+        for group in [group for group in self._groups if not group.left]:
+            self._groups.remove(group)
+            group.status = Status.FINISHED
 
     def _drop(self, mode: str, jobs: list[TokenSequence]) -> None:
         """Some rows of a batch leave, if they are still there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,8 +39,8 @@ class OutputStream:
         self._stream = tokenizer.stream(after=job.prompt) if tokenizer else None
         self._text = StopStringBuffer(job.params.stop)
 
-    def take(self, count: int) -> OutputChunk:
-        """Read the last `count` tokens of the job. A stop string ends the job at the token that completes it.
+    def take(self, count: int, finish: Callable[[TokenSequence, int], None]) -> OutputChunk:
+        """Read the last `count` tokens of the job. At the token that completes a stop string `finish` is to end it.
 
         Raises RequestError where the text is not what was asked for, because its grammar could not be followed.
         """
@@ -52,7 +53,7 @@ class OutputStream:
             shown += self._text.add(text)
             characters.append(len(text))
             if self._text.stopped:
-                self.job.cut(count - len(characters))
+                finish(self.job, count - len(characters))
                 break
         read = len(characters)
         if self.job.finish and self._stream:

@@ -156,5 +156,5 @@ class Runs:
 def compare(ranks: TPGroup, what: str, facts: object) -> None:
     """Raise RankError unless all ranks bring the same: they would wait for each other in vain."""
     if ranks.count > 1:
-        level = dispatch.native_loader.native.level() if dispatch.extension.native else "torch"
+        level = dispatch.native_loader.native.level() if dispatch.native_loader.native else "torch"
         ranks.compare(crc32(repr((level, facts)).encode()), what)

@@ -87,6 +87,8 @@ class TokenSequence:
             del made[len(made) - surplus :]
         for stretch in self.chosen:
             stretch.tokens = min(stretch.tokens, len(self.tokens))
+        if self.tiers:  # it has left its batch, and what the full tier proposes is the text
+            self.tiers[-1].proposed = self.tiers[-1].accepted = len(self.tokens)
         self.finish = "stop"
 
     def proposed(self, seconds: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from traceback import clear_frames
 
 import torch
@@ -20,6 +21,16 @@ OnPrefill = Callable[[int, int], None]
 """Told of the prompt tokens read so far, and of all there are."""
 
 
+class Status(Enum):
+    """Where a group is on its way; `EngineCore` alone moves it on."""
+
+    WAITING = "waiting for its turn; it holds nothing"
+    PREFILLING = "its prompt is being read"
+    RUNNING = "each step makes its texts longer"
+    SWAPPED = "waiting again; what it held of KV is in host memory"
+    FINISHED = "done, cancelled or failed"
+
+
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
     """Jobs with one prompt and one mode that start together. Jobs of other groups may be of other modes.
@@ -34,6 +45,7 @@ class SequenceGroup:
     earlier: SavedCache | None = None
     on_prefill: OnPrefill | None = None
     on_read: Callable[[FullView], None] | None = None
+    status: Status = Status.WAITING
     started: float | None = None
     """When it was admitted, by `perf_counter`."""
     steps: int = 0

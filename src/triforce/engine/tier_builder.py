@@ -186,10 +186,9 @@ class TierBuilder:
         return full
 
     def exact(self, full: FullView, below: Proposer | None = None) -> Tier[FullView]:
-        top = Tier("full", self.models.target, full, below=below)
-        if full.pool.offloaded:
-            top.read = lambda view, ids_1T: view.read(self.models.target.model, ids_1T)
-        return top
+        model = self.models.target.model
+        read = (lambda view, ids_1T: view.read(model, ids_1T)) if full.pool.offloaded else None
+        return Tier("full", self.models.target, full, below=below, read=read)
 
     def middle(
         self, full: FullView, policy: Callable[[], Policy], name: str, below: Proposer | None = None
@@ -201,9 +200,7 @@ class TierBuilder:
         """The draft model, through sinks and a window."""
         view, draft = self.store.streaming.more(len(self.capacities)), self.models.draft
         assert draft is not None, "the store has seen to it"
-        tier = Tier("draft", draft, view, self.setting.gamma_1)
-        tier.burst = partial(burst, draft.model)
-        return tier
+        return Tier("draft", draft, view, self.setting.gamma_1, burst=partial(burst, draft.model))
 
 
 ModeBuilder = Callable[[TierBuilder], Tier[FullView]]

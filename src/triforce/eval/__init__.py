@@ -23,7 +23,7 @@ from triforce.eval import (
 )
 from triforce.eval.config import EvalConfig, plan
 from triforce.eval.context import EvalContext, Text, tokenize
-from triforce.eval.forecast import Forecast, look
+from triforce.eval.forecast import ReadingForecast, look
 from triforce.eval.hurry import Hurry, fit
 from triforce.eval.tables import Table
 
@@ -49,7 +49,7 @@ class Measurement(NamedTuple):
 
     measure: Callable[[EvalContext], Result]
     tables: Callable[[Result], list[Table]]
-    seconds: Callable[[EvalContext, Forecast], float]
+    seconds: Callable[[EvalContext, ReadingForecast], float]
 
 
 MEASUREMENTS = {

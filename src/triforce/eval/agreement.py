@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import KINDS, EvalContext, Text
-from triforce.eval.forecast import Forecast
+from triforce.eval.forecast import ReadingForecast
 from triforce.eval.scoring import draft_view, full_view, parts, read, skim
 from triforce.eval.tables import Table, tokens
 from triforce.interface.request import SamplingParams
@@ -105,7 +105,7 @@ def same_pick(p_TV: Tensor, q_TV: Tensor) -> Tensor:
     return torch.where(p_TV * q_TV > 0, shares_TV, 0.0).sum(-1)
 
 
-def seconds(subject: EvalContext, forecast: Forecast) -> float:
+def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     plan, laws = subject.plan, LAW * subject.target.config.vocab_size
     stop = min(4096, plan.span // 2) + plan.judged
     windows = [window for window in subject.windows() if len(window.ids_N) >= stop] if forecast.draft else []

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from triforce.eval.context import KINDS, EvalContext, Text
-from triforce.eval.forecast import Forecast
+from triforce.eval.forecast import ReadingForecast
 from triforce.eval.scoring import draft_view, nats
 from triforce.eval.tables import Table
 
@@ -41,7 +41,7 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"tokens": tokens, "bytes": size} | {name: sum(row[name] for row in rows) / size for name in models}
 
 
-def seconds(subject: EvalContext, forecast: Forecast) -> float:
+def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     windows = subject.windows()
     return forecast.traces(windows) + sum(forecast.drafts(len(window.ids_N)) for window in windows)
 

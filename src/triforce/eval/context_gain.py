@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import KINDS, EvalContext, Text
-from triforce.eval.forecast import Forecast
+from triforce.eval.forecast import ReadingForecast
 from triforce.eval.scoring import cut_view, full_view, nats
 from triforce.eval.statistics import interval
 from triforce.eval.tables import Table, tokens
@@ -67,7 +67,7 @@ def _verdict(kind: str, gain_N: Tensor, block: int) -> dict[str, Any]:
     return found.as_json() | {"tokens": len(gain_N), "least": LEAST[kind], "passes": passes}
 
 
-def seconds(subject: EvalContext, forecast: Forecast) -> float:
+def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     plan, pace = subject.plan, forecast.target
     windows = [window for window in subject.windows() if len(window.ids_N) >= plan.far.stop]
     recent = len(plan.far) // plan.stride * pace.reading(plan.recent)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import EvalContext, Text
-from triforce.eval.forecast import Forecast
+from triforce.eval.forecast import ReadingForecast
 from triforce.eval.scoring import full_view, read
 from triforce.eval.tables import Table, percent, tokens
 from triforce.kvcache import FullView
@@ -62,7 +62,7 @@ def _best(subject: EvalContext, view: FullView, ids_T: Tensor) -> Tensor:
     return torch.cat([logits_TV.argmax(-1) for logits_TV in read(subject.target, view, ids_T)])
 
 
-def seconds(subject: EvalContext, forecast: Forecast) -> float:
+def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     pace, total = forecast.target, 0.0
     for window in subject.windows(most=1):
         length = len(window.ids_N)

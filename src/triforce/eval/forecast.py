@@ -42,7 +42,7 @@ class ReadingPace:
 
 
 @dataclass(eq=False)
-class Forecast:
+class ReadingForecast:
     """What readings will take; a trace that was counted before is there already."""
 
     target: ReadingPace
@@ -59,19 +59,19 @@ class Forecast:
         """Seconds that the draft takes for so many."""
         return self.draft.reading(tokens) if self.draft else 0.0
 
-    def anew(self) -> Forecast:
+    def anew(self) -> ReadingForecast:
         """The same, of another plan."""
-        return Forecast(self.target, self.draft)
+        return ReadingForecast(self.target, self.draft)
 
 
-def look(subject: EvalContext) -> Forecast:
+def look(subject: EvalContext) -> ReadingForecast:
     """Measure how fast the models of a subject are."""
     ids_N = max((text.ids_N for text in subject.texts), key=len)[: min(MOST, subject.plan.span)]
     target = _pace(subject.target, full_view(subject.target, len(ids_N)), ids_N)
     if subject.llm.draft is None:
-        return Forecast(target)
+        return ReadingForecast(target)
     draft = subject.llm.draft.decoder
-    return Forecast(target, _pace(draft, draft_view(draft), ids_N))
+    return ReadingForecast(target, _pace(draft, draft_view(draft), ids_N))
 
 
 def _pace(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> ReadingPace:

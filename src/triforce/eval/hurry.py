@@ -8,7 +8,7 @@ from time import perf_counter
 
 from triforce.eval.config import QUICK, plan
 from triforce.eval.context import EvalContext
-from triforce.eval.forecast import Forecast
+from triforce.eval.forecast import ReadingForecast
 
 MINUTE = 60.0
 FORETOLD = 0.75 * MINUTE
@@ -17,7 +17,7 @@ FORETOLD = 0.75 * MINUTE
 ENOUGH = 5.0
 """Foretold seconds that say how good forecasts are; in fewer, what is done once would count too much."""
 
-Seconds = Callable[[EvalContext, Forecast], float]
+Seconds = Callable[[EvalContext, ReadingForecast], float]
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Hurry:
 
 
 def fit(
-    subject: EvalContext, asked: Sequence[str], forecast: Forecast, costs: Mapping[str, Seconds], began: float
+    subject: EvalContext, asked: Sequence[str], forecast: ReadingForecast, costs: Mapping[str, Seconds], began: float
 ) -> Hurry:
     """Give the subject the largest of the quick plans that ends in time; without what is dearest, if none does."""
     context, names = subject.plan.deepest, [name for name in costs if name in asked]

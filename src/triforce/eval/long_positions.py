@@ -6,7 +6,7 @@ from typing import Any
 
 from triforce.eval import positions
 from triforce.eval.context import EvalContext
-from triforce.eval.forecast import Forecast
+from triforce.eval.forecast import ReadingForecast
 from triforce.eval.tables import Table
 
 READINGS = 2
@@ -21,7 +21,7 @@ def measure(subject: EvalContext) -> dict[str, Any]:
     return positions.by_kind(subject, subject.windows(plan.deepest, most=READINGS))
 
 
-def seconds(subject: EvalContext, forecast: Forecast) -> float:
+def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     plan = subject.plan
     return forecast.traces(subject.windows(plan.deepest, most=READINGS)) if plan.deepest > plan.span else 0.0
 

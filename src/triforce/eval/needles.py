@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import EvalContext, Text
-from triforce.eval.forecast import Forecast
+from triforce.eval.forecast import ReadingForecast
 from triforce.eval.scoring import full_view, greedy, skim
 from triforce.eval.tables import Table, percent, tokens
 
@@ -108,7 +108,7 @@ def _ids(subject: EvalContext, text: str) -> Tensor:
     return torch.tensor(subject.tokenizer.encode(text, add_special=False), device=subject.target.device)
 
 
-def seconds(subject: EvalContext, forecast: Forecast) -> float:
+def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     pace, total = forecast.target, 0.0
     for size in lengths(subject):
         answer = pace.reading(size, size - QUESTION) + pace.steps(ANSWER, size)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import KINDS, EvalContext, Text
-from triforce.eval.forecast import Forecast
+from triforce.eval.forecast import ReadingForecast
 from triforce.eval.tables import Table, tokens
 
 FIRST = 256
@@ -37,7 +37,7 @@ def buckets(traces: list[Tensor]) -> list[dict[str, Any]]:
     return found
 
 
-def seconds(subject: EvalContext, forecast: Forecast) -> float:
+def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     return forecast.traces(subject.windows())
 
 

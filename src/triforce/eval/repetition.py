@@ -9,7 +9,7 @@ from typing import Any
 
 from triforce.engine.runs import MOST_ROWS
 from triforce.eval.context import EvalContext, Text
-from triforce.eval.forecast import Forecast
+from triforce.eval.forecast import ReadingForecast
 from triforce.eval.tables import Table, percent
 from triforce.interface.request import SamplingParams
 
@@ -47,7 +47,7 @@ def repeated(ids: Sequence[int]) -> float:
     return (len(grams) - len(set(grams))) / max(1, len(grams))
 
 
-def seconds(subject: EvalContext, forecast: Forecast) -> float:
+def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     plan, pace = subject.plan, forecast.target
     step = max(pace.step, min(plan.prompts, MOST_ROWS) * pace.token)
     batches = -(-plan.prompts // MOST_ROWS)

@@ -72,6 +72,8 @@ class PlanController:
         self.plain = 0.0
         """Tokens per second of each row that are expected of the course, and of plain decoding; 0: not known yet."""
         self.name = str(PLAIN)
+        self.changes = 0
+        """How often another plan was taken up."""
         self.budget: Callable[[int], int] | None = None
         """What the retrieval tier reads of so many tokens, where that is chosen, too."""
         self._echo, self._watch = NgramHindsight(lookup), AcceptanceTracker(costs.shares, heat)
@@ -281,6 +283,7 @@ class PlanController:
             self._view.times = dict(plan.times)
         chosen = "retrieval" in plan.tiers and self._view.setting.budget.open
         self.plan, self.name, self.budget = plan, str(plan), self._view.budget if chosen else None
+        self.changes += 1
         self.forget()
 
     def _judge(self, name: str, lengths: Sequence[int]) -> None:

@@ -6,8 +6,6 @@ state wherever one of them looks, and what only rank 0 knows (who asks, who has 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -38,27 +36,29 @@ class TPMirror:
         self._numbers: dict[Request, int] = {}
         self._readings: dict[int, Reading] = {}  # that nobody was told of yet
 
-    def obey(self, orders: StepCommands) -> Iterator[tuple[int, Event | Reading | Request | None]]:
-        """Carry out orders and make a step; yields, by number, None for who has gone, requests, and what comes of them.
+    def apply(self, orders: StepCommands) -> list[tuple[int, Event | Reading | Request | None]]:
+        """Carry out orders and make a step. Returns by number None for who has gone, requests, and what comes of them.
 
-        Where several ranks share the engine each of them has to come to the end. What this raises is no one request's
-        fault.
+        What this raises is no one request's fault.
         """
+        told: list[tuple[int, Event | Reading | Request | None]] = []
         for number in orders.gone:
             self._forget(number)
-            yield number, None
+            told.append((number, None))
         for number, ask in orders.fresh:
             begun = self._begin(number, ask)
             if not isinstance(begun, Exception):
                 self._requests[number], self._numbers[begun] = begun, number
-            yield number, begun
-        for request, event in self.texts.step():
-            yield from self._news()
+            told.append((number, begun))
+        events = self.texts.step()
+        told += self._readings.items()
+        self._readings.clear()
+        for request, event in events:
             number = self._numbers[request]
             if isinstance(event, Exception | RequestOutput):
                 self._forget(number)
-            yield number, event
-        yield from self._news()
+            told.append((number, event))
+        return told
 
     def close(self) -> None:
         """Cancel all there are."""
@@ -88,11 +88,6 @@ class TPMirror:
     def _read(self, number: int, tokens: int, of: int) -> None:
         self._readings[number] = Reading(tokens, of)
 
-    def _news(self) -> Iterator[tuple[int, Reading]]:
-        """How far prompts were read in this step."""
-        yield from self._readings.items()
-        self._readings.clear()
-
     def _forget(self, number: int) -> None:
         request = self._requests.pop(number, None)
         if request:
@@ -105,4 +100,4 @@ def follow(llm: LLM, limits: Limits) -> None:
     crew = TPMirror(llm, limits)
     unheard: StepCommands | None = None
     while orders := llm.ranks.agree(unheard):
-        deque(crew.obey(orders), maxlen=0)
+        crew.apply(orders)

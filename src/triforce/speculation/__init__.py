@@ -3,7 +3,7 @@
 from triforce.speculation.draft import Draft, SequenceState
 from triforce.speculation.ngram import NgramProposer
 from triforce.speculation.protocols import Grant, Proposer, TokenSampler, all_of_it
-from triforce.speculation.tier import PromptLogitsHook, Tier, VerificationHook
+from triforce.speculation.tier import PromptLogitsHook, Tier
 from triforce.speculation.verification import BlockRejection, Rejection, Seeded, Verification, block, rejection, seeded
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "Tier",
     "TokenSampler",
     "Verification",
-    "VerificationHook",
     "all_of_it",
     "block",
     "rejection",

@@ -32,9 +32,6 @@ Read = Callable[[C, Tensor], Iterator[int]]
 Burst = Callable[["Tier[C]", SequenceState, TokenSampler, Bools, int], Draft | None]
 """Several tokens of each live row at once, for a tier with nothing below it: so many or fewer; None where it cannot."""
 
-VerificationHook = Callable[[Tensor, Draft], None]
-"""Shown the raw logits (B, J, V) of a verification and its outcome."""
-
 PromptLogitsHook = Callable[[int, Tensor], None]
 """Shown the position of the first of some prompt tokens, and the logits (1, T, V) that follow each."""
 
@@ -47,14 +44,25 @@ class Tier(Generic[C]):
     tier in the noise and in `Draft.origins_BK`.
     """
 
-    def __init__(self, name: str, model: TierModel[C], cache: C, gamma: int = 1, below: Proposer | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: TierModel[C],
+        cache: C,
+        gamma: int = 1,
+        below: Proposer | None = None,
+        *,
+        burst: Burst[C] | None = None,
+        read: Read[C] | None = None,
+    ) -> None:
         self.name, self.model, self.cache = name, model, cache
         self.gamma, self.below = gamma, below
         self.level: int = below.level + 1 if below else 0
         self.counters = Counters(len(cache.lengths_B))
-        self.record: VerificationHook | None = None
-        self.burst: Burst[C] | None = None
-        self.read: Read[C] | None = None
+        self.burst, self.read = burst, read
+        self.keeps_logits = False
+        self.logits_BJV: Tensor | None = None
+        """Those of the latest verification, raw, if they are kept."""
 
     def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
         """At least `gamma` tokens for each live row, each a sample of this tier's law given the text before it."""
@@ -79,8 +87,8 @@ class Tier(Generic[C]):
         """One pass: the guesses that are kept, and one token more."""
         logits_BJV = self.score(prefix, guess, live_B)
         step = sampling.verify(guess, logits_BJV, prefix, live_B, self.level)
-        if self.record:
-            self.record(logits_BJV, step)
+        if self.keeps_logits:
+            self.logits_BJV = logits_BJV
         return step
 
     def score(self, prefix: SequenceState, guess: Draft, live_B: Bools) -> Tensor:

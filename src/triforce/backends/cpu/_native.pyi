@@ -1,7 +1,8 @@
 """CPU kernels. A row's result depends on that row alone, bit for bit.
 
-Tensors must be contiguous, in CPU memory, and of the types and shapes told here (letters as in contract.py): ValueError
-otherwise. `dtype` is that of the weights or the pages, bfloat16 or float32. Results go into tensors of the caller.
+Tensors must be contiguous, in CPU memory, and of the types and shapes told here (letters as in interface.py):
+ValueError otherwise. `dtype` is that of the weights or the pages, bfloat16 or float32. Results go into tensors of the
+caller.
 """
 
 from collections.abc import Sequence

@@ -5,12 +5,13 @@ With `int8` there is room for a copy of each page in which a KV head's keys are 
 made when it is first read, and dropped when the page is written to: so it is right for keys that are committed. The
 same holds of the sketches of keys that a search reads, a 25th of the memory where it is used.
 
-Shape suffixes as in contract.py; L layers, P pages.
+Shape suffixes as in interface.py; L layers, P pages.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,6 +108,9 @@ class NativeKV:
 
     def _search(self, lists: PageTable) -> Search:
         return lists.search if lists.search and self.searches else NOTHING
+
+    def write(self, layer: int, *arguments: Any) -> None:
+        self._layers[layer].write(*arguments)
 
     def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         k_NGD, v_NGD = (x.transpose(0, 1).to(self.dtype).contiguous() for x in (k_GND, v_GND))

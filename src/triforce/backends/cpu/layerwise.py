@@ -1,13 +1,13 @@
 """A pass over native KV memory layer by layer, for models that have something to do in between.
 
 Each kernel gives a row the bits that it has in a pass of one call (`tests/kernels/test_decoder.py`). Shape suffixes as
-in contract.py.
+in interface.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,19 +15,29 @@ from torch import Tensor
 from triforce.backends.interface import ForwardBatch, ForwardOutput, ModelBackend
 from triforce.backends.layerwise import Attend, layer_by_layer
 from triforce.backends.torch.kv import slots
+from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.ragged import columns, ints
-
-if TYPE_CHECKING:
-    from triforce.backends.cpu.kv import NativeKV
-
 
 Mix = Callable[[int, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 """What `Memory.attend` does, in a pass: from a layer, its rotated queries and perhaps others for the sinks."""
 
 
+class LayerwiseKV(Protocol):
+    """What such a pass asks of native KV memory."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+
+    def mixing(self, width: int, this: ForwardBatch, first: int) -> Mix:
+        """How the layers of a pass attend, from `first` on."""
+
+    def write(self, layer: int, *arguments: Any) -> None:
+        """Rotate queries and keys, and put keys and values into their slots (`_native.Pages.write`)."""
+
+
 def by_layers(
-    memory: NativeKV, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None, this: ForwardBatch
+    memory: LayerwiseKV, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None, this: ForwardBatch
 ) -> ForwardOutput:
     """As `Memory.forward`."""
     queries: list[Tensor] = []
@@ -39,7 +49,7 @@ def by_layers(
 
 
 def one_layer(
-    memory: NativeKV, model: ModelBackend, layer: int, ids_1T: Tensor, x_1TC: Tensor, this: ForwardBatch
+    memory: LayerwiseKV, model: ModelBackend, layer: int, ids_1T: Tensor, x_1TC: Tensor, this: ForwardBatch
 ) -> None:
     """The residual stream of some tokens goes through a layer; into the first one it comes from their ids."""
     if layer == 0:
@@ -51,7 +61,7 @@ def one_layer(
 
 
 def attending(
-    memory: NativeKV, T: int, this: ForwardBatch, first: int, queries: list[Tensor], masses: list[Tensor]
+    memory: LayerwiseKV, T: int, this: ForwardBatch, first: int, queries: list[Tensor], masses: list[Tensor]
 ) -> Attend:
     """Attention of a pass, whose views are of the layers from `first` on; it adds to `queries` and `masses`."""
     lists_L, config = this.lists(), memory.config
@@ -66,7 +76,7 @@ def attending(
         sinks = (to_sinks_N, q_sinks_BTHD.flatten(0, 1)) if q_sinks_BTHD is not None else ()
         q_NQ, k_NP, v_NP = (x.flatten(2).flatten(0, 1) for x in (q_BTHD, k_BTGD, v_BTGD))
         turned_NHD = turned_BTHD.flatten(0, 1)
-        memory._layers[layer].write(q_NQ, k_NP, v_NP, *tables, positions_N, slots_N, turned_NHD, *sinks)
+        memory.write(layer, q_NQ, k_NP, v_NP, *tables, positions_N, slots_N, turned_NHD, *sinks)
         mixed_BTHD, mass_BGU = mix(layer, turned_BTHD, q_sinks_BTHD)
         queries.append(turned_BTHD)
         masses.append(mass_BGU)

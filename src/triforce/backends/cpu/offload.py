@@ -1,6 +1,6 @@
 """KV memory that is larger than what is kept of it: its pages lie in a store, and a pass reads them ahead of itself.
 
-Shape suffixes as in contract.py.
+Shape suffixes as in interface.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Passes are padded to the shapes of a few buckets: powers of two of rows, tokens a row, scored columns and units of a
 list. All integers of a pass travel to the device in one copy; lists, which are there already, in one more each.
-Shape suffixes as in contract.py.
+Shape suffixes as in interface.py.
 """
 
 from __future__ import annotations

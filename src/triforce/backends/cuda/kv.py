@@ -2,7 +2,7 @@
 
 A pass is a function over the buffers of a `GraphInputs`. A narrow one runs at the shape of its bucket, on a CUDA device
 as a graph that was captured once. A wide one is prefill: torch's fused attention, row by row, at the shape that it has.
-Shape suffixes as in contract.py.
+Shape suffixes as in interface.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """KV memory on the torch path: right on any device, for any dtype, head size and unit.
 
-A head's pages lie behind one another, so that consecutive pages are a plain slice. Shape suffixes as in contract.py;
+A head's pages lie behind one another, so that consecutive pages are a plain slice. Shape suffixes as in interface.py;
 L layers, S slots, K keys of a row.
 """
 

@@ -2,7 +2,7 @@
 
 A pass of the exact view goes through two buffers, layer by layer: each is filled while another one computes, and what
 a layer gave most mass stays in the working set. A pass over lists of KV heads' own finds them there; the device itself
-reads from the host what is not there, so that such passes can be captured. Shape suffixes as in contract.py.
+reads from the host what is not there, so that such passes can be captured. Shape suffixes as in interface.py.
 """
 
 from __future__ import annotations

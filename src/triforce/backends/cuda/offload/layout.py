@@ -3,7 +3,7 @@
 A home is a layer of all pages on the device: that of a whole layer, or a buffer. The store has all pages of the other
 layers, and a part, which is a layer's frames on the device: scratch, seats, working set.
 
-Shape suffixes as in contract.py; P pages, N some pages, X places of pages of all KV heads.
+Shape suffixes as in interface.py; P pages, N some pages, X places of pages of all KV heads.
 """
 
 from __future__ import annotations

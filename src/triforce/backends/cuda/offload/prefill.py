@@ -1,6 +1,6 @@
 """A prompt read layer by layer, all of its tokens through one before the next: so KV leaves the device once.
 
-Shape suffixes as in contract.py.
+Shape suffixes as in interface.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pages of offloaded KV in the host's memory, and what of them is on the device: who comes, who goes, who is found.
 
 Pages that are being written have seats. Full of committed tokens they are stored, and then leave when their seats are
-wanted. Shape suffixes as in contract.py; N some pages, X places of pages of all KV heads.
+wanted. Shape suffixes as in interface.py; N some pages, X places of pages of all KV heads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rotary embedding and the write of new keys and values to their pages, in one go over a pass's tokens.
 
-Shape suffixes as in contract.py; P positions of the tables, M heads of tokens.
+Shape suffixes as in interface.py; P positions of the tables, M heads of tokens.
 """
 
 from __future__ import annotations
