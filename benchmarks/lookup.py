@@ -20,9 +20,10 @@ import torch
 from triforce import LLM, SamplingParams
 from triforce.bench.acceptance.walk import TeacherForcing
 from triforce.bench.acceptance.workloads import Span
-from triforce.engine.tier_builder import SpeculativeConfig, TierBuilder
+from triforce.engine.config import SpeculativeConfig
+from triforce.engine.tier_builder import TierBuilder
 from triforce.eval.agreement import overlap
-from triforce.interface.request import RequestOutput
+from triforce.interface.outputs import RequestOutput
 from triforce.ragged import ints
 from triforce.sampling import Warper
 from triforce.speculation.ngram_index import NgramIndex

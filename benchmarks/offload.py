@@ -27,7 +27,8 @@ from typing import Any
 from triforce.backends.cpu.offload import NativeOffloadedKV
 from triforce.cli.bench.common import machine
 from triforce.cli.demo import BOOK
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 Row = dict[str, Any]

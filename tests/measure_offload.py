@@ -14,7 +14,7 @@ from measure_memory import resident
 
 from triforce.cli.info import parameters
 from triforce.cli.memory_estimate import offloaded
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.samplers import Sampler, torch_sampling
 from triforce.backends.token_sampler import make_noise
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools
 from triforce.sampling import Noise, Warper
 from triforce.speculation import Draft, Rejection, Seeded, SequenceState

@@ -8,7 +8,7 @@ import pytest
 
 from triforce.backends import native_loader
 from triforce.backends.token_sampler import NativeSampling, TorchSampling
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.sampling import Warper
 from triforce.speculation import TokenSampler, Verification
 

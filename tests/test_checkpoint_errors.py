@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_checkpoint import edit, save, tiny_model
 
-from triforce.checkpoint.reader import load
+from triforce.engine.model_loader import load
 from triforce.errors import ModelError, TriforceError
 
 

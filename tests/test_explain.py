@@ -10,7 +10,8 @@ import pytest
 
 from triforce.cli import main
 from triforce.interface.explain import Explanation, explain
-from triforce.interface.request import CompletionOutput, RequestOutput, SamplingParams
+from triforce.interface.outputs import CompletionOutput, RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.interface.stats import PlanSegment, TierStats, total
 
 DRAFT = TierStats("draft", 200, 130, 100, 0.03)

@@ -16,7 +16,7 @@ from torch import Tensor
 from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
 from triforce.checkpoint.families import frequencies, read_config
-from triforce.checkpoint.reader import Checkpoint, load
+from triforce.engine.model_loader import Checkpoint, load
 from triforce.model.rope import Rope
 
 LENGTH = 96  # past the 32 original positions of the scaled ropes

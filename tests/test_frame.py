@@ -16,7 +16,7 @@ from triforce.cli.common import sampling
 from triforce.cli.parser import parse
 from triforce.engine import tier_builder
 from triforce.engine.batch import COUPLINGS
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache.selection import POLICIES
 
 ROOT = Path(__file__).parents[1]
@@ -118,7 +118,7 @@ def test_public_names_are_loaded_when_used() -> None:
         "import sys, triforce; assert 'torch' not in sys.modules\n"
         "print(triforce.SamplingParams.__module__, dir(triforce))"
     )
-    assert "triforce.interface.request" in done.stdout, done.stderr
+    assert "triforce.interface.outputs" in done.stdout, done.stderr
     assert "'LLM'" in done.stdout
 
 

@@ -13,10 +13,11 @@ import torch
 from benchmarks.lookup import main as benchmark
 from tests.laws.tiny import MODELS, PROMPTS, V, finished, started
 from triforce.engine.batch import Batch
+from triforce.engine.config import SpeculativeConfig
+from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.tier_builder import MODES, SpeculativeConfig
 from triforce.errors import CacheError
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, NgramProposer, Rejection, Seeded, SequenceState, Tier, ngram, ngram_index
 from triforce.speculation.ngram_index import NgramIndex

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from triforce.errors import RequestError
-from triforce.interface.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
+from triforce.interface.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
+from triforce.interface.sampling_params import SamplingParams
 from triforce.interface.stats import TierStats
 
 REFUSED: list[tuple[str, list[Any]]] = [

@@ -15,9 +15,10 @@ import torch
 from triforce.backends import native_loader
 from triforce.backends.token_sampler import make_noise
 from triforce.engine.batch import Batch
+from triforce.engine.config import SpeculativeConfig
+from triforce.engine.modes import MODES, ar
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.tier_builder import MODES, SpeculativeConfig, ar
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 TIE = 1e-4

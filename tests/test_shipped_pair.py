@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from triforce.checkpoint.known_drafts import SHIPPED
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 MEASURE = Path(__file__).parent / "measure_memory.py"

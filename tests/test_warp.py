@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from triforce.errors import ModelError, RequestError
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.sampling import Warper
 from triforce.sampling import logits as warp
 

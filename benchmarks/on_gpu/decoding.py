@@ -15,7 +15,8 @@ from triforce.bench import shapes
 from triforce.bench.random_kv import read
 from triforce.bench.synthetic import Synthetic
 from triforce.engine.batch import Batch
-from triforce.engine.tier_builder import ModelSet, SpeculativeConfig
+from triforce.engine.config import SpeculativeConfig
+from triforce.engine.tier_builder import ModelSet
 from triforce.errors import CacheError
 from triforce.kvcache import RetrievalConfig
 from triforce.kvcache.retrieval_config import Budget

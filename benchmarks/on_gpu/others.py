@@ -16,7 +16,7 @@ from benchmarks.on_gpu import decoding
 from benchmarks.on_gpu.piece import Piece, Row, Setup
 from triforce.bench import shapes
 from triforce.errors import RequestError
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 

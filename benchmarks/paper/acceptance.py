@@ -6,7 +6,7 @@ from benchmarks.paper.experiment import Experiment, Row, Setup, number
 from triforce.bench.acceptance.locality import locality
 from triforce.bench.acceptance.measure import Case, drafting
 from triforce.bench.acceptance.walk import Walk
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 
 TABLE1 = {
     "oracle": ("Top-K (reference)", 0.9921, 0.9989),

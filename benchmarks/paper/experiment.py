@@ -21,7 +21,7 @@ from triforce.bench.prompts import Sources, prompts
 from triforce.bench.speed import SpeedConfig, cell_rows
 from triforce.cli.progress import Prefill
 from triforce.eval import Table
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 
 Row = dict[str, Any]
 PAPER_PROMPT = 122_880

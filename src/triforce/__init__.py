@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from triforce.interface.grammar import Grammar
-    from triforce.interface.request import RequestOutput, SamplingParams
+    from triforce.interface.outputs import RequestOutput
+    from triforce.interface.sampling_params import SamplingParams
     from triforce.llm import LLM
 
 __version__ = "0.1.0.dev0"
@@ -16,8 +17,8 @@ __version__ = "0.1.0.dev0"
 _HOMES = {
     "Grammar": "triforce.interface.grammar",
     "LLM": "triforce.llm",
-    "RequestOutput": "triforce.interface.request",
-    "SamplingParams": "triforce.interface.request",
+    "RequestOutput": "triforce.interface.outputs",
+    "SamplingParams": "triforce.interface.sampling_params",
 }
 
 __all__ = ["LLM", "Grammar", "RequestOutput", "SamplingParams", "__version__"]

@@ -11,23 +11,26 @@ from time import perf_counter
 from typing import Any
 
 from triforce.checkpoint.known_drafts import SHIPPED, draft_for
-from triforce.checkpoint.reader import Checkpoint, load
 from triforce.checkpoint.sampling_defaults import sampling_defaults
 from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.batch import COUPLINGS
+from triforce.engine.config import SpeculativeConfig
 from triforce.engine.engine import Engine, Request
 from triforce.engine.inputs import Message, Prompt, conversations, known, one_or_many, token_ids
+from triforce.engine.model_loader import Checkpoint, load
+from triforce.engine.modes import MODES, runnable
 from triforce.engine.output_stream import OutputChunk, OutputStream
 from triforce.engine.prefill_pacer import MAX_ITL
 from triforce.engine.release import trim_heap
 from triforce.engine.runs import MOST_ROWS, PromptCachePaths, Runs, compare
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill
-from triforce.engine.tier_builder import MODES, ModelSet, SpeculativeConfig, runnable
+from triforce.engine.tier_builder import ModelSet
 from triforce.errors import ModelError, RequestError
 from triforce.interface.grammar import Grammar
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, FullView, OffloadConfig, RetrievalConfig
 from triforce.kvcache.pool import pages_for
 from triforce.model.config import ModelConfig

@@ -9,7 +9,8 @@ from triforce.engine.output_stream import OutputChunk
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import RequestError
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import FullView
 from triforce.kvcache.pool import pages_for
 from triforce.kvcache.views.full import TAIL

@@ -19,7 +19,7 @@ from triforce.bench.acceptance.walk import Walk
 from triforce.bench.acceptance.workloads import CUE, NAMES, Size, Workload, copy, needle, plain
 from triforce.bench.results_file import dumps
 from triforce.errors import RequestError
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 
 ROOT = Path(__file__).parents[2]
 PARAMS = SamplingParams(temperature=0.6, top_p=0.9)

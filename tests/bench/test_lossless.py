@@ -14,7 +14,7 @@ from triforce.bench.acceptance.heavy import Heavy
 from triforce.bench.batch_runner import together
 from triforce.bench.eviction import EVICTIONS, EvictingDecoder
 from triforce.bench.prompts import Sources, prompts
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 FEW = ["--contexts", "300", "--temperatures", "0,0.8", "--batches", "1,2", "--workloads", "copy", "--tokens", "10"]

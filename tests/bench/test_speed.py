@@ -20,7 +20,7 @@ from triforce.bench.prompts import Sources, prompts
 from triforce.bench.summary import verdict
 from triforce.cli import main
 from triforce.cli.bench.speed import line
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 FEW = ["--tokens", "6", "--repeats", "1", "--modes", "ar,triforce,auto"]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from triforce.bench import shapes, start
-from triforce.checkpoint.reader import load
 from triforce.cli import main
+from triforce.engine.model_loader import load
 from triforce.errors import RequestError
 
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from triforce.backends import native_loader
 from triforce.cli import main
 from triforce.engine.batch import Batch
+from triforce.engine.modes import MODES as LADDERS
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.tier_builder import MODES as LADDERS
 from triforce.engine.tier_builder import TierBuilder
-from triforce.interface.request import RequestOutput
+from triforce.interface.outputs import RequestOutput
 from triforce.kvcache.selection import POLICIES
 from triforce.llm import LLM
 from triforce.ragged import ints

@@ -13,7 +13,7 @@ from tiny_llm import ask, ids
 
 from triforce.backends import dispatch
 from triforce.errors import CacheError, RequestError
-from triforce.interface.request import KVMemoryUsage, RequestOutput
+from triforce.interface.outputs import KVMemoryUsage, RequestOutput
 from triforce.kvcache.offload.sizing import size_of
 from triforce.llm import LLM
 

@@ -13,7 +13,8 @@ from tiny_llm import CONTEXT, GREEDY, MODES, SEEDED, ask, counted, ids, llm
 
 from triforce.engine.output_stream import OutputChunk
 from triforce.errors import RequestError
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM
 from triforce.session import Session

@@ -14,9 +14,11 @@ from small import CLOSE, VOCAB, dense, feed, make_pool, prefill, slots_of, small
 from torch import Tensor
 
 from triforce.engine.batch import Batch
+from triforce.engine.config import SpeculativeConfig
+from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.tier_builder import MODES, ModelSet, SpeculativeConfig
-from triforce.interface.request import SamplingParams
+from triforce.engine.tier_builder import ModelSet
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, FullView, RetrievalConfig, RetrievalView
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES, Policy, Recent

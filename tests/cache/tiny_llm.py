@@ -14,7 +14,7 @@ from tiny_checkpoint import save, tiny_model
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 CONTEXT = 640

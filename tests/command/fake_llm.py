@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from triforce.interface.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
+from triforce.interface.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
+from triforce.interface.sampling_params import SamplingParams
 from triforce.interface.stats import TierStats
 
 

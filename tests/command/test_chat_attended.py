@@ -8,7 +8,7 @@ import pytest
 from attended import ALT_ENTER, CTRL_C, CTRL_D, ENTER, UP, attended
 
 from triforce.cli.chat.conversation import load
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 # What a forked process may do is exec, and that is all that these do.

@@ -12,7 +12,7 @@ from fake_llm import Characters, FakeLLM, Piece, answer
 from triforce.cli import main
 from triforce.cli.common import Painter, Prefill, report
 from triforce.cli.info import size
-from triforce.interface.request import RequestOutput
+from triforce.interface.outputs import RequestOutput
 
 JSON_KEYS = [
     "text",

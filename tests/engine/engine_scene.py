@@ -13,7 +13,7 @@ from tiny_llm import ask, ids
 
 from triforce.engine.engine import Engine, Request
 from triforce.engine.prefill_pacer import PrefillPacer
-from triforce.interface.request import CompletionOutput, RequestOutput
+from triforce.interface.outputs import CompletionOutput, RequestOutput
 from triforce.llm import LLM
 
 ROWS, KV_TOKENS, TOKENS, LATE = 4, 700, 20, 40

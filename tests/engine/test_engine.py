@@ -28,7 +28,7 @@ from triforce.engine.batch import Batch
 from triforce.engine.engine import Request
 from triforce.engine.sequence_group import SequenceGroup
 from triforce.errors import CacheError
-from triforce.interface.request import RequestOutput
+from triforce.interface.outputs import RequestOutput
 from triforce.kvcache import PAGE, FullView
 from triforce.kvcache.views.full import TAIL
 

@@ -11,7 +11,7 @@ from tiny_llm import llm
 from tests.laws.mutants import Edit
 from triforce.engine.batch import Batch
 from triforce.engine.engine import Request
-from triforce.interface.request import RequestOutput
+from triforce.interface.outputs import RequestOutput
 from triforce.kvcache import FullView, PagePool, RetrievalView, StreamingView
 from triforce.llm import LLM
 from triforce.speculation.counters import Counters

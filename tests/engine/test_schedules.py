@@ -15,7 +15,7 @@ from tiny_llm import MODES, llm
 
 from triforce.engine.engine import Request
 from triforce.engine.output_stream import OutputChunk
-from triforce.interface.request import RequestOutput
+from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM
 from triforce.planner import CostModel
 

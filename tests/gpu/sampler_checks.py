@@ -21,7 +21,7 @@ from tests.laws.one_verification import deviation, fused, warped
 from tests.sampler_scenes import CUTS, EQUAL, Scene, agree, laws, same_law, scene
 from tests.samplers import torch_sampling
 from triforce.backends.cuda.sampler import TritonSampling
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, Seeded, SequenceState
 

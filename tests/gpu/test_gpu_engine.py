@@ -10,7 +10,7 @@ import pytest
 from triforce.backends import dispatch, native_loader
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.model import TritonModel
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PagePool
 from triforce.llm import LLM
 

@@ -17,7 +17,8 @@ from triforce.backends.cuda.offload.kv import TritonOffloadedKV
 from triforce.backends.cuda.triton.page_copy import carry
 from triforce.bench import shapes
 from triforce.errors import CacheError, RequestError
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, OffloadConfig
 from triforce.kvcache.offload import sizing_cuda
 from triforce.kvcache.offload.sizing_cuda import CudaKVSizing

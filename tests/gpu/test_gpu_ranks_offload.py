@@ -23,7 +23,7 @@ from triforce.backends.cuda.offload.kv import TritonOffloadedKV
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, OffloadConfig
 from triforce.kvcache.offload import sizing_cuda, store
 from triforce.kvcache.offload.sizing import memory_for

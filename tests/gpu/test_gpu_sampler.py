@@ -29,7 +29,7 @@ from triforce.backends import native_loader
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.token_sampler import TorchSampling, sampling
 from triforce.errors import ModelError, RequestError
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import ints
 from triforce.speculation import BlockRejection, Rejection, Seeded
 

@@ -14,7 +14,7 @@ from triforce.backends.cuda import graphs
 from triforce.backends.decoder import Decoder
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.distributed.torch_group import TorchGroup
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL is between GPUs")

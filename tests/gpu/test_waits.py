@@ -23,7 +23,7 @@ from tests.laws.mutants import Edit
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.distributed.group import TPGroup
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache.selection import Observed
 from triforce.llm import LLM
 

@@ -12,10 +12,11 @@ import pytest
 from schemas import REFUSED, WRITTEN, Schema, keywords, two_hundred
 
 from triforce.checkpoint.known_drafts import SHIPPED
-from triforce.engine.tier_builder import MODES
+from triforce.engine.modes import MODES
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
-from triforce.interface.request import CompletionOutput, SamplingParams
+from triforce.interface.outputs import CompletionOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.structured_output import compiler
 

@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 
 from triforce.cli import main
-from triforce.engine.tier_builder import MODES
+from triforce.engine.modes import MODES
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.structured_output.compiler import Matcher
 

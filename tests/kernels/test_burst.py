@@ -13,7 +13,7 @@ from tests.samplers import needs_native
 from triforce.backends.token_sampler import NativeSampling, TorchSampling, make_noise
 from triforce.engine.fused_draft import burst
 from triforce.errors import ModelError
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import StreamingView
 from triforce.sampling import Warper
 from triforce.speculation import Draft, Rejection, Seeded, SequenceState, Tier, TokenSampler, Verification

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tests.kernels.paged import Paged, by_the_book, native, slots, visible
 from triforce.backends.token_sampler import NativeSampling, make_noise
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import ints
 from triforce.speculation import Draft, Rejection, SequenceState
 

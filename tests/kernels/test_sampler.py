@@ -32,7 +32,7 @@ from tests.samplers import torch_sampling
 from triforce.backends import native_loader
 from triforce.backends.token_sampler import NativeSampling, sampling
 from triforce.errors import ModelError, RequestError
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import ints
 from triforce.speculation import BlockRejection, Draft, Seeded, SequenceState
 

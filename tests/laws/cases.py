@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.laws.palette import Weights, cells_of, logits_of, mixed, shuffled, table
 from tests.laws.toy import PLAIN, Ladder, Law, chain_law, distance, law
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.speculation import verification as couplings
 
 EXACT = 1e-10

@@ -7,7 +7,7 @@ import torch
 from tests.laws.tiny import MODELS, PROMPTS, V, finished, laws, started
 from tests.simple_cache import SimpleCache, score
 from triforce.backends.token_sampler import make_noise
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import columns, ints
 from triforce.speculation.verification import race
 

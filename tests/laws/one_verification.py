@@ -23,7 +23,7 @@ from torch import Tensor
 from tests.laws.toy import Law, distance
 from tests.samplers import Sampler
 from triforce.backends.token_sampler import NativeSampling
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Ints, ints
 from triforce.sampling import Warper
 from triforce.speculation import Draft, SequenceState

@@ -9,7 +9,7 @@ from itertools import pairwise, permutations
 import torch
 from torch import Tensor
 
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 
 Weights = tuple[int, ...]
 JUNK = 0.02

@@ -12,7 +12,7 @@ from tests.laws.tiny import finished, started
 from tests.laws.toy import PLAIN, Ladder
 from tests.samplers import Sampler, each_sampler, torch_sampling
 from triforce.backends.token_sampler import make_noise
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools
 from triforce.speculation import Draft, Rejection, Seeded, SequenceState, TokenSampler
 

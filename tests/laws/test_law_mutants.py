@@ -16,7 +16,7 @@ from tests.laws.test_law_acceptance import LIMIT, watched_ladder
 from tests.laws.test_law_of_one_verification import deviation, laws
 from tests.laws.test_law_of_the_engine import PLAIN, Trial
 from triforce.backends import native_loader
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.speculation import Rejection
 
 torch.set_num_threads(1)

@@ -20,7 +20,7 @@ from tests.laws.test_law_seeded import ASSIGNED, HORIZON, SETTINGS, Assigned
 from tests.laws.toy import Ladder, Law, chain_law, distance, law
 from tests.samplers import Sampler, each_sampler, torch_sampling
 from triforce.backends.token_sampler import RestrictedSampling
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, Ints
 from triforce.speculation import Seeded, TokenSampler, Verification
 

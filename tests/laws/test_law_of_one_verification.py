@@ -21,7 +21,7 @@ from tests.laws.one_verification import (
     warped,
 )
 from tests.samplers import needs_native
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 
 torch.set_num_threads(1)
 WARPERS = {

@@ -13,8 +13,8 @@ from torch import Tensor
 from tests.laws.gtest import ALPHA, detectable, ranks, surprise, window_surprise
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, V, finished, laws, started
 from tests.laws.toy import chain_law
-from triforce.engine.tier_builder import SpeculativeConfig
-from triforce.interface.request import SamplingParams
+from triforce.engine.config import SpeculativeConfig
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 
 torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from tests.laws.cases import CASES, EXACT, Case
 from tests.laws.toy import Ladder
 from tests.samplers import Sampler, each_sampler, needs_native, torch_sampling
 from triforce.backends.token_sampler import NativeSampling
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.sampling import Warper
 from triforce.speculation import Draft, Seeded, SequenceState
 from triforce.speculation import verification as couplings

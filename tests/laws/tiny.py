@@ -10,9 +10,11 @@ from torch import Tensor
 from tests.simple_cache import score
 from triforce.backends.decoder import Decoder
 from triforce.engine.batch import Batch
+from triforce.engine.config import SpeculativeConfig
+from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.tier_builder import MODES, ModelSet, SpeculativeConfig
-from triforce.interface.request import SamplingParams
+from triforce.engine.tier_builder import ModelSet
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope

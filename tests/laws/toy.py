@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tests.samplers import torch_sampling
 from triforce.engine.sequence import TokenSequence
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Ints
 from triforce.speculation import NgramProposer, Proposer, SequenceState, Tier, TokenSampler
 from triforce.speculation import verification as couplings

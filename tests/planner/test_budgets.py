@@ -14,9 +14,9 @@ from tests.laws.tiny import MODELS, PROMPTS, SETTING
 from tests.planner.test_worlds import LONG, MS
 from tests.planner.world import Silence, World, flown, worth
 from triforce.engine.batch import Batch
+from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.tier_builder import MODES
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.planner import CostModel, Plan, PlanController, forecast
 from triforce.planner.forecast import TIMES, Forecast, options

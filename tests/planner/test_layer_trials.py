@@ -14,8 +14,8 @@ import torch
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished
 from triforce import LLM, SamplingParams
 from triforce.engine.batch import Batch
+from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.tier_builder import MODES
 from triforce.errors import RequestError
 from triforce.planner import Findings, SearchedLayers
 from triforce.planner.searched_layers import BLOCK, LEFT, MOST, TRIED, Finding

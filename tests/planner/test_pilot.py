@@ -16,9 +16,10 @@ from tests.laws.gtest import ALPHA, ranks, window_surprise
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
 from tests.planner.world import World, plans
 from triforce.engine.batch import Batch
+from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.tier_builder import MODES, ModelSet
-from triforce.interface.request import SamplingParams
+from triforce.engine.tier_builder import ModelSet
+from triforce.interface.sampling_params import SamplingParams
 from triforce.planner import CostModel, Plan, PlanController, cadence, choose, controller, fallback
 from triforce.planner.forecast import BURST, TIMES
 from triforce.speculation import SequenceState

@@ -11,7 +11,7 @@ from tests.planner.test_pilot import with_whims
 from tests.planner.world import plans
 from triforce import LLM, SamplingParams
 from triforce.backends import native_loader
-from triforce.interface.request import RequestOutput
+from triforce.interface.outputs import RequestOutput
 from triforce.planner import CostModel, Plan, PlanController, cadence, controller
 from triforce.planner.forecast import TIMES
 from triforce.planner.plan import families

@@ -13,7 +13,7 @@ from itertools import product
 
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.distributed.torch_group import TorchGroup
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 LENGTH = 600  # tokens of a prompt, more than twice the budget

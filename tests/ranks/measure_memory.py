@@ -14,7 +14,7 @@ import torch
 
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.distributed.torch_group import TorchGroup
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 

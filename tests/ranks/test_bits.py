@@ -17,8 +17,8 @@ from tests.ranks.in_threads import together
 from tests.tiny_checkpoint import save, tiny_model
 from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
-from triforce.checkpoint.reader import load
 from triforce.distributed.group import ALONE, TPGroup
+from triforce.engine.model_loader import load
 from triforce.errors import RequestError
 from triforce.kvcache import FullView, PagePool
 from triforce.ragged import ints

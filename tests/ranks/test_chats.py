@@ -12,7 +12,8 @@ from triforce.backends import native_loader
 from triforce.cli.chat.answer import answer
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.output_stream import OutputChunk
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.session import Session
 

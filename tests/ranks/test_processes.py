@@ -19,7 +19,7 @@ import pytest
 from tests.tiny_checkpoint import tiny_pair
 from triforce.cli import LOST, main
 from triforce.cli.tp_launcher import verdict
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,8 @@ from triforce.backends.cpu.layerwise import one_layer
 from triforce.backends.dispatch import ForwardBatch
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache.offload.sizing import size_of
 from triforce.llm import LLM
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.tiny_checkpoint import tiny_pair
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 pytest.importorskip("fastapi")

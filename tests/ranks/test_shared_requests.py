@@ -18,7 +18,8 @@ from triforce.engine import engine_core as engine_module
 from triforce.engine.output_stream import OutputChunk
 from triforce.errors import CacheError, RankError, RequestError
 from triforce.interface.grammar import Grammar
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.server import engine_thread as worker
 from triforce.server import tp_mirror as crew

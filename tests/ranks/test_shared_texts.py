@@ -12,7 +12,8 @@ from tests.tiny_checkpoint import tiny_pair
 from triforce.backends import native_loader
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RankError, RequestError
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.planner import CostModel, PlanController
 

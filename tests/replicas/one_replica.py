@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.replicas.tp_workers import accompanied
 from triforce.server.engine_client import GenerationRequest

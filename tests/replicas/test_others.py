@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 pytest.importorskip("fastapi")

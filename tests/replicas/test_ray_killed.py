@@ -12,7 +12,7 @@ import pytest
 from asking import ask, good
 from starlette.types import ASGIApp
 
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.replicas.remote_engine import Replicas
 from triforce.server.limits import Limits

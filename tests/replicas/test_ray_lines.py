@@ -16,7 +16,7 @@ import psutil
 import pytest
 from test_ray_killed import kill
 
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.replicas import ray_data
 from triforce.server.batch_file import Answers

@@ -11,7 +11,8 @@ import pytest
 from asking import SAMPLED, ask, events, good, hang_up, refused
 from starlette.types import ASGIApp
 
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.replicas import router
 from triforce.server.engine_client import GenerationRequest

@@ -12,7 +12,8 @@ from ray.exceptions import ActorDiedError
 
 from triforce.engine.output_stream import OutputChunk
 from triforce.errors import RequestError
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.replicas import remote_engine, router
 from triforce.replicas.cluster import ClusterPlan, planned
 from triforce.replicas.messages import ReplicaMessage

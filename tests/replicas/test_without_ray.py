@@ -12,7 +12,7 @@ import pytest
 from triforce.cli import main
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.replicas.frontend import ReplicaFrontend
 

@@ -11,7 +11,8 @@ from asking import SAMPLED, ask, events, good, refused
 from starlette.types import ASGIApp
 
 from triforce.checkpoint.known_drafts import SHIPPED
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker

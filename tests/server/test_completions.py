@@ -8,7 +8,7 @@ import pytest
 from asking import SAMPLED, ask, events, good, refused
 from starlette.types import ASGIApp
 
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 PATH = "/v1/completions"

@@ -12,7 +12,7 @@ from asking import ask, events, good, refused
 from starlette.types import ASGIApp
 
 from triforce.interface.grammar import Grammar
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.server.request_base import UNSUPPORTED
 

@@ -23,7 +23,7 @@ from process import KEY, ROOT, served, wait_until_idle
 
 from benchmarks import documents
 from triforce.engine.output_stream import OutputChunk
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 EXAMPLES = ROOT / "examples"

@@ -18,7 +18,8 @@ from starlette.types import ASGIApp
 from triforce.distributed.group import ALONE
 from triforce.engine.output_stream import OutputChunk
 from triforce.errors import RequestError
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.server.app import create_app
 from triforce.server.engine_client import GenerationRequest, QueueFull, ShuttingDown

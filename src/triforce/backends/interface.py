@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from triforce.interface.request import KVMemoryUsage
+from triforce.interface.outputs import KVMemoryUsage
 
 Rotation = tuple[Tensor, Tensor]
 """cos and sin of each token's position, (N, F) each, with yarn's factor on them."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends import native_loader
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, Ints, columns, there
 from triforce.sampling import Constraint, Noise, Warper
 from triforce.sampling.logits import check, check_bias, no_law

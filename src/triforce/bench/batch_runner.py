@@ -13,7 +13,8 @@ from zlib import crc32
 from triforce.backends import dispatch
 from triforce.engine.engine import Request
 from triforce.engine.sequence_group import OnPrefill
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache.prompt_file import CacheFingerprint, SavedCache
 from triforce.llm import LLM
 

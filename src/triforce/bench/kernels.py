@@ -20,7 +20,7 @@ from triforce.backends.dispatch import ForwardBatch, PageTable
 from triforce.backends.token_sampler import make_noise, sampling
 from triforce.backends.torch.attention import attend_causal
 from triforce.bench import shapes
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, FullView, PagePool
 from triforce.kvcache.pool import pages_for
 from triforce.ragged import Ints, ints

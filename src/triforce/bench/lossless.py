@@ -17,7 +17,7 @@ from triforce.bench.batch_runner import Prompts, together, varied
 from triforce.bench.prompts import Sources, prompts
 from triforce.engine.sequence_group import OnPrefill
 from triforce.eval import Table
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache.prompt_file import SavedCache
 from triforce.llm import LLM
 

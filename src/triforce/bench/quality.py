@@ -17,7 +17,7 @@ from triforce.engine.sequence_group import OnPrefill
 from triforce.errors import RequestError
 from triforce.eval import Table
 from triforce.eval.tables import percent, tokens
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget
 from triforce.llm import LLM
 

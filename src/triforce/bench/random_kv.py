@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 
 from triforce.engine.batch import Batch
+from triforce.engine.config import SpeculativeConfig
+from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
-from triforce.engine.tier_builder import MODES, ModelSet, SpeculativeConfig
-from triforce.interface.request import SamplingParams
+from triforce.engine.tier_builder import ModelSet
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, FullView, PagePool
 from triforce.ragged import ints
 

@@ -18,7 +18,8 @@ from triforce.bench.cells import BATCHES, Cell
 from triforce.bench.prompts import Sources, prompts
 from triforce.eval.repetition import repeated
 from triforce.eval.statistics import ONE_SIDED, student
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache.prompt_file import SavedCache
 from triforce.llm import LLM
 

@@ -18,7 +18,7 @@ from triforce.imports import import_torch
 def first_token(asked: dict[str, Any]) -> dict[str, float]:
     """Seconds by step, of a process that was asked for at `asked["began"]`."""
     import_torch()
-    from triforce.interface.request import SamplingParams
+    from triforce.interface.sampling_params import SamplingParams
     from triforce.llm import LLM
 
     imported = time()

@@ -7,7 +7,7 @@ from typing import Any
 
 from triforce.checkpoint.hub import read_json
 from triforce.errors import ModelError, RequestError
-from triforce.interface.request import BY_THE_MODEL, SamplingParams
+from triforce.interface.sampling_params import BY_THE_MODEL, SamplingParams
 
 FILE = "generation_config.json"
 

@@ -15,7 +15,8 @@ from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 from triforce.imports import import_torch
 from triforce.interface.grammar import Grammar
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.interface.stats import TierStats
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from triforce.cli.common import Painter, legend, passes_per_token, show
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from triforce.llm import LLM

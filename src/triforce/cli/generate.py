@@ -14,7 +14,8 @@ from triforce.cli import tensor_parallel
 from triforce.cli.common import Painter, legend, load, read_text, report, sampling, show
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
-from triforce.interface.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, TokenLogprobs
+from triforce.interface.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
+from triforce.interface.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from triforce.distributed.group import TPGroup

@@ -21,7 +21,7 @@ def run(options: Namespace) -> int:
     import torch
 
     from triforce.checkpoint.families import model_config, read_config
-    from triforce.checkpoint.reader import resolve_device, resolve_dtype
+    from triforce.engine.model_loader import resolve_device, resolve_dtype
 
     folder = _config_folder(options.model)
     hf = read_config(folder)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from triforce.interface.request import BY_THE_MODEL, SamplingParams
+from triforce.interface.sampling_params import BY_THE_MODEL, SamplingParams
 
 MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "lookup", "hybrid", "auto")
 SELECTIONS = ("observed", "mean_key", "quest")

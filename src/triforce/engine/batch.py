@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from triforce.backends.token_sampler import make_noise, sampling
+from triforce.engine.config import SpeculativeConfig
+from triforce.engine.modes import ModeBuilder, tiers
 from triforce.engine.sequence import TokenSequence, logprobs_of
-from triforce.engine.tier_builder import ModeBuilder, ModelSet, SharedKV, SpeculativeConfig, TierBuilder, tiers
-from triforce.interface.request import DecodingSnapshot
+from triforce.engine.tier_builder import ModelSet, SharedKV, TierBuilder
+from triforce.interface.outputs import DecodingSnapshot
 from triforce.interface.stats import TierStats
 from triforce.kvcache import FullView, RetrievalView
 from triforce.kvcache.prompt_file import SavedCache

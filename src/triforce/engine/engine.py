@@ -10,7 +10,7 @@ from triforce.engine.output_stream import OutputChunk, OutputStream
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill, SequenceGroup
 from triforce.errors import RequestError
-from triforce.interface.request import KVMemoryUsage, RequestOutput
+from triforce.interface.outputs import KVMemoryUsage, RequestOutput
 from triforce.kvcache import FullView
 from triforce.kvcache.prompt_file import SavedCache
 

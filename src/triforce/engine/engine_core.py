@@ -13,10 +13,12 @@ from time import perf_counter
 from typing import NamedTuple
 
 from triforce.engine.batch import Batch
+from triforce.engine.config import SpeculativeConfig
+from triforce.engine.modes import MODES
 from triforce.engine.prefill_pacer import LEAST, LEAST_ON_GPU, MAX_ITL, PrefillPacer
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import SequenceGroup, Status
-from triforce.engine.tier_builder import MODES, ModelSet, SharedKV, SpeculativeConfig
+from triforce.engine.tier_builder import ModelSet, SharedKV
 from triforce.errors import CacheError, RankError
 from triforce.kvcache.pool import pages_for
 from triforce.kvcache.prefix_cache import PrefixCache

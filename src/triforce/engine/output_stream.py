@@ -10,7 +10,7 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.stop_strings import StopStringBuffer
 from triforce.errors import RequestError
-from triforce.interface.request import CompletionOutput, DecodingSnapshot, TokenLogprobs
+from triforce.interface.outputs import CompletionOutput, DecodingSnapshot, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,15 @@ from zlib import crc32
 
 from triforce.backends import dispatch
 from triforce.distributed.group import TPGroup
+from triforce.engine.config import SpeculativeConfig
 from triforce.engine.engine import Engine, Request
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.output_stream import OutputChunk
 from triforce.engine.prefill_pacer import MAX_ITL
 from triforce.engine.sequence_group import OnPrefill
-from triforce.engine.tier_builder import ModelSet, SharedKV, SpeculativeConfig
+from triforce.engine.tier_builder import ModelSet, SharedKV
 from triforce.errors import CacheError, RequestError
-from triforce.interface.request import RequestOutput
+from triforce.interface.outputs import RequestOutput
 from triforce.kvcache import FullView, PagePool, prompt_file
 from triforce.kvcache.pool import pages_for
 from triforce.planner import CostModel

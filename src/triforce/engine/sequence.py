@@ -10,7 +10,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from triforce.interface.request import DecodingSnapshot, Logprob, SamplingParams, TokenLogprobs
+from triforce.interface.outputs import DecodingSnapshot, Logprob, TokenLogprobs
+from triforce.interface.sampling_params import SamplingParams
 from triforce.interface.stats import PlanSegment, TierStats, since
 from triforce.sampling import Constraint
 from triforce.speculation import PromptLogitsHook

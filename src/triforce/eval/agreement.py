@@ -15,7 +15,7 @@ from triforce.eval.context import KINDS, EvalContext, Text
 from triforce.eval.forecast import ReadingForecast
 from triforce.eval.scoring import draft_view, full_view, parts, read, skim
 from triforce.eval.tables import Table, tokens
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.sampling import Warper
 
 TEMPERATURES = (0.0, 0.6, 1.0)

@@ -11,7 +11,7 @@ from triforce.engine.runs import MOST_ROWS
 from triforce.eval.context import EvalContext, Text
 from triforce.eval.forecast import ReadingForecast
 from triforce.eval.tables import Table, percent
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 
 GRAM = 8
 

@@ -16,7 +16,7 @@ from triforce.backends import dispatch
 from triforce.backends.dispatch import PAGE
 from triforce.backends.dispatch import pages_for as pages_for
 from triforce.errors import CacheError
-from triforce.interface.request import KVMemoryUsage
+from triforce.interface.outputs import KVMemoryUsage
 from triforce.model.config import ModelConfig
 
 

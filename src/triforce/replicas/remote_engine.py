@@ -13,7 +13,7 @@ from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 
 from triforce.engine.output_stream import OutputChunk
-from triforce.interface.request import RequestOutput
+from triforce.interface.outputs import RequestOutput
 from triforce.replicas.messages import ReplicaMessage
 from triforce.server.engine_client import EngineLoad, Event, GenerationRequest, QueueFull, ReplicaLost, ShuttingDown
 

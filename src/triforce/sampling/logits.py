@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from triforce.errors import ModelError, RequestError
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 
 _HEAD = 1024  # a nucleus of at most so many tokens is found without sorting the vocabulary
 _LOWEST = -math.inf

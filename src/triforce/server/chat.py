@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from triforce.engine.output_stream import OutputChunk
-from triforce.interface.request import CompletionOutput, RequestOutput, TokenLogprobs
+from triforce.interface.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from triforce.server.request_parser import served
 from triforce.server.schemas import ChatBody
 from triforce.server.service import Service

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 
 from triforce.engine.inputs import one_or_many
 from triforce.engine.output_stream import OutputChunk
-from triforce.interface.request import RequestOutput, TokenLogprobs
+from triforce.interface.outputs import RequestOutput, TokenLogprobs
 from triforce.server.engine_client import GenerationRequest
 from triforce.server.request_parser import served
 from triforce.server.schemas import CompletionBody

@@ -13,7 +13,8 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.inputs import Prompt, PromptSource
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.grammar import Grammar
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 from triforce.sampling import Constraint
 
 

@@ -10,7 +10,7 @@ from time import perf_counter
 
 from triforce.engine.engine import Request
 from triforce.engine.output_stream import OutputChunk
-from triforce.interface.request import RequestOutput
+from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM
 from triforce.server.engine_client import (
     EngineLoad,

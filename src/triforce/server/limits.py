@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from triforce.engine.prefill_pacer import MAX_ITL
 from triforce.engine.runs import MOST_ROWS
 from triforce.errors import RequestError
-from triforce.interface.request import MOST_LOGPROBS
+from triforce.interface.sampling_params import MOST_LOGPROBS
 
 COMPLETION_TOKENS = 16
 """New tokens of a completion if the request does not say: OpenAI's default."""

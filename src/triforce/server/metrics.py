@@ -8,7 +8,7 @@ from time import perf_counter
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from triforce.engine.output_stream import OutputChunk
-from triforce.interface.request import RequestOutput
+from triforce.interface.outputs import RequestOutput
 from triforce.interface.stats import TierStats
 from triforce.server.engine_client import EngineClient, Event, GenerationStream
 

@@ -10,7 +10,7 @@ from typing import Any
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.inputs import Prompt, known, one_or_many
 from triforce.interface.grammar import Grammar
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.sampling.logits import check_bias
 from triforce.server.chat_schemas import Message
 from triforce.server.chat_turns import plain, turns

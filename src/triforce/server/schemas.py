@@ -1,6 +1,6 @@
 """What may be sent. Null is the default of every field.
 
-Numbers are only typed here: `triforce.interface.request.SamplingParams` says which of them can be served.
+Numbers are only typed here: `triforce.interface.sampling_params.SamplingParams` says which of them can be served.
 """
 
 from __future__ import annotations

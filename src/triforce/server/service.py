@@ -13,7 +13,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from triforce.engine.output_stream import OutputChunk
-from triforce.interface.request import RequestOutput
+from triforce.interface.outputs import RequestOutput
 from triforce.server import logs
 from triforce.server.engine_client import EngineClient, Event, GenerationRequest, GenerationStream, Reading
 from triforce.server.errors import broken, refusal_for, took_too_long

@@ -11,7 +11,7 @@ from functools import partial
 
 from triforce.engine.engine import Event, Request
 from triforce.errors import RequestError
-from triforce.interface.request import RequestOutput
+from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM
 from triforce.server.engine_client import GenerationRequest, Reading
 from triforce.server.limits import Limits

@@ -7,7 +7,7 @@ from typing import Any
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.output_stream import OutputChunk
-from triforce.interface.request import Logprob, RequestOutput, TokenLogprobs
+from triforce.interface.outputs import Logprob, RequestOutput, TokenLogprobs
 from triforce.interface.stats import TierStats, total
 from triforce.server.engine_client import Reading
 

@@ -20,7 +20,7 @@ from triforce.backends.interface import PAGE, ForwardBatch, ForwardOutput, Model
 from triforce.backends.offload_layout import SECTOR, OffloadLayout
 from triforce.backends.torch.kv import allocate
 from triforce.errors import CacheError
-from triforce.interface.request import KVMemoryUsage
+from triforce.interface.outputs import KVMemoryUsage
 from triforce.model.config import ModelConfig
 
 AT_ONCE = 512

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.cuda.triton.sampler import KEPT, SamplerInputs, by_race, by_rejection
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, Ints, there
 from triforce.sampling import Noise, Warper
 from triforce.sampling.logits import check

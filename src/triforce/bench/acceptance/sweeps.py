@@ -16,7 +16,7 @@ from triforce.bench.acceptance.report import Report
 from triforce.bench.acceptance.walk import Walk
 from triforce.bench.acceptance.workloads import Size, Workload, copy, needle, plain
 from triforce.bench.prompts import Sources
-from triforce.interface.request import SamplingParams
+from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE
 from triforce.llm import LLM
 

@@ -9,7 +9,7 @@ from triforce.bench.compare.worker import Clock, Task, work
 
 def run(task: Task) -> dict[str, Any]:
     from triforce import LLM, SamplingParams, __version__
-    from triforce.interface.request import RequestOutput
+    from triforce.interface.outputs import RequestOutput
 
     llm = LLM(task["model"], task["draft"], mode=task["variant"])
     for tokens in (8, task["tokens"]):  # the first time a look is taken at what passes cost

@@ -39,7 +39,7 @@ def load(options: Namespace) -> LLM:
 def modes(llm: LLM, asked: Sequence[str] | None, usual: Iterable[str]) -> list[str]:
     """Those asked for, or the usual ones as far as these models can run them. Raises RequestError."""
     from triforce.engine.inputs import known
-    from triforce.engine.tier_builder import MODES, runnable
+    from triforce.engine.modes import MODES, runnable
 
     if asked:
         return [known("mode", mode, MODES) for mode in asked]

@@ -43,7 +43,7 @@ def run(options: Namespace) -> int:
 
 def _plan(llm: LLM, options: Namespace) -> LosslessConfig:
     from triforce.bench.lossless import PLAIN, LosslessConfig
-    from triforce.engine.tier_builder import MODES
+    from triforce.engine.modes import MODES
 
     context = llm.target.config.context
     if max(options.contexts) > context:
@@ -57,8 +57,8 @@ def _require_sense(options: Namespace) -> None:
     """Raises RequestError for what cannot be compared, before a model is loaded."""
     from triforce.bench.cells import WORKLOADS
     from triforce.engine.batch import COUPLINGS
+    from triforce.engine.config import LOWER_TIERS
     from triforce.engine.inputs import known
-    from triforce.engine.tier_builder import LOWER_TIERS
 
     lists = {"couplings": ("coupling", COUPLINGS), "workloads": ("workload", WORKLOADS)}
     for name, (kind, allowed) in (lists | {"lower_tiers": ("lower_tiers", LOWER_TIERS)}).items():

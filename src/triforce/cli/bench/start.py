@@ -28,7 +28,7 @@ def run(options: Namespace) -> int:
     """Prints a table at the end, and last of all a line of JSON."""
     from triforce.bench.start import rows
     from triforce.engine.inputs import known
-    from triforce.engine.tier_builder import MODES
+    from triforce.engine.modes import MODES
 
     for mode in options.modes:
         known("mode", mode, MODES)

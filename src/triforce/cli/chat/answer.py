@@ -12,7 +12,8 @@ from triforce.errors import RankError, TriforceError
 if TYPE_CHECKING:
     from triforce.engine.output_stream import OutputChunk
     from triforce.engine.sequence_group import OnPrefill
-    from triforce.interface.request import RequestOutput, SamplingParams
+    from triforce.interface.outputs import RequestOutput
+    from triforce.interface.sampling_params import SamplingParams
     from triforce.session import Session
 
 

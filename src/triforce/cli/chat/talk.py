@@ -13,7 +13,8 @@ from triforce.cli.common import Painter, legend, passes_per_token, write
 from triforce.cli.progress import Prefill
 from triforce.cli.serve_common import model_name
 from triforce.errors import RequestError
-from triforce.interface.request import RequestOutput, SamplingParams
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from triforce.checkpoint.tokenizer import Tokenizer

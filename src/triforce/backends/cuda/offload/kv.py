@@ -24,7 +24,7 @@ from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.cuda.triton.page_copy import KeysValues
 from triforce.backends.interface import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable, pages_for
 from triforce.backends.offload_layout import OffloadLayout
-from triforce.interface.request import KVMemoryUsage
+from triforce.interface.outputs import KVMemoryUsage
 from triforce.model.config import ModelConfig
 
 Places = tuple[Tensor, Tensor]

@@ -1,19 +1,21 @@
-"""What is asked of the engine and what it answers: plain nouns, without torch."""
+"""How a request is sampled: checked when it is made."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Literal, NamedTuple
 
 from triforce.errors import RequestError
-from triforce.interface.explain import Explanation, explain
 from triforce.interface.grammar import Grammar
-from triforce.interface.stats import PlanSegment, TierStats, plans, total
 
 LARGEST = 1e9  # of a bias or penalty: bounded, so that float64 scores stay finite whatever is added up
+
 MOST_LOGPROBS = 20
+
 MOST_CHOICES = 128
+
 BY_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What the makers of a model may set in its generation_config.json."""
 
@@ -66,125 +68,6 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
 
 
-class Logprob(NamedTuple):
-    """A token and the natural logarithm of its probability."""
-
-    token_id: int
-    logprob: float
-
-
-class TokenLogprobs(NamedTuple):
-    """At one position: the token that stands there, and the most probable ones, best first."""
-
-    chosen: Logprob
-    top: tuple[Logprob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DecodingSnapshot:
-    """Where the decoding of one text stands."""
-
-    tokens: int  # committed, prompt and all
-    seconds: float  # of decoding
-    seen: list[int]  # as `cache.look.in_sight` has it; empty where no tier that selects was asked
-    tiers: list[TierStats]  # so far, from the lowest to the full one
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
-    """One of the `n` continuations."""
-
-    index: int  # which of the n
-    text: str
-    token_ids: list[int]  # new tokens only
-    finish_reason: Literal["stop", "length"]
-    logprobs: list[TokenLogprobs] | None  # one per new token
-    origins: list[str]  # name of the tier that proposed each new token
-    seed: int
-    tiers: list[TierStats]  # from the lowest to the full one
-    timeline: list[PlanSegment] = field(default_factory=list)  # what mode auto chose, one after the other
-
-    @property
-    def plans(self) -> dict[str, int]:
-        """What mode auto chose, and for how many proposals of the full tier."""
-        return plans(self.timeline)
-
-
-@dataclass(frozen=True, slots=True)
-class KVMemoryUsage:
-    """Where KV lies: on the device that computes, in other memory, and in a file."""
-
-    device_bytes: int = 0
-    host_bytes: int = 0
-    file_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """The answer to one prompt; times in seconds."""
-
-    prompt_token_ids: list[int]
-    prompt_logprobs: list[TokenLogprobs | None] | None  # one per prompt token; the first is None
-    outputs: list[CompletionOutput]
-    mode: str
-    coupling: str
-    exactness: Literal["bitwise", "distribution"]
-    prefill_seconds: float
-    decode_seconds: float
-    kv: KVMemoryUsage = KVMemoryUsage()
-    cached_tokens: int = 0
-    """Of the prompt, that had been read before."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.prompt_token_ids)
-
-    @property
-    def completion_tokens(self) -> int:
-        """New tokens, of all outputs together."""
-        return sum(len(output.token_ids) for output in self.outputs)
-
-    @property
-    def tiers(self) -> list[TierStats]:
-        """What each tier did for all outputs together, from the lowest to the full one."""
-        return total(output.tiers for output in self.outputs)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """New tokens, of all outputs together, per second of decoding; 0 if no time was measured."""
-        return self.completion_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
-
-    def explain(self) -> Explanation:
-        """What each tier cost and gave, what was chosen when, and what might be better."""
-        return explain(
-            self.mode,
-            self.prompt_tokens,
-            [output.timeline for output in self.outputs],
-            self.tiers,
-            [len(output.token_ids) for output in self.outputs],
-            (self.prefill_seconds, self.decode_seconds),
-        )
-
-
-_REALS: dict[str, tuple[str, Callable[[float], bool]]] = {
-    "temperature": ("a finite number, at least 0 (0 is greedy)", lambda x: 0 <= x < math.inf),
-    "top_p": ("above 0 and at most 1 (1 is off)", lambda x: 0 < x <= 1),
-    "min_p": ("from 0 (off) to 1", lambda x: 0 <= x <= 1),
-    "repetition_penalty": ("above 0, from 1e-9 to 1e9 (1 is off)", lambda x: 1 / LARGEST <= x <= LARGEST),
-    "presence_penalty": ("from -1e9 to 1e9 (0 is off)", lambda x: abs(x) <= LARGEST),
-    "frequency_penalty": ("from -1e9 to 1e9 (0 is off)", lambda x: abs(x) <= LARGEST),
-}
-_INTEGERS: dict[str, tuple[str, Callable[[int], bool], bool]] = {  # the last: None is allowed too
-    "top_k": ("an integer, at least 1, or 0 or -1 (off)", lambda i: i >= -1, False),
-    "n": (f"an integer from 1 to {MOST_CHOICES}", lambda i: 1 <= i <= MOST_CHOICES, False),
-    "max_tokens": ("an integer, at least 1", lambda i: i >= 1, False),
-    "seed": ("an integer from 0 to 2**64 - 1, or None", lambda i: 0 <= i < 2**64, True),
-    "logprobs": (f"an integer from 0 to {MOST_LOGPROBS}, or None", lambda i: 0 <= i <= MOST_LOGPROBS, True),
-    "prompt_logprobs": (f"an integer from 0 to {MOST_LOGPROBS}, or None", lambda i: 0 <= i <= MOST_LOGPROBS, True),
-}
-
-
 def _refusal(name: str, allowed: str, value: object) -> RequestError:
     return RequestError(f"{name} must be {allowed}, not {value!r}")
 
@@ -232,3 +115,22 @@ def _bias(bias: object) -> dict[int, float] | None:
         i: _real(f"logit_bias[{i}]", x, "from -1e9 to 1e9", lambda x: abs(x) <= LARGEST)
         for i, x in zip(ids, bias.values(), strict=True)
     }
+
+
+_REALS: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "temperature": ("a finite number, at least 0 (0 is greedy)", lambda x: 0 <= x < math.inf),
+    "top_p": ("above 0 and at most 1 (1 is off)", lambda x: 0 < x <= 1),
+    "min_p": ("from 0 (off) to 1", lambda x: 0 <= x <= 1),
+    "repetition_penalty": ("above 0, from 1e-9 to 1e9 (1 is off)", lambda x: 1 / LARGEST <= x <= LARGEST),
+    "presence_penalty": ("from -1e9 to 1e9 (0 is off)", lambda x: abs(x) <= LARGEST),
+    "frequency_penalty": ("from -1e9 to 1e9 (0 is off)", lambda x: abs(x) <= LARGEST),
+}
+
+_INTEGERS: dict[str, tuple[str, Callable[[int], bool], bool]] = {  # the last: None is allowed too
+    "top_k": ("an integer, at least 1, or 0 or -1 (off)", lambda i: i >= -1, False),
+    "n": (f"an integer from 1 to {MOST_CHOICES}", lambda i: 1 <= i <= MOST_CHOICES, False),
+    "max_tokens": ("an integer, at least 1", lambda i: i >= 1, False),
+    "seed": ("an integer from 0 to 2**64 - 1, or None", lambda i: 0 <= i < 2**64, True),
+    "logprobs": (f"an integer from 0 to {MOST_LOGPROBS}, or None", lambda i: 0 <= i <= MOST_LOGPROBS, True),
+    "prompt_logprobs": (f"an integer from 0 to {MOST_LOGPROBS}, or None", lambda i: 0 <= i <= MOST_LOGPROBS, True),
+}

@@ -1,17 +1,16 @@
-"""A model from files: decoder, tokenizer, and the fingerprint that ties saved KV caches to it."""
+"""A model from files, onto a backend: decoder, tokenizer, and the fingerprint that ties saved KV caches to it."""
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.checkpoint.families import model_config, read_config
+from triforce.checkpoint.fingerprint import fingerprint
 from triforce.checkpoint.hub import model_folder
 from triforce.checkpoint.tokenizer import Tokenizer, same_tokenizer
 from triforce.checkpoint.tokenizer_files import has_tokenizer
@@ -19,12 +18,8 @@ from triforce.checkpoint.weights import read_weights
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
-from triforce.model.weights import Weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_BITS = {2: torch.int16, 4: torch.int32}  # sums of integers do not depend on their order
-SAMPLE = 1024  # elements of each tensor that enter the fingerprint
-PART = 1 << 18  # elements whose bits are added up at a time
 
 
 @dataclass(frozen=True)
@@ -77,33 +72,6 @@ def _tokenizer(folder: Path, rows: int, beside: Checkpoint | None) -> Tokenizer 
     if beside and beside.tokenizer and beside.tokenizer.vocab_size <= rows and same_tokenizer(folder, beside.path):
         return beside.tokenizer
     return Tokenizer.load(folder, rows) if has_tokenizer(folder) else None
-
-
-def fingerprint(config: ModelConfig, weights: Weights) -> str:
-    """Digest of shapes, rotation, dtype, and of each weight a sample and the sum of its bits."""
-    digest = hashlib.sha256()
-    # The context bounds what a model may see, and changes what it computes only through the rotation.
-    names = [f.name for f in fields(ModelConfig) if f.name not in ("rope", "context", "ranks")]
-    rope, dtype = config.rope, weights.embedding_VC.dtype
-    digest.update(repr(([getattr(config, name) for name in names], rope.scale, str(dtype))).encode())
-    for tensor in (rope.inv_freq_F, *weights.tensors()):
-        digest.update(repr(tuple(tensor.shape)).encode())
-        digest.update(_sample(tensor).float().cpu().numpy().tobytes())
-        digest.update(str(_sum_of_bits(tensor)).encode())
-    return digest.hexdigest()
-
-
-def _sum_of_bits(tensor: Tensor) -> int:
-    """By parts, as the sum of a whole would first take four times the tensor's memory."""
-    bits = tensor.view(_BITS[tensor.itemsize]).flatten()
-    parts = torch.split(bits, PART)
-    return sum([int(part.sum(dtype=torch.int64)) for part in parts])
-
-
-def _sample(tensor: Tensor) -> Tensor:
-    n = tensor.numel()
-    k = min(n, SAMPLE)
-    return tensor.flatten()[torch.arange(k, device=tensor.device) * (n - 1) // max(k - 1, 1)]
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

@@ -1,0 +1,108 @@
+"""What the engine answers: plain nouns, without torch."""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from triforce.interface.explain import Explanation, explain
+from triforce.interface.stats import PlanSegment, TierStats, plans, total
+
+
+class Logprob(NamedTuple):
+    """A token and the natural logarithm of its probability."""
+
+    token_id: int
+    logprob: float
+
+
+class TokenLogprobs(NamedTuple):
+    """At one position: the token that stands there, and the most probable ones, best first."""
+
+    chosen: Logprob
+    top: tuple[Logprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingSnapshot:
+    """Where the decoding of one text stands."""
+
+    tokens: int  # committed, prompt and all
+    seconds: float  # of decoding
+    seen: list[int]  # as `cache.look.in_sight` has it; empty where no tier that selects was asked
+    tiers: list[TierStats]  # so far, from the lowest to the full one
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One of the `n` continuations."""
+
+    index: int  # which of the n
+    text: str
+    token_ids: list[int]  # new tokens only
+    finish_reason: Literal["stop", "length"]
+    logprobs: list[TokenLogprobs] | None  # one per new token
+    origins: list[str]  # name of the tier that proposed each new token
+    seed: int
+    tiers: list[TierStats]  # from the lowest to the full one
+    timeline: list[PlanSegment] = field(default_factory=list)  # what mode auto chose, one after the other
+
+    @property
+    def plans(self) -> dict[str, int]:
+        """What mode auto chose, and for how many proposals of the full tier."""
+        return plans(self.timeline)
+
+
+@dataclass(frozen=True, slots=True)
+class KVMemoryUsage:
+    """Where KV lies: on the device that computes, in other memory, and in a file."""
+
+    device_bytes: int = 0
+    host_bytes: int = 0
+    file_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The answer to one prompt; times in seconds."""
+
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[TokenLogprobs | None] | None  # one per prompt token; the first is None
+    outputs: list[CompletionOutput]
+    mode: str
+    coupling: str
+    exactness: Literal["bitwise", "distribution"]
+    prefill_seconds: float
+    decode_seconds: float
+    kv: KVMemoryUsage = KVMemoryUsage()
+    cached_tokens: int = 0
+    """Of the prompt, that had been read before."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def completion_tokens(self) -> int:
+        """New tokens, of all outputs together."""
+        return sum(len(output.token_ids) for output in self.outputs)
+
+    @property
+    def tiers(self) -> list[TierStats]:
+        """What each tier did for all outputs together, from the lowest to the full one."""
+        return total(output.tiers for output in self.outputs)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens, of all outputs together, per second of decoding; 0 if no time was measured."""
+        return self.completion_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+    def explain(self) -> Explanation:
+        """What each tier cost and gave, what was chosen when, and what might be better."""
+        return explain(
+            self.mode,
+            self.prompt_tokens,
+            [output.timeline for output in self.outputs],
+            self.tiers,
+            [len(output.token_ids) for output in self.outputs],
+            (self.prefill_seconds, self.decode_seconds),
+        )
