@@ -69,7 +69,7 @@ build() {
     # An editable install comes before PYTHONPATH: without this its kernels would be tested, which watch nothing.
     echo 'import sys; sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in type(f).__module__]' \
         >"$folder/package/sitecustomize.py"
-    under python -c "from triforce.backends.dispatch import _native; print(_native.__file__)" | grep -q "^$PWD/$folder/" ||
+    under python -c "from triforce.backends.cpu import _native; print(_native.__file__)" | grep -q "^$PWD/$folder/" ||
         die "the tests would not load the kernels in $folder"
 }
 

@@ -14,7 +14,7 @@ import pytest
 from triforce.cli import main, options
 from triforce.cli.common import sampling
 from triforce.cli.parser import parse
-from triforce.engine import tier_builder
+from triforce.engine import config, modes
 from triforce.engine.batch import COUPLINGS
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache.selection import POLICIES
@@ -26,7 +26,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
 
 def test_the_choices_are_those_of_the_engine() -> None:
     """The parser names them itself, so that --help does not wait for torch."""
-    assert tuple(tier_builder.MODES) == options.MODES and tuple(tier_builder.LOWER_TIERS) == options.LOWER_TIERS
+    assert tuple(modes.MODES) == options.MODES and tuple(config.LOWER_TIERS) == options.LOWER_TIERS
     assert tuple(POLICIES) == options.SELECTIONS and tuple(COUPLINGS) == options.COUPLINGS
 
 
@@ -69,7 +69,7 @@ GENERATE = (
 SERVE = """
 import asyncio
 from triforce.llm import LLM
-from triforce.server import listener
+from triforce.server import http_server
 from triforce.server.app import create_app
 from triforce.server.limits import Limits
 from triforce.server.engine_thread import Worker
@@ -118,7 +118,7 @@ def test_public_names_are_loaded_when_used() -> None:
         "import sys, triforce; assert 'torch' not in sys.modules\n"
         "print(triforce.SamplingParams.__module__, dir(triforce))"
     )
-    assert "triforce.interface.outputs" in done.stdout, done.stderr
+    assert "triforce.interface.sampling_params" in done.stdout, done.stderr
     assert "'LLM'" in done.stdout
 
 
@@ -138,12 +138,12 @@ def test_a_wheel_without_a_compiler_holds_all_but_the_kernels(tmp_path: Path) ->
     inside = set(zipfile.ZipFile(wheel).namelist())
     package = ROOT / "src" / "triforce"
     kept = {str(file.relative_to(package.parent)) for file in package.rglob("*") if file.is_file()}
-    built = ("__pycache__", "/cpp/", ".so")
+    built = ("__pycache__", ".so")
     assert {name for name in kept if not any(part in name for part in built)} <= inside
     assert not any(name.endswith((".so", ".cpp", ".hpp")) for name in inside)
     assert "triforce/assets/dracula.txt" in inside
     models = {
-        f"triforce/pair/{model}/{file}"
+        f"triforce/assets/pair/{model}/{file}"
         for model in ("target", "draft")
         for file in ("config.json", "model.safetensors")
     }

@@ -231,7 +231,7 @@ def test_a_changed_file_changes_the_text(folder: Path) -> None:
 def test_without_keeping_pages_cross_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the test that nothing does."""
     monkeypatch.setattr(
-        "triforce.kvcache.views.full.Full.budget", property(lambda _: None, lambda *_: None), raising=False
+        "triforce.kvcache.views.full.FullView.budget", property(lambda _: None, lambda *_: None), raising=False
     )
     streamed, fetched, kept = crossed(folder)
     assert kept == 0 and fetched > streamed / 100

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.eval import EvalConfig, EvalContext, Text, config
+from triforce.eval import EvalConfig, EvalContext, Text, plan
 from triforce.kvcache import StreamingView
 from triforce.llm import LLM
 
@@ -58,7 +58,7 @@ def subject(
     stand_in: Any = SimpleNamespace(
         target=SimpleNamespace(decoder=model, config=model.config), draft=None, tokenizer=llm.tokenizer
     )
-    return EvalContext(stand_in, [Text("text", kind, torch.tensor(ids))], numbers or config(512, 512))
+    return EvalContext(stand_in, [Text("text", kind, torch.tensor(ids))], numbers or plan(512, 512))
 
 
 def noise(length: int, seed: int = 0) -> list[int]:

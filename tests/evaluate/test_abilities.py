@@ -8,7 +8,7 @@ import pytest
 import torch
 from recaller import Recaller, noise, subject
 
-from triforce.eval import EvalConfig, Text, bits_per_byte, config, context_gain, copying, needles, positions, repetition
+from triforce.eval import EvalConfig, Text, bits_per_byte, context_gain, copying, needles, plan, positions, repetition
 from triforce.eval import long_positions as far
 from triforce.eval.positions import buckets
 from triforce.eval.repetition import repeated
@@ -34,7 +34,7 @@ def test_a_distance_is_exact(llm: LLM) -> None:
 
 
 def cells(llm: LLM, reach: int) -> list[dict[str, float]]:
-    numbers = config(512, 512)
+    numbers = plan(512, 512)
     text = subject(llm, Recaller(llm, reach), noise(2000), numbers)
     return needles.measure(text)["cells"]
 
@@ -112,7 +112,7 @@ def test_positions_show_what_context_is_for(llm: LLM) -> None:
 
 def test_bits_per_byte_of_a_model_that_knows_nothing(llm: LLM) -> None:
     ids = llm.tokenizer.encode("the cat sat on the mat — naïve café. " * 20)
-    found = bits_per_byte.measure(subject(llm, Recaller(llm, reach=1), ids, config(64, 64)))["texts"]["text"]
+    found = bits_per_byte.measure(subject(llm, Recaller(llm, reach=1), ids, plan(64, 64)))["texts"]["text"]
     assert found["target"] == pytest.approx(
         found["tokens"] / found["bytes"] * torch.tensor(float(llm.target.config.vocab_size)).log2().item(), 1e-4
     )
@@ -125,7 +125,7 @@ def test_repetition() -> None:
 
 
 def test_continuations_are_counted(llm: LLM) -> None:
-    text = subject(llm, Recaller(llm), noise(600), config(512, 512, longest=512))
+    text = subject(llm, Recaller(llm), noise(600), plan(512, 512, longest=512))
     text.llm = llm
     found = repetition.measure(text)
     assert len(found["shares"]) == 8 and found["tokens"] == 64 and found["texts"] == 0

@@ -7,7 +7,7 @@ import torch
 from recaller import noise
 from torch import Tensor
 
-from triforce.eval import EvalContext, Text, agreement, config
+from triforce.eval import EvalContext, Text, agreement, plan
 from triforce.eval.agreement import overlap, same_pick
 from triforce.llm import LLM
 from triforce.speculation.verification import race
@@ -63,7 +63,7 @@ def test_equal_and_disjoint_laws() -> None:
 
 
 def found(llm: LLM) -> dict[str, dict[str, float]]:
-    subject = EvalContext(llm, [Text("a", "prose", torch.tensor(noise(600)))], config(512, 512))
+    subject = EvalContext(llm, [Text("a", "prose", torch.tensor(noise(600)))], plan(512, 512))
     return agreement.measure(subject)["kinds"]["prose"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from recaller import noise
 
 from triforce.cli import main
-from triforce.eval import MEASUREMENTS, Table, config
+from triforce.eval import MEASUREMENTS, Table, plan
 from triforce.eval.config import QUICK
 from triforce.eval.context import kind_of
 from triforce.llm import LLM
@@ -93,16 +93,16 @@ def test_an_empty_text_and_a_model_without_tokenizer(
 
 
 def test_the_plan_of_a_long_context_is_that_of_the_issue() -> None:
-    numbers = config(131_072, 32_768)
+    numbers = plan(131_072, 32_768)
     assert (numbers.far.start, numbers.far.stop, numbers.recent) == (16_384, 24_576, 2048)
     assert (numbers.prompts, numbers.new_tokens, numbers.judged) == (20, 512, 1024)
-    assert config(131_072, 131_072).deepest == 131_072
+    assert plan(131_072, 131_072).deepest == 131_072
 
 
 @pytest.mark.parametrize("context", [128, 500, 2048, 4096, 40_960, 1_000_000])
 @pytest.mark.parametrize("longest", [None, *QUICK])
 def test_any_context_gives_a_plan(context: int, longest: int | None) -> None:
-    numbers = config(context, 131_072, longest)
+    numbers = plan(context, 131_072, longest)
     assert numbers.span <= numbers.deepest <= min(context, 131_072)
     assert numbers.recent < numbers.far.start < numbers.far.stop < numbers.span
     assert len(numbers.far) // numbers.stride > 1 and len(numbers.far) >= 2 * numbers.block

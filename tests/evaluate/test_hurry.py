@@ -8,7 +8,7 @@ import pytest
 import torch
 from recaller import Recaller, noise, subject
 
-from triforce.eval import MEASUREMENTS, EvalContext, config, evaluate, hurry, shorten
+from triforce.eval import MEASUREMENTS, EvalContext, evaluate, hurry, plan, shorten
 from triforce.eval import forecast as forecasts
 from triforce.eval.context import Text
 from triforce.eval.forecast import ReadingForecast, ReadingPace
@@ -29,7 +29,7 @@ class Clock:
 
 
 def long_text(llm: LLM, tokens: int = 20_000) -> EvalContext:
-    return subject(llm, Recaller(llm), noise(tokens), config(32_768, 32_768))
+    return subject(llm, Recaller(llm), noise(tokens), plan(32_768, 32_768))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ class Timed(Recaller):
 
 @pytest.mark.parametrize(("token", "deeper"), [(1e-3, 0.0), (1e-3, 1e-6), (0.05, 0.0)])
 def test_the_pace_is_the_models(llm: LLM, monkeypatch: pytest.MonkeyPatch, token: float, deeper: float) -> None:
-    given = subject(llm, Timed(llm, Clock(monkeypatch), token, deeper), noise(6000), config(32_768, 32_768))
+    given = subject(llm, Timed(llm, Clock(monkeypatch), token, deeper), noise(6000), plan(32_768, 32_768))
     pace = forecasts.look(given).target
     assert pace.token == pytest.approx(token, rel=0.3) and pace.deeper == pytest.approx(deeper, rel=0.1)
     assert pace.reading(1000) == pytest.approx(1000 * (token + deeper * 500), rel=0.2)
@@ -85,7 +85,7 @@ def test_the_pace_is_the_models(llm: LLM, monkeypatch: pytest.MonkeyPatch, token
 def test_forecasts_come_true(llm: LLM, monkeypatch: pytest.MonkeyPatch, token: float) -> None:
     """Of everything but `loops`, which is decoded by an engine, and `agreement`, for which there is no draft."""
     clock = Clock(monkeypatch)
-    given = subject(llm, Timed(llm, clock, token, token / 10_000), noise(20_000), config(32_768, 32_768))
+    given = subject(llm, Timed(llm, clock, token, token / 10_000), noise(20_000), plan(32_768, 32_768))
     given.texts += [Text(f"{n}", "code", torch.tensor(noise(9000))) for n in range(5)]
     began = clock.now
     found = shorten(given, [name for name in EVERYTHING if name not in ("loops", "agreement")])

@@ -44,8 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     twins.replace_kernels(monkeypatch)
     without = SimpleNamespace(native=None, wanted="", suits_triton=lambda *_: False)
-    for module in ("triforce.backends.token_sampler", "triforce.sampling.rng"):
-        monkeypatch.setattr(f"{module}.extension", without)
+    monkeypatch.setattr("triforce.backends.token_sampler.native_loader", without)
 
 
 def text(folder: Path, mode: str, ranks: TPGroup = ALONE, **how: Any) -> list[int]:

@@ -96,7 +96,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
         watch.touch(MAIN, args[4], writes=True)
         return twins.mixed(*args)
 
-    monkeypatch.setattr(residency, "Lane", lambda device: watch)
+    monkeypatch.setattr(residency, "CopyStream", lambda device: watch)
     monkeypatch.setattr(layout, "carry", carry)
     for module in (kv, triforce.backends.cuda.offload.prefill):
         monkeypatch.setattr(module, "mix", mix)

@@ -59,7 +59,7 @@ def fetched() -> int:
 def test_what_comes_into_favour_is_kept_as_it_streams_by(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = fetched()
     monkeypatch.setattr(
-        "triforce.kvcache.views.full.Full.budget", property(lambda _: None, lambda *_: None), raising=False
+        "triforce.kvcache.views.full.FullView.budget", property(lambda _: None, lambda *_: None), raising=False
     )
     assert fetched() >= max(20, 3 * kept), "no more cross where nothing is kept"
 

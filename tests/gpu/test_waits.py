@@ -32,7 +32,7 @@ ANSWERS = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__bool__
            Tensor.__index__, Tensor.nonzero, torch.nonzero, torch.unique, torch.masked_select}  # fmt: skip
 
 
-HEARD = "cpu in triton_sampler.py, verify"
+HEARD = "cpu in sampler.py, verify"
 
 
 class OnDevice(Tensor):

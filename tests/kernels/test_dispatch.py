@@ -19,11 +19,11 @@ built = pytest.mark.skipif(native_loader.native is None, reason="the native kern
 
 LEVELS = """
 import importlib, os, sys
-from triforce.backends.dispatch import extension
+from triforce.backends.dispatch import native_loader
 for name in sys.argv[1:]:
     os.environ["TRIFORCE_KERNELS"] = name
-    importlib.reload(extension)
-    print(extension.native and extension.native.level())
+    importlib.reload(native_loader)
+    print(native_loader.native and native_loader.native.level())
 """
 
 

@@ -21,7 +21,7 @@ if native is None:
 SOURCE = str(Path(native_loader.__file__).parents[2])  # of the package under test
 WORK = """
 import os, torch
-from triforce.backends.dispatch import _native as native
+from triforce.backends.cpu import _native as native
 torch.manual_seed(0)
 matrix, x, y = native.Matrix(torch.randn(512, 512)), torch.randn(8, 512), torch.empty(8, 512)
 def work(times):

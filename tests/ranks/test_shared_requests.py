@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -159,15 +159,15 @@ def test_a_seed_that_is_drawn_is_told(pair: Path) -> None:
 @pytest.mark.parametrize("deaf", ["gone", "fresh"])
 def test_a_rank_that_does_not_listen_is_noticed(pair: Path, monkeypatch: pytest.MonkeyPatch, deaf: str) -> None:
     """Negative control: one is not told who has gone, or begins what comes in another order."""
-    obey = TPMirror.obey
+    apply = TPMirror.apply
 
-    def disobey(self: TPMirror, orders: StepCommands) -> Iterator[Any]:
+    def disobey(self: TPMirror, orders: StepCommands) -> list[Any]:
         if self._llm.ranks.rank:
             gone, fresh = ([], orders.fresh) if deaf == "gone" else (orders.gone, orders.fresh[::-1])
             orders = StepCommands(gone, fresh)
-        return obey(self, orders)
+        return apply(self, orders)
 
-    monkeypatch.setattr(TPMirror, "obey", disobey)
+    monkeypatch.setattr(TPMirror, "apply", disobey)
 
     async def scene(worker: Worker) -> None:
         left, _ = worker.submit(

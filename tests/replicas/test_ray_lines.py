@@ -70,7 +70,7 @@ def test_only_the_line_that_kills_is_lost(
                 os._exit(1)
             return await ray_data.BatchActor.__call__(self, row)
 
-    monkeypatch.setattr(ray_data, "Answerer", Mortal)
+    monkeypatch.setattr(ray_data, "BatchActor", Mortal)
     assert answer() == texts | {"3": "replica_lost"}
 
 
