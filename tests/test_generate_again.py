@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_llm import MODES, ask, checkpoints, counted, ids, llm
 
+from tests.cache.tiny_llm import MODES, ask, checkpoints, counted, ids, llm
 from triforce.cache.full import TAIL
 from triforce.errors import RequestError
 from triforce.kernels import PAGE
