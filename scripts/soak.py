@@ -98,7 +98,8 @@ def main() -> int:
             idle(url)
             time.sleep(1)  # for the connection that asked
             before = process.num_fds()
-            soak = Soak(url, begun + 60 * minutes)
+            modes = ["ar", "retrieval", "auto"] if sys.argv[2:] else ["ar", "triforce", "hybrid"]
+            soak = Soak(url, begun + 60 * minutes, modes)
 
             async def both() -> list[tuple[float, int]]:
                 return (await asyncio.gather(watch(soak, process, begun), soak.all()))[0]

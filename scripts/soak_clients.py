@@ -45,8 +45,8 @@ class Gaps:
 class Soak:
     """Clients that ask, stream, hang up, dawdle and send nonsense until the time is over."""
 
-    def __init__(self, url: str, until: float) -> None:
-        self.url, self.until = url, until
+    def __init__(self, url: str, until: float, modes: Sequence[str]) -> None:
+        self.url, self.until, self.modes = url, until, modes
         self.told: Counter[str] = Counter()
         self.gaps = Gaps()
 
@@ -68,17 +68,17 @@ class Soak:
                 await asyncio.sleep(0.2)
 
     async def whole(self, web: httpx.AsyncClient, chance: random.Random) -> int:
-        return (await web.post("/v1/completions", json=body(chance))).status_code
+        return (await web.post("/v1/completions", json=self.body(chance))).status_code
 
     async def stream(self, web: httpx.AsyncClient, chance: random.Random) -> int:
         more = {"stream": True, "tier_stats": True, "look": True}
-        async with web.stream("POST", "/v1/completions", json=body(chance) | more) as answer:
+        async with web.stream("POST", "/v1/completions", json=self.body(chance) | more) as answer:
             async for _ in answer.aiter_lines():
                 pass
             return answer.status_code
 
     async def leave(self, web: httpx.AsyncClient, chance: random.Random) -> int:
-        async with web.stream("POST", "/v1/completions", json=body(chance) | {"stream": True}) as answer:
+        async with web.stream("POST", "/v1/completions", json=self.body(chance) | {"stream": True}) as answer:
             async for _ in answer.aiter_lines():
                 return answer.status_code
             return answer.status_code
@@ -137,15 +137,17 @@ class Soak:
                     before = now
             return answer.status_code
 
-
-def body(chance: random.Random) -> dict[str, object]:
-    """A question on one of a few documents, or a text under a schema."""
-    document = f"the {chance.randrange(DOCUMENTS)} cat sat on the mat " * chance.choice([2, 20])
-    asked: dict[str, object] = {"prompt": document + f"the hat {chance.randrange(1000)}", "n": chance.choice([1, 1, 2])}
-    asked |= {
-        "temperature": 0.8,
-        "max_tokens": chance.choice([4, 40]),
-        "mode": chance.choice(["ar", "triforce", "hybrid"]),
-    }
-    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["the", 5]}}}
-    return asked | ({"response_format": schema} if chance.random() < 0.1 else {})
+    def body(self, chance: random.Random) -> dict[str, object]:
+        """A question on one of a few documents, or a text under a schema."""
+        document = f"the {chance.randrange(DOCUMENTS)} cat sat on the mat " * chance.choice([2, 20])
+        asked: dict[str, object] = {
+            "prompt": document + f"the hat {chance.randrange(1000)}",
+            "n": chance.choice([1, 1, 2]),
+        }
+        asked |= {
+            "temperature": 0.8,
+            "max_tokens": chance.choice([4, 40]),
+            "mode": chance.choice(self.modes),
+        }
+        schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["the", 5]}}}
+        return asked | ({"response_format": schema} if chance.random() < 0.1 else {})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_llm import MODES, ask, checkpoints, counted, ids, llm
 
+from tests.cache.tiny_llm import MODES, ask, checkpoints, counted, ids, llm
 from triforce.backends.dispatch import PAGE
 from triforce.errors import RequestError
 from triforce.kvcache.views.full import TAIL

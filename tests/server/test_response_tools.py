@@ -65,7 +65,9 @@ def test_a_stream_adds_up_to_the_whole(app: ASGIApp) -> None:
         TypeAdapter(ResponseStreamEvent).validate_python(event)
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
     last = told[-1]["response"]
-    assert called(last["output"]) == called(whole["output"]) != [] and last["usage"] == whole["usage"]
+    assert called(last["output"]) == called(whole["output"]) != []
+    # What the tiers did may differ: which layers are searched is found on the way, and the first answer told of some.
+    assert [last["usage"].pop("tiers"), whole["usage"].pop("tiers")] and last["usage"] == whole["usage"]
     grown: dict[int, str] = {}
     for event in told:
         if event["type"] in ("response.function_call_arguments.delta", "response.output_text.delta"):

@@ -29,8 +29,8 @@ from triforce.planner import CostModel
 
 MOST_ROWS = 8
 """Rows decoded together; others wait until one of these is done."""
-ROOM = 0.5
-"""Of the pages asked for, beyond them: the next question about a document may be a longer one."""
+ROOM = 64, 1 / 16
+"""Pages beyond those asked for, at least, and as a share of them: the next question about a document may be longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Runs:
             return texts
         self.clear()
         # Where KV is offloaded, pages that nobody needs would take memory from pages that could stay.
-        more = int(pages * ROOM) if self._setting.offload.kind == "none" else 0
+        more = max(ROOM[0], int(pages * ROOM[1])) if self._setting.offload.kind == "none" else 0
         try:
             return self.start(rows, pages + more)
         except CacheError:
