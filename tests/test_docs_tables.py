@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -32,3 +33,12 @@ def test_a_stale_table_is_found_and_written(tmp_path: Path, name: str, old: str,
 def test_a_page_without_its_place_is_refused() -> None:
     with pytest.raises(ValueError, match="not found"):
         docs_tables.filled("# Design", "layers", "")
+
+
+def test_files_that_docs_name_are_there() -> None:
+    root, gone = docs_tables.ROOT, set()
+    for page in [root / "README.md", *(root / "docs").glob("*.md")]:
+        for name in re.findall(r"`((?:\w+/)+\w+\.(?:py|cpp|hpp|toml))`", page.read_text(encoding="utf-8")):
+            if not any((root / folder / name).exists() for folder in (".", "src/triforce", "docs")):
+                gone.add((page.name, name))
+    assert not gone
