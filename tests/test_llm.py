@@ -159,7 +159,7 @@ def test_the_kv_cache_goes_with_its_batch(llm: LLM, monkeypatch: pytest.MonkeyPa
     gc.disable()
     try:
         llm.reset_prefix_cache()
-        for text in (PROMPT, PROMPT * 2, PROMPT * 5):  # each needs a larger pool
+        for text in (PROMPT, PROMPT * 3, PROMPT * 5):  # each needs a larger pool
             llm.generate(text, params(n=17, max_tokens=2, logprobs=1))
         llm.reset_prefix_cache()
         llm.generate(PROMPT, params(max_tokens=2))
