@@ -172,6 +172,8 @@ def files() -> list[Path]:
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     modules, names = read(Path(sys.argv[1]))
     known = {
         ".".join(p.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__") for p in SOURCE.rglob("*.py")

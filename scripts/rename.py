@@ -176,6 +176,8 @@ def renamed(path: Path, code: str, names: dict[str, str], words: dict[str, str],
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     names: dict[str, str] = {}
     words: dict[str, str] = {}
     for line in Path(sys.argv[1]).read_text().splitlines():

@@ -4,6 +4,8 @@
 import ast, sys, subprocess, re
 from pathlib import Path
 
+if len(sys.argv) != 5:
+    sys.exit(__doc__)
 S = Path("src/triforce")
 old, new, doc, names = sys.argv[1:5]
 names = names.split(",")
