@@ -67,7 +67,9 @@ def test_a_stream_adds_up_to_the_whole(app: ASGIApp) -> None:
     last = told[-1]["response"]
     assert called(last["output"]) == called(whole["output"]) != []
     # What the tiers did may differ: which layers are searched is found on the way, and the first answer told of some.
-    assert [last["usage"].pop("tiers"), whole["usage"].pop("tiers")] and last["usage"] == whole["usage"]
+    told, wanted = last["usage"].pop("tiers"), whole["usage"].pop("tiers")
+    assert [tier["name"] for tier in told] == [tier["name"] for tier in wanted] and told[-1]["proposed"] == 300
+    assert last["usage"] == whole["usage"]
     grown: dict[int, str] = {}
     for event in told:
         if event["type"] in ("response.function_call_arguments.delta", "response.output_text.delta"):
