@@ -1,4 +1,4 @@
-"""How the rows of a batch get their tokens: logits in, a verified draft out (see speculation.tier.Sampling).
+"""How the rows of a batch get their tokens: logits in, a verified draft out (see speculation.TokenSampler).
 
 `TorchSampling` warps and then verifies, on any device: it says what a sampler does. `NativeSampling` decides the same
 in one native call on a CPU: it finds no law behind a row's first refusal, and makes no noise for what cannot be drawn.
@@ -35,7 +35,7 @@ def sampling(
     device: torch.device | str = "cpu",
     constraints: Sequence[Constraint | None] = (),
 ) -> TokenSampler:
-    """The fastest sampler for rows on this device; the arguments are the warper's (see sampling.warp).
+    """The fastest sampler for rows on this device; the arguments are the warper's (see sampling.logits).
 
     constraints: one per row, None for a row that is free; or none at all.
     """

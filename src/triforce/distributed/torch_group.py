@@ -3,7 +3,7 @@
 Two groups, because there are two reasons to wait. In the middle of a pass a rank waits for others that compute the same
 as it does: who is late there is lost. Between two passes rank 0 may wait for people, and the others for it.
 
-Shape suffixes as in ranks.py.
+Shape suffixes as in group.py.
 """
 
 from __future__ import annotations

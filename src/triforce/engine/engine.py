@@ -82,7 +82,7 @@ class Engine:
     ) -> None:
         """Queue requests, all or none. Raises CacheError where one can never fit.
 
-        `on_prefill` is told of all prompts together, `on_read` of the first. For the others see `engine.Group`.
+        `on_prefill` is told of all prompts together, `on_read` of the first. For the others see `SequenceGroup`.
         """
         most = self.engine.store.rows
         for request in requests:

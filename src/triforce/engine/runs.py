@@ -35,7 +35,7 @@ ROOM = 64, 1 / 16
 
 @dataclass(frozen=True, slots=True)
 class PromptCachePaths:
-    """Where to keep the KV cache of a prompt, and where to find an earlier one (see `cache.saved`)."""
+    """Where to keep the KV cache of a prompt, and where to find an earlier one (see `kvcache.prompt_file`)."""
 
     save: str | Path | None = None
     load: str | Path | None = None

@@ -28,8 +28,8 @@ class PagePool:
 
     Slots below `lengths_B` hold exact, committed values and are written once; slots at or beyond it are working space
     of whichever view runs. Page 0 is scratch: padding is written there and nothing is read from it. `unit`: tokens that
-    views pick together at least (see `kernels.Lists`). `int8`: lower views read int8 copies of what is committed.
-    `least`: the shape to which passes of the exact view are padded (see `kernels.Pass`). `room`: pages lie in a store,
+    views pick together at least (see `backends.PageTable`). `int8`: lower views read int8 copies of what is committed.
+    `least`: the shape to which passes of the exact view are padded (see `ForwardBatch`). `room`: pages lie in a store,
     and so much of them stays.
     """
 

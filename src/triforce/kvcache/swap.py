@@ -1,6 +1,6 @@
 """Rows whose pages others need for a while: what they hold is copied to host memory, and later into other pages.
 
-Shape suffixes: N tokens, L layers, G KV heads, U units (see `kernels.Lists`), D head size.
+Shape suffixes: N tokens, L layers, G KV heads, U units (see `backends.PageTable`), D head size.
 """
 
 from __future__ import annotations

@@ -35,10 +35,10 @@ class CostModel:
         self.path = path
         self._fits, self.shares, self.layers = _read(path) if path else _nothing()
         self.trust: dict[str, float] = {}
-        """In speculation, for texts of a kind (`Guard.kept`)."""
+        """In speculation, for texts of a kind (`SpeculationFallback.kept`)."""
         self.plain: dict[str, tuple[float, Kept]] = {}
         """Of texts of a kind that plain decoding was best for the tokens per second of each row that are to be
-        expected, and how a text's pace goes on in the next one (`Pace.kept`)."""
+        expected, and how a text's pace goes on in the next one (`Cadence.kept`)."""
 
     def observe(self, tier: str, width: int, rows: int, keys: float, seconds: float, passes: int = 1) -> None:
         """So many alike, over `width` tokens of each row, or bursts of so many; `keys` are those of all rows."""

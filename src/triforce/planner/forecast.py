@@ -62,7 +62,7 @@ def keys_seen(tier: str, lengths: Sequence[int], view: RetrievalView) -> int:
 
 
 class Forecast:
-    """See `plan.World`; amounts that depend on the budget are columns, one row for each of `options`."""
+    """See `plan.TierEstimates`; amounts that depend on the budget are columns, one row for each of `options`."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ class NgramHindsight:
         return len(news), sum(run for _, run in news)
 
     def of(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
-        """As `plan.World.echo` says."""
+        """As `plan.TierEstimates.echo` says."""
         if self._heard:
             self._count()
         gamma = np.minimum(gamma, MOST)

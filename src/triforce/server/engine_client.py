@@ -52,7 +52,7 @@ class ServedModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to continue. `mode` is one of `ladder.MODES`; None is the engine's own. `scope` says whose it is."""
+    """One prompt to continue. `mode` is one of `MODES`; None is the engine's own. `scope` says whose it is."""
 
     prompt: list[int]
     params: SamplingParams

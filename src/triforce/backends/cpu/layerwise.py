@@ -20,7 +20,7 @@ from triforce.model.rope import Rope
 from triforce.ragged import columns, ints
 
 Mix = Callable[[int, Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""What `Memory.attend` does, in a pass: from a layer, its rotated queries and perhaps others for the sinks."""
+"""What `KVBackend.attend` does, in a pass: from a layer, its rotated queries and perhaps others for the sinks."""
 
 
 class LayerwiseKV(Protocol):
@@ -39,7 +39,7 @@ class LayerwiseKV(Protocol):
 def by_layers(
     memory: LayerwiseKV, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None, this: ForwardBatch
 ) -> ForwardOutput:
-    """As `Memory.forward`."""
+    """As `KVBackend.forward`."""
     queries: list[Tensor] = []
     masses: list[Tensor] = []
     attend = attending(memory, ids_BT.shape[1], this, 0, queries, masses)

@@ -89,7 +89,7 @@ def attend_lists(
     weigh: bool = False,
     q_sinks_BTHD: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `Memory.attend`, over the slots of one layer."""
+    """As `KVBackend.attend`, over the slots of one layer."""
     G, U = len(k_GSD), lists.units.shape[-1]
     mixed_BTHD = torch.zeros_like(q_BTHD)
     mass_BGU = torch.zeros(len(q_BTHD), G, U, device=q_BTHD.device) if weigh else q_BTHD.new_empty(0)

@@ -84,7 +84,7 @@ class FullView:
         return logits_BJV
 
     def read(self, model: ModelBackend, ids_1T: Tensor) -> Iterator[int]:
-        """The pass that `begin` told of, of one row, unscored, where KV is offloaded: see `kernels.Offloaded.read`."""
+        """The pass that `begin` told of, of one row, unscored, where KV is offloaded: see `OffloadedKVBackend.read`."""
         assert self._pass is not None and self.pool.offloaded is not None, "this is for offloaded memory"
         return self.pool.offloaded.read(model, ids_1T, self._pass)
 

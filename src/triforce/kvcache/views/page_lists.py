@@ -1,6 +1,6 @@
 """The lists of a retrieval view, kept from pass to pass: rewritten where a row's choice or window has moved.
 
-Shape suffixes: L layers, B rows, G KV heads, U units (see `kernels.Lists`).
+Shape suffixes: L layers, B rows, G KV heads, U units (see `backends.PageTable`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The paper's retrieval cache (Sun et al. 2024, section 4.1), as an index per layer and KV head instead of a copy.
 Shape suffixes: B rows, T tokens fed in one pass, J scored columns, L layers, G KV heads, C chunks, U units (see
-`kernels.Lists`).
+`backends.PageTable`).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ MOST_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class DevicePageTable:
-    """What queries see, on the device: `kernels.Lists` with its integers as tensors (B)."""
+    """What queries see, on the device: `backends.PageTable` with its integers as tensors (B)."""
 
     units: Tensor
     starts_B: Tensor
@@ -53,7 +53,7 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if asked to `weigh`.
 
-    As `Memory.attend`. `split`: keys of a split, a multiple of 64. No host synchronisation.
+    As `KVBackend.attend`. `split`: keys of a split, a multiple of 64. No host synchronisation.
     """
     (B, T, H, D), G, U = q_BTHD.shape, len(k_GSD), seen.units.shape[-1]
     by_head = seen.units.ndim == 3

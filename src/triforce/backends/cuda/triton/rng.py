@@ -1,4 +1,4 @@
-"""The noise of `sampling.noise`, in one launch: there a hundred, as torch has no 32-bit unsigned arithmetic.
+"""The noise of `sampling.rng`, in one launch: there a hundred, as torch has no 32-bit unsigned arithmetic.
 
 N places, P pairs of tokens, V vocabulary, B rows, n draws.
 """
