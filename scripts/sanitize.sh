@@ -23,7 +23,7 @@ under() {
 # failure. One that was taken by a line of the kernels is: the stack of what Python takes for itself does not lead to them.
 leaks() {
     awk '/ leak of / { what = $0 }
-        /^ *#/ && /csrc\/|native\/planted/ && what { print what; print; what = "" }
+        /^ *#/ && /csrc\/|mutants\/planted/ && what { print what; print; what = "" }
         /^$/ { what = "" }' "$folder/report"
 }
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.laws.enumeration import Ladder
+from tests.helpers.laws.markov import PLAIN
 from tests.helpers.laws.tiny import finished, started
-from tests.helpers.laws.toy import PLAIN, Ladder
 from tests.helpers.samplers import Sampler, each_sampler, torch_sampling
 from triforce.backends.token_sampler import make_noise
 from triforce.interface.sampling_params import SamplingParams

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from tests.helpers.laws.cases import EXACT
+from tests.helpers.laws.enumeration import Ladder, chain_law, distance, law
+from tests.helpers.laws.markov import Law
 from tests.helpers.laws.palette import mixed, table
-from tests.helpers.laws.toy import Ladder, Law, chain_law, distance, law
 from tests.helpers.samplers import Sampler, each_sampler, torch_sampling
 from tests.laws.test_law_seeded import ASSIGNED, HORIZON, SETTINGS, Assigned
 from triforce.backends.token_sampler import RestrictedSampling

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.helpers.laws.cases import BLOCKS, BY_NAME, CASES, EXACT, Case
+from tests.helpers.laws.enumeration import law
 from tests.helpers.laws.replay import replay_error
-from tests.helpers.laws.toy import law
 from tests.helpers.samplers import Sampler, each_sampler
 
 torch.set_num_threads(1)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.laws.cases import CASES, EXACT, Case
-from tests.helpers.laws.toy import Ladder
+from tests.helpers.laws.enumeration import Ladder
 from tests.helpers.samplers import Sampler, each_sampler, needs_native, torch_sampling
 from triforce.backends.token_sampler import NativeSampling
 from triforce.interface.sampling_params import SamplingParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planner.test_controller import DEEP, LIVE, known, read, steered
+from tests.helpers.controlled_batch import DEEP, LIVE, known, read, steered
 from triforce.planner import CostModel, Plan, PlanController, cadence, fallback
 from triforce.speculation import SequenceState
 

@@ -1,130 +1,14 @@
-"""A pilot may decide what it likes: the text stays. And it decides for what was measured."""
+"""The controller decides for what was measured: what each plan costs, and how much of it is accepted."""
 
 from __future__ import annotations
 
-import random
-from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
-
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from tests.helpers.laws.gtest import ALPHA, ranks, window_surprise
-from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
-from tests.helpers.simulated_tiers import World, plans
-from triforce.engine.batch import Batch
-from triforce.engine.modes import MODES
-from triforce.engine.sequence import TokenSequence
-from triforce.engine.tier_builder import ModelSet
-from triforce.interface.sampling_params import SamplingParams
+from tests.helpers.controlled_batch import DEEP, LIVE, known, steered
+from tests.helpers.simulated_tiers import World
 from triforce.planner import CostModel, Plan, PlanController, cadence, choose, controller, fallback
-from triforce.planner.forecast import BURST, TIMES
-from triforce.speculation import SequenceState
-
-PARAMS = SamplingParams(0.8, max_tokens=60)
-ROWS = 2 * len(PROMPTS)
-DEEP = Plan(("draft", "retrieval", "full"), (2, 6))
-LIVE = np.array([True])
-
-
-def piloted(coupling: str = "seeded", models: ModelSet = MODELS, rows: int = ROWS) -> Batch:
-    return read(CostModel(), coupling, models, rows)
-
-
-def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = MODELS, rows: int = 1) -> Batch:
-    """All tiers, their prompts read; without costs nobody steers them yet."""
-    jobs = [TokenSequence(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
-    batch = Batch(models, MODES["auto"], SETTING, coupling, jobs, costs=costs)
-    deque(batch.prefill(), maxlen=0)
-    return batch
-
-
-def with_whims(plan: Plan, dice: random.Random, lengths: list[int]) -> Plan:
-    """A plan with budgets as the dice have it, for each size of context."""
-    sizes = sorted({length.bit_length() for length in lengths}) if "retrieval" in plan.tiers else []
-    return replace(plan, times=tuple((bits, dice.choice(TIMES)) for bits in sizes))
-
-
-@pytest.fixture
-def whims(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """Another plan at each proposal, drawn from all, with other budgets; those that were drawn."""
-    dice, drawn = random.Random(3), list[Plan]()
-
-    def whim(self: PlanController, lengths: list[int], widely: bool) -> Plan:
-        drawn.append(with_whims(dice.choice(list(plans("draft" in self._parts, True))), dice, lengths))
-        return drawn[-1]
-
-    monkeypatch.setattr(PlanController, "_best", whim)
-    monkeypatch.setattr(CostModel, "knows", lambda *_: True)
-    monkeypatch.setattr(controller, "EVERY", 1)
-    monkeypatch.setattr(cadence, "WORTH", 0.0)
-    monkeypatch.setattr(cadence, "LISTEN", 0.0)
-    return drawn
-
-
-def plain() -> Tensor:
-    return finished(started("ar", "seeded", PARAMS, ROWS))
-
-
-def test_the_text_is_that_of_plain_decoding_whatever_is_decided(whims: list[Plan]) -> None:
-    monkey = piloted()
-    assert torch.equal(finished(monkey), plain())
-    assert len({plan.tiers for plan in whims}) > 4
-
-
-def test_and_without_a_draft_model(whims: list[Plan]) -> None:
-    assert torch.equal(finished(piloted(models=ModelSet(MODELS.target))), plain())
-    assert not any("draft" in plan.tiers for plan in whims)
-
-
-def law_stays(coupling: str, whims: list[Plan], rows: int, bound: float) -> None:
-    texts_BT = finished(piloted(coupling, rows=rows))
-    laws_BTV = laws(texts_BT, PARAMS)
-    likings_BTV = laws_BTV / (laws(texts_BT, PARAMS, MODELS.draft) + 1e-9)  # where a fault would show most
-    p_value, least = window_surprise(ranks(texts_BT, laws_BTV, likings_BTV), 12, 2, 4)
-    print(f"p = {p_value:.3f}; detectable total variation {least:.4f}")
-    assert least < bound and p_value > ALPHA and len({plan.tiers for plan in whims}) > 3
-
-
-@pytest.mark.parametrize("coupling", ["rejection", "block"])
-def test_under_rejection_the_law_stays(coupling: str, whims: list[Plan]) -> None:
-    law_stays(coupling, whims, 120, 0.08)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("coupling", ["rejection", "block"])
-def test_and_the_law_of_many_texts(coupling: str, whims: list[Plan]) -> None:
-    law_stays(coupling, whims, 300, 0.05)
-
-
-def test_and_as_it_decides_itself() -> None:
-    batch = piloted()
-    assert torch.equal(finished(batch), plain())
-    assert [tier.name for tier in batch.tiers] == ["lookup", "draft", "retrieval", "full"]
-    assert {origin for job in batch.jobs for origin in job.origins} <= {tier.name for tier in batch.tiers}
-    for job in batch.jobs:
-        assert sum(stretch.tokens for stretch in job.timeline) == len(job.tokens)
-
-
-def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> CostModel:
-    costs = CostModel()
-    for tokens in (1, 9) * 20:
-        for tier, seconds in (("full", full), ("retrieval", retrieval), ("lookup", 5e-3)):
-            costs.observe(tier, tokens, 1, 100, seconds)
-        costs.observe("draft", tokens, 1, BURST, tokens * draft)
-    return costs
-
-
-def steered(costs: CostModel, steps: int = 4, clock: Callable[[], float] = lambda: 0.0) -> tuple[PlanController, Batch]:
-    batch = read(None)
-    it = PlanController(batch.top, 1, costs, clock=clock)
-    batch.pilot, batch.tiers = it, it.tiers
-    for _ in range(steps):
-        it.steer(batch.prefix, LIVE)
-    return it, batch
+from triforce.planner.forecast import BURST
 
 
 def test_slow_full_passes_are_worth_a_hierarchy_and_fast_ones_are_not() -> None:
@@ -213,20 +97,6 @@ def test_shares_kept_are_learnt_and_remembered_by_the_next_batch() -> None:
     assert steered(costs)[0]._watch.share("draft", 100) < 0.2
     fresh, _ = steered(known(full=20e-3))
     assert fresh._watch.share("draft", 100) > 0.6
-
-
-def test_a_draft_that_was_left_out_sees_what_was_written_meanwhile() -> None:
-    batch = piloted(rows=2)
-    it, live_B = batch.pilot, np.array([True, True])
-    assert it
-    draft = it._parts["draft"]
-    for written in (10, 100):
-        longer = SequenceState(batch.prefix.ids_BS, batch.prefix.lengths_B + written)
-        it.wire(Plan(), batch.prefix, live_B)
-        before = draft.cache.lengths_B.copy()  # type: ignore[attr-defined]
-        it.wire(DEEP, longer, live_B)
-        seen = longer.lengths_B - 1 if written > 64 else before  # a few tokens it sees in its next pass
-        assert (draft.cache.lengths_B == seen).all()  # type: ignore[attr-defined]
 
 
 def test_where_attention_went_is_looked_at_only_for_who_needs_it() -> None:

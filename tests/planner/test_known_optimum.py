@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.helpers.controlled_batch import read
 from tests.helpers.simulated_tiers import World, fixed, flown, plans, worth
-from tests.planner.test_controller import read
 from triforce.planner import CostModel, Plan, PlanController, fallback
 from triforce.planner.forecast import BURST
 

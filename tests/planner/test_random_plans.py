@@ -7,8 +7,8 @@ from importlib import resources
 
 import pytest
 
+from tests.helpers.controlled_batch import with_whims
 from tests.helpers.simulated_tiers import plans
-from tests.planner.test_controller import with_whims
 from triforce import LLM, SamplingParams
 from triforce.backends import native_loader
 from triforce.interface.outputs import RequestOutput

@@ -1,33 +1,24 @@
-"""The worker: requests come and go between two steps; who is cancelled leaves at the next, and no KV is left behind."""
+"""The worker that runs the engine in a thread: events, failures, the queue, and how it stops."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
-from starlette.types import ASGIApp
 
-from tests.helpers.asgi_client import SAMPLED, ask, good, hang_up
 from triforce.distributed.group import ALONE
 from triforce.engine.output_stream import OutputChunk
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
-from triforce.llm import LLM
-from triforce.server.app import create_app
 from triforce.server.engine_client import GenerationRequest, QueueFull, ShuttingDown
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.speculation import Tier
-
-LONG = {"prompt": "the cat", "max_tokens": 2000, "ignore_eos": True, "stream": True}
 
 
 class Req:
@@ -203,97 +194,3 @@ def test_draining_finishes_what_was_taken_and_stopping_ends_it() -> None:
                 pass
 
     assert run(scene) == ["begin 1", "done 1", "begin 2", "left 2"]
-
-
-async def until_idle(worker: Worker) -> None:
-    while worker.load().waiting or worker.load().running:
-        await asyncio.sleep(0.01)
-
-
-def held(worker: Worker) -> int:
-    """Pages that rows have."""
-    engine = worker._crew.texts.engine
-    return engine.store.pages - engine.store.pool.free_pages - len(engine._prefixes)
-
-
-@pytest.mark.parametrize("after", [0, 1, 6])
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_hangs_up_leaves_no_kv(llm: LLM, after: int, stream: bool) -> None:
-    """Before the headers, after them, in the middle of the text."""
-    worker = Worker(llm, Limits(waiting=4))
-    app = create_app(llm, worker, "tiny")
-    body = LONG | {"stream": stream, "prompt": ["the cat", "the hat"]}
-    got = asyncio.run(hang_up(app, "/v1/completions", body, after if stream else 0))
-    assert len(got) < 60
-    short = good(ask(app, "/v1/completions", {"prompt": "the cat", **SAMPLED}))
-    assert short["usage"]["completion_tokens"] == 24
-    asyncio.run(until_idle(worker))
-    assert held(worker) == 0
-    asyncio.run(worker.close())
-
-
-def test_a_prompt_that_nobody_waits_for_is_not_read_to_its_end(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client is gone after the first of four parts of the prompt."""
-    prefill = Tier.prefill
-
-    def slowly(*args: Any, **more: Any) -> Iterator[int]:
-        for seen in prefill(*args, **more):
-            yield seen
-            time.sleep(0.1)  # or all parts may be over before anybody looks
-
-    monkeypatch.setattr(Tier, "prefill", slowly)
-
-    async def scene() -> None:
-        worker = Worker(llm, Limits(waiting=1))
-        (answer,) = worker.submit([GenerationRequest([5] * 1900, SamplingParams())])
-        while answer.waited is None or not (seen := worker.load().kv_tokens):
-            await asyncio.sleep(0)
-        answer.cancel()
-        await until_idle(worker)
-        assert seen < 1500 and worker.alive and worker.load().kv_tokens == 0
-        assert held(worker) == 0
-        await worker.close()
-
-    asyncio.run(scene())
-
-
-@pytest.mark.parametrize("mode", ["ar", "triforce"])
-def test_many_at_a_time_get_the_text_of_their_seed(llm: LLM, mode: str) -> None:
-    prompts = [[5 + i] * (20 * i + 3) for i in range(6)]
-    params = SamplingParams(temperature=0.8, seed=7, max_tokens=12, ignore_eos=True)
-
-    async def scene() -> list[list[int]]:
-        worker = Worker(llm, Limits())
-        answers = worker.submit([GenerationRequest(prompt, params, mode) for prompt in prompts])
-        outputs = [[event async for event in answer][-1] for answer in answers]
-        await worker.close()
-        return [output.outputs[0].token_ids for output in outputs if isinstance(output, RequestOutput)]
-
-    single = [llm.generate(prompt, params, mode="ar")[0].outputs[0].token_ids for prompt in prompts]
-    assert asyncio.run(scene()) == single
-
-
-def sums(app: ASGIApp) -> dict[tuple[str, str], float]:
-    """Every sample that /metrics has, by name and by its label beside the model."""
-    text = ask(app, "/metrics").text
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    return {(s.name, s.labels.get("tier") or s.labels.get("finished_reason") or ""): s.value for s in samples}
-
-
-def test_what_is_counted(llm: LLM) -> None:
-    app = create_app(llm, Worker(llm, Limits(waiting=4)), "tiny")
-    answer = good(ask(app, "/v1/completions", {"prompt": "the cat", **SAMPLED, "n": 2, "tier_stats": True}))
-    asyncio.run(hang_up(app, "/v1/completions", LONG, after=3))
-    good(ask(app, "/v1/completions", {"prompt": "x", "max_tokens": 1}))
-    seen, usage = sums(app), answer["usage"]
-    assert seen["vllm:generation_tokens_total", ""] == 49
-    assert seen["vllm:prompt_tokens_total", ""] == usage["prompt_tokens"] + len(llm.encode("x"))
-    assert seen["vllm:request_success_total", "length"] == 3 and seen["triforce:request_cancelled_total", ""] == 1
-    assert seen["vllm:num_requests_running", ""] == seen["vllm:num_requests_waiting", ""] == 0
-    for tier in usage["tiers"]:
-        assert seen["triforce:tier_passes_total", tier["name"]] >= tier["passes"]
-    retrieval = usage["tiers"][-2]
-    assert seen["vllm:spec_decode_num_draft_tokens_total", ""] >= retrieval["proposed"]
-    for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time"):
-        assert seen[f"vllm:{name}_seconds_count", ""] == 2
-    asyncio.run(app.state.service.engine.close())

@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 import triforce.backends.cuda.offload.prefill
-from tests.helpers.cuda import twins
+from tests.helpers.cuda import torch_kernels, twins
 from tests.helpers.mutants.law_mutants import Edit
 from triforce.backends.cuda import kv
 from triforce.backends.cuda.offload import layout, residency
@@ -84,17 +84,17 @@ class Watch:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     monkeypatch.setitem(shapes.SHAPES, "twins", twins.SHAPE)
-    twins.replace_kernels(monkeypatch)
+    torch_kernels.replace_kernels(monkeypatch)
     watch = Watch()
 
     def carry(source: Any, from_X: Tensor, target: Any, to_X: Tensor, size: int) -> None:
         watch.touch(MAIN, source, writes=False)
         watch.touch(MAIN, target, writes=True)
-        twins.carried(source, from_X, target, to_X, size)
+        torch_kernels.carried(source, from_X, target, to_X, size)
 
     def mix(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         watch.touch(MAIN, args[4], writes=True)
-        return twins.mixed(*args)
+        return torch_kernels.mixed(*args)
 
     monkeypatch.setattr(residency, "CopyStream", lambda device: watch)
     monkeypatch.setattr(layout, "carry", carry)

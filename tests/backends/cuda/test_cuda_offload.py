@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.cuda import twins
+from tests.helpers.cuda import torch_kernels
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from triforce.backends import dispatch, native_loader
 from triforce.backends.cuda.offload.kv import TritonOffloadedKV
@@ -112,7 +112,7 @@ def test_pages_are_carried() -> None:
     found, wanted = ([torch.zeros(7, 24) for _ in range(2)] for _ in range(2))
     from_X, to_X = torch.tensor([8, 0, 3, 5, 1]), torch.tensor([1, 6, 0, 2, 5])
     carry((source[0], source[1]), from_X, (found[0], found[1]), to_X, 24)
-    twins.carried((source[0], source[1]), from_X, (wanted[0], wanted[1]), to_X, 24)
+    torch_kernels.carried((source[0], source[1]), from_X, (wanted[0], wanted[1]), to_X, 24)
     assert all(torch.equal(a, b) and a[5].any() for a, b in zip(found, wanted, strict=True))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.helpers.cuda import twins
+from tests.helpers.cuda import torch_kernels, twins
 from tests.helpers.mutants.law_mutants import Edit
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.offload.kv import TritonOffloadedKV
@@ -21,7 +21,7 @@ from triforce.bench import shapes
 def fast() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(shapes.SHAPES, "twins", twins.SHAPE)
-        twins.replace_kernels(patch)
+        torch_kernels.replace_kernels(patch)
         yield
 
 

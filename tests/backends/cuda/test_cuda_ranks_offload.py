@@ -14,7 +14,7 @@ import torch
 
 import triforce.backends.cuda.offload.kv as triton_offload
 from tests.backends.cuda.test_cuda_offload import ids
-from tests.helpers.cuda import twins
+from tests.helpers.cuda import torch_kernels
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from triforce.backends import native_loader
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    twins.replace_kernels(monkeypatch)
+    torch_kernels.replace_kernels(monkeypatch)
     without = SimpleNamespace(native=None, wanted="", suits_triton=lambda *_: False)
     monkeypatch.setattr("triforce.backends.token_sampler.native_loader", without)
 

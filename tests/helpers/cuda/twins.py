@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from random import Random
-from types import ModuleType
 
 import pytest
 import torch
@@ -18,20 +17,15 @@ from torch import Tensor
 
 from triforce.backends import dispatch
 from triforce.backends.cuda.kv import TritonKV
-from triforce.backends.cuda.model import TritonLayer
 from triforce.backends.cuda.offload.kv import TritonOffloadedKV
-from triforce.backends.cuda.triton import page_copy
-from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.decoder import Decoder
-from triforce.backends.dispatch import PAGE, OffloadLayout, PageTable
-from triforce.backends.torch.kv import attend_lists, slots
+from triforce.backends.dispatch import PAGE, OffloadLayout
 from triforce.bench import shapes
 from triforce.kvcache import Budget, FullView, PagePool, RetrievalConfig, RetrievalView
 from triforce.kvcache.offload.sizing_cuda import CudaKVSizing
 from triforce.kvcache.offload.store import HostStore
 from triforce.kvcache.selection import POLICIES
 from triforce.kvcache.views.observation import AttentionObservation
-from triforce.model.rope import rotate
 from triforce.ragged import ints
 
 CPU, VOCAB, CAPACITY, ROWS, LAYERS = torch.device("cpu"), 50, 288, 2, 3
@@ -40,63 +34,6 @@ PAGES = ROWS * CAPACITY // PAGE
 SEATS = 9
 READ = 40
 """More tokens of a prompt than so many are read layer by layer."""
-
-
-def carried(
-    source: page_copy.KeysValues, from_X: Tensor, target: page_copy.KeysValues, to_X: Tensor, size: int
-) -> None:
-    """As `carry`, page by page; both memories must hold what is named."""
-    for a, b in zip(source, target, strict=True):
-        from_pages, to_pages = (x.as_strided((_rest(x) // size, size), (size, 1)) for x in (a, b))
-        to_pages[to_X[to_X > 0]] = from_pages[from_X[to_X > 0]]
-
-
-def _rest(x: Tensor) -> int:
-    return x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
-
-
-def mixed(
-    qkv: tuple[Tensor, ...],
-    positions_B: Tensor,
-    tables_PF: tuple[Tensor, Tensor],
-    seen: DevicePageTable,
-    kv: page_copy.KeysValues,
-    wide: object = None,
-    weigh: bool = False,
-    by_head: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `triton_memory.mix`, on the torch path."""
-    q_BTHD, k_BTGD, v_BTGD = qkv
-    T, starts, counts = q_BTHD.shape[1], seen.starts_B.tolist(), seen.counts_B.tolist()
-    lists = PageTable(seen.units, starts, counts)
-    slots_N = slots(lists, T)
-    at_N = (positions_B[:, None] + torch.arange(T)).flatten()
-    rotation = tables_PF[0][at_N], tables_PF[1][at_N]
-    q_BTHD, k_BTGD = (rotate(x.flatten(0, 1), rotation).view(x.shape) for x in (q_BTHD, k_BTGD))
-    real_N = slots_N > 0
-    for memory_GSD, new_BTGD in zip(kv, (k_BTGD, v_BTGD), strict=True):
-        memory_GSD[:, slots_N[real_N]] = new_BTGD.flatten(0, 1)[real_N].transpose(0, 1)
-    return q_BTHD, *attend_lists(q_BTHD, *kv, lists, weigh)
-
-
-def replace_kernels(patch: pytest.MonkeyPatch) -> None:
-    import triforce.backends.cuda.kv as memory
-    import triforce.backends.cuda.offload.layout as places
-    import triforce.backends.cuda.offload.prefill as prompt
-    import triforce.backends.torch.model as plain_model
-
-    modules: dict[ModuleType, dict[str, object]] = {
-        places: {"carry": carried}, memory: {"mix": mixed}, prompt: {"mix": mixed, "AT_ONCE": 64}
-    }  # fmt: skip
-    for module, names in modules.items():
-        for name, new in names.items():
-            patch.setattr(module, name, new)
-    for name in ("norm", "swiglu"):
-        patch.setattr(TritonLayer, name, staticmethod(getattr(plain_model, name)))
-    patch.setattr("triforce.backends.cuda.triton.topk.MOST", -1)  # so torch selects
-    patch.setattr("triforce.backends.native_loader.native", None)
-    patch.setattr("triforce.backends.native_loader.wanted", "triton")
-    patch.setenv("TRITON_INTERPRET", "1")  # or a CPU is refused, where a GPU is beside it
 
 
 def room(decoder: Decoder, whole: int, seats: int = SEATS) -> OffloadLayout:

@@ -7,8 +7,9 @@ from math import exp, log
 
 from torch import Tensor
 
+from tests.helpers.laws.enumeration import Ladder, chain_law, distance, law
+from tests.helpers.laws.markov import PLAIN, Law
 from tests.helpers.laws.palette import Weights, cells_of, logits_of, mixed, shuffled, table
-from tests.helpers.laws.toy import PLAIN, Ladder, Law, chain_law, distance, law
 from triforce.interface.sampling_params import SamplingParams
 from triforce.speculation import verification as couplings
 

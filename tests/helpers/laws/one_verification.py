@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.helpers.laws.toy import Law, distance
+from tests.helpers.laws.enumeration import distance
+from tests.helpers.laws.markov import Law
 from tests.helpers.samplers import Sampler
 from triforce.backends.token_sampler import NativeSampling
 from triforce.interface.sampling_params import SamplingParams

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from tests.helpers.laws.cases import Case
-from tests.helpers.laws.toy import Law, columns, distance
+from tests.helpers.laws.enumeration import distance
+from tests.helpers.laws.markov import Law, columns
 from triforce.ragged import Ints
 
 HORIZON = 3

@@ -1,0 +1,113 @@
+"""A rank that differs, fails or does not follow is noticed, and what one cannot begin none does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.mirrored_worker import SCHEMA, held, params, play, prompt, results
+from tests.helpers.thread_ranks import together
+from triforce.engine import engine_core as engine_module
+from triforce.errors import CacheError, RankError, RequestError
+from triforce.interface.outputs import RequestOutput
+from triforce.llm import LLM
+from triforce.server.engine_client import GenerationRequest, ReplicaLost
+from triforce.server.engine_thread import Worker
+from triforce.server.tp_mirror import StepCommands, TPMirror
+
+
+@pytest.mark.parametrize("deaf", ["gone", "fresh"])
+def test_a_rank_that_does_not_listen_is_noticed(pair: Path, monkeypatch: pytest.MonkeyPatch, deaf: str) -> None:
+    """Negative control: one is not told who has gone, or begins what comes in another order."""
+    apply = TPMirror.apply
+
+    def disobey(self: TPMirror, orders: StepCommands) -> list[Any]:
+        if self._llm.ranks.rank:
+            gone, fresh = ([], orders.fresh) if deaf == "gone" else (orders.gone, orders.fresh[::-1])
+            orders = StepCommands(gone, fresh)
+        return apply(self, orders)
+
+    monkeypatch.setattr(TPMirror, "apply", disobey)
+
+    async def scene(worker: Worker) -> None:
+        left, _ = worker.submit(
+            [
+                GenerationRequest(prompt(1), params(max_tokens=200), "ar"),
+                GenerationRequest(prompt(2, 60), params(), "ar"),
+            ]
+        )
+        events = aiter(left)
+        for _ in range(3):
+            await anext(events)
+        left.cancel()
+        for output in await results(worker, GenerationRequest(prompt(3), params(), "ar")):
+            if isinstance(output, Exception):
+                raise output
+
+    with pytest.raises((RankError, ReplicaLost, AssertionError, RuntimeError)):
+        together(2, lambda ranks: play(pair, ranks, scene))
+
+
+def test_what_one_rank_cannot_begin_none_does(
+    pair: Path, monkeypatch: pytest.MonkeyPatch, crews: list[TPMirror]
+) -> None:
+    """A grammar that the second cannot compile; KV that it has no room for. And what no rank has room for."""
+    batch = engine_module.Batch
+
+    def full(models: Any, *arguments: Any) -> Any:
+        if models.target.ranks.rank and arguments[3][0].prompt == prompt(7):
+            raise CacheError("the disk is full")
+        return batch(models, *arguments)
+
+    def second(llm: LLM) -> None:
+        if llm.ranks.rank:
+            llm._grammars = None
+
+    monkeypatch.setattr(engine_module, "Batch", full)
+
+    async def scene(worker: Worker) -> list[Any]:
+        return await results(
+            worker,
+            GenerationRequest(prompt(1), params(), "triforce"),
+            GenerationRequest(prompt(2), params(grammar=SCHEMA, ignore_eos=False), "triforce"),
+            GenerationRequest(prompt(7), params(), "triforce"),
+            GenerationRequest(prompt(3, 400), params(n=8, max_tokens=100), "ar"),
+            GenerationRequest(prompt(4), params(), "ar"),
+        )
+
+    outputs, _ = together(2, lambda ranks: play(pair, ranks, scene, second))
+    assert [type(each) for each in outputs] == [RequestOutput, RequestError, CacheError, CacheError, RequestOutput]
+    assert "cannot serve this" in str(outputs[1]) and "no room" in str(outputs[2])
+    assert [held(each) for each in crews] == [0, 0]
+
+
+def test_a_rank_that_breaks_ends_the_engine(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one process it would be the rows of that pass; but here the other one waits in it."""
+    step, told = engine_module.Batch.step, []
+
+    def breaking(self: Any) -> list[int]:
+        if self.target.ranks.rank and len(self.jobs[0].tokens) > 5:
+            raise MemoryError
+        return step(self)
+
+    monkeypatch.setattr(engine_module.Batch, "step", breaking)
+
+    async def scene(worker: Worker) -> None:
+        told.extend(
+            await results(
+                worker, GenerationRequest(prompt(1), params(), "ar"), GenerationRequest(prompt(2), params(), "triforce")
+            )
+        )
+        told.extend([worker.failure, worker.alive])
+
+    with pytest.raises(MemoryError):
+        together(2, lambda ranks: play(pair, ranks, scene))
+    *answers, failure, alive = told
+    assert [type(each) for each in answers] == [ReplicaLost, ReplicaLost] and failure and not alive
+
+
+def test_limits_that_differ_are_noticed(pair: Path) -> None:
+    with pytest.raises(RankError, match="limits differ"):
+        together(2, lambda ranks: LLM(pair / "target", pair / "draft", ranks=ranks).open(4 + ranks.rank))

@@ -1,0 +1,79 @@
+"""Batches whose plans a controller decides, or dice."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING
+from tests.helpers.simulated_tiers import plans
+from triforce.engine.batch import Batch
+from triforce.engine.modes import MODES
+from triforce.engine.sequence import TokenSequence
+from triforce.engine.tier_builder import ModelSet
+from triforce.interface.sampling_params import SamplingParams
+from triforce.planner import CostModel, Plan, PlanController, cadence, controller
+from triforce.planner.forecast import BURST, TIMES
+
+PARAMS = SamplingParams(0.8, max_tokens=60)
+ROWS = 2 * len(PROMPTS)
+DEEP = Plan(("draft", "retrieval", "full"), (2, 6))
+LIVE = np.array([True])
+
+
+def piloted(coupling: str = "seeded", models: ModelSet = MODELS, rows: int = ROWS) -> Batch:
+    return read(CostModel(), coupling, models, rows)
+
+
+def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = MODELS, rows: int = 1) -> Batch:
+    """All tiers, their prompts read; without costs nobody steers them yet."""
+    jobs = [TokenSequence(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
+    batch = Batch(models, MODES["auto"], SETTING, coupling, jobs, costs=costs)
+    deque(batch.prefill(), maxlen=0)
+    return batch
+
+
+def with_whims(plan: Plan, dice: random.Random, lengths: list[int]) -> Plan:
+    """A plan with budgets as the dice have it, for each size of context."""
+    sizes = sorted({length.bit_length() for length in lengths}) if "retrieval" in plan.tiers else []
+    return replace(plan, times=tuple((bits, dice.choice(TIMES)) for bits in sizes))
+
+
+@pytest.fixture
+def whims(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """Another plan at each proposal, drawn from all, with other budgets; those that were drawn."""
+    dice, drawn = random.Random(3), list[Plan]()
+
+    def whim(self: PlanController, lengths: list[int], widely: bool) -> Plan:
+        drawn.append(with_whims(dice.choice(list(plans("draft" in self._parts, True))), dice, lengths))
+        return drawn[-1]
+
+    monkeypatch.setattr(PlanController, "_best", whim)
+    monkeypatch.setattr(CostModel, "knows", lambda *_: True)
+    monkeypatch.setattr(controller, "EVERY", 1)
+    monkeypatch.setattr(cadence, "WORTH", 0.0)
+    monkeypatch.setattr(cadence, "LISTEN", 0.0)
+    return drawn
+
+
+def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> CostModel:
+    costs = CostModel()
+    for tokens in (1, 9) * 20:
+        for tier, seconds in (("full", full), ("retrieval", retrieval), ("lookup", 5e-3)):
+            costs.observe(tier, tokens, 1, 100, seconds)
+        costs.observe("draft", tokens, 1, BURST, tokens * draft)
+    return costs
+
+
+def steered(costs: CostModel, steps: int = 4, clock: Callable[[], float] = lambda: 0.0) -> tuple[PlanController, Batch]:
+    batch = read(None)
+    it = PlanController(batch.top, 1, costs, clock=clock)
+    batch.pilot, batch.tiers = it, it.tiers
+    for _ in range(steps):
+        it.steer(batch.prefix, LIVE)
+    return it, batch

@@ -1,0 +1,97 @@
+"""A worker whose steps another rank follows, and scenes in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.tiny_checkpoint import tiny_pair
+from triforce.backends import native_loader
+from triforce.distributed.group import TPGroup
+from triforce.errors import CacheError, RequestError
+from triforce.interface.grammar import Grammar
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
+from triforce.llm import LLM
+from triforce.server import engine_thread as worker
+from triforce.server import tp_mirror as crew
+from triforce.server.engine_client import GenerationRequest, ReplicaLost
+from triforce.server.engine_thread import Worker
+from triforce.server.limits import Limits
+from triforce.server.tp_mirror import TPMirror
+
+NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+LIMITS = Limits(waiting=16, rows=4, kv_tokens=1024)
+SCHEMA = Grammar.json({"type": "object", "properties": {"a": {"enum": ["the cat", "a hat"]}}, "required": ["a"]})
+Scene = Callable[[Worker], Coroutine[Any, Any, Any]]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_pair(tmp_path_factory.mktemp("pair"), 512)
+
+
+@pytest.fixture
+def crews(monkeypatch: pytest.MonkeyPatch) -> list[TPMirror]:
+    """All that are made."""
+    made: list[TPMirror] = []
+
+    class Known(TPMirror):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    for module in (crew, worker):
+        monkeypatch.setattr(module, "TPMirror", Known)
+    return made
+
+
+def prompt(step: int, length: int = 120) -> list[int]:
+    return [2 + (7 * i * i + step) % 290 for i in range(length)]
+
+
+def params(**changes: Any) -> SamplingParams:
+    return SamplingParams(**({"temperature": 0.8, "seed": 5, "max_tokens": 24, "ignore_eos": True} | changes))
+
+
+def play(pair: Path, ranks: TPGroup, scene: Scene, change: Callable[[LLM], object] = lambda llm: None) -> Any:
+    """A scene in front of rank 0's worker, whom the others follow; what came of it, of them None."""
+    llm = LLM(pair / "target", pair / "draft", budget=64, full_layers="none", ranks=ranks)
+    change(llm)
+    if ranks.rank:
+        return crew.follow(llm, LIMITS)
+
+    async def whole() -> Any:
+        worker = Worker(llm, LIMITS)
+        try:
+            return await scene(worker)
+        finally:
+            await worker.close()
+            assert not worker.load().kv_tokens or worker.failure
+
+    return asyncio.run(whole())
+
+
+async def result(answer: Any) -> RequestOutput | Exception:
+    try:
+        return [event async for event in answer][-1]
+    except (RequestError, CacheError, ReplicaLost) as error:
+        return error
+
+
+async def results(worker: Worker, *asks: GenerationRequest) -> list[Any]:
+    return list(await asyncio.gather(*map(result, worker.submit(list(asks)))))
+
+
+def texts(output: RequestOutput) -> list[tuple[str, list[int], str]]:
+    return [(each.text, each.token_ids, each.finish_reason) for each in output.outputs]
+
+
+def held(crew: TPMirror) -> int:
+    """Pages that rows have."""
+    engine = crew.texts.engine
+    return engine.store.pages - engine.store.pool.free_pages - len(engine._prefixes)

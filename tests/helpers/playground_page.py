@@ -1,0 +1,104 @@
+"""The playground in Chromium: steps that people take in it, and what they see."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.helpers.server_process import KEY, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, LocatorAssertions, Page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+DOCUMENT = "the cat sat on the mat " * 40
+WAIT = 60_000  # milliseconds
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not CHROMIUM:
+        pytest.skip("no Chromium here")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        sync_api.expect.set_options(timeout=WAIT)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def url(pair: Path) -> Iterator[str]:
+    with served(pair, "--mode", "triforce") as (_, url):
+        yield url
+
+
+@pytest.fixture
+def page(browser: Browser, url: str) -> Iterator[Page]:
+    """The page, its key given, and a document in it; nothing may go wrong in it, and it may ask nobody else."""
+    context = browser.new_context()
+    page = context.new_page()
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda line: wrong.append(line.text) if line.type == "error" else None)
+    page.on("request", lambda request: None if request.url.startswith((url, "data:")) else wrong.append(request.url))
+    page.goto(url)
+    page.get_by_label("Key of this server").fill(KEY)
+    page.keyboard.press("Tab")
+    expect(page.locator("#about")).to_contain_text("2,048 tokens of context")
+    expect(page.get_by_label("Document", exact=True)).not_to_be_empty()
+    page.locator("summary").click()
+    page.get_by_label("Tokens at most").fill("40")
+    page.get_by_label("Question").fill("")
+    page.get_by_label("Document", exact=True).fill(DOCUMENT)
+    yield page
+    context.close()
+    assert not [line for line in wrong if "Failed to load resource" not in line]  # which the page has shown
+
+
+def expect(found: Locator) -> LocatorAssertions:
+    from playwright import sync_api
+
+    return sync_api.expect(found)
+
+
+def compare(page: Page) -> None:
+    page.get_by_role("button", name="Compare").click()
+
+
+def headline(page: Page, pattern: str) -> None:
+    expect(page.locator("#headline")).to_have_text(re.compile(pattern))
+
+
+def spans(page: Page, selector: str) -> list[list[str]]:
+    found: Any = page.eval_on_selector_all(f"{selector} span", "all => all.map(s => [s.className, s.textContent])")
+    return list(found)
+
+
+def answer(page: Page, events: list[dict[str, Any]], plain: list[dict[str, Any]] | None = None) -> None:
+    """Have streams say this, and those of plain decoding perhaps something else: a server as fast as a test likes."""
+
+    def stream(route: Any) -> None:
+        said = plain if plain and '"mode":"ar"' in route.request.post_data else events
+        body = "".join(f"data: {json.dumps(event)}\n\n" for event in said) + "data: [DONE]\n\n"
+        route.fulfill(body=body, content_type="text/event-stream")
+
+    page.route("**/v1/completions", stream)
+
+
+def told(text: str, seconds: float = 1.0, seen: tuple[int, ...] = (), tier: str = "full") -> dict[str, Any]:
+    """A piece of as many tokens as characters."""
+    tiers = [{"name": name, "proposed": 50, "accepted": 10, "passes": 1} for name in ("retrieval", "full")]
+    look = {"tokens": 9000, "seconds": seconds, "seen": seen, "tiers": tiers}
+    many = {"token_tiers": [tier] * len(text), "token_characters": [1] * len(text)}
+    return {"choices": [{"index": 0, "text": text, "look": look, **many}]}
+
+
+def read(tokens: int) -> dict[str, Any]:
+    return {"choices": [], "usage": {"prompt_tokens": tokens}}

@@ -1,0 +1,78 @@
+"""Texts behind a retrieval view are those of plain decoding, however little it selects."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.small_decoder import VOCAB, small_decoder, text
+from triforce.engine.batch import Batch
+from triforce.engine.config import SpeculativeConfig
+from triforce.engine.modes import MODES
+from triforce.engine.sequence import TokenSequence
+from triforce.engine.tier_builder import ModelSet
+from triforce.interface.sampling_params import SamplingParams
+from triforce.kvcache import RetrievalConfig
+from triforce.kvcache.selection import POLICIES
+
+torch.set_num_threads(1)
+
+
+DECODER = small_decoder()
+
+
+def generate(mode: str, prompts: list[list[int]], tokens: int, **how: Any) -> tuple[list[list[int]], Batch]:
+    params = SamplingParams(temperature=0.8, max_tokens=tokens)
+    jobs = [TokenSequence(prompt, params, seed=5 + b) for b, prompt in enumerate(prompts)]
+    gammas = {name: how.pop(name) for name in ("gamma_1", "gamma_2", "selection") if name in how}
+    retrieval = RetrievalConfig.parse(**(dict(budget=48, chunk=16, refresh=1, full_layers="none") | how))
+    models = ModelSet(DECODER, small_decoder(seed=3, layers=1))
+    batch = Batch(models, MODES[mode], SpeculativeConfig(**gammas, retrieval=retrieval), "seeded", jobs)
+    for _ in batch.prefill():
+        pass
+    while not batch.done:
+        batch.step()
+    return [job.tokens for job in jobs], batch
+
+
+PROMPTS = [text(30, seed=20), text(77, seed=21), text(150, seed=22)]
+
+
+@cache
+def plain(tokens: int) -> list[list[int]]:
+    return generate("ar", PROMPTS, tokens)[0]
+
+
+@cache
+def plain_alone(tokens: int) -> list[list[int]]:
+    return generate("ar", PROMPTS[:1], tokens)[0]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *(dict(chunk=chunk, selection=name) for chunk in (8, 16, 32, 100) for name in POLICIES),
+        *(dict(refresh=refresh) for refresh in (0, 1, 3, "auto")),
+        dict(full_layers="1"), dict(full_layers="0-1"), dict(budget="20%"), dict(budget="1%", selection="quest"),
+        dict(mode="streaming"), dict(mode="streaming", chunk=8), dict(mode="lookup"), dict(mode="triforce"),
+        dict(mode="triforce", gamma_1=1, gamma_2=1, refresh="auto"), dict(gamma_2=24), dict(gamma_2=24, refresh=0),
+        dict(mode="lookup", gamma_1=20, gamma_2=20, selection="mean_key"),
+    ],
+    ids=lambda how: "-".join(f"{value}" for value in how.values()),
+)  # fmt: skip
+def test_texts_are_those_of_plain_decoding(how: dict[str, Any]) -> None:
+    how = dict(how)
+    assert generate(how.pop("mode", "retrieval"), PROMPTS, 32, **how)[0] == plain(32)
+
+
+@pytest.mark.parametrize("selection", POLICIES)
+def test_generation_far_beyond_the_budget(selection: str) -> None:
+    """Six times the budget from a short prompt, and the sight stays as small as asked."""
+    texts, batch = generate("retrieval", PROMPTS[:1], 200, budget=32, selection=selection)
+    assert texts == plain_alone(200)
+    choice = batch.top.below.cache.choices[0]
+    assert choice.tokens <= 32 and choice.recent > 180
+    assert all(0 <= token < VOCAB for token in texts[0])

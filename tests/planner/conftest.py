@@ -1,0 +1,5 @@
+"""Plans that dice decide."""
+
+from tests.helpers import controlled_batch
+
+whims = controlled_batch.whims  # a fixture

@@ -1,0 +1,73 @@
+"""Whatever the controller decides, the text or its law is that of plain decoding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.controlled_batch import DEEP, PARAMS, ROWS, piloted
+from tests.helpers.laws.gtest import ALPHA, ranks, window_surprise
+from tests.helpers.laws.tiny import MODELS, finished, laws, started
+from triforce.engine.tier_builder import ModelSet
+from triforce.planner import Plan
+from triforce.speculation import SequenceState
+
+
+def plain() -> Tensor:
+    return finished(started("ar", "seeded", PARAMS, ROWS))
+
+
+def test_the_text_is_that_of_plain_decoding_whatever_is_decided(whims: list[Plan]) -> None:
+    monkey = piloted()
+    assert torch.equal(finished(monkey), plain())
+    assert len({plan.tiers for plan in whims}) > 4
+
+
+def test_and_without_a_draft_model(whims: list[Plan]) -> None:
+    assert torch.equal(finished(piloted(models=ModelSet(MODELS.target))), plain())
+    assert not any("draft" in plan.tiers for plan in whims)
+
+
+def law_stays(coupling: str, whims: list[Plan], rows: int, bound: float) -> None:
+    texts_BT = finished(piloted(coupling, rows=rows))
+    laws_BTV = laws(texts_BT, PARAMS)
+    likings_BTV = laws_BTV / (laws(texts_BT, PARAMS, MODELS.draft) + 1e-9)  # where a fault would show most
+    p_value, least = window_surprise(ranks(texts_BT, laws_BTV, likings_BTV), 12, 2, 4)
+    print(f"p = {p_value:.3f}; detectable total variation {least:.4f}")
+    assert least < bound and p_value > ALPHA and len({plan.tiers for plan in whims}) > 3
+
+
+@pytest.mark.parametrize("coupling", ["rejection", "block"])
+def test_under_rejection_the_law_stays(coupling: str, whims: list[Plan]) -> None:
+    law_stays(coupling, whims, 120, 0.08)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("coupling", ["rejection", "block"])
+def test_and_the_law_of_many_texts(coupling: str, whims: list[Plan]) -> None:
+    law_stays(coupling, whims, 300, 0.05)
+
+
+def test_and_as_it_decides_itself() -> None:
+    batch = piloted()
+    assert torch.equal(finished(batch), plain())
+    assert [tier.name for tier in batch.tiers] == ["lookup", "draft", "retrieval", "full"]
+    assert {origin for job in batch.jobs for origin in job.origins} <= {tier.name for tier in batch.tiers}
+    for job in batch.jobs:
+        assert sum(stretch.tokens for stretch in job.timeline) == len(job.tokens)
+
+
+def test_a_draft_that_was_left_out_sees_what_was_written_meanwhile() -> None:
+    batch = piloted(rows=2)
+    it, live_B = batch.pilot, np.array([True, True])
+    assert it
+    draft = it._parts["draft"]
+    for written in (10, 100):
+        longer = SequenceState(batch.prefix.ids_BS, batch.prefix.lengths_B + written)
+        it.wire(Plan(), batch.prefix, live_B)
+        before = draft.cache.lengths_B.copy()  # type: ignore[attr-defined]
+        it.wire(DEEP, longer, live_B)
+        seen = longer.lengths_B - 1 if written > 64 else before  # a few tokens it sees in its next pass
+        assert (draft.cache.lengths_B == seen).all()  # type: ignore[attr-defined]

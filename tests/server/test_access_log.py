@@ -1,0 +1,69 @@
+"""The access log holds nothing that a client wrote; a server that stops says so."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from tests.helpers.asgi_client import SAMPLED, ask, good, refused
+from tests.helpers.guarded_app import PATH
+from triforce.llm import LLM
+from triforce.server import logs
+from triforce.server.app import create_app
+from triforce.server.engine_client import EngineLoad, ShuttingDown
+from triforce.server.engine_thread import Worker
+from triforce.server.limits import Limits
+
+
+def test_logs_are_json_without_what_anybody_wrote(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Worker(llm, Limits(waiting=1))
+    app = create_app(llm, engine, "tiny")
+    out = io.StringIO()
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(logs.JsonLines())
+    monkeypatch.setattr(logs.LOG, "handlers", [handler])
+    logs.LOG.setLevel(logging.INFO)
+    response = ask(app, PATH + "?q=secret", {"prompt": "the secret cat", **SAMPLED, "user": "secret"})
+    made = good(response)["choices"][0]["text"]
+    ask(app, "/secret", {"prompt": "secret"})
+    ask(app, PATH, {"prompt": "secret", "secret": "secret"})
+    ask(
+        app,
+        PATH,
+        content=b'{"prompt": "secret',
+        headers={"authorization": "Bearer secret", "content-type": "application/json"},
+    )
+    monkeypatch.setattr(engine, "submit", lambda asks: {}["the secret cat"])
+    assert "its log" in refused(ask(app, PATH, {"prompt": "secret"}), 500)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert "secret" not in out.getvalue() and made not in out.getvalue()
+    first = next(line for line in lines if line["event"] == "request")
+    assert first["request"] == response.headers["x-request-id"] and first["route"] == PATH
+    assert first["status"] == 200 and first["new_tokens"] == 24 and first["prompt_tokens"] > 0
+    broken = next(line for line in lines if line["level"] == "error")
+    assert broken["error"] == "KeyError" and broken["trace"]
+    asyncio.run(engine.close())
+
+
+class Stopped:
+    """An engine that was told to stop."""
+
+    alive = False
+
+    def submit(self, asks: object) -> Any:
+        raise ShuttingDown
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(0, 0, 0)
+
+
+def test_a_server_that_stops_says_so(llm: LLM) -> None:
+    app = create_app(llm, Stopped(), "tiny")  # type: ignore[arg-type]
+    response = ask(app, PATH, {"prompt": "x"})
+    assert "stopping" in refused(response, 503) and response.headers["retry-after"]
+    assert "stopped" in refused(ask(app, "/health"), 503)

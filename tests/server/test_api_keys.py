@@ -1,0 +1,85 @@
+"""API keys: where they come from, how they are compared, and that each has a scope of its own."""
+
+from __future__ import annotations
+
+import hmac
+from pathlib import Path
+
+import pytest
+from starlette.types import ASGIApp
+
+from tests.helpers.asgi_client import ask, good, refused
+from tests.helpers.guarded_app import KEY, OTHER, PATH
+from triforce.cli import main
+from triforce.errors import RequestError
+from triforce.server import security
+from triforce.server.engine_thread import Worker
+from triforce.server.startup_checks import KEYS_VARIABLE, read_keys, require_key_beyond_loopback
+
+
+def test_every_address_but_health_needs_a_key(guarded: ASGIApp) -> None:
+    assert good(ask(guarded, "/health")) == {"status": "ok"}
+    for path in (PATH, "/v1/models", "/metrics", "/tokenize", "/openapi.json", "/nowhere", "/health/", "/docs"):
+        response = ask(guarded, path)
+        assert "Authorization: Bearer" in refused(response, 401) and response.headers["www-authenticate"] == "Bearer"
+        assert ask(guarded, path, headers={"authorization": f"Bearer {KEY}"}).status_code != 401
+
+
+@pytest.mark.parametrize(
+    "sent", [KEY, f"Basic {KEY}", f"Bearer {KEY[:-1]}", f"Bearer {KEY}x", "Bearer", "Bearer é", ""]
+)
+def test_wrong_keys(guarded: ASGIApp, sent: str) -> None:
+    assert ask(guarded, "/v1/models", headers={"authorization": sent.encode("latin-1")}).status_code == 401
+
+
+def test_each_key_is_compared_in_constant_time(guarded: ASGIApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[tuple[int, int]] = []
+    plain = hmac.compare_digest
+
+    def compare(a: bytes, b: bytes) -> bool:
+        lengths.append((len(a), len(b)))
+        return plain(a, b)
+
+    monkeypatch.setattr(security.hmac, "compare_digest", compare)
+    for key in (KEY, "x"):
+        ask(guarded, "/v1/models", headers={"authorization": f"Bearer {key}"})
+    assert lengths == [(32, 32)] * 4  # digests: not even the length of a key tells
+
+
+def test_keys_come_from_a_file_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY}\n\n")
+    monkeypatch.setenv(KEYS_VARIABLE, f" {OTHER} ,")
+    assert read_keys(str(file)) == [KEY, OTHER] and read_keys(None) == [OTHER]
+    monkeypatch.delenv(KEYS_VARIABLE)
+    for text in ("", "short", "é" * 20):
+        file.write_text(text)
+        with pytest.raises(RequestError):
+            read_keys(str(file))
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_keys(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
+def test_another_address_without_a_key_refuses_to_start(
+    host: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEYS_VARIABLE, raising=False)
+    assert main(["serve", "--host", host, "--port", "0"]) == 2
+    assert "--api-key-file" in capsys.readouterr().err
+    require_key_beyond_loopback(host, [KEY])
+
+
+def test_this_machine_alone_needs_no_key() -> None:
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
+        require_key_beyond_loopback(host, [])
+
+
+def test_each_key_has_its_own_scope(guarded: ASGIApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So nobody learns by timing what another has asked; and without keys there is one."""
+    seen: list[str] = []
+    engine, plain = guarded.state.service.engine, Worker.submit  # type: ignore[attr-defined]
+    monkeypatch.setattr(engine, "submit", lambda asks: (seen.extend(a.scope for a in asks), plain(engine, asks))[1])
+    for key in (KEY, OTHER, KEY):
+        ask(guarded, PATH, {"prompt": "x", "max_tokens": 1}, headers={"authorization": f"Bearer {key}"})
+    assert seen[0] == seen[2] != seen[1] and KEY not in "".join(seen)

@@ -1,0 +1,139 @@
+"""Limits of connections: for each address, in all, and by the descriptors that there are."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import json
+import logging
+import resource
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from tests.helpers.connections import HALF, HEAD, Scene, scene, several_addresses
+from triforce.cli import main
+from triforce.errors import RequestError
+from triforce.server import door, logs
+from triforce.server.connections import places
+from triforce.server.door import network
+from triforce.server.limits import CONNECTIONS, Limits
+
+
+def test_an_address_has_its_share_and_what_waits_gives_way() -> None:
+    async def play(it: Scene) -> None:
+        halves = [await it.connect(HALF) for _ in range(5)]
+        assert await it.ask() == b"HTTP/1.1 200 OK\r\n"
+        assert (await halves[0][0].readline()).startswith(b"HTTP/1.1 408") and "gave_way" in it.events()
+        waiting = [await it.connect(HEAD % b"wait") for _ in range(3)]
+        await it.until(lambda: it.held == 3)
+        reader, _ = await it.connect(HEAD % b"quick")
+        answer = (await reader.read()).decode()
+        assert answer.startswith("HTTP/1.1 429") and "retry-after" in answer and "connection: close" in answer
+        body = json.loads(answer.partition("\r\n\r\n")[2])
+        assert "--max-connections-per-address" in body["error"]["message"] and "refused" in it.events()
+        it.release.set()
+        assert [(await reader.readline())[9:12] for reader, _ in waiting] == [b"200"] * 3
+
+    scene(play, connections_per_address=3)
+
+
+@several_addresses
+def test_others_are_served_while_one_address_has_its_fill() -> None:
+    async def play(it: Scene) -> None:
+        for _ in range(3):
+            await it.connect(HEAD % b"wait")
+        await it.until(lambda: it.held == 3)
+        assert b"429" in await it.ask() and b"200" in await it.ask(address="127.0.0.2")
+
+    scene(play, connections_per_address=3)
+
+
+@several_addresses
+def test_half_headers_of_many_addresses_keep_nobody_out() -> None:
+    async def play(it: Scene) -> None:
+        for i in range(40):
+            await it.connect(HALF, f"127.0.0.{2 + i % 20}")
+        assert b"200" in await it.ask()
+        await it.until(lambda: "gave_way" in it.events())
+        assert len(it.server.server_state.connections) <= 8
+
+    scene(play, connections=8)
+
+
+@several_addresses
+def test_accepting_pauses_while_all_are_being_answered() -> None:
+    async def play(it: Scene) -> None:
+        for i in range(4):
+            await it.connect(HEAD % b"wait", f"127.0.0.{i + 2}")
+        await it.until(lambda: it.held == 4)
+        late = asyncio.create_task(it.ask())
+        await it.until(lambda: "paused" in it.events())
+        assert len(it.server.server_state.connections) == 4 and not late.done()
+        it.release.set()
+        assert b"200" in await late
+
+    scene(play, connections=4)
+
+
+def test_descriptors_that_run_out_are_one_line_of_log_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, failures = io.StringIO(), 50
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(logs.JsonLines())
+    monkeypatch.setattr(logs.LOG, "handlers", [handler])
+    logs.LOG.setLevel(logging.INFO)
+    monkeypatch.setattr(door, "MOMENT", 0.001)
+    plain = asyncio.SelectorEventLoop.sock_accept
+
+    async def accept(loop: Any, sock: socket.socket) -> Any:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise OSError(errno.EMFILE if failures % 2 else errno.ECONNABORTED, "")
+        return await plain(loop, sock)
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_accept", accept)
+
+    async def play(it: Scene) -> None:
+        assert b"200" in await it.ask()
+        await it.until(lambda: '"connections"' in out.getvalue())
+
+    begun = time.monotonic()
+    scene(play)
+    lines = [json.loads(line) for line in out.getvalue().splitlines() if '"connections"' in line]
+    assert 0 < len(lines) <= time.monotonic() - begun + 1
+    assert sum(line["no_descriptors"] for line in lines) == sum(line["paused"] for line in lines) == 25
+
+
+def test_places_leave_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    assert places(None) == places(192) == 192 and Limits(connections=192).places_of_an_address == 96
+    with pytest.raises(RequestError, match="give --max-connections 192"):
+        places(193)
+    for much in (65536, resource.RLIM_INFINITY):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, much=much: (much, much))
+        assert places(None) == CONNECTIONS and places(40_000) == 40_000
+
+
+@pytest.mark.parametrize("name", ["--max-connections", "--max-connections-per-address"])
+def test_a_bound_that_nobody_fits_in_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "nowhere", name, "0"]) == 2
+    assert "not positive" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "counted"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::9", "2001:db8:1:3::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_whom_a_connection_is_counted_for(host: str, counted: str) -> None:
+    assert network(host) == counted

@@ -1,0 +1,74 @@
+"""The Host and Origin headers: which pages may ask, and which may read."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+from starlette.types import ASGIApp
+
+from tests.helpers.asgi_client import ask
+from tests.helpers.guarded_app import KEY, echo, send_to
+from triforce.errors import RequestError
+from triforce.llm import LLM
+from triforce.server.app import create_app
+from triforce.server.engine_thread import Worker
+from triforce.server.limits import Limits
+from triforce.server.security import HostCheck
+from triforce.server.startup_checks import require_origins
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        *[(name, True) for name in ("localhost", "LOCALHOST:8000", "127.0.0.1:80", "[::1]:8000", "10.1.2.3")],
+        *[(name, True) for name in ("gpu.example.org", "gpu.example.org.:8000")],
+        *[(name, False) for name in ("evil.example.org", "localhost.evil.org", "", "127.0.0.1.evil.org", "[evil]")],
+    ],
+)
+def test_the_host_header_names_this_server(guarded: ASGIApp, host: str, known: bool) -> None:
+    assert ask(guarded, "/health", headers={"host": host}).status_code == (200 if known else 400)
+
+
+def test_pages_of_named_origins_may_ask(llm: LLM, app: ASGIApp) -> None:
+    """A browser asks first, without the key; the answer comes with it, refusals too. Nobody is named by default."""
+    page = "https://notes.example.org"
+    asks = {"origin": page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    engine = Worker(llm, Limits(waiting=1))
+    opened = create_app(llm, engine, "tiny", keys=[KEY], origins=[page])
+    body = {"prompt": "the cat", "max_tokens": 1, "verbosity": "low"}
+
+    def allowed(app: ASGIApp, origin: str, **headers: str) -> tuple[int, str | None]:
+        answer = ask(app, "/v1/completions", body, headers={"origin": origin, **headers})
+        return answer.status_code, answer.headers.get("access-control-allow-origin")
+
+    async def preflight(app: ASGIApp, origin: str) -> tuple[int, str | None]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            answer = await client.options("/v1/completions", headers=asks | {"origin": origin})
+            return answer.status_code, answer.headers.get("access-control-allow-origin")
+
+    assert asyncio.run(preflight(opened, page)) == (200, page)
+    assert asyncio.run(preflight(opened, "https://evil.example"))[1] is None
+    assert asyncio.run(preflight(app, page))[1] is None
+    assert allowed(opened, page, authorization=f"Bearer {KEY}") == (200, page)
+    assert allowed(opened, page) == (401, page) and allowed(app, page) == (200, None)
+    asyncio.run(engine.close())
+
+
+@pytest.mark.parametrize("origin", ["example.org", "https://", "https://a b", "https://a.org/page", ""])
+def test_what_is_no_origin(origin: str) -> None:
+    require_origins(["*", "https://example.org", "http://localhost:3000"])
+    with pytest.raises(RequestError, match="is no origin"):
+        require_origins([origin])
+
+
+def test_a_request_has_one_host() -> None:
+    for hosts in ([], [b"localhost", b"localhost"]):
+        assert send_to(HostCheck(echo, []), headers=[(b"host", host) for host in hosts])[0] == 400
+
+
+def test_pages_of_other_sites_read_nothing(app: ASGIApp) -> None:
+    headers = {"origin": "https://evil.example.org", "access-control-request-method": "POST"}
+    response = ask(app, "/v1/models", headers=headers)
+    assert not [name for name in response.headers if name.startswith("access-control")]

@@ -1,0 +1,80 @@
+"""Limits of requests: bytes, KV, time, and the length of the queue."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp
+
+from tests.helpers.asgi_client import ask, hang_up, refused
+from tests.helpers.guarded_app import KEY, PATH, echo, send_to
+from triforce.llm import LLM
+from triforce.server import security
+from triforce.server.app import create_app
+from triforce.server.engine_thread import Worker
+from triforce.server.limits import Limits
+from triforce.server.security import BodyLimit
+
+
+def test_a_body_is_bounded_as_announced_and_as_it_comes() -> None:
+    app = BodyLimit(echo, Limits(body_bytes=10))
+    assert send_to(app, (b"12345", b"67890")) == (200, b"1234567890")
+    assert send_to(app, (b"12345", b"67890", b"1"))[0] == 413
+    assert send_to(app, headers=[(b"content-length", b"11")])[0] == 413
+    assert send_to(app, headers=[(b"content-length", b"9" * 5000)])[0] == 413
+
+
+def test_without_a_key_no_large_body_is_kept(guarded: ASGIApp) -> None:
+    for path in security.OPEN:
+        assert ask(guarded, path, content=b" " * 1024).status_code != 413
+        assert "1024 bytes" in refused(ask(guarded, path, content=b" " * 1025), 413)
+
+
+def test_a_body_must_arrive_in_time() -> None:
+    assert send_to(BodyLimit(echo, Limits(body_seconds=0.05)), wait=0.2)[0] == 408
+
+
+def test_a_large_request_is_refused(guarded: ASGIApp) -> None:
+    response = ask(guarded, PATH, {"prompt": "x" * 3000}, headers={"authorization": f"Bearer {KEY}"})
+    assert "--max-body" in refused(response, 413)
+
+
+def test_a_request_reserves_no_more_kv_than_allowed(llm: LLM) -> None:
+    limits = Limits(kv_tokens=100)
+    app = create_app(llm, Worker(llm, limits), "tiny", limits=limits)
+    assert "lower n or max_tokens" in refused(ask(app, PATH, {"prompt": [5] * 10, "max_tokens": 41, "n": 2}))
+    assert ask(app, PATH, {"prompt": [5] * 10, "max_tokens": 40, "n": 2}).status_code == 200
+    asyncio.run(app.state.service.engine.close())
+
+
+def test_a_request_ends_when_its_time_is_up(llm: LLM) -> None:
+    app = create_app(llm, Worker(llm, Limits(waiting=1)), "tiny", limits=Limits(seconds=0.2))
+    body = {"prompt": "the cat", "max_tokens": 2000, "ignore_eos": True}
+    assert "--timeout" in refused(ask(app, PATH, body), 408)
+    assert '"code": "timeout"' in ask(app, PATH, body | {"stream": True}).text
+    asyncio.run(app.state.service.engine.close())
+
+
+def test_a_full_queue_says_when_to_come_back(llm: LLM) -> None:
+    """One runs, one waits, the third is told to come back; what is given up makes room."""
+    app = create_app(llm, Worker(llm, Limits(waiting=1, rows=1)), "tiny")
+    long = {"prompt": "the cat", "max_tokens": 2000, "ignore_eos": True}
+
+    async def three() -> list[int]:
+        tasks = [asyncio.create_task(hang_up(app, PATH, long, after=0)) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        refusal = await hang_up(app, PATH, long, after=2)
+        assert (b"retry-after", b"5") in refusal[0]["headers"]
+        await asyncio.gather(*tasks)
+        return [refusal[0]["status"], (await hang_up(app, PATH, long | {"max_tokens": 2}, after=2))[0]["status"]]
+
+    assert asyncio.run(three()) == [429, 200]
+    asyncio.run(app.state.service.engine.close())
+
+
+def test_more_prompts_than_the_queue_ever_holds_are_refused_for_good(llm: LLM) -> None:
+    limits = Limits(waiting=1, rows=1)
+    app = create_app(llm, Worker(llm, limits), "tiny", limits=limits)
+    assert "at most 2" in refused(ask(app, PATH, {"prompt": ["a", "b", "c"], "max_tokens": 1}))
+    assert ask(app, PATH, {"prompt": ["a", "b"], "max_tokens": 1}).status_code == 200
+    asyncio.run(app.state.service.engine.close())
