@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workste
 KERNELS := CMakeLists.txt $(wildcard csrc/*.?pp csrc/*/*.?pp)
 INPUTS := pyproject.toml constraints.txt scripts/install.sh $(KERNELS)
 
-.PHONY: help install install-dev native sanitize demo test test-all smollm2 soak check bench format clean
+.PHONY: help install install-dev native sanitize demo test test-all mutants smollm2 soak check bench format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -53,6 +53,9 @@ build/smollm2/config.json: scripts/smollm2.py
 	@test -e .venv/.dev || $(MAKE) install-dev
 	@$(BIN)/python scripts/smollm2.py $(@D)
 	@touch $@
+
+mutants: install-dev ## the faults that tests plant: what each changes, and which test notices it
+	@$(BIN)/python -m tests.helpers.mutants
 
 soak: install-dev ## half an hour of all kinds of requests: the server stays as it is, and running streams go on
 	@$(BIN)/python scripts/soak.py $(ARGS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.mutants.registry import caught_in
 from triforce.bench import lossless
 from triforce.bench.acceptance.heavy import Heavy
 from triforce.bench.batch_runner import together
@@ -41,19 +42,11 @@ def test_the_certificate(bench: Callable[..., int], tmp_path: Path, capsys: pyte
     assert last == {name: value for name, value in report.items() if name != "rows"}
 
 
-def test_one_wrong_token_is_found(
+def test_certificate_mutant_is_found(
     bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A mutant: the last token of one mode's texts at one temperature is another."""
-    honest = lossless._texts
-
-    def wrong(llm: LLM, asked: Any, params: Any, mode: str, earlier: Any) -> list[list[int]]:
-        texts = honest(llm, asked, params, mode, earlier)
-        if mode == "lookup" and params.temperature > 0:
-            texts[-1][-1] += 1
-        return texts
-
-    monkeypatch.setattr(lossless, "_texts", wrong)
+    (mutant,) = caught_in("test_certificate_mutant_is_found")
+    mutant.apply(monkeypatch)
     code, report = certify(bench, tmp_path)
     assert code == 1 and not report["lossless"] and report["differing"] == 2
     assert {(row["mode"], row["first"], row["temperature"]) for row in report["where"]} == {("lookup", 9, 0.8)}

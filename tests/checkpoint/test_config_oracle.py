@@ -14,9 +14,10 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from triforce.checkpoint import families, rope_scaling
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
+from triforce.checkpoint import rope_scaling
 from triforce.checkpoint.families import FAMILIES, HFConfig, frequencies, model_config, read_config
-from triforce.checkpoint.rope_scaling import Linear
 from triforce.errors import ModelError
 
 Values = dict[str, Any]
@@ -133,31 +134,13 @@ def test_a_config_is_what_transformers_reads(tmp_path: Path, family: str, kind: 
     assert list(differences(tmp_path, family, kind)) == []
 
 
-def in_float64(theta: float, D: int) -> torch.Tensor:
-    return (theta ** (torch.arange(0, D, 2, dtype=torch.float64) / D)).float()
-
-
-BROKEN: dict[str, tuple[str, str, object, str, object]] = {
-    "another precision": ("llama", "default", rope_scaling, "wavelengths", in_float64),
-    "another theta": ("mistral", "linear", families, "THETA", 10_001.0),
-    "a ramp rounded inwards": ("llama", "yarn", rope_scaling, "floor", rope_scaling.ceil),
-    "no temperature": ("qwen2", "yarn", rope_scaling, "_temper_yarn", lambda rope, factor: 1.0),
-    "the temperature itself": ("llama", "longrope", rope_scaling, "sqrt", float),
-    "turns counted by radians": ("llama", "llama3", rope_scaling, "pi", 0.5),
-    "a factor where theta grows": ("llama", "dynamic", rope_scaling, "Dynamic", lambda factor, _: Linear(factor)),
-    "heads of another size": ("qwen3", "default", FAMILIES["qwen3"], "head_dim", 64),
-    "a head that is the embedding": ("mistral", "default", FAMILIES["mistral"], "tie_word_embeddings", True),
-    "layers that all slide": ("qwen2", "default", families, "QWEN", ()),
-}
-
-
-@pytest.mark.parametrize("broken", BROKEN)
-def test_the_comparison_tells(tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    family, kind, owner, name, value = BROKEN[broken]
-    if isinstance(owner, dict):
-        monkeypatch.setitem(owner, name, value)
-    else:
-        monkeypatch.setattr(owner, name, value)
+@pytest.mark.parametrize("mutant", caught_in("test_config_mutant_differs_from_transformers"), ids=str)
+def test_config_mutant_differs_from_transformers(
+    tmp_path: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (where,) = mutant.checks
+    mutant.apply(monkeypatch)
+    family, kind = where.split()
     assert list(differences(tmp_path, family, kind))
 
 

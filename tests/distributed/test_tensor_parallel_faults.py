@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.helpers.mirrored_worker import SCHEMA, held, params, play, prompt, results
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
 from tests.helpers.thread_ranks import together
 from triforce.engine import engine_core as engine_module
 from triforce.errors import CacheError, RankError, RequestError
@@ -15,21 +17,12 @@ from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM
 from triforce.server.engine_client import GenerationRequest, ReplicaLost
 from triforce.server.engine_thread import Worker
-from triforce.server.tp_mirror import StepCommands, TPMirror
+from triforce.server.tp_mirror import TPMirror
 
 
-@pytest.mark.parametrize("deaf", ["gone", "fresh"])
-def test_a_rank_that_does_not_listen_is_noticed(pair: Path, monkeypatch: pytest.MonkeyPatch, deaf: str) -> None:
-    """Negative control: one is not told who has gone, or begins what comes in another order."""
-    apply = TPMirror.apply
-
-    def disobey(self: TPMirror, orders: StepCommands) -> list[Any]:
-        if self._llm.ranks.rank:
-            gone, fresh = ([], orders.fresh) if deaf == "gone" else (orders.gone, orders.fresh[::-1])
-            orders = StepCommands(gone, fresh)
-        return apply(self, orders)
-
-    monkeypatch.setattr(TPMirror, "apply", disobey)
+@pytest.mark.parametrize("mutant", caught_in("test_rank_mutant_is_noticed"), ids=str)
+def test_rank_mutant_is_noticed(pair: Path, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+    mutant.apply(monkeypatch)
 
     async def scene(worker: Worker) -> None:
         left, _ = worker.submit(

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.mutants.registry import caught_in
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from triforce.backends import native_loader
-from triforce.backends.cpu import offload
-from triforce.backends.cpu.layerwise import one_layer
-from triforce.backends.dispatch import ForwardBatch
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
 from triforce.interface.outputs import RequestOutput
@@ -65,15 +63,9 @@ def test_layers_that_are_shown_whole(pair: Path) -> None:
         assert texts(outputs) == wanted
 
 
-def test_a_layer_that_is_read_wrongly_shows(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: prompts go through the layers of a store by another way than through those of memory."""
-
-    def wrong(memory: Any, model: Any, layer: int, ids_1T: Any, x_1TC: Any, this: ForwardBatch) -> None:
-        if layer == 2:
-            x_1TC.neg_()
-        one_layer(memory, model, layer, ids_1T, x_1TC, this)
-
-    monkeypatch.setattr(offload, "one_layer", wrong)
+def test_offload_mutant_changes_the_text(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (mutant,) = caught_in("test_offload_mutant_changes_the_text")
+    mutant.apply(monkeypatch)
     wanted = texts(generate(pair, ALONE, "ar"))
     for outputs in together(2, lambda ranks: generate(pair, ranks, "ar", kv_offload="file", kv_memory=MEMORY)):
         assert texts(outputs) != wanted

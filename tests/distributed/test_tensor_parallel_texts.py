@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.mutants.registry import caught_in
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import tiny_pair
 from triforce.backends import native_loader
@@ -15,7 +16,7 @@ from triforce.errors import RankError, RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
-from triforce.planner import CostModel, PlanController
+from triforce.planner import CostModel
 
 PROMPTS = [[2 + (7 * i * i + step) % 290 for i in range(150)] for step in (0, 11)]
 NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
@@ -92,15 +93,9 @@ def test_clocks_that_differ_do_no_harm(pair: Path) -> None:
     assert len(first[0].outputs[0].plans) > 1
 
 
-def test_pilots_who_do_not_listen_would_show(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control."""
-    steer = PlanController.steer
-
-    def deaf(self: PlanController, *arguments: Any) -> None:
-        self._ranks = ALONE
-        steer(self, *arguments)
-
-    monkeypatch.setattr(PlanController, "steer", deaf)
+def test_planner_mutant_is_noticed(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (mutant,) = caught_in("test_planner_mutant_is_noticed")
+    mutant.apply(monkeypatch)
     with pytest.raises((RankError, RuntimeError, AssertionError)):
         together(2, lambda ranks: opinionated(pair, ranks).generate(PROMPTS[0], params(), mode="auto"))
 

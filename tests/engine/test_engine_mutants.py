@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.engine_scene import LATE, ROWS, TOKENS, alone, check_empty, check_same, finish, request
-from tests.helpers.mutants.law_mutants import Edit
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
 from tests.helpers.tiny_llm import llm
-from triforce.engine.batch import Batch
 from triforce.engine.engine import Request
 from triforce.interface.outputs import RequestOutput
-from triforce.kvcache import FullView, PagePool, RetrievalView, StreamingView
 from triforce.llm import LLM
-from triforce.speculation.counters import Counters
 
 
 def play(model: LLM, mode: str) -> None:
@@ -62,41 +60,28 @@ def play_aside(model: LLM, mode: str) -> None:
     check_empty(texts)
 
 
-FAULTS = [
-    Edit(Batch, "_sample", ("if draws is not None:", "if False:")),
-    Edit(StreamingView, "select", ("[each[b] for b in rows]", "each[: len(rows)]")),
-    Edit(StreamingView, "join", ("other.lengths_B))", "0 * other.lengths_B))")),
-    Edit(RetrievalView, "select", ("[self.choices[b] for b in rows]", "self.choices[: len(rows)]")),
-    Edit(RetrievalView, "select", ("self.ahead_B[list(rows)]", "self.ahead_B[: len(rows)]")),
-    Edit(FullView, "select", ("[self.sights[b] for b in rows]", "self.sights[: len(rows)]")),
-    Edit(PagePool, "select", ("self.lengths_B[list(rows)]", "self.lengths_B[: len(rows)]")),
-    Edit(PagePool, "disown", (" if not self._owners[page]", "")),
-    Edit(Counters, "select", ("[list(rows)]", "[: len(rows)]")),
-    Edit(Batch, "bring_back", ("= row.draws", "= 0")),
-    Edit(Batch, "bring_back", ("+ job.tokens", "+ job.prompt[: len(job.tokens)]")),
-    Edit(FullView, "bring_back", ("= seen.sight", "= self.sights[0]")),
-    Edit(RetrievalView, "aside", ("if choice:", "if False:")),
-    Edit(RetrievalView, "bring_back", ("self.row_units(b)[choice.units]", "choice.units.int()")),
-    Edit(StreamingView, "bring_back", ("self.highest[b] = ring", "self.highest[b] = ring[0], 0, 0")),
-    Edit(Counters, "bring_back", ("= count", "= 0")),
-]
-
-
-@pytest.mark.parametrize(
-    "fault", [None, *FAULTS], ids=lambda fault: str(fault and f"{fault.owner.__name__}.{fault.name}: {fault.changes}")
-)
-def test_faults_are_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Edit | None) -> None:
-    noticed = []
+def failures(folder: Path, mutant: Mutant | None) -> list[Exception]:
+    """Of both schedules, under each coupling, with the mutant in place of the code."""
+    found = []
     for coupling, refresh in (("seeded", 1), ("rejection", 1), ("seeded", 0)):
         model = llm(folder, coupling=coupling, refresh=refresh)
         for length, tokens in ((91, TOKENS), (150, TOKENS), (260, TOKENS), (150, LATE)):
             alone(model, length, mode="triforce", tokens=tokens)
-        with monkeypatch.context() as patch:
-            if fault:
-                patch.setattr(fault.owner, fault.name, fault.function())
+        with pytest.MonkeyPatch.context() as patch:
+            if mutant:
+                mutant.apply(patch)
             try:
                 play(model, "triforce")
                 play_aside(model, "triforce")
             except Exception as error:
-                noticed.append(error)
-    assert bool(noticed) == bool(fault), noticed
+                found.append(error)
+    return found
+
+
+def test_engine_schedules_without_mutant_pass(folder: Path) -> None:
+    assert failures(folder, None) == []
+
+
+@pytest.mark.parametrize("mutant", caught_in("test_engine_mutant_is_noticed"), ids=str)
+def test_engine_mutant_is_noticed(folder: Path, mutant: Mutant) -> None:
+    assert failures(folder, mutant)

@@ -64,9 +64,6 @@ def seen_by(lower: RetrievalView, b: int) -> Seen:
 class Tiers(RuleBasedStateMachine):
     """Row b has the committed text `texts[b]`, and the lower view holds `ahead[b]` beyond it, with what each saw."""
 
-    exact: type[FullView] = FullView
-    lower: type[RetrievalView] = RetrievalView
-
     @initialize(
         seed=SEEDS,
         policy=st.sampled_from(["recent", *POLICIES]),
@@ -81,10 +78,10 @@ class Tiers(RuleBasedStateMachine):
         self.texts = [text(length, seed=seed + b) for b, length in enumerate(lengths)]
         rows = len(lengths) + twin
         self.pool = make_pool(DECODER, rows, CAPACITY, fragmented=chance.random() < 0.5)
-        self.full = self.exact(self.pool)
+        self.full = FullView(self.pool)
         whole = frozenset(layer for layer in range(2) if chance.random() < 0.2)
         setting = RetrievalConfig(Budget(budget), chunk, refresh, whole)
-        self.view = self.lower(self.full, {"recent": Recent, **POLICIES}[policy], setting)
+        self.view = RetrievalView(self.full, {"recent": Recent, **POLICIES}[policy], setting)
         for b, ids in enumerate(self.texts):
             prefill(DECODER, self.full, b, ids)
         if twin:

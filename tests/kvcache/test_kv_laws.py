@@ -7,15 +7,15 @@ looks at it is found out. Dense caches (small.py) say what each pass should have
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
 from tests.helpers.small_decoder import (
     CLOSE,
     Dense,
@@ -28,11 +28,10 @@ from tests.helpers.small_decoder import (
     text,
 )
 from tests.helpers.tier_machine import CAPACITY, DECODER, Tiers, seen_by
-from triforce.backends.dispatch import PageTable
 from triforce.kvcache import FullView, RetrievalConfig, RetrievalView
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES
-from triforce.ragged import Ints, ints
+from triforce.ragged import ints
 
 torch.set_num_threads(1)
 
@@ -51,73 +50,12 @@ def test_many_sequences_of_guesses_and_verifications() -> None:
     run_state_machine_as_test(Tiers, settings=LONG)
 
 
-class OwnLength(RetrievalView):
-    """Falls behind the committed length after a full acceptance, and feeds the difference over exact slots."""
-
-    @property
-    def lengths_B(self) -> Ints:
-        self.ahead_B = np.where(self.ahead_B == 0, self.full.lengths_B, self.ahead_B)
-        return self.ahead_B
-
-
-class Forgetful(RetrievalView):
-    def rewind(self, lengths_B: Ints) -> None:
-        """Forgets to forget."""
-
-
-class FullForgetful(FullView):
-    def rewind(self, lengths_B: Ints) -> None:
-        """Forgets to forget."""
-
-
-class WrongGroup(RetrievalView):
-    """Each KV head looks at what was chosen for its neighbour."""
-
-    def _views(self, starts: list[int], counts: list[int]) -> list[tuple[int, PageTable]]:
-        flip = {2: lambda units_BU: units_BU, 4: lambda units_LBGU: units_LBGU.flip(2)}
-        views = super()._views(starts, counts)
-        return [(n, replace(lists, units=flip[lists.units.ndim](lists.units))) for n, lists in views]
-
-
-class Shifted(RetrievalView):
-    """Its queries stand `by` places further than they should."""
-
-    by = 0
-
-    def _views(self, starts: list[int], counts: list[int]) -> list[tuple[int, PageTable]]:
-        views = super()._views(starts, counts)
-        return [(n, replace(lists, starts=[max(0, x + self.by) for x in lists.starts])) for n, lists in views]
-
-
-class NoRefusedSlots(Shifted):
-    """Sees stale keys: one token more than there is."""
-
-    by = 1
-
-
-class OneBehind(Shifted):
-    """Writes one slot too early: into the last committed one."""
-
-    by = -1
-
-
-@pytest.mark.parametrize(
-    "mutant",
-    [
-        dict(lower=OwnLength),
-        dict(lower=Forgetful),
-        dict(exact=FullForgetful),
-        dict(lower=WrongGroup),
-        dict(lower=NoRefusedSlots),
-        dict(lower=OneBehind),
-    ],
-    ids=lambda mutant: next(iter(mutant.values())).__name__,
-)
-def test_mutants_break_a_law(mutant: dict[str, type]) -> None:
-    machine = type("Mutant", (Tiers,), mutant)
+@pytest.mark.parametrize("mutant", caught_in("test_view_mutant_breaks_law"), ids=str)
+def test_view_mutant_breaks_law(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch)
     once = settings(SHORT, max_examples=100, phases=[Phase.generate], report_multiple_bugs=False, print_blob=False)
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(machine, settings=once)
+        run_state_machine_as_test(Tiers, settings=once)
 
 
 def conversation(length: int = 120, policy: str = "observed", **how: Any) -> tuple[FullView, RetrievalView, list[int]]:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 import triforce.backends.cuda.offload.prefill
 from tests.helpers.cuda import torch_kernels, twins
-from tests.helpers.mutants.law_mutants import Edit
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
 from triforce.backends.cuda import kv
 from triforce.backends.cuda.offload import layout, residency
-from triforce.backends.cuda.offload.copy_stream import Buffers, Copies
-from triforce.backends.cuda.offload.kv import TritonOffloadedKV
+from triforce.backends.cuda.offload.copy_stream import Copies
 from triforce.bench import shapes
 
 MAIN, LANE = 0, 1
@@ -121,24 +121,9 @@ def test_nobody_is_in_anybodys_way(watch: Watch) -> None:
     assert min(watch.clocks[MAIN]) > 100
 
 
-MUTANTS = {
-    "a buffer is filled while it is in use": Edit(
-        Buffers, "fill", ("self._lane.after(self._free.pop(place))", "self._free.pop(place)")
-    ),
-    "nobody says that it is in use": Edit(Buffers, "leave", ("self._free[place] = mark", "pass")),
-    "it is used before it is filled": Edit(Buffers, "use", ("self._lane.hold(self._ready[place])", "pass")),
-    "one buffer for all": Edit(Buffers, "fill", ("next(iter(self._free))", "min(self._free)")),
-    "it leaves before it is computed": Edit(Buffers, "leave", ("self._lane.after(mark)", "pass")),
-    "what was stored just now is not waited for": Edit(
-        TritonOffloadedKV, "_prepare", ("hosted.lane.after(hosted.lane.computed())", "pass")
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_mutants_are_caught(name: str, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant = MUTANTS[name]
-    monkeypatch.setattr(mutant.owner, mutant.name, mutant.function())
+@pytest.mark.parametrize("mutant", caught_in("test_copy_stream_mutant_races"), ids=str)
+def test_copy_stream_mutant_races(mutant: Mutant, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch)
     try:
         found = races(watch, seeds=3)
     except (AssertionError, RuntimeError):  # as what is copied too late is wrong even where all is done at once

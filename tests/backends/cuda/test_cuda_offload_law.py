@@ -7,13 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.helpers.cuda import torch_kernels, twins
-from tests.helpers.mutants.law_mutants import Edit
+from tests.helpers.mutants.mutation import Mutant
+from tests.helpers.mutants.registry import caught_in
 from triforce.backends.cuda.kv import TritonKV
-from triforce.backends.cuda.offload.kv import TritonOffloadedKV
-from triforce.backends.cuda.offload.layout import DeviceLayout
-from triforce.backends.cuda.offload.residency import OffloadManager
-from triforce.backends.cuda.offload.working_set import WorkingSet
-from triforce.backends.cuda.offload.write_slots import WriteSlots
 from triforce.bench import shapes
 
 
@@ -86,39 +82,9 @@ def test_passes_below_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
 plain = TritonKV._run
 
 
-MUTANTS = {
-    "what another text left in a page is still found": Edit(OffloadManager, "leave", ("self._tell(pages)", "pass")),
-    "a text that is cut goes on in an empty page": Edit(
-        OffloadManager, "write", ("self.places.to_parts(self.places.part, *self.at(begun))", "pass")
-    ),
-    "what is newer than the store is not laid over it": Edit(
-        TritonOffloadedKV, "_open", ("places.from_part(layer, home, *streams.seated)", "pass")
-    ),
-    "what a pass writes stays in the buffer": Edit(
-        TritonOffloadedKV, "_close", ("hosted.places.to_part(layer, home, *streams.written)", "pass")
-    ),
-    "what is written is thought to be stored": Edit(WriteSlots, "write", ("self._fresh.update(pages)", "pass")),
-    "pages leave without being stored": Edit(
-        OffloadManager, "store", ("self.places.to_store(self.places.part, *self.at(pages))", "pass")
-    ),
-    "a page that makes room is still found": Edit(WorkingSet, "take", ("frames_LGP.scatter_(2, gone_LGN, 0)", "pass")),
-    "a layer that becomes whole is empty": Edit(DeviceLayout, "exchange", ("kept_GSD.copy_(here_GSD)", "pass")),
-    "a layer that was whole is not stored": Edit(
-        DeviceLayout, "exchange", ("stored.copy_(there, non_blocking=True)", "pass")
-    ),
-    "a layer that becomes whole leaves its working set behind": Edit(
-        OffloadManager, "prefer", ("self.working.clear(coming)", "pass")
-    ),
-    "keys are those of another head": Edit(
-        DeviceLayout, "at_frames", ("self._heads_G1 * self._frames", "(1 - self._heads_G1) * self._frames")
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_mutants_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant = MUTANTS[name]
-    monkeypatch.setattr(mutant.owner, mutant.name, mutant.function())
+@pytest.mark.parametrize("mutant", caught_in("test_cuda_offload_mutant_is_caught"), ids=str)
+def test_cuda_offload_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch)
     with pytest.raises((AssertionError, IndexError)):
         for seed in range(6):
             run(seed)

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-import triforce.backends.cuda.offload.kv as triton_offload
 from tests.backends.cuda.test_cuda_offload import ids
 from tests.helpers.cuda import torch_kernels
+from tests.helpers.mutants.registry import caught_in
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from triforce.backends import native_loader
 from triforce.backends.cuda.graphs import Graphs
-from triforce.backends.cuda.offload.kv import TritonOffloadedKV
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
@@ -82,12 +81,11 @@ def test_the_text_of_one_process(
     assert {*captured} == ({ShardedModel} if mode == "retrieval" else set())
 
 
-def test_a_layer_that_does_not_come_shows(
+def test_offload_mutant_of_ranks_changes_the_text(
     folder: Path, plainly: list[int], as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control."""
-    monkeypatch.setattr(triton_offload, "runs_of", lambda pages: [])
-    monkeypatch.setattr(TritonOffloadedKV, "_close", lambda *_: None)
+    (mutant,) = caught_in("test_offload_mutant_of_ranks_changes_the_text")
+    mutant.apply(monkeypatch)
     assert of_ranks(folder, "ar", 0) != [plainly] * 2
 
 

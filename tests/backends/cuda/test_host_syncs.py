@@ -19,12 +19,11 @@ from torch.overrides import TorchFunctionMode
 from triton.runtime import interpreter
 
 from tests.backends.cuda.test_cuda_engine import ids
-from tests.helpers.mutants.law_mutants import Edit
+from tests.helpers.mutants.registry import caught_in
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.distributed.group import TPGroup
 from triforce.interface.sampling_params import SamplingParams
-from triforce.kvcache.selection import Observed
 from triforce.llm import LLM
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a device is made up here")
@@ -114,9 +113,9 @@ def test_once_a_pass(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
     assert passes > 4 and waits == [HEARD] * passes
 
 
-def test_more_would_be_noticed(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant = Edit(Observed, "pick", ("if sight.grain == chunk:", "if sight.mass_LGU.sum() > 0:"))
-    monkeypatch.setattr(mutant.owner, mutant.name, mutant.function())
+def test_host_sync_mutant_is_noticed(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    (mutant,) = caught_in("test_host_sync_mutant_is_noticed")
+    mutant.apply(monkeypatch)
     waits, _ = steps(folder, watch, monkeypatch)
     assert {*waits} == {HEARD, "__bool__ in <broken pick>, pick"}
 

@@ -1,0 +1,105 @@
+"""Faults of the CUDA backend: offloaded pages, the copy stream, waits for the device, and the fused sampler."""
+
+from __future__ import annotations
+
+from tests.helpers.mutants.mutation import Edit, ModuleEdit, Mutant, Swap
+
+OFFLOAD = "triforce.backends.cuda.offload"
+MANAGER = f"{OFFLOAD}.residency:OffloadManager"
+LAYOUT = f"{OFFLOAD}.layout:DeviceLayout"
+BUFFERS = f"{OFFLOAD}.copy_stream:Buffers"
+KV = f"{OFFLOAD}.kv:TritonOffloadedKV"
+PAGES: dict[str, tuple[str, tuple[str, str]]] = {
+    "pages of a text that ended are still found": (f"{MANAGER}.leave", ("self._tell(pages)", "pass")),
+    "a text that is cut goes on in an empty page": (
+        f"{MANAGER}.write", ("self.places.to_parts(self.places.part, *self.at(begun))", "pass"),
+    ),
+    "new tokens are not laid over the stored page": (
+        f"{KV}._open", ("places.from_part(layer, home, *streams.seated)", "pass"),
+    ),
+    "a pass leaves what it writes in the buffer": (
+        f"{KV}._close", ("hosted.places.to_part(layer, home, *streams.written)", "pass"),
+    ),
+    "written pages are thought to be stored": (
+        f"{OFFLOAD}.write_slots:WriteSlots.write", ("self._fresh.update(pages)", "pass"),
+    ),
+    "pages are evicted without being stored": (
+        f"{MANAGER}.store", ("self.places.to_store(self.places.part, *self.at(pages))", "pass"),
+    ),
+    "an evicted page is still found": (
+        f"{OFFLOAD}.working_set:WorkingSet.take", ("frames_LGP.scatter_(2, gone_LGN, 0)", "pass"),
+    ),
+    "a layer that becomes resident is empty": (f"{LAYOUT}.exchange", ("kept_GSD.copy_(here_GSD)", "pass")),
+    "a layer that was resident is not stored": (
+        f"{LAYOUT}.exchange", ("stored.copy_(there, non_blocking=True)", "pass"),
+    ),
+    "a resident layer keeps its working set": (f"{MANAGER}.prefer", ("self.working.clear(coming)", "pass")),
+    "keys of another KV head are read": (
+        f"{LAYOUT}.at_frames", ("self._heads_G1 * self._frames", "(1 - self._heads_G1) * self._frames"),
+    ),
+}  # fmt: skip
+COPIES: dict[str, tuple[str, tuple[str, str]]] = {
+    "a buffer is filled while it is in use": (
+        f"{BUFFERS}.fill", ("self._lane.after(self._free.pop(place))", "self._free.pop(place)"),
+    ),
+    "use of a buffer is not recorded": (f"{BUFFERS}.leave", ("self._free[place] = mark", "pass")),
+    "a buffer is used before it is filled": (f"{BUFFERS}.use", ("self._lane.hold(self._ready[place])", "pass")),
+    "one buffer for all copies": (f"{BUFFERS}.fill", ("next(iter(self._free))", "min(self._free)")),
+    "a buffer is copied out before it is computed": (f"{BUFFERS}.leave", ("self._lane.after(mark)", "pass")),
+    "stored pages are not waited for": (f"{KV}._prepare", ("hosted.lane.after(hosted.lane.computed())", "pass")),
+}  # fmt: skip
+TRITON = "triforce.backends.cuda.triton"
+SAMPLER, TRUNCATION, RNG = f"{TRITON}.sampler", f"{TRITON}.truncation", f"{TRITON}.rng"
+USERS = (SAMPLER, "triforce.backends.cuda.sampler")
+DRAWS: dict[str, tuple[str, str, str, str]] = {
+    "one too many among equals": (TRUNCATION, "rank_N <= room", "rank_N <= room + 1", "lowest ids"),
+    "equals counted in each block alone": (TRUNCATION, "rank_N = level + ", "rank_N = ", "many equals"),
+    "nucleus one token too large": (TRUNCATION, "(held < mass) & (room", "(held <= mass) & (room", "exact masses"),
+    "nucleus by the sum of all at once": (
+        TRUNCATION, "held, room = held + edge, room + 1",
+        "held, room = tl.sum(heavy_N, 0) + (room + 1) * edge, room + 1", "exact masses",
+    ),
+    "nucleus edge between two values": (TRUNCATION, "return low\n", "return 0.5 * (low + high) * 0.999\n", "nuclei"),
+    "no more than the largest": (TRUNCATION, "tl.where(k == 1, peak, low)", "peak", "many equals"),
+    "fused: no residual": (SAMPLER, "refused, other=0.0), 0.0)", "refused & False, other=0.0), 0.0)", "residuals"),
+    "fused: accepted a little too easily": (SAMPLER, "uniform * q < p", "uniform * q < 1.01 * p", "exact law"),
+    "fused: one uniform to accept and to draw": (SAMPLER, "uniforms + 1 + j", "uniforms + j", "residuals"),
+    "fused: last column left out": (SAMPLER, "j <= last", "j < last", "picks"),
+    "fused: noise of the neighbour": (RNG, "tl.where(token_N % 2 == 0, w0, w2)", "w0", "far noise"),
+    "fused: noise of another position": (SAMPLER, "tl.load(places + b) + j", "tl.load(places + b)", "picks"),
+}  # fmt: skip
+HERE = "tests/backends/cuda/test_"
+MUTANTS = [
+    *(
+        Mutant(name, f"{HERE}cuda_offload_law.py::test_cuda_offload_mutant_is_caught", (Edit(target, change),))
+        for name, (target, change) in PAGES.items()
+    ),
+    *(
+        Mutant(name, f"{HERE}copy_stream.py::test_copy_stream_mutant_races", (Edit(target, change),))
+        for name, (target, change) in COPIES.items()
+    ),
+    *(
+        Mutant(
+            name,
+            f"{HERE}cuda_sampler_mutants.py::test_cuda_sampler_mutant_fails_its_check",
+            (ModuleEdit(module, (old, new), users=USERS),),
+            (check,),
+        )
+        for name, (module, old, new, check) in DRAWS.items()
+    ),
+    Mutant(
+        "a selection asks the device",
+        f"{HERE}host_syncs.py::test_host_sync_mutant_is_noticed",
+        (
+            Edit(
+                "triforce.kvcache.selection.attention_mass:Observed.pick",
+                ("if sight.grain == chunk:", "if sight.mass_LGU.sum() > 0:"),
+            ),
+        ),
+    ),
+    Mutant(
+        "an offloaded layer is neither fetched nor stored",
+        f"{HERE}cuda_ranks_offload.py::test_offload_mutant_of_ranks_changes_the_text",
+        (Swap(f"{OFFLOAD}.kv:runs_of", lambda _: lambda pages: []), Swap(f"{KV}._close", lambda _: lambda *_: None)),
+    ),
+]

@@ -1,0 +1,87 @@
+"""Faults of the engine: rows that come, go, are swapped out and in; and planners of ranks that do not agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.helpers.mutants.mutation import Edit, Mutant, Swap
+
+BATCH = "triforce.engine.batch:Batch"
+FULL = "triforce.kvcache.views.full:FullView"
+RETRIEVAL = "triforce.kvcache.views.retrieval:RetrievalView"
+STREAMING = "triforce.kvcache.views.streaming:StreamingView"
+POOL = "triforce.kvcache.pool:PagePool"
+COUNTERS = "triforce.speculation.counters:Counters"
+ROWS: dict[str, tuple[str, tuple[str, str]]] = {
+    "draws of a row start anew": (f"{BATCH}._sample", ("if draws is not None:", "if False:")),
+    "streaming rows by place": (f"{STREAMING}.select", ("[each[b] for b in rows]", "each[: len(rows)]")),
+    "streaming rows join empty": (f"{STREAMING}.join", ("other.lengths_B))", "0 * other.lengths_B))")),
+    "retrieval selections by place": (
+        f"{RETRIEVAL}.select", ("[self.choices[b] for b in rows]", "self.choices[: len(rows)]"),
+    ),
+    "retrieval lengths by place": (f"{RETRIEVAL}.select", ("self.ahead_B[list(rows)]", "self.ahead_B[: len(rows)]")),
+    "attention observations by place": (
+        f"{FULL}.select", ("[self.sights[b] for b in rows]", "self.sights[: len(rows)]"),
+    ),
+    "lengths of the pool by place": (f"{POOL}.select", ("self.lengths_B[list(rows)]", "self.lengths_B[: len(rows)]")),
+    "shared pages freed": (f"{POOL}.disown", (" if not self._owners[page]", "")),
+    "counters by place": (f"{COUNTERS}.select", ("[list(rows)]", "[: len(rows)]")),
+    "draws lost in swapping": (f"{BATCH}.bring_back", ("= row.draws", "= 0")),
+    "new tokens lost in swapping": (f"{BATCH}.bring_back", ("+ job.tokens", "+ job.prompt[: len(job.tokens)]")),
+    "another row's observation swapped in": (f"{FULL}.bring_back", ("= seen.sight", "= self.sights[0]")),
+    "selection lost in swapping": (f"{RETRIEVAL}.aside", ("if choice:", "if False:")),
+    "selection swapped in to old pages": (
+        f"{RETRIEVAL}.bring_back", ("self.row_units(b)[choice.units]", "choice.units.int()"),
+    ),
+    "streaming window lost in swapping": (
+        f"{STREAMING}.bring_back", ("self.highest[b] = ring", "self.highest[b] = ring[0], 0, 0"),
+    ),
+    "counters lost in swapping": (f"{COUNTERS}.bring_back", ("= count", "= 0")),
+}  # fmt: skip
+
+
+def disobeying(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A mirror whose second rank applies changed commands."""
+
+    def make(apply: Any) -> Any:
+        def disobey(mirror: Any, commands: Any) -> list[Any]:
+            return list(apply(mirror, change(commands) if mirror._llm.ranks.rank else commands))
+
+        return disobey
+
+    return make
+
+
+def steered_alone(steer: Any) -> Any:
+    from triforce.distributed.group import ALONE
+
+    def deaf(controller: Any, *arguments: Any) -> None:
+        controller._ranks = ALONE
+        steer(controller, *arguments)
+
+    return deaf
+
+
+MIRROR = "triforce.server.tp_mirror:TPMirror.apply"
+MUTANTS = [
+    *(
+        Mutant(name, "tests/engine/test_engine_mutants.py::test_engine_mutant_is_noticed", (Edit(target, change),))
+        for name, (target, change) in ROWS.items()
+    ),
+    Mutant(
+        "a rank is not told who has gone",
+        "tests/distributed/test_tensor_parallel_faults.py::test_rank_mutant_is_noticed",
+        (Swap(MIRROR, disobeying(lambda commands: type(commands)([], commands.fresh))),),
+    ),
+    Mutant(
+        "a rank begins requests in another order",
+        "tests/distributed/test_tensor_parallel_faults.py::test_rank_mutant_is_noticed",
+        (Swap(MIRROR, disobeying(lambda commands: type(commands)(commands.gone, commands.fresh[::-1]))),),
+    ),
+    Mutant(
+        "planners of ranks decide alone",
+        "tests/distributed/test_tensor_parallel_texts.py::test_planner_mutant_is_noticed",
+        (Swap("triforce.planner.controller:PlanController.steer", steered_alone),),
+    ),
+]

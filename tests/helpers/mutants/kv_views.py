@@ -1,0 +1,112 @@
+"""Faults of KV memory and of its views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tests.helpers.mutants.mutation import Edit, Mutant, Swap
+
+VIEW = "triforce.kvcache.views.retrieval:RetrievalView"
+Views = Callable[[Any, list[int], list[int]], list[tuple[int, Any]]]
+
+
+def own_length(view: Any) -> Any:
+    """Falls behind after a full acceptance, and feeds the difference over exact slots."""
+    view.ahead_B = np.where(view.ahead_B == 0, view.full.lengths_B, view.ahead_B)
+    return view.ahead_B
+
+
+def forget(view: Any, lengths_B: Any) -> None:
+    """Takes nothing back."""
+
+
+def of_the_neighbour(views: Views) -> Views:
+    flip = {2: lambda units_BU: units_BU, 4: lambda units_LBGU: units_LBGU.flip(2)}
+
+    def flipped(view: Any, starts: list[int], counts: list[int]) -> list[tuple[int, Any]]:
+        found = views(view, starts, counts)
+        return [(n, replace(lists, units=flip[lists.units.ndim](lists.units))) for n, lists in found]
+
+    return flipped
+
+
+def shifted(views: Views, by: int) -> Views:
+    """Queries stand `by` places further than they should."""
+
+    def moved(view: Any, starts: list[int], counts: list[int]) -> list[tuple[int, Any]]:
+        found = views(view, starts, counts)
+        return [(n, replace(lists, starts=[max(0, x + by) for x in lists.starts])) for n, lists in found]
+
+    return moved
+
+
+TEST = "tests/laws/test_law_mutants.py::test_law_mutant_fails_its_checks"
+WRITE_ONCE = """\
+if not hasattr(self, "written"):
+        self.written_LS = torch.zeros(self.keys_LGSD.shape[0], self.keys_LGSD.shape[2], dtype=torch.bool)
+        self.written = True
+    old_N1 = self.written_LS[layer, slots_N, None]
+    k_GND = torch.where(old_N1, self.keys_LGSD[layer][:, slots_N], k_GND)
+    v_GND = torch.where(old_N1, self.values_LGSD[layer][:, slots_N], v_GND)
+    self.written_LS[layer, slots_N] = True
+    """
+MUTANTS = [
+    Mutant(
+        "stale KV after a rollback",  # the slot of a refused guess keeps what the guess wrote
+        TEST,
+        (
+            Edit(
+                "triforce.backends.torch.kv:TorchKV.put",
+                (FIRST := "self.keys_LGSD[layer].index_copy_", WRITE_ONCE + FIRST),
+            ),
+        ),
+        ("same text: draft", "same KV: draft"),
+    ),
+    Mutant(
+        "a lower tier rewrites a committed slot",
+        TEST,
+        (
+            Edit(
+                "triforce.kvcache.views.retrieval:RetrievalView.lengths_B",
+                (
+                    "np.maximum(self.ahead_B, self.full.lengths_B)",
+                    "np.where(self.ahead_B > 0, self.ahead_B, self.full.lengths_B)",
+                ),
+            ),
+        ),
+        ("same KV: retrieval", "same KV: triforce", "same text: triforce"),
+    ),
+    Mutant(
+        "wrong KV group",  # query head h reads group h modulo G
+        TEST,
+        (
+            Edit(
+                "triforce.backends.torch.attention:fold",
+                ("q_THD.transpose(0, 1)", "q_THD.transpose(0, 1).view(H // G, G, T, D).transpose(0, 1)"),
+            ),
+            Edit(
+                "triforce.backends.torch.attention:unfold",
+                (
+                    "mixed_GRD.reshape(-1, T, mixed_GRD.shape[-1])",
+                    "mixed_GRD.unflatten(1, (-1, T)).transpose(0, 1).reshape(-1, T, mixed_GRD.shape[-1])",
+                ),
+            ),
+        ),
+        ("same text: ar", "same KV: ar"),
+    ),
+    *(
+        Mutant(name, "tests/kvcache/test_kv_laws.py::test_view_mutant_breaks_law", (edit,))
+        for name, edit in {
+            "a view falls behind the committed length": Swap(f"{VIEW}.lengths_B", lambda _: property(own_length)),
+            "a retrieval view is not rewound": Swap(f"{VIEW}.rewind", lambda _: forget),
+            "the full view is not rewound": Swap("triforce.kvcache.views.full:FullView.rewind", lambda _: forget),
+            "each KV head reads its neighbour's selection": Swap(f"{VIEW}._views", of_the_neighbour),
+            "a query sees a rejected slot": Swap(f"{VIEW}._views", lambda views: shifted(views, 1)),
+            "a view writes one slot early": Swap(f"{VIEW}._views", lambda views: shifted(views, -1)),
+        }.items()
+    ),
+]

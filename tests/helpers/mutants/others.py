@@ -1,0 +1,83 @@
+"""Faults of configurations, of a store that is read layer by layer, and of a certificate's texts."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import torch
+
+from tests.helpers.mutants.mutation import Mutant, Swap
+
+
+def in_float64(theta: float, D: int) -> torch.Tensor:
+    return (theta ** (torch.arange(0, D, 2, dtype=torch.float64) / D)).float()
+
+
+def linear(_: Any) -> Any:
+    from triforce.checkpoint.rope_scaling import Linear
+
+    return lambda factor, _: Linear(factor)
+
+
+ROPE, FAMILIES = "triforce.checkpoint.rope_scaling", "triforce.checkpoint.families"
+CONFIGS: dict[str, tuple[str, Swap]] = {
+    "rope: another precision": ("llama default", Swap(f"{ROPE}:wavelengths", lambda _: in_float64)),
+    "rope: another theta": ("mistral linear", Swap(f"{FAMILIES}:THETA", lambda theta: theta + 1)),
+    "rope: yarn ramp rounded inwards": ("llama yarn", Swap(f"{ROPE}:floor", lambda _: ceil)),
+    "rope: no yarn temperature": ("qwen2 yarn", Swap(f"{ROPE}:_temper_yarn", lambda _: lambda rope, factor: 1.0)),
+    "rope: longrope temperature without its root": ("llama longrope", Swap(f"{ROPE}:sqrt", lambda _: float)),
+    "rope: turns counted by radians": ("llama llama3", Swap(f"{ROPE}:pi", lambda _: 0.5)),
+    "rope: dynamic scales positions": ("llama dynamic", Swap(f"{ROPE}:Dynamic", linear)),
+    "config: heads of another size": ("qwen3 default", Swap(f"{FAMILIES}:FAMILIES.qwen3.head_dim", lambda _: 64)),
+    "config: head always tied": (
+        "mistral default", Swap(f"{FAMILIES}:FAMILIES.mistral.tie_word_embeddings", lambda _: True),
+    ),
+    "config: every layer has a window": ("qwen2 default", Swap(f"{FAMILIES}:QWEN", lambda _: ())),
+}  # fmt: skip
+
+
+def wrong_token(texts: Any) -> Any:
+    """The last token of n-gram texts above temperature 0 is another."""
+
+    def wrong(llm: Any, asked: Any, params: Any, mode: str, earlier: Any) -> list[list[int]]:
+        found: list[list[int]] = texts(llm, asked, params, mode, earlier)
+        if mode == "lookup" and params.temperature > 0:
+            found[-1][-1] += 1
+        return found
+
+    return wrong
+
+
+def negated(one_layer: Any) -> Any:
+    """A prompt's states are negated before the third layer."""
+
+    def wrong(memory: Any, model: Any, layer: int, ids_1T: Any, x_1TC: Any, this: Any) -> None:
+        if layer == 2:
+            x_1TC.neg_()
+        one_layer(memory, model, layer, ids_1T, x_1TC, this)
+
+    return wrong
+
+
+MUTANTS = [
+    *(
+        Mutant(
+            name,
+            "tests/checkpoint/test_config_oracle.py::test_config_mutant_differs_from_transformers",
+            (swap,),
+            (where,),
+        )
+        for name, (where, swap) in CONFIGS.items()
+    ),
+    Mutant(
+        "one token of one text is another",
+        "tests/bench/test_lossless.py::test_certificate_mutant_is_found",
+        (Swap("triforce.bench.lossless:_texts", wrong_token),),
+    ),
+    Mutant(
+        "an offloaded layer reads other states",
+        "tests/distributed/test_tensor_parallel_offload.py::test_offload_mutant_changes_the_text",
+        (Swap("triforce.backends.cpu.offload:one_layer", negated),),
+    ),
+]

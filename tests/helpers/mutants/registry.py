@@ -1,0 +1,41 @@
+"""All faults that tests plant, each with the test that notices it: `make mutants` prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from tests.helpers.mutants import cuda, engine, kv_views, others, verification
+from tests.helpers.mutants.mutation import Mutant
+
+MUTANTS = [
+    mutant
+    for module in (verification, kv_views, engine, others, cuda)
+    if module is not cuda or find_spec("triton")
+    for mutant in module.MUTANTS
+]
+NATIVE = {
+    "out_of_bounds": "address",
+    "use_after_free": "address",
+    "leak": "address",
+    "too_wide_a_shift": "undefined",
+    "overflow": "undefined",
+    "race": "thread",
+}
+"""Functions of planted.cpp, and the sanitizer that must find each (scripts/sanitize.sh)."""
+
+
+def caught_in(test: str) -> list[Mutant]:
+    """Mutants that the test function of this name notices."""
+    found = [mutant for mutant in MUTANTS if mutant.test.endswith(f"::{test}")]
+    assert found, f"no mutant is registered for {test}"
+    return found
+
+
+def table() -> Iterator[tuple[str, str, str]]:
+    """Of each mutant its name, what it changes, and what notices it."""
+    for mutant in MUTANTS:
+        checks = f" [{', '.join(mutant.checks)}]" if mutant.checks else ""
+        yield mutant.name, ", ".join(edit.target for edit in mutant.edits), mutant.test + checks
+    for name, kind in NATIVE.items():
+        yield name, f"tests/helpers/mutants/planted.cpp:{name}", f"scripts/sanitize.sh --self-test {kind}"
