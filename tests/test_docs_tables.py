@@ -11,7 +11,7 @@ import pytest
 from scripts import docs_tables
 
 
-def test_no_table_is_stale(capsys: pytest.CaptureFixture[str]) -> None:
+def test_docs_tables_are_current(capsys: pytest.CaptureFixture[str]) -> None:
     assert docs_tables.main(["--check"]) == 0, capsys.readouterr().out
 
 
@@ -19,7 +19,7 @@ def test_no_table_is_stale(capsys: pytest.CaptureFixture[str]) -> None:
     ("name", "old", "new"),
     [("layers", "commands", "orders"), ("gpu_runs", "batches", "rows"), ("kernel_errors", "-19", "-18")],
 )
-def test_a_stale_table_is_found_and_written(tmp_path: Path, name: str, old: str, new: str) -> None:
+def test_stale_docs_table_is_found_and_written(tmp_path: Path, name: str, old: str, new: str) -> None:
     docs = tmp_path / "docs"
     shutil.copytree(docs_tables.ROOT / "docs", docs, ignore=shutil.ignore_patterns("pictures", "pair"))
     data = docs / "data" / f"{name}.toml"
@@ -30,12 +30,12 @@ def test_a_stale_table_is_found_and_written(tmp_path: Path, name: str, old: str,
     assert docs_tables.stale(docs) == {}
 
 
-def test_a_page_without_its_place_is_refused() -> None:
+def test_docs_page_without_marker_raises() -> None:
     with pytest.raises(ValueError, match="not found"):
         docs_tables.filled("# Design", "layers", "")
 
 
-def test_files_that_docs_name_are_there() -> None:
+def test_docs_named_files_exist() -> None:
     root, gone = docs_tables.ROOT, set()
     for page in [root / "README.md", *(root / "docs").glob("*.md")]:
         for name in re.findall(r"`((?:\w+/)+\w+\.(?:py|cpp|hpp|toml))`", page.read_text(encoding="utf-8")):

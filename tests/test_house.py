@@ -41,36 +41,72 @@ def files() -> dict[str, str]:
     return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in found}
 
 
-def test_floors(graph: Graph) -> None:
+def test_import_depth_equals_recorded(graph: Graph) -> None:
     assert house.floors(house.tops(graph)) == HOUSE["floors"]
 
 
-def test_circles(graph: Graph) -> None:
+def test_import_cycles_equal_recorded(graph: Graph) -> None:
     assert house.circles(graph) == forgiven("cycles")
 
 
-def test_names_of_modules(tree: Tree) -> None:
+def test_module_names_equal_recorded(tree: Tree) -> None:
     assert house.namesakes(tree) == forgiven("counterparts") | forgiven("namesakes")
 
 
-def test_names_of_classes(tree: Tree) -> None:
+def test_class_names_equal_recorded(tree: Tree) -> None:
     assert house.namesakes(house.classes(tree)) == forgiven("classes")
 
 
-def test_names_of_test_files(files: dict[str, str]) -> None:
+def test_test_file_names_are_unique(files: dict[str, str]) -> None:
     """Pytest imports each by its last name alone."""
     tests = [path.removesuffix(".py").replace("/", ".") for path in files if "/test_" in path]
     assert not house.namesakes(tests)
 
 
-def test_lengths_of_files(files: dict[str, str]) -> None:
+ARTICLES = {"a", "an", "the", "it", "its", "they", "this", "that", "these", "those", "and", "but", "so"}
+QUESTIONS = {
+    "what",
+    "who",
+    "whom",
+    "whose",
+    "whoever",
+    "where",
+    "when",
+    "which",
+    "how",
+    "why",
+    "every",
+    "each",
+    "nobody",
+}
+
+
+def badly_named(code: ast.Module) -> list[str]:
+    """Test functions that begin with an article, a pronoun or a question, or have fewer than three words."""
+    functions = (node for node in ast.walk(code) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    words = {node.name: node.name.split("_")[1:] for node in functions if node.name.startswith("test_")}
+    return [name for name, found in words.items() if len(found) < 3 or found[0] in ARTICLES | QUESTIONS]
+
+
+def test_test_names_say_subject_condition_result(files: dict[str, str]) -> None:
+    tests = {path: text for path, text in files.items() if path.startswith("tests/") and path.endswith(".py")}
+    found = {path: badly_named(ast.parse(text)) for path, text in tests.items()}
+    assert not {path: names for path, names in found.items() if names}
+
+
+def test_badly_named_tests_are_found() -> None:
+    names = ["test_a_pass_is_made", "test_what_it_refuses", "test_small_pool", "test_full_pool_raises", "helper"]
+    assert badly_named(ast.parse("\n".join(f"def {name}(): ..." for name in names))) == names[:3]
+
+
+def test_file_lengths_within_limits(files: dict[str, str]) -> None:
     lines = {path: len(text.splitlines()) for path, text in files.items()}
     limits = HOUSE["limits"]["files"].items()
     allowed = {path: next(limit for start, limit in limits if path.startswith(start)) for path in files}
     assert {path: count for path, count in lines.items() if count > allowed[path]} == HOUSE["files"]
 
 
-def test_lengths_of_functions(files: dict[str, str]) -> None:
+def test_function_lengths_within_limits(files: dict[str, str]) -> None:
     found = {
         f"{path}::{name}": count
         for path, text in files.items()
@@ -84,7 +120,7 @@ def made(code: dict[str, str]) -> Graph:
     return house.imports({name: ast.parse(text) for name, text in code.items()})
 
 
-def test_floors_are_counted() -> None:
+def test_import_depth_is_counted() -> None:
     """The package's own file is none, and modules of one package are one floor."""
     code = {"t": "from t.a import A", "t.a": "import os", "t.b.x": "from t.a import A", "t.b": "from t.b.x import X"}
     graph = house.tops(made(code | {"t.c": "from t.b import X\nfrom t import A", "t.__main__": "import t.c"}))
@@ -102,19 +138,19 @@ def test_floors_are_counted() -> None:
         "from t import T",
     ],
 )
-def test_circles_are_found(code: str) -> None:
+def test_import_cycles_are_found(code: str) -> None:
     others = {"t": "import t.b", "t.b": "from t.a import A", "t.c": "import t.b", "t.d": "import t.a"}
     (circle,) = house.circles(made(others | {"t.a": code}))
     assert {"t.a", "t.b"} <= set(circle) and "t.d" not in circle
     assert not house.circles(made(others | {"t.a": "import os"}))
 
 
-def test_circles_of_packages_are_refused() -> None:
+def test_package_cycles_are_refused() -> None:
     with pytest.raises(ValueError, match="cycle"):
         house.floors(house.tops(made({"t.a.x": "import t.b.x", "t.a.y": "", "t.b.x": "", "t.b.y": "import t.a.y"})))
 
 
-def test_namesakes_are_found() -> None:
+def test_equal_names_are_found() -> None:
     assert house.namesakes(["t.b.pool", "t.a.pool", "t.a", "t.b.a"]) == {("t.a", "t.b.a"), ("t.a.pool", "t.b.pool")}
     tree = {"t.a": ast.parse("class A: ...\nclass _B: ..."), "t.b": ast.parse("class A: ...\nclass _B: ...")}
     assert house.namesakes(house.classes(tree)) == {("t.a.A", "t.b.A")}

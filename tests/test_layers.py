@@ -46,7 +46,7 @@ def test_imports_point_downwards(graph: Graph) -> None:
 
 
 @pytest.mark.parametrize("package", LAYERS["order"])
-def test_imports_follow_the_order(graph: Graph, package: str) -> None:
+def test_imports_follow_package_order(graph: Graph, package: str) -> None:
     assert not disordered(graph, package, LAYERS["order"][package])
 
 
@@ -74,7 +74,7 @@ def made(name: str, code: str) -> Graph:
         ("t.head", "def f():\n    from t import other"),
     ],
 )
-def test_what_is_allowed(name: str, code: str) -> None:
+def test_allowed_imports_pass_check(name: str, code: str) -> None:
     assert not misplaced(house.tops(made(name, code)), MADE)
 
 
@@ -92,11 +92,11 @@ def test_what_is_allowed(name: str, code: str) -> None:
         ("t.unheard_of", ""),
     ],
 )
-def test_what_is_caught(name: str, code: str) -> None:
+def test_forbidden_imports_are_found(name: str, code: str) -> None:
     assert len(misplaced(house.tops(made(name, code)), MADE)) == 1
 
 
 @pytest.mark.parametrize(("order", "wrong"), [(["pool", "full"], 0), (["full", "pool"], 1), (["full"], 2)])
-def test_what_is_in_order(order: list[str], wrong: int) -> None:
+def test_package_order_is_checked(order: list[str], wrong: int) -> None:
     graph = made("t.cache.full", "from t.cache import pool")
     assert len(disordered(graph, "t.cache", [f"t.cache.{name}" for name in order])) == wrong

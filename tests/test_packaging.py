@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
 
 
-def test_the_choices_are_those_of_the_engine() -> None:
+def test_parser_choices_equal_engine() -> None:
     """The parser names them itself, so that --help does not wait for torch."""
     assert tuple(modes.MODES) == options.MODES and tuple(config.LOWER_TIERS) == options.LOWER_TIERS
     assert tuple(POLICIES) == options.SELECTIONS and tuple(COUPLINGS) == options.COUPLINGS
@@ -89,31 +89,31 @@ def loaded(code: str) -> set[str]:
     return set(done.stderr.splitlines()[-1].split())
 
 
-def test_a_first_token_needs_few_packages() -> None:
+def test_first_token_imports_few_packages() -> None:
     """Not transformers, nor the hub's client before a download, Jinja before a chat, or more parts of torch."""
     modules = loaded(GENERATE)
     assert {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names) <= NEEDED
     assert "triforce.llm" in modules and not any(name.startswith("triforce.server") for name in modules)
 
 
-def test_a_server_starts_without_what_it_needs_later() -> None:
+def test_server_start_defers_imports() -> None:
     modules = loaded(SERVE)
     packages = {name.partition(".")[0] for name in modules}
     assert packages >= {"fastapi", "triforce"} and not packages & HEAVY
     assert not any(name.startswith("torch.") for name in modules)
 
 
-def test_the_guard_sees_what_is_imported() -> None:
+def test_import_guard_detects_imports() -> None:
     assert "transformers" in loaded("import transformers")
 
 
-def test_the_collector_leaves_torch_alone() -> None:
+def test_garbage_collector_leaves_torch_alone() -> None:
     code = "from triforce.imports import import_torch; import gc; import_torch(); import_torch()\n"
     done = python(code + "print(gc.isenabled(), gc.get_freeze_count() > 10_000, gc.get_count()[2])")
     assert done.stdout.split() == ["True", "True", "0"], done.stderr
 
 
-def test_public_names_are_loaded_when_used() -> None:
+def test_public_names_are_lazy() -> None:
     done = python(
         "import sys, triforce; assert 'torch' not in sys.modules\n"
         "print(triforce.SamplingParams.__module__, dir(triforce))"
@@ -122,13 +122,13 @@ def test_public_names_are_loaded_when_used() -> None:
     assert "'LLM'" in done.stdout
 
 
-def test_python_m_triforce() -> None:
+def test_python_m_triforce_runs() -> None:
     command = [sys.executable, "-m", "triforce", "--version"]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("triforce ")
 
 
-def test_a_wheel_without_a_compiler_holds_all_but_the_kernels(tmp_path: Path) -> None:
+def test_wheel_without_compiler_holds_all_but_kernels(tmp_path: Path) -> None:
     """It is pure Python, with the pair and the sample."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     environment = os.environ | {"CXX": "/no/compiler"}
@@ -150,7 +150,7 @@ def test_a_wheel_without_a_compiler_holds_all_but_the_kernels(tmp_path: Path) ->
     assert models <= inside
 
 
-def test_the_documented_defaults() -> None:
+def test_documented_defaults_equal_code() -> None:
     parsed = parse(["generate"])
     options = vars(parsed)
     wanted = {"gamma_1": 2, "gamma_2": 6, "budget": "auto", "chunk": 16, "selection": "observed", "coupling": "seeded"}
@@ -168,7 +168,7 @@ def test_the_documented_defaults() -> None:
         ["info", "--json"],
     ],
 )
-def test_wrong_usage_is_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_exits_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert end.value.code == 2
@@ -176,7 +176,7 @@ def test_wrong_usage_is_code_2(arguments: list[str], capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("line", ["MODEL PROMPT -n", "-n MODEL PROMPT", "MODEL -n PROMPT"])
-def test_arguments_stand_anywhere(line: str) -> None:
+def test_arguments_may_stand_anywhere(line: str) -> None:
     options = parse(["generate", *line.replace("-n", "--n 3").split()])
     assert (options.model, options.prompt, options.n) == ("MODEL", "PROMPT", 3)
     assert parse(["chat", "--file", "DOC", "MODEL"]).model == "MODEL"

@@ -36,18 +36,18 @@ def walk(seed: int = 0) -> Walk:
 
 
 @pytest.mark.parametrize("selection", SELECTIONS)
-def test_a_budget_that_covers_the_text_is_always_accepted(selection: str) -> None:
+def test_acceptance_with_covering_budget_is_one(selection: str) -> None:
     row = acceptance(walk(), Case(selection, 384, 16, 0))
     assert row["rejection"] == pytest.approx(1, abs=1e-5) and row["seeded"] == pytest.approx(1, abs=1e-4)
     assert row["positions"] == SIZE.positions
 
 
-def test_all_layers_in_full_are_always_accepted() -> None:
+def test_acceptance_with_all_layers_searched_is_one() -> None:
     assert acceptance(walk(), Case("recent", 32, 16, LAYERS))["rejection"] == pytest.approx(1)
     assert acceptance(walk(), Case("recent", 32, 16, 0))["rejection"] < 0.99  # a negative control
 
 
-def test_walks_of_one_prefill_do_not_disturb_each_other() -> None:
+def test_walks_of_one_prefill_are_independent() -> None:
     """Whatever else is walked first, and in a walk of its own, a setting has the same figures."""
     one = walk()
     wanted = cases([32], [8], [], USUAL)
@@ -56,14 +56,14 @@ def test_walks_of_one_prefill_do_not_disturb_each_other() -> None:
     assert first[::5] == [acceptance(walk(), case) for case in wanted[::5]]
 
 
-def test_exact_laws_do_not_depend_on_the_view() -> None:
+def test_exact_laws_independent_of_view() -> None:
     one = walk()
     exact = [laws(one, USUAL._replace(selection=name))[1] for name in SELECTIONS]
     for a, b in pairwise(exact):
         assert torch.equal(a, b)
 
 
-def test_the_oracle_is_best_and_recency_worst() -> None:
+def test_oracle_is_best_and_recency_worst() -> None:
     """On average; by how much depends on the model."""
     walks = [walk(seed) for seed in range(6)]
     rows = {name: [acceptance(w, USUAL._replace(selection=name)) for w in walks] for name in SELECTIONS}
@@ -72,14 +72,14 @@ def test_the_oracle_is_best_and_recency_worst() -> None:
     assert means["recent"] == min(means.values())
 
 
-def test_the_draft_is_judged_by_both() -> None:
+def test_draft_is_judged_by_full_and_retrieval_verifiers() -> None:
     full, retrieval = drafting(walk(), USUAL)
     assert (full["verifier"], retrieval["verifier"]) == ("full", "observed")
     assert 0.1 < full["seeded"] < full["rejection"] < 1
     assert full["rejection"] != retrieval["rejection"]
 
 
-def test_locality_starts_whole_and_wears_off() -> None:
+def test_locality_starts_at_one_and_decays() -> None:
     rows = locality(walk(), USUAL)
     assert [row["layer"] for row in rows] == list(range(LAYERS))
     for row in rows:
@@ -98,14 +98,14 @@ def decode(ids: list[int]) -> str:
     return "".join(map(chr, ids))
 
 
-def test_a_copy_repeats_what_is_far_behind() -> None:
+def test_copy_workload_repeats_distant_text() -> None:
     work = copy("t", list(range(2000)), Size(1000, 70, 7))
     assert work.prompt == 1000 and len(work.ids) == 1070
     assert work.ids[1000 - CUE :] == list(range(250, 250 + CUE + 70))
     assert [span.stop - span.start for span in work.spans] == [7] * 10
 
 
-def test_needles_are_asked_once_each_and_only_their_digits_count() -> None:
+def test_needle_workload_scores_digits_only() -> None:
     work = needle("t", encode("." * 4000), Size(3000, 70, 4), encode, decode)
     given, asked = decode(work.ids[: work.prompt]), [span for span in work.spans if span.asked]
     assert work.prompt == 3000 and work.spans[-1].stop == len(work.ids)
@@ -118,7 +118,7 @@ def test_needles_are_asked_once_each_and_only_their_digits_count() -> None:
         assert f"{name} is {number}" in decode(work.ids[work.prompt :])
 
 
-def test_a_text_or_context_that_is_too_short_is_refused() -> None:
+def test_acceptance_short_text_or_context_raises() -> None:
     with pytest.raises(RequestError, match="too short to hide numbers in"):
         needle("t", encode("." * 4000), Size(1000, 70, 4), encode, decode)
     with pytest.raises(RequestError, match="40 tokens, 370 are needed"):
@@ -144,7 +144,7 @@ def report() -> dict[str, Any]:
     )
 
 
-def test_the_page_shows_what_was_measured(report: dict[str, Any]) -> None:
+def test_acceptance_page_shows_rows(report: dict[str, Any]) -> None:
     assert json.loads(dumps(report)) == report
     page = markdown(report)
     row = acceptance(walk(1), USUAL)
@@ -154,7 +154,7 @@ def test_the_page_shows_what_was_measured(report: dict[str, Any]) -> None:
     assert "None" not in page and "nan" not in page
 
 
-def test_pictures_are_small(report: dict[str, Any], tmp_path: Path) -> None:
+def test_acceptance_pictures_stay_small(report: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from triforce.bench.acceptance.pictures import draw
 
@@ -163,6 +163,6 @@ def test_pictures_are_small(report: dict[str, Any], tmp_path: Path) -> None:
     assert all(1000 < file.stat().st_size < 100_000 for file in tmp_path.iterdir())
 
 
-def test_the_published_page_is_that_of_the_published_rows() -> None:
+def test_published_acceptance_page_equals_rows() -> None:
     rows, page = ROOT / "benchmarks" / "results" / "acceptance.json", ROOT / "docs" / "acceptance.md"
     assert markdown(json.loads(rows.read_text(encoding="utf-8"))) == page.read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from triforce.bench.compare.worker import Clock
 FEW = ["--contexts", "200", "--tokens", "8", "--threads", "1"]
 
 
-def test_ours_and_transformers_on_the_same_ids(
+def test_compare_runs_triforce_and_transformers_on_same_ids(
     bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "compare.json"
@@ -39,7 +39,7 @@ def test_ours_and_transformers_on_the_same_ids(
     assert "of plain" in capsys.readouterr().out
 
 
-def test_an_engine_that_is_not_there_is_a_row_that_says_what_to_install(
+def test_compare_missing_engine_row_names_extra(
     bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An interpreter without anything, as -S would have it, stands for a machine without the engine."""
@@ -54,7 +54,7 @@ def test_an_engine_that_is_not_there_is_a_row_that_says_what_to_install(
     assert "Not compared" in capsys.readouterr().out
 
 
-def test_extras_exist() -> None:
+def test_compare_extras_exist_in_pyproject() -> None:
     import tomllib
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -63,7 +63,7 @@ def test_extras_exist() -> None:
 
 
 @pytest.mark.parametrize(("busy", "accepted"), [(1.69, False), (1.71, True)])
-def test_rows_with_idle_cores_are_rejected(busy: float, accepted: bool) -> None:
+def test_compare_rows_with_idle_cores_are_rejected(busy: float, accepted: bool) -> None:
     result = {"decoded": 10, "seconds": 2.0, "prefill_seconds": 1.0, "busy_cores": busy, "version": "1", "ids": []}
     row = run._speeds(result, 100, threads=2)
     assert row["accepted"] == accepted and row["tokens_per_second"] == 5 and row["prefill_tokens_per_second"] == 100
@@ -78,7 +78,7 @@ def test_rows_with_idle_cores_are_rejected(busy: float, accepted: bool) -> None:
         ([0.3, 0.9, 1.0], -1.0, 2, 0.9),
     ],
 )
-def test_the_median_of_what_was_busy_counts(
+def test_compare_median_of_busy_rows_counts(
     busy: list[float], long: float, tries: int, counts: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of three tries, or of the first that counts where it takes long; the busiest where none was busy enough."""
@@ -91,7 +91,7 @@ def test_the_median_of_what_was_busy_counts(
     assert (row["busy_cores"], row["tries"]) == (counts, tries)
 
 
-def test_the_summary_takes_the_best_of_each_that_counts() -> None:
+def test_compare_summary_takes_best_setting() -> None:
     def row(engine: str, variant: str, speed: float, prefill: float, accepted: bool = True) -> dict[str, Any]:
         speeds = {"tokens_per_second": speed, "prefill_tokens_per_second": prefill}
         return {"engine": engine, "variant": variant, "context": 9, "accepted": accepted, **speeds}
@@ -104,7 +104,7 @@ def test_the_summary_takes_the_best_of_each_that_counts() -> None:
     assert summary(rows[:2])[0]["decode"] is None
 
 
-def test_the_clock_leaves_what_comes_first_to_the_prefill() -> None:
+def test_compare_clock_separates_prefill() -> None:
     clock = Clock()
     clock.began, clock.ticks = 0.0, [(3.0, 5.0, 2), (4.0, 6.0, 4), (5.0, 8.5, 9)]
     found = clock.result([1] * 9)
@@ -120,7 +120,7 @@ def test_the_clock_leaves_what_comes_first_to_the_prefill() -> None:
         (["--tokens", "1"], "at least 2"),
     ],
 )
-def test_mistakes(
+def test_compare_mistakes_exit_2(
     bench: Callable[..., int], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench("compare", *options) == 2
@@ -128,14 +128,14 @@ def test_mistakes(
     assert message in error and "Traceback" not in error
 
 
-def test_an_interpreter_that_cannot_be_run_is_told(bench: Callable[..., int], tmp_path: Path) -> None:
+def test_compare_missing_interpreter_is_reported(bench: Callable[..., int], tmp_path: Path) -> None:
     file = tmp_path / "compare.json"
     options = ["--engines", "llamacpp", "--python", "llamacpp=/no/such/python", "--json", str(file)]
     assert bench("compare", *FEW, *options) == 0
     assert "/no/such/python" in json.loads(file.read_text())["rows"][0]["failed"]
 
 
-def test_a_gguf_file_turns_neighbours_instead_of_halves(pair: Path, tmp_path: Path) -> None:
+def test_gguf_export_permutes_rotary_heads(pair: Path, tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     import numpy as np
     from safetensors.numpy import load_file

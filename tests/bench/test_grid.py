@@ -26,7 +26,7 @@ def uncovered(cells: list[Cell]) -> list[object]:
     return missing
 
 
-def test_at_most_48_cells_cover_every_value_and_pair() -> None:
+def test_grid_covers_values_and_pairs_in_48_cells() -> None:
     cells = covering(grid())
     assert len(cells) <= MOST == 48 and len(set(cells)) == len(cells)
     assert not uncovered(cells)
@@ -34,7 +34,7 @@ def test_at_most_48_cells_cover_every_value_and_pair() -> None:
     assert cells == covering(grid())
 
 
-def test_the_check_sees_what_is_missing() -> None:
+def test_grid_check_detects_missing_value() -> None:
     """Negative controls: without any one context, batch, temperature, workload, or pair of them."""
     cells = covering(grid())
     for axis in ("context", "batch", "temperature", "workload"):
@@ -44,19 +44,19 @@ def test_the_check_sees_what_is_missing() -> None:
         assert pair in uncovered([cell for cell in cells if (cell.temperature, cell.workload) != pair])
 
 
-def test_the_required_pairs_come_first() -> None:
+def test_grid_required_pairs_come_first() -> None:
     """25 pairs of context and batch: fewer cells cannot do, and so many do."""
     assert not uncovered(covering(grid(), 25))
     with pytest.raises(ValueError, match="24 cells cannot cover"):
         covering(grid(), 24)
 
 
-def test_the_whole_grid() -> None:
+def test_grid_whole_has_every_cell() -> None:
     assert len(grid()) == (8 * 3 + 1) * 4 * 6
     assert len(grid([512], [1], [0.0], ["books"])) == 1
 
 
-def test_names_are_those_of_one_cell() -> None:
+def test_grid_cell_names_are_unique() -> None:
     cells = grid()
     assert len({str(cell) for cell in cells}) == len(cells)
     assert str(Cell(131_072, 1, 0.6, "needle")) == "128k-b1-t0.6-needle" and str(cells[0]) == "512-b1-t0-books"

@@ -29,7 +29,9 @@ def certify(bench: Callable[..., int], tmp_path: Path, *more: str) -> tuple[int,
     return code, json.loads(file.read_text())
 
 
-def test_the_certificate(bench: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lossless_certificate_holds(
+    bench: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, report = certify(bench, tmp_path)
     assert code == 0 and report["lossless"] and report["differing"] == 0 and report["where"] == []
     assert report["tokens"] == 10 * report["texts"] == sum(row["tokens"] for row in report["rows"])
@@ -53,23 +55,25 @@ def test_certificate_mutant_is_found(
     assert "DIFFERS" in capsys.readouterr().out
 
 
-def test_nothing_compared_certifies_nothing() -> None:
+def test_certificate_of_nothing_is_not_lossless() -> None:
     assert not lossless.certificate([])["lossless"]
 
 
 @pytest.mark.parametrize(("option", "value"), [("--couplings", "magic"), ("--workloads", "songs"), ("--tokens", "0")])
-def test_mistakes(bench: Callable[..., int], option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lossless_mistakes_exit_2(
+    bench: Callable[..., int], option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert bench("lossless", option, value) == 2
     error = capsys.readouterr().err
     assert (value if option != "--tokens" else "--tokens") in error and "Traceback" not in error
 
 
-def test_a_context_beyond_the_model_is_told(bench: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_lossless_context_too_long_is_reported(bench: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("lossless", "--contexts", "9999999") == 2
     assert "beyond the model's" in capsys.readouterr().err
 
 
-def test_quality_says_what_eviction_costs(
+def test_quality_reports_cost_of_eviction(
     bench: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "quality.json"
@@ -85,7 +89,7 @@ def test_quality_says_what_eviction_costs(
 
 
 @pytest.mark.parametrize("eviction", EVICTIONS)
-def test_nothing_is_lost_while_the_budget_covers_the_text(llm: LLM, sources: Sources, eviction: str) -> None:
+def test_eviction_with_covering_budget_loses_nothing(llm: LLM, sources: Sources, eviction: str) -> None:
     asked = prompts(sources, "copy", 200, 2)
     forgetful = EvictingDecoder(llm.target.decoder, asked, 10)
     for prompt in asked:
@@ -94,7 +98,7 @@ def test_nothing_is_lost_while_the_budget_covers_the_text(llm: LLM, sources: Sou
         assert whole != forgetful.continued(prompt, eviction, 32)  # a negative control
 
 
-def test_h2o_keeps_what_drew_attention_and_never_takes_back_what_it_dropped(llm: LLM, sources: Sources) -> None:
+def test_h2o_keeps_heavy_hitters_and_never_restores(llm: LLM, sources: Sources) -> None:
     (prompt,) = prompts(sources, "books", 400, 1)
     full = EvictingDecoder(llm.target.decoder, [prompt], 1)
     policy = Heavy(full.mass_LGU)

@@ -28,7 +28,7 @@ def measured(pair: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) 
     return json.loads(file.read_text())
 
 
-def test_every_experiment_has_rows_and_a_table(measured: dict[str, Any]) -> None:
+def test_paper_experiments_have_rows_and_table(measured: dict[str, Any]) -> None:
     assert set(measured) == set(EXPERIMENTS) - {"table4", "table7"}
     for name, found in measured.items():
         table = EXPERIMENTS[name].shown(found["rows"])
@@ -39,11 +39,11 @@ def test_every_experiment_has_rows_and_a_table(measured: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("name", "figure"), [("table1", "0.9649"), ("table2", "2.31"), ("table5", "1.47"), ("table8", "2.31")]
 )
-def test_the_papers_figures_stand_beside_ours(measured: dict[str, Any], name: str, figure: str) -> None:
+def test_paper_figures_stand_beside_measured(measured: dict[str, Any], name: str, figure: str) -> None:
     assert figure in EXPERIMENTS[name].shown(measured[name]["rows"]).plain()
 
 
-def test_batches_and_lengths_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paper_batches_and_lengths_match_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes longer is asked for, but not measured here."""
     asked: list[tuple[Any, ...]] = []
 
@@ -70,24 +70,24 @@ def test_batches_and_lengths_are_those_of_the_paper(monkeypatch: pytest.MonkeyPa
     assert {(tokens, tokens // budget) for *_, tokens, budget in asked if budget} == {(2048, 8)}
 
 
-def test_budgets_are_the_papers_share_of_the_context() -> None:
+def test_paper_budgets_are_paper_share_of_context() -> None:
     assert Setup(None, None, context=122_880).share(4096) == 4096  # type: ignore[arg-type]
     assert Setup(None, None, context=30_720).share(4096) == 1024  # type: ignore[arg-type]
     assert set(acceptance.TABLE1) >= {"oracle", "recent", "h2o", "mean_key"}
 
 
-def test_what_is_absent_is_said() -> None:
+def test_paper_missing_results_are_reported() -> None:
     shown = absent().plain()
     assert all(name in shown for name in ("table3", "table6", "REST", "layer skipping"))
 
 
 @pytest.mark.parametrize("name", ["table3", "table9"])
-def test_what_cannot_be_run_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_paper_impossible_experiments_raise(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == 2
     assert f"{name} cannot be run" in capsys.readouterr().err
 
 
-def test_the_page_has_what_was_measured_and_says_what_was_not(measured: dict[str, Any], tmp_path: Path) -> None:
+def test_paper_page_shows_measured_and_missing(measured: dict[str, Any], tmp_path: Path) -> None:
     results, docs = tmp_path / "results", tmp_path / "docs"
     results.mkdir()
     (results / "paper.json").write_text(json.dumps(measured))
@@ -97,7 +97,7 @@ def test_the_page_has_what_was_measured_and_says_what_was_not(measured: dict[str
     assert "nan" not in made and "None" not in made
 
 
-def test_the_page_of_speed_names_lost_cells(tmp_path: Path) -> None:
+def test_speed_page_names_lost_cells(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     results, docs, rows = tmp_path / "results", tmp_path / "docs", []
     results.mkdir()
@@ -114,6 +114,6 @@ def test_the_page_of_speed_names_lost_cells(tmp_path: Path) -> None:
     assert (docs / "pictures" / "speed.svg").stat().st_size < 100_000
 
 
-def test_the_published_page_is_that_of_the_published_rows() -> None:
+def test_published_paper_page_equals_rows() -> None:
     reports = {name: page.read(page.RESULTS / f"{name}.json") for name in page.SECTIONS}
     assert page.page(reports) == (page.DOCS / "benchmarks.md").read_text(encoding="utf-8")

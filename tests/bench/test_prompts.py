@@ -13,12 +13,12 @@ from triforce.errors import RequestError
 LENGTH, ROWS = 900, 4
 
 
-def test_every_workload_has_a_maker() -> None:
+def test_workloads_have_makers() -> None:
     assert set(MAKERS) == set(WORKLOADS)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_rows_have_one_document_and_different_ends(sources: Sources, workload: str) -> None:
+def test_batch_rows_share_document_and_differ_at_end(sources: Sources, workload: str) -> None:
     made = prompts(sources, workload, LENGTH, ROWS)
     assert [len(prompt) for prompt in made] == [LENGTH] * ROWS
     assert len({tuple(prompt) for prompt in made}) == ROWS
@@ -26,13 +26,13 @@ def test_rows_have_one_document_and_different_ends(sources: Sources, workload: s
     assert made[0] == prompts(sources, workload, LENGTH, ROWS)[0]
 
 
-def test_books_and_code_begin_as_the_texts_do(sources: Sources) -> None:
+def test_book_and_code_prompts_begin_with_source(sources: Sources) -> None:
     for workload, ids in (("books", sources.prose), ("code", sources.code)):
         first, second, *_ = prompts(sources, workload, LENGTH, ROWS)
         assert first == ids[:LENGTH] != second
 
 
-def test_needles_are_told_once_and_asked_at_the_end(sources: Sources) -> None:
+def test_needle_is_placed_once_and_asked_last(sources: Sources) -> None:
     for row, prompt in enumerate(prompts(sources, "needle", LENGTH, ROWS)):
         text = sources.tokenizer.decode(prompt)
         told = f"The secret number of {NAMES[row]} is {numbers()[row]}."
@@ -40,19 +40,19 @@ def test_needles_are_told_once_and_asked_at_the_end(sources: Sources) -> None:
         assert text.rstrip().endswith(f"The secret number of {NAMES[row]} is")
 
 
-def test_what_is_copied_stood_there_before(sources: Sources) -> None:
+def test_copy_prompt_repeats_earlier_text(sources: Sources) -> None:
     for prompt in prompts(sources, "copy", LENGTH, ROWS):
         text = sources.tokenizer.decode(prompt[:-CUE])
         assert sources.tokenizer.decode(prompt[-CUE:]) in text[: len(text) // 2]
 
 
-def test_many_shots_end_with_an_open_one(sources: Sources) -> None:
+def test_many_shot_prompt_ends_unanswered(sources: Sources) -> None:
     for prompt in prompts(sources, "many-shot", LENGTH, ROWS):
         text = sources.tokenizer.decode(prompt)
         assert text.count("First:") > 3 and text.endswith("First:")
 
 
-def test_texts_that_are_too_short_are_refused(sources: Sources) -> None:
+def test_prompts_of_short_texts_raise(sources: Sources) -> None:
     with pytest.raises(RequestError, match="--texts"):
         prompts(sources, "books", 10**6, 1)
     with pytest.raises(RequestError, match="0 tokens for workload code"):

@@ -30,7 +30,7 @@ FIELDS = {
 }  # fmt: skip
 
 
-def test_speed_writes_a_row_for_each_cell(
+def test_speed_writes_row_per_cell(
     bench: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "speed.json"
@@ -50,7 +50,7 @@ def test_speed_writes_a_row_for_each_cell(
     assert last == verdict(report["rows"]) and last["cells"] == 8
 
 
-def test_speed_goes_on_where_it_was_cut_off(
+def test_speed_resumes_after_interruption(
     bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, caches, measured = tmp_path / "speed.json", tmp_path / "caches", []
@@ -76,7 +76,7 @@ def test_speed_goes_on_where_it_was_cut_off(
     assert bench("speed", *asked) == 2 and "not a file of results" in capsys.readouterr().err
 
 
-def test_rows_together_have_the_texts_that_each_has_alone(llm: LLM, sources: Sources) -> None:
+def test_batched_texts_equal_single_texts(llm: LLM, sources: Sources) -> None:
     """Row n draws by the seed and n."""
     texts = prompts(sources, "copy", 300, 3)
     params = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_eos=True)
@@ -88,7 +88,7 @@ def test_rows_together_have_the_texts_that_each_has_alone(llm: LLM, sources: Sou
         assert whole.outputs[0].token_ids != whole.outputs[1].token_ids
 
 
-def test_a_saved_prompt_changes_no_text(llm: LLM, sources: Sources, tmp_path: Path) -> None:
+def test_saved_prompt_keeps_texts(llm: LLM, sources: Sources, tmp_path: Path) -> None:
     texts = prompts(sources, "books", 300, 2)
     params = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_eos=True)
     kept = Prompts(llm, tmp_path, lambda: lambda done, total: None)
@@ -108,7 +108,7 @@ def row(cell: str, mode: str, tokens_per_second: float, upper: float = 1.0) -> d
     return {"cell": cell, "mode": mode, "tokens_per_second": tokens_per_second, "speedup": speedup, "upper": upper}
 
 
-def test_a_cell_is_lost_when_even_the_upper_bound_is_below() -> None:
+def test_cell_is_lost_below_upper_bound() -> None:
     rows = [row("a", "ar", 100), row("a", "auto", 96, 0.971), row("a", "triforce", 120)]
     rows += [row("b", "ar", 100), row("b", "auto", 110, 0.969), row("b", "triforce", 80)]
     found = verdict(rows)
@@ -117,7 +117,7 @@ def test_a_cell_is_lost_when_even_the_upper_bound_is_below() -> None:
     assert verdict([row("a", "ar", 100)]) == {"cells": 1, "lost": None, "mean": None, "of_best": None}
 
 
-def test_the_upper_bound_is_students() -> None:
+def test_upper_bound_is_student_t() -> None:
     ratios = [0.9, 1.0, 1.1, 1.05]
     logs = np.log(ratios)
     wanted = np.exp(logs.mean() + scipy.stats.t.ppf(0.95, 3) * logs.std(ddof=1) / 2)
@@ -138,7 +138,7 @@ def test_the_upper_bound_is_students() -> None:
         (1, 0.5, 0.0, 1),
     ],
 )
-def test_short_turns_are_more(
+def test_short_turns_are_repeated(
     repeats: int | None, each: float, ends: float, turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
@@ -151,14 +151,14 @@ def test_short_turns_are_more(
     assert made == turns
 
 
-def test_timing_takes_ratios_turn_by_turn() -> None:
+def test_speedup_is_median_of_paired_ratios() -> None:
     row = speed.timing([1.0, 2.0, 4.0], [2.0, 4.0, 4.0], tokens=8)
     assert row["seconds"] == 2.0 and row["tokens_per_second"] == 4.0
     assert row["speedup"] == 2.0 and row["spread"] == 1.0
 
 
 @pytest.mark.parametrize(("outer", "inner", "tokens_a_pass"), [(1.0, 1.0, 7), (0.0, 0.0, 1)])
-def test_synthetic_acceptance_is_what_was_asked_for(outer: float, inner: float, tokens_a_pass: int) -> None:
+def test_synthetic_acceptance_equals_request(outer: float, inner: float, tokens_a_pass: int) -> None:
     """gamma_1 = 2, gamma_2 = 6: twice two guesses and a bonus token, which makes 6, and one token of the full tier."""
     plain, fast = synthetic.rows([256], outer, inner, (2, 6), budget=64, tokens=32, repeats=1)
     assert plain["mode"] == "ar" and plain["full_passes"] == 32
@@ -167,7 +167,7 @@ def test_synthetic_acceptance_is_what_was_asked_for(outer: float, inner: float, 
     assert 32 / fast["full_passes"] == pytest.approx(tokens_a_pass, rel=0.25)
 
 
-def test_kernels_are_compared_with_the_bandwidth_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_rows_compare_with_current_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "SECONDS", 0.001)
     rows = list(kernels.rows([512], ["30m"]))
     assert rows[0]["kernel"] == "read" and rows[0]["fraction"] == 1
@@ -206,7 +206,7 @@ def test_kernels_are_compared_with_the_bandwidth_of_the_moment(monkeypatch: pyte
         (["kernels", "--shapes", "70b"], "70b"),
     ],
 )
-def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_speed_mistakes_exit_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error

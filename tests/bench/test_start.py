@@ -14,7 +14,7 @@ from triforce.engine.model_loader import load
 from triforce.errors import RequestError
 
 
-def test_each_mode_starts_twice(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_start_times_each_mode_twice(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "start.json"
     models = [str(pair / "target"), "--draft", str(pair / "draft")]
     asked = ["--modes", "ar,triforce", "--prompt-tokens", "700", "--repeats", "1", "--json", str(file)]
@@ -32,7 +32,7 @@ def test_each_mode_starts_twice(pair: Path, tmp_path: Path, capsys: pytest.Captu
         assert row["steps"]["imports"] > row["steps"]["engine"]
 
 
-def test_a_first_process_finds_nothing_and_a_second_what_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_first_process_is_cold_second_is_warm(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
     def run(command: list[str], environment: dict[str, str]) -> tuple[str, float]:
@@ -54,12 +54,12 @@ def test_a_first_process_finds_nothing_and_a_second_what_it_left(monkeypatch: py
     assert first["steps"] == pytest.approx(dict.fromkeys(start.STEPS, 4.0) | {"exit": 0.5})
 
 
-def test_a_process_that_fails_has_the_last_word(pair: Path) -> None:
+def test_start_failed_process_reports_last_line(pair: Path) -> None:
     with pytest.raises(RequestError, match=r"mode 'magic' is not known; choose from ar"):
         list(start.rows(["magic"], {"model": str(pair / "target"), "draft": None, "device": "cpu", "dtype": "auto"}, 1))
 
 
-def test_a_shape_is_a_folder_like_a_users(tmp_path: Path) -> None:
+def test_start_shape_makes_a_checkpoint_folder(tmp_path: Path) -> None:
     shapes.write("thin32", tmp_path, context=512)
     model = load(tmp_path, device="cpu")
     assert (model.config.layers, model.config.context, model.tokenizer) == (32, 512, None)
@@ -78,6 +78,8 @@ def test_a_shape_is_a_folder_like_a_users(tmp_path: Path) -> None:
         (["/no/such/folder"], "there is no folder"),
     ],
 )
-def test_what_cannot_be_measured_is_said(options: list[str], wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_start_impossible_measurements_are_reported(
+    options: list[str], wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bench", "start", *options]) == 2
     assert wrong in capsys.readouterr().err

@@ -41,7 +41,7 @@ def measure(figure: str, folder: Path, *more: str, contexts: str = "512") -> lis
     return json.loads(file.read_text()) if file.exists() else []
 
 
-def test_on_chip_in_two_sittings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_benchmark_resumes_in_second_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert measure("a", tmp_path, "--max-seconds", "0") == []
     assert "not yet: full pass small 512" in capsys.readouterr().out
     rows = measure("a", tmp_path)
@@ -57,13 +57,13 @@ def test_on_chip_in_two_sittings(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert measure("a", tmp_path) == rows, "what was measured is measured again"
 
 
-def test_batches(tmp_path: Path) -> None:
+def test_gpu_benchmark_batches_have_rows(tmp_path: Path) -> None:
     rows = measure("d", tmp_path, contexts="256")
     assert [row["what"] for row in rows] == [f"triforce, 2 rows, {rates} acceptance" for rates in ("paper", "ours")]
 
 
 @pytest.mark.skipif(dispatch.native_loader.native is None, reason="on a CPU a store is for the native kernels")
-def test_kv_on_the_host(tmp_path: Path) -> None:
+def test_gpu_benchmark_offloaded_kv_has_rows(tmp_path: Path) -> None:
     """The figure's second shape would be the same one here, and is not measured twice."""
     rows = measure("f", tmp_path, "--kv-memory", "2MiB")
     assert [row["what"] for row in rows] == HOSTED
@@ -73,23 +73,23 @@ def test_kv_on_the_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(dispatch.native_loader.native is None, reason="on a CPU a store is for the native kernels")
-def test_one_piece_of_the_papers_cards(tmp_path: Path) -> None:
+def test_gpu_benchmark_sharded_paper_setup_has_rows(tmp_path: Path) -> None:
     (row,) = measure("c", tmp_path, "--kv-memory", "2MiB", "--only", "triforce, paper acceptance, offloaded, 24")
     assert set(row) >= FIELDS and row["shape"] == "small" and row["bus"]
 
 
-def test_grouped_queries(tmp_path: Path) -> None:
+def test_gpu_benchmark_grouped_queries_have_rows(tmp_path: Path) -> None:
     rows = measure("e", tmp_path, "--only", "paper acceptance", contexts="256")
     assert [row["what"] for row in rows] == [f"triforce, {rows} rows, paper acceptance" for rows in (1, 6)]
 
 
-def test_the_shipped_pair(tmp_path: Path) -> None:
+def test_gpu_benchmark_shipped_pair_has_rows(tmp_path: Path) -> None:
     (row,) = measure("b", tmp_path, "--only", "temperature 0.6")
     assert set(row) >= FIELDS and row["acceptance"] == "real" and row["same_text_as_ar"]
     assert set(row["kept"]) == {"draft", "retrieval"}  # type: ignore[call-overload]
 
 
-def test_steps_that_capture_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_benchmark_capture_steps_are_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor the first one: ten tokens in five steps, of which two capture a graph."""
     captured = iter([0, 1, 1, 1, 1, 3, 3, 3, 3, 3])
     monkeypatch.setattr(graphs, "captured", lambda: next(captured))
@@ -110,13 +110,13 @@ def test_steps_that_capture_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> 
     assert decoding.timed(Five(), {}) == pytest.approx((2 + 4 + 5) / 9)  # type: ignore[arg-type]
 
 
-def test_the_papers_cards() -> None:
+def test_gpu_benchmark_paper_cards_match_paper() -> None:
     pieces = list(FIGURES["c"](Setup(torch.device("cpu"), None, None, None, 128)))
     assert [piece.what for piece in pieces] == [f"{what}, {cap} GiB" for cap in (24, 48) for what in HOSTED]
     assert {piece.shape for piece in pieces} == {"llama-2-7b-128k", "llama-2-13b-128k"}
 
 
-def test_the_lines_that_wait_for_a_gpu() -> None:
+def test_gpu_run_list_commands_parse() -> None:
     """Those of docs/data/gpu_runs.toml are understood, and their pieces and tests are there."""
     runs = tomllib.loads((ROOT / "docs" / "data" / "gpu_runs.toml").read_text(encoding="utf-8"))["runs"]
     lines = [command.partition("PY -m ")[2] for run in runs for command in run["commands"] if "PY -m " in command]
@@ -141,7 +141,7 @@ SMALL = ["--device", "cpu", "--shape", "small", "--draft", "small-draft", "--con
 
 
 @pytest.mark.parametrize(("arguments", "message"), [(["c", *SMALL], "fits on the device"), (["a"], "no CUDA device")])
-def test_what_cannot_be_measured(
+def test_gpu_benchmark_impossible_setups_raise(
     arguments: list[str],
     message: str,
     tmp_path: Path,

@@ -129,7 +129,7 @@ def outcome(render: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("made", ["byte level", "a first token"])
-def test_a_chat_is_that_of_transformers(tmp_path: Path, name: str, made: str) -> None:
+def test_chat_layout_equals_transformers(tmp_path: Path, name: str, made: str) -> None:
     MADE[made](tmp_path)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATES[name], encoding="utf-8")
     ours, theirs = both(tmp_path)
@@ -157,7 +157,7 @@ DIALECTS: dict[str, tuple[str, object]] = {
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_wrong_dialect_would_show(monkeypatch: pytest.MonkeyPatch, dialect: str) -> None:
+def test_chat_wrong_dialect_is_detected(monkeypatch: pytest.MonkeyPatch, dialect: str) -> None:
     template = "  {% if true %}{{ 'ü'|tojson }}{% endif %}"
     assert chat_template.render(template, {}) == '"ü"'
     monkeypatch.setattr(chat_template, *DIALECTS[dialect])
@@ -167,7 +167,7 @@ def test_a_wrong_dialect_would_show(monkeypatch: pytest.MonkeyPatch, dialect: st
 
 
 @pytest.mark.parametrize("files", [True, False])
-def test_named_templates(tmp_path: Path, files: bool) -> None:
+def test_named_templates_are_read(tmp_path: Path, files: bool) -> None:
     byte_level(tmp_path)
     named = {"default": "plain", "tool_use": "tools {{ tools|length }}", "rag": "cat"}
     if files:
@@ -200,13 +200,13 @@ def test_named_templates(tmp_path: Path, files: bool) -> None:
         "{% if %}",
     ],
 )
-def test_templates_stay_in_their_sandbox(tmp_path: Path, template: str) -> None:
+def test_template_sandbox_blocks_escapes(tmp_path: Path, template: str) -> None:
     byte_level(tmp_path, chat_template=template)
     with pytest.raises(RequestError, match="chat template does not accept"):
         Tokenizer.load(tmp_path).chat(TALKS[0])
 
 
-def test_what_is_said_is_plain(tmp_path: Path) -> None:
+def test_template_errors_are_plain(tmp_path: Path) -> None:
     byte_level(tmp_path, chat_template="{{ messages[0].content.read() }}")
     with pytest.raises(RequestError, match="not JSON serializable"):
         Tokenizer.load(tmp_path).chat([{"role": "user", "content": AddedToken("x")}])

@@ -62,36 +62,36 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", FIELDS)
-def test_config_field(folder: Path, case: str) -> None:
+def test_config_bad_field_raises_model_error(folder: Path, case: str) -> None:
     changes, match = FIELDS[case]
     edit(folder / "config.json", **changes)
     refuses(folder, match)
 
 
-def test_no_code_is_run(folder: Path) -> None:
+def test_checkpoint_code_is_never_run(folder: Path) -> None:
     (folder / "evil.py").write_text("raise SystemExit('run')")
     edit(folder / "config.json", auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"})
     load(folder, device="cpu")
 
 
-def test_sliding_window(tmp_path: Path) -> None:
+def test_config_sliding_window_unsupported_raises(tmp_path: Path) -> None:
     folder = save(tiny_model("Mistral", sliding_window=64), tmp_path)
     refuses(folder, "sliding_window = 64 .*context = 128: use --context 64")
     assert load(folder, device="cpu", context=64).config.context == 64
 
 
-def test_qwen_sliding_layers(tmp_path: Path) -> None:
+def test_config_qwen_sliding_layers_unsupported_raise(tmp_path: Path) -> None:
     window = dict(use_sliding_window=True, sliding_window=64)
     refuses(save(tiny_model("Qwen2", **window, max_window_layers=1), tmp_path / "a"), "sliding_window = 64")
     load(save(tiny_model("Qwen2", **window, max_window_layers=2), tmp_path / "b"), device="cpu")
 
 
 @pytest.mark.parametrize("context", [129, 0, -1])
-def test_context(folder: Path, context: int) -> None:
+def test_context_beyond_model_raises(folder: Path, context: int) -> None:
     refuses(folder, f"context = {context}, but this model has 128 positions: use --context 128", context=context)
 
 
-def test_device_and_dtype(folder: Path) -> None:
+def test_device_or_dtype_unknown_raises(folder: Path) -> None:
     refuses(folder, "device 'abacus' cannot be used here; use --device cpu", device="abacus")
     refuses(folder, "dtype 'int3' is not supported; use one of auto, float32", dtype="int3")
     refuses(folder, "dtype 'torch.int64' is not supported", dtype=torch.int64)
@@ -112,7 +112,7 @@ def poison(tensor: torch.Tensor, value: float) -> torch.Tensor:
 Q = "model.layers.1.self_attn.q_proj.weight"
 
 
-def test_tensors(folder: Path) -> None:
+def test_tensors_missing_or_misshapen_raise(folder: Path) -> None:
     change(folder, Q, lambda t: poison(t, torch.nan))
     refuses(folder, f"tensor {Q} holds NaN or Inf")
     change(folder, Q, lambda t: poison(t, -torch.inf))
@@ -129,7 +129,7 @@ def test_tensors(folder: Path) -> None:
     refuses(folder, r"lack the tensor lm_head.weight \(2 missing")
 
 
-def test_unknown_tensor(folder: Path) -> None:
+def test_tensor_unknown_raises(folder: Path) -> None:
     change(folder, Q, lambda t: t)
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors | {"score.bias": torch.ones(3)}, folder / "model.safetensors")
@@ -137,13 +137,13 @@ def test_unknown_tensor(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 5, 700, -1])
-def test_cut_safetensors(folder: Path, size: int) -> None:
+def test_safetensors_truncated_raises(folder: Path, size: int) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:size])
     refuses(folder, "model.safetensors is corrupt, truncated or a Git LFS pointer.*download it again")
 
 
-def test_garbage_safetensors(folder: Path) -> None:
+def test_safetensors_garbage_raises(folder: Path) -> None:
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     refuses(folder, "model.safetensors is corrupt")
 
@@ -154,7 +154,7 @@ def as_bin(folder: Path, content: Any) -> Path:
     return folder / "pytorch_model.bin"
 
 
-def test_bad_bin(folder: Path) -> None:
+def test_bin_unreadable_raises(folder: Path) -> None:
     file = as_bin(folder, load_file(folder / "model.safetensors"))
     load(folder, device="cpu")
     file.write_bytes(file.read_bytes()[:-2000])
@@ -168,30 +168,30 @@ class Harm:
         return eval, ("__import__('sys').exit('run')",)
 
 
-def test_bin_with_code(folder: Path) -> None:
+def test_bin_with_code_raises(folder: Path) -> None:
     as_bin(folder, {"a": Harm()})
     refuses(folder, "pytorch_model.bin holds more than tensors.*safetensors")
 
 
-def test_bin_of_something_else(folder: Path) -> None:
+def test_bin_of_other_object_raises(folder: Path) -> None:
     as_bin(folder, {"model": {"deep": torch.ones(1)}})
     refuses(folder, "pytorch_model.bin is not a state dict")
 
 
 @pytest.mark.parametrize("weight_map", [None, {}, {"a": "../../secrets.safetensors"}, {"a": 1}])
-def test_bad_index(folder: Path, weight_map: object) -> None:
+def test_weight_index_bad_raises(folder: Path, weight_map: object) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     refuses(folder, "model.safetensors.index.json has no valid weight_map")
 
 
-def test_missing_shard(folder: Path) -> None:
+def test_weight_shard_missing_raises(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1-of-1.safetensors"}}')
     refuses(folder, "model-1-of-1.safetensors is missing")
 
 
-def test_folders(tmp_path: Path, folder: Path) -> None:
+def test_checkpoint_folder_missing_raises(tmp_path: Path, folder: Path) -> None:
     refuses(tmp_path / "nowhere", "there is no folder .*nowhere")
     refuses("./nowhere/at/all", "there is no folder")
     refuses(folder / "config.json", "is a file; give the folder")
@@ -207,7 +207,7 @@ def test_folders(tmp_path: Path, folder: Path) -> None:
     refuses(folder, "config.json does not hold a JSON object")
 
 
-def test_hub(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_hub_failures_raise_model_error(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     asked: list[list[str]] = []
 
     def offline(name: str, allow_patterns: list[str]) -> str:

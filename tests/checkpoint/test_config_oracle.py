@@ -130,7 +130,7 @@ def reference(theirs: Any, kind: str, context: int) -> tuple[torch.Tensor, float
 
 @pytest.mark.parametrize("kind", rope_scaling.TYPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_config_is_what_transformers_reads(tmp_path: Path, family: str, kind: str) -> None:
+def test_config_equals_transformers(tmp_path: Path, family: str, kind: str) -> None:
     assert list(differences(tmp_path, family, kind)) == []
 
 
@@ -144,7 +144,7 @@ def test_config_mutant_differs_from_transformers(
     assert list(differences(tmp_path, family, kind))
 
 
-def test_layer_types(tmp_path: Path) -> None:
+def test_config_layer_types_equal_transformers(tmp_path: Path) -> None:
     values = {"model_type": "qwen3", "num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 64}
     for kinds in (["full_attention"] * 2, ["full_attention", "sliding_attention"]):
         ours, theirs = read_both(tmp_path, values | {"layer_types": kinds})
@@ -182,14 +182,14 @@ def outcome(folder: Path, values: Values) -> str:
 
 
 @pytest.mark.parametrize("field", SIZES)
-def test_no_bad_size_gets_through(tmp_path: Path, field: str) -> None:
+def test_config_bad_size_raises(tmp_path: Path, field: str) -> None:
     assert outcome(tmp_path, USUAL) == ""
     for bad in BAD:
         assert f"{field} = " in outcome(tmp_path, USUAL | {field: bad}), bad
 
 
 @pytest.mark.parametrize("field", ["sliding_window", "max_window_layers", "use_sliding_window", "tie_word_embeddings"])
-def test_no_bad_choice_is_a_traceback(tmp_path: Path, field: str) -> None:
+def test_config_bad_choice_raises(tmp_path: Path, field: str) -> None:
     usual = USUAL | {"use_sliding_window": True, "sliding_window": 40_000, "max_window_layers": 0}
     for bad in BAD:
         fits = type(bad) is type((usual | {"tie_word_embeddings": True})[field]) and (bad is True or 0 <= bad < 100)
@@ -197,7 +197,7 @@ def test_no_bad_choice_is_a_traceback(tmp_path: Path, field: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ROPES)
-def test_no_bad_rotation_gets_through(tmp_path: Path, kind: str) -> None:
+def test_config_bad_rope_raises(tmp_path: Path, kind: str) -> None:
     usual: Values = {"rope_type": kind, "rope_theta": 10_000.0} | ROPES[kind]
     assert outcome(tmp_path, USUAL | {"rope_parameters": usual}) == ""
     for field in usual:
@@ -212,14 +212,14 @@ def test_no_bad_rotation_gets_through(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [[], {}, 1, None, True, ["llama"]])
-def test_a_family_is_a_name(tmp_path: Path, bad: object) -> None:
+def test_config_family_must_be_name(tmp_path: Path, bad: object) -> None:
     assert "model_type = " in outcome(tmp_path, USUAL | {"model_type": bad})
 
 
-def test_too_many_layers_are_refused_at_once(tmp_path: Path) -> None:
+def test_config_too_many_layers_raises_at_once(tmp_path: Path) -> None:
     assert "num_hidden_layers = 1000000 " in outcome(tmp_path, USUAL | {"num_hidden_layers": 10**6})
 
 
-def test_a_rotation_for_each_kind_of_layer_is_refused(tmp_path: Path) -> None:
+def test_config_rope_per_layer_type_raises(tmp_path: Path) -> None:
     nested = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}
     assert "rope_parameters.full_attention = " in outcome(tmp_path, USUAL | {"rope_parameters": nested})

@@ -84,7 +84,7 @@ def steps(decoder: Decoder, ids_BT: Tensor, sizes: list[int]) -> Tensor:
     return torch.cat([score(decoder, piece, cache) for piece in ids_BT.split(sizes, dim=1)], dim=1)
 
 
-def test_logits_equal_transformers(pair: tuple[Any, Checkpoint]) -> None:
+def test_family_logits_equal_transformers(pair: tuple[Any, Checkpoint]) -> None:
     model, ours = pair
     ids_BT = tokens()
     expected = reference(model, ids_BT)
@@ -93,7 +93,7 @@ def test_logits_equal_transformers(pair: tuple[Any, Checkpoint]) -> None:
     close(steps(ours.decoder, ids_BT, [40, 7, 1] + [1] * (LENGTH - 48)), expected)
 
 
-def test_a_wrong_rotation_would_show(pair: tuple[Any, Checkpoint]) -> None:
+def test_family_wrong_rope_is_detected(pair: tuple[Any, Checkpoint]) -> None:
     model, ours = pair
     config = ours.config
     wrong = replace(config, rope=Rope(config.rope.inv_freq_F * 1.1, config.rope.scale))
@@ -101,7 +101,7 @@ def test_a_wrong_rotation_would_show(pair: tuple[Any, Checkpoint]) -> None:
     assert (logits - reference(model, tokens())).abs().max() > 1e-2
 
 
-def test_selected_columns(tmp_path: Path) -> None:
+def test_selected_columns_equal_whole_logits(tmp_path: Path) -> None:
     decoder = load(save(tiny_model(), tmp_path), device=DEVICE, dtype="float32").decoder
     at_BJ = torch.tensor([[3, 9], [0, 0]])
     full = score(decoder, tokens(10))
@@ -109,7 +109,7 @@ def test_selected_columns(tmp_path: Path) -> None:
     assert score(decoder, tokens(10), at_BJ=at_BJ[:, :0]).shape == (2, 0, 97)
 
 
-def test_longrope_is_short_within_its_original_positions(tmp_path: Path) -> None:
+def test_longrope_is_short_within_original_positions(tmp_path: Path) -> None:
     model = tiny_model("Llama", rope_parameters=LONGROPE)
     folder = save(model, tmp_path)
     ids_BT = tokens(32)
@@ -118,7 +118,7 @@ def test_longrope_is_short_within_its_original_positions(tmp_path: Path) -> None
     assert (score(far.decoder, ids_BT) - reference(model, ids_BT)).abs().max() > 1e-2
 
 
-def test_published_yarn_llama_table(tmp_path: Path) -> None:
+def test_yarn_llama_table_equals_published(tmp_path: Path) -> None:
     """The real sizes: 128K positions out of 4096, scale 0.1 ln 32 + 1 (Peng et al. 2023, arXiv 2309.00071)."""
     save(tiny_model(), tmp_path)
     edit(
@@ -136,7 +136,7 @@ def test_published_yarn_llama_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["single", "shards", "bin", "bin-shards"])
-def test_weight_files(tmp_path: Path, form: str) -> None:
+def test_weight_file_formats_load_alike(tmp_path: Path, form: str) -> None:
     model = tiny_model()
     save(model, tmp_path, max_shard_size="60KB" if form == "shards" else "5GB")
     if form.startswith("bin"):
@@ -158,7 +158,7 @@ def write_bin(folder: Path, state: dict[str, Tensor], shards: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_half_precision_logits_close_to_float32(tmp_path: Path, dtype: torch.dtype) -> None:
     model = tiny_model("Qwen3", head_dim=16)
     decoder = load(save(model, tmp_path), device=DEVICE, dtype=dtype).decoder
     logits = score(decoder, tokens(8))
@@ -166,7 +166,7 @@ def test_half_precision(tmp_path: Path, dtype: torch.dtype) -> None:
     assert (logits - reference(model, tokens(8))).abs().mean() < 0.1
 
 
-def test_weights_that_fit_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matching_weights_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_loader, "native", None)  # which packs them
     decoder = load(save(tiny_model(tie_word_embeddings=True), tmp_path), device="cpu").decoder
     maps = Path("/proc/self/maps")
@@ -178,7 +178,7 @@ def test_weights_that_fit_are_not_copied(tmp_path: Path, monkeypatch: pytest.Mon
     assert decoder.model.weights.head_VC is decoder.model.weights.embedding_VC
 
 
-def test_padded_rows_are_never_seen(tmp_path: Path) -> None:
+def test_padded_vocabulary_rows_are_never_sampled(tmp_path: Path) -> None:
     model = tiny_model(vocab_size=320)
     model.model.embed_tokens.weight.data[300:] = torch.nan
     save(model, tmp_path)
@@ -189,7 +189,7 @@ def test_padded_rows_are_never_seen(tmp_path: Path) -> None:
     close(score(ours.decoder, tokens(8)), reference(model, tokens(8))[..., : len(tokenizer)])
 
 
-def test_fingerprint_tells_models_apart(tmp_path: Path) -> None:
+def test_fingerprint_differs_between_models(tmp_path: Path) -> None:
     model = tiny_model(rope_parameters=LONGROPE)
     folder = save(model, tmp_path / "a")
     first = load(folder, device=DEVICE, dtype="float32")

@@ -55,12 +55,12 @@ TEXTS = [
 
 @BOTH
 @pytest.mark.parametrize("text", ["the cat", "naïve café — 東京 🙂", "a  b\n\n\tc "])
-def test_the_bytes_of_the_tokens_are_those_of_the_text(tokenizer: Tokenizer, text: str) -> None:
+def test_token_bytes_join_to_text(tokenizer: Tokenizer, text: str) -> None:
     written = b"".join(tokenizer.bytes_of(i) for i in tokenizer.encode(text))
     assert written.decode().removeprefix(" ") == text
 
 
-def test_the_bytes_of_special_and_unknown_tokens() -> None:
+def test_token_bytes_of_special_and_unknown_tokens() -> None:
     assert [BYTES.bytes_of(i) for i in (0, 1, 10_000)] == [b"<s>", b"</s>", b""]
 
 
@@ -71,7 +71,7 @@ def pieces(tokenizer: Tokenizer, ids: list[int], after: list[int] | tuple[()] = 
 
 @BOTH
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_survives(tokenizer: Tokenizer, text: str) -> None:
+def test_encode_decode_round_trip(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     plain = text.replace("<s>", "").replace("</s>", "")
     assert tokenizer.decode(ids) == "".join(pieces(tokenizer, ids)) == tokenizer._core.decode(ids) == plain
@@ -80,24 +80,24 @@ def test_text_survives(tokenizer: Tokenizer, text: str) -> None:
 
 
 @given(st.text())
-def test_streaming_equals_decode_on_text(text: str) -> None:
+def test_stream_of_text_equals_decode(text: str) -> None:
     for tokenizer in (BYTES, FALLBACK):
         ids = tokenizer.encode(text)
         assert "".join(pieces(tokenizer, ids)) == tokenizer._core.decode(ids)
 
 
 @given(st.lists(st.integers(0, BYTES.vocab_size - 1), max_size=40))
-def test_streaming_equals_decode_on_random_tokens(ids: list[int]) -> None:
+def test_stream_of_random_tokens_equals_decode(ids: list[int]) -> None:
     assert "".join(pieces(BYTES, ids)) == BYTES.decode(ids) == BYTES._core.decode(ids)
 
 
 @given(st.lists(st.integers(0, FALLBACK.vocab_size - 1), max_size=40))
-def test_any_byte_fallback_tokens_stream(ids: list[int]) -> None:
+def test_stream_of_byte_fallback_tokens_equals_decode(ids: list[int]) -> None:
     assert "".join(pieces(FALLBACK, ids)) == FALLBACK.decode(ids)
 
 
 @given(st.binary(max_size=30))
-def test_no_half_character_is_shown(raw: bytes) -> None:
+def test_stream_holds_incomplete_characters(raw: bytes) -> None:
     """Pieces before the flush end only in characters that the bytes really hold, or before bytes that hold none."""
     ids = [BYTES._core.token_to_id(c) for c in map(byte_symbol, raw)]
     shown = ""
@@ -114,42 +114,42 @@ def byte_symbol(byte: int) -> str:
 
 
 @BOTH
-def test_a_continuation_keeps_its_first_space(tokenizer: Tokenizer) -> None:
+def test_continuation_keeps_leading_space(tokenizer: Tokenizer) -> None:
     before, ids = tokenizer.encode("a東 b"), tokenizer.encode(" a b", add_special=False)
     new = "".join(pieces(tokenizer, ids, before))
     assert new == tokenizer._core.decode(before + ids)[len("a東 b") :]
     assert new.startswith(" ")
 
 
-def test_a_continuation_of_a_broken_character() -> None:
+def test_continuation_after_incomplete_character() -> None:
     ids = BYTES.encode("🙂")
     assert "".join(pieces(BYTES, ids[2:], ids[:2])) == BYTES.decode(ids[2:])
 
 
-def test_special_tokens_are_kept_out() -> None:
+def test_special_tokens_are_not_decoded() -> None:
     assert BYTES.decode([0, *BYTES.encode("hat"), 1]) == "hat"
 
 
-def test_encode_refuses_what_is_no_text() -> None:
+def test_encode_of_non_text_raises() -> None:
     with pytest.raises(RequestError, match="not valid UTF-8"):
         BYTES.encode("a\udcff")
 
 
-def test_tokens_without_a_row_do_not_exist() -> None:
+def test_tokens_without_embedding_row_are_hidden() -> None:
     cut = ours(tiny_tokenizer(), {1, 290, 999}, rows=280)
     assert cut.vocab_size == 280 and cut.eos_ids == {1}
     with pytest.raises(RequestError, match="no embedding"):
         cut.encode("the cat sat on the mat")
 
 
-def test_added_tokens_count() -> None:
+def test_added_tokens_are_counted() -> None:
     hf = tiny_tokenizer()
     n = len(hf)
     hf.add_tokens(["<tool>"])
     assert ours(hf).vocab_size == n + 1
 
 
-def test_load_collects_every_end(tmp_path: Path) -> None:
+def test_eos_ids_are_collected_from_all_files(tmp_path: Path) -> None:
     tiny_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "eos_token_id": 5}')
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [6, 7]}')
@@ -158,7 +158,7 @@ def test_load_collects_every_end(tmp_path: Path) -> None:
     assert tokenizer.encode("the cat") == tiny_tokenizer().encode("the cat")
 
 
-def test_prompts_are_never_cut(tmp_path: Path) -> None:
+def test_prompts_are_never_truncated(tmp_path: Path) -> None:
     hf = tiny_tokenizer()
     hf.backend_tokenizer.enable_truncation(4)
     hf.save_pretrained(tmp_path)
@@ -166,7 +166,7 @@ def test_prompts_are_never_cut(tmp_path: Path) -> None:
     assert len(Tokenizer.load(tmp_path).encode("xyz " * 50)) > 100
 
 
-def test_chat() -> None:
+def test_chat_template_encodes_turns() -> None:
     tokenizer = ours(tiny_tokenizer(chat_template=TEMPLATE))
     messages = [{"role": "user", "content": "hat"}]
     assert tokenizer.chat(messages) == tokenizer.encode("<s>user: hat</s>bot:", add_special=False)
@@ -177,7 +177,7 @@ def test_chat() -> None:
         picky.chat(messages)
 
 
-def test_vocabularies_are_compared_token_by_token() -> None:
+def test_vocabularies_are_compared_by_token() -> None:
     BYTES.require_same_vocabulary(ours(tiny_tokenizer()), ("target", "draft"))
     with pytest.raises(ModelError, match=r"big and small do not share.*token 290 is '.+' in the first and None"):
         BYTES.require_same_vocabulary(ours(tiny_tokenizer(290)), ("big", "small"))
@@ -185,7 +185,7 @@ def test_vocabularies_are_compared_token_by_token() -> None:
         BYTES.require_same_vocabulary(FALLBACK, ("big", "small"))
 
 
-def test_broken_files(tmp_path: Path) -> None:
+def test_tokenizer_broken_files_raise(tmp_path: Path) -> None:
     tiny_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "tokenizer.json").write_text("{")
@@ -193,7 +193,7 @@ def test_broken_files(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
-def test_no_code_from_the_folder_is_run(tmp_path: Path) -> None:
+def test_tokenizer_folder_code_is_not_run(tmp_path: Path) -> None:
     tiny_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "nothing", "auto_map": {"AutoConfig": "evil.Config"}}')
     (tmp_path / "evil.py").write_text("raise SystemExit('run')")

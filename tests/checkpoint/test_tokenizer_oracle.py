@@ -27,7 +27,7 @@ PLAIN = [text for text in TEXTS if not text.startswith((" ", "<")) and "<s>" not
 
 
 @pytest.mark.parametrize("made", MADE)
-def test_a_folder_reads_as_transformers_reads_it(tmp_path: Path, made: str) -> None:
+def test_tokenizer_folder_equals_transformers(tmp_path: Path, made: str) -> None:
     MADE[made](tmp_path)
     ours, theirs = both(tmp_path, "qwen2" if made.startswith("Qwen") else "llama")
     assert ours._core.get_vocab() == theirs.get_vocab()
@@ -41,7 +41,7 @@ def test_a_folder_reads_as_transformers_reads_it(tmp_path: Path, made: str) -> N
     assert ours.special_ids == special
 
 
-def test_a_tokenizer_json_of_llama_2_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_llama2_tokenizer_json_is_read_as_is(tmp_path: Path) -> None:
     """transformers 5 builds another one: without the space mark of SentencePiece before a space and behind a mark."""
     hf = llama2_tokenizer()
     hf.save_pretrained(tmp_path)
@@ -52,14 +52,14 @@ def test_a_tokenizer_json_of_llama_2_is_taken_as_it_is(tmp_path: Path) -> None:
         assert text not in PLAIN or ours.encode(text) == theirs.encode(text)
 
 
-def test_the_oracle_tells_a_missing_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oracle_missing_token_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_files_of_old(tmp_path)
     monkeypatch.setattr("triforce.checkpoint.tokenizer_files._missing", lambda *_: ())
     ours, theirs = both(tmp_path)
     assert ours._core.get_vocab() != theirs.get_vocab() and ours.encode(TEXTS[5]) != theirs.encode(TEXTS[5])
 
 
-def test_without_tokenizer_json_transformers_converts(tmp_path: Path) -> None:
+def test_folder_without_tokenizer_json_is_converted(tmp_path: Path) -> None:
     byte_level(tmp_path, chat_template=TEMPLATE)
     model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
     (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"] | {"<|endoftext|>": 300}))
@@ -88,14 +88,14 @@ def test_without_tokenizer_json_transformers_converts(tmp_path: Path) -> None:
         {"chat_template": {"default": 1}},
     ],
 )
-def test_a_wrong_config_is_no_traceback(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_tokenizer_wrong_config_raises_one_line(tmp_path: Path, config: dict[str, Any]) -> None:
     byte_level(tmp_path)
     edit(tmp_path / "tokenizer_config.json", **config)
     with pytest.raises(ModelError, match=r"tokenizer_config.json"):
         Tokenizer.load(tmp_path)
 
 
-def test_a_template_is_text(tmp_path: Path) -> None:
+def test_template_must_be_text(tmp_path: Path) -> None:
     byte_level(tmp_path)
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ModelError, match=r"chat_template.jinja cannot be read as text"):
@@ -103,7 +103,7 @@ def test_a_template_is_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["</s>", 1.5, True, {}, [1, None], [[1]]])
-def test_ends_are_ids(tmp_path: Path, value: object) -> None:
+def test_eos_must_be_ids(tmp_path: Path, value: object) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
     with pytest.raises(ModelError, match=r"generation_config.json: eos_token_id = .*token ids"):
         configured_eos_ids(tmp_path)

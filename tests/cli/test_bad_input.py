@@ -118,7 +118,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_mistake_is_one_clear_message(case: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_user_mistake_gives_one_clear_message(case: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     spoil, named = CASES[case]
     options = spoil(here)
     capfd.readouterr()
@@ -130,14 +130,14 @@ def test_a_mistake_is_one_clear_message(case: str, here: Path, capfd: pytest.Cap
     assert named in err and "Traceback" not in err
 
 
-def test_the_same_command_without_a_mistake_works(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_command_without_mistake_succeeds(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = ["generate", str(here / "target"), "the cat sat on the mat", "--max-tokens", "4", "--seed", "1"]
     assert main([*command, "--draft", str(here / "draft"), "--budget", "32", "--ignore-eos"]) == 0
     assert capfd.readouterr().out
 
 
 @pytest.mark.filterwarnings("always::RuntimeWarning")
-def test_a_failed_save_keeps_the_earlier_file_and_the_text(
+def test_failed_save_keeps_earlier_file_and_text(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = saved(here)

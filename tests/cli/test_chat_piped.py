@@ -19,7 +19,7 @@ def settings(pair: Path, *more: str) -> list[str]:
     return ["chat", *models, "--temperature", "0", "--ignore-eos", *more]
 
 
-def test_each_line_is_a_question(pair: Path, stdin: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_piped_line_is_one_question(pair: Path, stdin: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Slashes too: scripts ask what they like."""
     stdin(b"the cat\n\n/exit\n")
     assert main(settings(pair, "--max-tokens", "4")) == 0
@@ -31,9 +31,7 @@ def test_each_line_is_a_question(pair: Path, stdin: Any, capsys: pytest.CaptureF
     assert "triforce.cli.chat.terminal" not in sys.modules  # nor what it imports
 
 
-def test_what_does_not_fit_is_refused_and_the_rest_is_asked(
-    pair: Path, stdin: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_piped_question_too_long_is_skipped(pair: Path, stdin: Any, capsys: pytest.CaptureFixture[str]) -> None:
     stdin(b"the cat\n" + b"q" * 200 + b"\nthe hat\n")
     assert main(settings(pair, "--context", "128", "--max-tokens", "4")) == 2
     err = capsys.readouterr().err
@@ -41,15 +39,13 @@ def test_what_does_not_fit_is_refused_and_the_rest_is_asked(
     assert "the context is 128; nothing was asked" in err
 
 
-def test_an_answer_that_fills_the_context_is_marked(pair: Path, stdin: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_filling_context_is_marked(pair: Path, stdin: Any, capsys: pytest.CaptureFixture[str]) -> None:
     stdin(b"the cat\n")
     assert main(settings(pair, "--context", "128", "--max-tokens", "1000")) == 0
     assert "[cut: the context of 128 tokens is full]" in capsys.readouterr().err
 
 
-def test_a_document_that_leaves_no_room_is_said_to(
-    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_document_without_room_is_reported(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "book").write_text("q" * 300)
     assert main(settings(pair, "--context", "128", "--file", str(tmp_path / "book"))) == 2
     assert "the document and the system message are" in capsys.readouterr().err
@@ -63,7 +59,7 @@ def test_a_document_that_leaves_no_room_is_said_to(
         (["chat", "model", "--logprobs", "2"], "--logprobs is not an option of triforce chat"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_loaded(
+def test_chat_bad_options_fail_before_loading(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
@@ -72,7 +68,7 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(
     assert end.value.code == 2 and told in err and err.count("\n") == 1
 
 
-def test_the_document_stands_before_the_first_question_there_is() -> None:
+def test_document_precedes_first_question() -> None:
     said = Conversation("be brief", "a book", [Turn("who?", "me"), Turn("why?", "so")])
     assert said.messages("when?", after=1) == [
         {"role": "system", "content": "be brief"},
@@ -82,7 +78,7 @@ def test_the_document_stands_before_the_first_question_there_is() -> None:
     ]
 
 
-def test_a_conversation_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_saved_conversation_is_restored(tmp_path: Path) -> None:
     said = Conversation("be\nbrief", "naïve 🙂", [Turn("who?", "me"), Turn("", "")])
     said.save(tmp_path / "file", "model")
     said.turns.pop()
@@ -105,7 +101,7 @@ def test_a_conversation_comes_back_as_it_was(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_conversation_is_refused_and_kept(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_conversation_file_invalid_is_refused_and_kept(changes: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "file"
     Conversation().save(file, "model")
     good = json.loads(file.read_text())

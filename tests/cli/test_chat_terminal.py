@@ -32,7 +32,7 @@ def fresh(pair: Path, file: Path, tokens: int) -> str:
     return llm.generate(ids, params, mode="ar")[0].outputs[0].text
 
 
-def test_every_command(pair: Path, tmp_path: Path) -> None:
+def test_chat_commands_all_answer(pair: Path, tmp_path: Path) -> None:
     kept, foreign, after = (tmp_path / name for name in ("kept", "foreign", "after"))
     foreign.write_text('{"what": "mine"}')
     with attended("chat", *settings(pair, "--system", "be brief")) as chat:
@@ -67,7 +67,7 @@ def test_every_command(pair: Path, tmp_path: Path) -> None:
         assert chat.end() == 0
 
 
-def test_lines_are_edited_and_come_again(pair: Path, tmp_path: Path) -> None:
+def test_chat_lines_are_edited_and_recalled(pair: Path, tmp_path: Path) -> None:
     lines = "\n".join(f"line {n} of a long paste" for n in range(200))
     with attended("chat", *settings(pair)) as chat:
         chat.prompt()
@@ -87,7 +87,7 @@ def test_lines_are_edited_and_come_again(pair: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", ["1", "2"])
-def test_ctrl_c_ends_the_answer_and_not_the_chat(pair: Path, tmp_path: Path, ranks: str) -> None:
+def test_chat_ctrl_c_ends_answer_only(pair: Path, tmp_path: Path, ranks: str) -> None:
     """The answer after it is that of a process that was never interrupted."""
     said = tmp_path / "said"
     with attended("chat", *settings(pair, "--quiet", "--tp", ranks, tokens=ALL)) as chat:
@@ -105,7 +105,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(pair: Path, tmp_path: Path, ran
         assert chat.end() == 0
 
 
-def test_a_full_context(pair: Path, tmp_path: Path) -> None:
+def test_chat_full_context_is_reported(pair: Path, tmp_path: Path) -> None:
     document, said = tmp_path / "document.txt", tmp_path / "said"
     document.write_text("the cat sat on the mat")
     with attended("chat", *settings(pair, "--context", "320", "--file", str(document))) as chat:

@@ -31,7 +31,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.usefixtures("llm")
-def test_mistakes_are_code_2_and_one_message(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_mistakes_exit_2_with_one_message(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments, message = MISTAKES[mistake]
     assert main(["generate", *arguments]) == 2
     out, err = capsys.readouterr()
@@ -42,7 +42,7 @@ def test_mistakes_are_code_2_and_one_message(mistake: str, capsys: pytest.Captur
 
 
 @pytest.mark.usefixtures("llm")
-def test_bytes_that_are_not_utf8(stdin: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stdin_not_utf8_is_reported(stdin: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     assert main(["generate", "--prompt-file", str(tmp_path / "latin")]) == 2
     assert "byte 0xe9 at offset 3" in capsys.readouterr().err
@@ -54,7 +54,7 @@ def test_bytes_that_are_not_utf8(stdin: Any, tmp_path: Path, capsys: pytest.Capt
     assert "empty" in capsys.readouterr().err
 
 
-def test_errors_of_the_engine(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+def test_engine_errors_exit_with_message(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     llm.fault = ModelError("no such model")
     assert main(["generate", "a prompt"]) == 2
     assert capsys.readouterr().err == "triforce: error: no such model\n"
@@ -62,12 +62,12 @@ def test_errors_of_the_engine(llm: type[FakeLLM], capsys: pytest.CaptureFixture[
     assert main(["generate", "a prompt"]) == 130
 
 
-def test_a_missing_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "no/such/folder"]) == 2
     assert "no/such/folder" in capsys.readouterr().err
 
 
-def test_a_closed_pipe_is_quiet() -> None:
+def test_closed_pipe_is_quiet() -> None:
     code = (
         "import sys, types; from triforce import cli\n"
         "module = types.ModuleType('triforce.cli.info'); sys.modules['triforce.cli.info'] = module\n"

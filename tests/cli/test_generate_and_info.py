@@ -34,7 +34,7 @@ JSON_KEYS = [
 ]
 
 
-def test_text_on_stdout_and_statistics_on_stderr(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_text_on_stdout_and_stats_on_stderr(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "a prompt", "--temperature", "0", "--stop-token-id", "3", "--logit-bias", "5=-1"]) == 0
     out, err = capsys.readouterr()
     assert out == "héllo\n"
@@ -46,7 +46,7 @@ def test_text_on_stdout_and_statistics_on_stderr(llm: type[FakeLLM], capsys: pyt
     assert (params.temperature, params.stop_token_ids, params.logit_bias) == (0.0, (3,), {5: -1.0})
 
 
-def test_a_model_that_chats_is_said_to_and_asked_so(
+def test_generate_chat_model_applies_template_on_request(
     llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", "Who is it?"]) == 0 and "--chat" not in capsys.readouterr().err
@@ -56,7 +56,7 @@ def test_a_model_that_chats_is_said_to_and_asked_so(
     assert llm.called["prompt"] == "user: Who is it?"
 
 
-def test_arguments_reach_the_engine(llm: type[FakeLLM]) -> None:
+def test_generate_arguments_reach_engine(llm: type[FakeLLM]) -> None:
     engine = "--mode retrieval --draft none --budget 3% --refresh auto --gamma-2 4 --context 99 --dtype float32"
     assert main(["generate", "org/model", "word", *engine.split(), "--save-cache", "kv"]) == 0
     wanted = {
@@ -71,7 +71,7 @@ def test_arguments_reach_the_engine(llm: type[FakeLLM]) -> None:
     assert (llm.called["prompt"], llm.called["save_cache"], llm.called["load_cache"]) == ("word", "kv", None)
 
 
-def test_prompts_from_file_and_stdin(llm: type[FakeLLM], stdin: Any, tmp_path: Path) -> None:
+def test_generate_reads_prompt_file_and_stdin(llm: type[FakeLLM], stdin: Any, tmp_path: Path) -> None:
     (tmp_path / "prompt").write_bytes("línes\r\n\n".encode())
     assert main(["generate", "--prompt-file", str(tmp_path / "prompt")]) == 0
     assert llm.called["prompt"] == "línes\r\n\n"
@@ -81,7 +81,7 @@ def test_prompts_from_file_and_stdin(llm: type[FakeLLM], stdin: Any, tmp_path: P
 
 
 @pytest.mark.usefixtures("llm")
-def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "a prompt", "--json"]) == 0
     out, err = capsys.readouterr()
     result = json.loads(out)
@@ -91,7 +91,7 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("llm")
-def test_json_of_several_with_logprobs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_json_of_several_has_logprobs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "a prompt", "--json", "--n", "2", "--logprobs", "1"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert list(result) == [*JSON_KEYS, "choices", "logprobs"]
@@ -101,13 +101,13 @@ def test_json_of_several_with_logprobs(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.usefixtures("llm")
-def test_several_texts_are_printed_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_several_texts_are_printed_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "a prompt", "--n", "2"]) == 0
     assert capsys.readouterr().out == "[1 of 2]\nhéllo\n[2 of 2]\nhéllo\n"
 
 
 @pytest.mark.usefixtures("llm")
-def test_colours_by_tier(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_colours_by_tier(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "a prompt", "--color"]) == 0
     out, err = capsys.readouterr()
     assert (
@@ -118,7 +118,7 @@ def test_colours_by_tier(capsys: pytest.CaptureFixture[str]) -> None:
     assert "proposed by: \033[32mdraft\033[0m \033[31mfull\033[0m" in err
 
 
-def test_colours_follow_text_that_is_held_back() -> None:
+def test_generate_colours_follow_held_back_text() -> None:
     painter = Painter(Characters(), [])  # type: ignore[arg-type]
     first, second = Piece("ab", ["draft", "full"]), Piece("cd", ["draft", "full"])
     first.text, second.text = "a", "bcd."
@@ -128,18 +128,18 @@ def test_colours_follow_text_that_is_held_back() -> None:
     )
 
 
-def test_statistics_of_several_continuations() -> None:
+def test_generate_stats_of_several_continuations() -> None:
     assert "draft              8         6    75%       4     0.10" in report(answer("héllo", n=2))
 
 
-def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_without_terminal_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     bar = Prefill()
     bar(1, 2)
     bar(2, 2)
     assert not capsys.readouterr().err
 
 
-def test_info_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_works_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The counts are those of transformers' own model, and no weight file is there to be read."""
     import transformers
 
@@ -169,7 +169,7 @@ def test_info_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("mode", "coupling", "told"), [("auto", "rejection", True), ("auto", "seeded", False), ("ar", "rejection", False)]
 )
-def test_who_asks_for_a_seed_learns_what_it_is_good_for(mode: str, coupling: str, told: bool) -> None:
+def test_generate_reports_seed_that_depends_on_clock(mode: str, coupling: str, told: bool) -> None:
     output = answer("a")
     said = report(
         RequestOutput(output.prompt_token_ids, None, output.outputs, mode, coupling, "distribution", 1.0, 1.0)

@@ -39,7 +39,7 @@ from triforce.errors import ModelError
         ("chat -m a b", "there are two models"),
     ],
 )
-def test_mistakes_are_one_line_that_helps(line: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parser_mistakes_are_one_helpful_line(line: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(line.split())
     err = capsys.readouterr().err
@@ -58,31 +58,31 @@ def test_mistakes_are_one_line_that_helps(line: str, told: str, capsys: pytest.C
         ("generate -p P", None, "P"),
     ],
 )
-def test_models_and_prompts_by_name(line: str, model: str | None, prompt: str) -> None:
+def test_parser_accepts_model_and_prompt_by_name(line: str, model: str | None, prompt: str) -> None:
     options = parse(line.split())
     assert (options.model, options.prompt) == (model, prompt)
 
 
-def test_short_options() -> None:
+def test_parser_short_options_are_accepted() -> None:
     options = parse(["chat", "-m", "M", "-n", "5", "-t", "0.5", "-q"])
     assert (options.model, options.max_tokens, options.temperature, options.quiet) == ("M", 5, 0.5, True)
 
 
-def test_nothing_at_all_asks_for_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parser_without_arguments_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main([])
     out, err = capsys.readouterr()
     assert end.value.code == 0 and out.startswith("usage: triforce") and not err
 
 
-def test_a_folder_that_is_nearly_right(tmp_path: Path) -> None:
+def test_parser_misspelt_folder_gets_suggestion(tmp_path: Path) -> None:
     (tmp_path / "smollm2").mkdir()
     with pytest.raises(ModelError, match=r"smolm2 \(did you mean .*/smollm2\?\); give"):
         model_folder(str(tmp_path / "smolm2"))
 
 
 @pytest.mark.usefixtures("llm")
-def test_quiet_is_the_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_text_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "a prompt", "--quiet", "--color"]) == 0
     out, err = capsys.readouterr()
     assert "h" in out and not err
@@ -103,9 +103,7 @@ class Tty(io.StringIO):
         (["generate", "some/model", "x", "--quiet"], ""),
     ],
 )
-def test_what_is_loading_is_said_before_the_command_is_imported(
-    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_is_reported_before_imports(arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", tty := Tty())
     said: list[str] = []
     module = types.ModuleType("command")
@@ -119,7 +117,7 @@ def test_what_is_loading_is_said_before_the_command_is_imported(
     assert main(arguments) == 0 and said == [told]
 
 
-def test_a_bar_stays_until_there_is_something_to_read(
+def test_progress_bar_stays_until_first_text(
     llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is on the terminal when the first piece comes, and that it is gone then."""
@@ -139,7 +137,7 @@ def test_a_bar_stays_until_there_is_something_to_read(
     ("line", "wanted"),
     [("triforce generate --mode tr", "triforce"), ("triforce ch", "chat"), ("triforce chat --sys", "--system")],
 )
-def test_shells_complete(line: str, wanted: str, tmp_path: Path) -> None:
+def test_shell_completion_lists_options(line: str, wanted: str, tmp_path: Path) -> None:
     """As a shell asks: what may follow comes through a file."""
     found = tmp_path / "found"
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}

@@ -60,7 +60,7 @@ def python(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str
         ("differ", "the sevens of rank 1 differ from those of rank 0"),
     ],
 )
-def test_what_ranks_tell_each_other(tmp_path: Path, end: str, told: str) -> None:
+def test_torch_group_operations_agree(tmp_path: Path, end: str, told: str) -> None:
     with (
         python(str(ONE), "0", "2", str(tmp_path), end) as first,
         python(str(ONE), "1", "2", str(tmp_path), end) as second,
@@ -77,7 +77,7 @@ def text_of(pair: Path, tokens: int, mode: str | None = None) -> list[int]:
     return llm.generate(PROMPT, params, mode=mode)[0].outputs[0].token_ids
 
 
-def test_tp_makes_the_text_of_one_process(pair: Path) -> None:
+def test_tp_text_equals_one_process(pair: Path) -> None:
     with python(
         "-m", "triforce", *command(pair, "--max-tokens", "60", "--json", "--tp", "2", "--mode", "triforce")
     ) as process:
@@ -88,7 +88,7 @@ def test_tp_makes_the_text_of_one_process(pair: Path) -> None:
     assert answer["token_ids"] == text_of(pair, 60)
 
 
-def test_processes_that_others_start(pair: Path) -> None:
+def test_externally_started_ranks_agree(pair: Path) -> None:
     """As torchrun does: it sets these variables. The prompt is what rank 0 reads on stdin."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -108,7 +108,7 @@ def test_processes_that_others_start(pair: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torchrun(pair: Path) -> None:
+def test_torchrun_text_equals_one_process(pair: Path) -> None:
     arguments = command(pair, "--max-tokens", "30", "--json")
     with python("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "triforce", *arguments) as process:
         said, errors = process.communicate(timeout=240)
@@ -127,7 +127,7 @@ def gone(ranks: dict[str, psutil.Process]) -> bool:
     return not psutil.wait_procs(list(ranks.values()), timeout=30)[1]
 
 
-def test_a_rank_that_is_killed_ends_the_command(pair: Path) -> None:
+def test_killed_rank_ends_command(pair: Path) -> None:
     with python("-m", "triforce", *command(pair, "--max-tokens", str(LONG), "--tp", "2")) as process:
         ranks = started(process)
         began = time.monotonic()
@@ -139,7 +139,7 @@ def test_a_rank_that_is_killed_ends_the_command(pair: Path) -> None:
 
 
 @pytest.mark.slow
-def test_so_does_the_first_one(pair: Path) -> None:
+def test_killed_first_rank_ends_command(pair: Path) -> None:
     with python("-m", "triforce", *command(pair, "--max-tokens", str(LONG), "--tp", "2")) as process:
         ranks = started(process)
         ranks["0"].kill()
@@ -150,7 +150,7 @@ def test_so_does_the_first_one(pair: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda how: how.name)
-def test_whoever_started_them_is_not_outlived(pair: Path, how: signal.Signals) -> None:
+def test_ranks_end_with_their_launcher(pair: Path, how: signal.Signals) -> None:
     if signal.getsignal(how) is signal.SIG_IGN:
         pytest.skip("these tests run where this signal is ignored, and what they start inherits that")
     with python("-m", "triforce", *command(pair, "--max-tokens", str(LONG), "--tp", "2")) as process:
@@ -160,7 +160,7 @@ def test_whoever_started_them_is_not_outlived(pair: Path, how: signal.Signals) -
         assert gone(ranks)
 
 
-def test_a_mistake_is_said_once(pair: Path) -> None:
+def test_mistake_is_reported_by_one_rank(pair: Path) -> None:
     """Heads that cannot be shared: each rank finds that out."""
     with python("-m", "triforce", *command(pair, "--tp", "3")) as process:
         said, errors = process.communicate(timeout=240)
@@ -182,7 +182,7 @@ def test_a_mistake_is_said_once(pair: Path) -> None:
         ([LOST, None], 2, "rank 1 of 2 no longer answers"),
     ],
 )
-def test_the_end_of_all(
+def test_exit_codes_of_ranks_give_verdict(
     codes: list[int | None], code: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rank in range(2):
@@ -204,7 +204,7 @@ def test_the_end_of_all(
         (["chat", "model", "--tp-reduce"], {}, "such as --tp 2"),
     ],
 )
-def test_what_cannot_be(
+def test_tp_impossible_settings_raise(
     arguments: list[str],
     variables: dict[str, str],
     told: str,

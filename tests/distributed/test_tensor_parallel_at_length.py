@@ -39,7 +39,7 @@ def run(script: str, *arguments: str, count: int, folder: Path) -> list[Any]:
             process.wait()
 
 
-def test_a_few_texts(tmp_path: Path) -> None:
+def test_shipped_pair_few_texts_equal_one_process(tmp_path: Path) -> None:
     """Of the deepest ladder, greedy and drawn; other modes are in the long versions, and in test_shared_texts.py."""
     (alone,) = run("many_texts.py", "1", "12", "all", "triforce", count=1, folder=tmp_path)
     for texts in run("many_texts.py", "1", "12", "all", "triforce", count=2, folder=tmp_path):
@@ -48,7 +48,7 @@ def test_a_few_texts(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_twenty_texts_of_512_tokens(tmp_path: Path) -> None:
+def test_shipped_pair_twenty_texts_equal_one_process(tmp_path: Path) -> None:
     (alone,) = run("many_texts.py", "20", "512", "all", MODES, count=1, folder=tmp_path)
     assert all(len(text) == 512 for texts in alone.values() for text in texts)
     assert alone["ar 0.8"] == alone["triforce 0.8"] == alone["retrieval 0.8"] != alone["ar 0"]
@@ -58,7 +58,7 @@ def test_twenty_texts_of_512_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_texts_of_ranks_that_keep_their_kv_in_files(tmp_path: Path) -> None:
+def test_shipped_pair_offloaded_texts_equal_one_process(tmp_path: Path) -> None:
     """Eight texts have half as much KV again as stays in memory."""
     (alone,) = run("many_texts.py", "8", "128", "all", MODES, count=1, folder=tmp_path)
     for texts in run("many_texts.py", "8", "128", "24MiB", MODES, count=2, folder=tmp_path):
@@ -79,7 +79,7 @@ def large(folder: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_each_of_two_ranks_has_little_more_than_half(tmp_path: Path) -> None:
+def test_rank_memory_is_little_more_than_half(tmp_path: Path) -> None:
     model = str(large(tmp_path / "model"))
     (alone,) = run("rank_memory.py", model, count=1, folder=tmp_path)
     ranks = run("rank_memory.py", model, count=2, folder=tmp_path)

@@ -73,7 +73,7 @@ def shared(
 @pytest.mark.parametrize("int8", [False, True], ids=["same", "int8"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("count", [2, 4])
-def test_the_bits_of_one_process(folder: Path, dtype: str, count: int, int8: bool) -> None:
+def test_sharded_logits_equal_one_process(folder: Path, dtype: str, count: int, int8: bool) -> None:
     """However the text is cut into passes: of the shared model, and of the other one."""
     if (whole := load(folder, device="cpu", dtype=dtype, int8=int8)).config.kv_heads % count:
         count = 3
@@ -84,7 +84,7 @@ def test_the_bits_of_one_process(folder: Path, dtype: str, count: int, int8: boo
 
 
 @NATIVE
-def test_sums_that_are_added_up_would_show(folder: Path) -> None:
+def test_summed_partial_products_change_bits(folder: Path) -> None:
     """Negative control: products whose inputs are dealt out, and their parts added, give other bits."""
     alone_TV = read(load(folder, device="cpu", dtype="float32").decoder, [LENGTH])
     first_TV, second_TV = shared(folder, "float32", [LENGTH], 2, exact=False)
@@ -93,7 +93,7 @@ def test_sums_that_are_added_up_would_show(folder: Path) -> None:
 
 
 @NATIVE
-def test_so_would_one_product_in_bfloat16() -> None:
+def test_bfloat16_partial_products_change_bits() -> None:
     """Negative control: rounded between layers, whole logits may hide it."""
     draw = torch.Generator().manual_seed(1)
     x_NK, weight_XK = (torch.randn(rows, 512, generator=draw).bfloat16() for rows in (8, 32))
@@ -110,14 +110,14 @@ def test_so_would_one_product_in_bfloat16() -> None:
 
 
 @NATIVE
-def test_whose_bits_they_are_is_known(folder: Path) -> None:
+def test_exactness_reports_bitwise_ranks(folder: Path) -> None:
     def independent(ranks: TPGroup) -> bool:
         return load(folder, device="cpu", dtype="bfloat16", ranks=ranks).decoder.model.width_independent
 
     assert together(2, independent) == [True, True] and together(2, independent, exact=False) == [False, False]
 
 
-def test_the_torch_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_torch_path_equals_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its products may round otherwise when there are fewer outputs: to the last digits it is the same."""
     monkeypatch.setattr(native_loader, "native", None)
     alone_TV = read(load(folder, device="cpu", dtype="float32").decoder, [LENGTH])
@@ -127,7 +127,7 @@ def test_the_torch_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(first_TV, alone_TV, atol=1e-4, rtol=1e-4)
 
 
-def test_a_rank_holds_its_part_only(folder: Path) -> None:
+def test_rank_holds_only_its_shard(folder: Path) -> None:
     def sizes(ranks: TPGroup) -> list[int]:
         from triforce.checkpoint.weights import read_weights
 
@@ -141,6 +141,6 @@ def test_a_rank_holds_its_part_only(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [5, 7])
-def test_heads_that_cannot_be_shared(folder: Path, count: int) -> None:
+def test_heads_not_divisible_by_ranks_raise(folder: Path, count: int) -> None:
     with pytest.raises(RequestError, match=r"KV heads cannot be shared evenly by . processes; use --tp 1 or 2"):
         together(count, lambda ranks: load(folder, device="cpu", ranks=ranks))

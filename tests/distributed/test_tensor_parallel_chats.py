@@ -33,7 +33,7 @@ def made(pair: Path, ranks: TPGroup) -> LLM:
 @pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
 @pytest.mark.parametrize("after", [0, 1, 3])
 @pytest.mark.parametrize("temperature", [0, 0.8])
-def test_all_ranks_end_at_the_same_place(pair: Path, after: int, temperature: float) -> None:
+def test_ended_answer_ends_on_all_ranks(pair: Path, after: int, temperature: float) -> None:
     """`after` 0 is while the prompt is read. Only rank 0 knows that somebody has had enough."""
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True)
 

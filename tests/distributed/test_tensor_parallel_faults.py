@@ -43,7 +43,7 @@ def test_rank_mutant_is_noticed(pair: Path, monkeypatch: pytest.MonkeyPatch, mut
         together(2, lambda ranks: play(pair, ranks, scene))
 
 
-def test_what_one_rank_cannot_begin_none_does(
+def test_request_failing_on_one_rank_starts_on_none(
     pair: Path, monkeypatch: pytest.MonkeyPatch, crews: list[TPMirror]
 ) -> None:
     """A grammar that the second cannot compile; KV that it has no room for. And what no rank has room for."""
@@ -76,7 +76,7 @@ def test_what_one_rank_cannot_begin_none_does(
     assert [held(each) for each in crews] == [0, 0]
 
 
-def test_a_rank_that_breaks_ends_the_engine(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_failure_ends_engine(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one process it would be the rows of that pass; but here the other one waits in it."""
     step, told = engine_module.Batch.step, []
 
@@ -101,6 +101,6 @@ def test_a_rank_that_breaks_ends_the_engine(pair: Path, monkeypatch: pytest.Monk
     assert [type(each) for each in answers] == [ReplicaLost, ReplicaLost] and failure and not alive
 
 
-def test_limits_that_differ_are_noticed(pair: Path) -> None:
+def test_rank_limits_differing_are_detected(pair: Path) -> None:
     with pytest.raises(RankError, match="limits differ"):
         together(2, lambda ranks: LLM(pair / "target", pair / "draft", ranks=ranks).open(4 + ranks.rank))

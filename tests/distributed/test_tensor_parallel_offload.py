@@ -45,7 +45,7 @@ def texts(outputs: list[RequestOutput]) -> list[list[int]]:
 
 @pytest.mark.parametrize(("temperature", "kind"), [(0.0, "host"), (0.8, "file")])
 @pytest.mark.parametrize("mode", ["ar", "triforce", "retrieval", "auto"])
-def test_the_texts_of_one_process_in_memory(pair: Path, mode: str, temperature: float, kind: str) -> None:
+def test_sharded_offloaded_texts_equal_one_process(pair: Path, mode: str, temperature: float, kind: str) -> None:
     wanted = texts(generate(pair, ALONE, "ar", temperature))
     for outputs in together(
         2, lambda ranks: generate(pair, ranks, mode, temperature, kv_offload=kind, kv_memory=MEMORY)
@@ -56,7 +56,7 @@ def test_the_texts_of_one_process_in_memory(pair: Path, mode: str, temperature: 
         assert (kv.file_bytes if kind == "file" else kv.host_bytes) >= whole
 
 
-def test_layers_that_are_shown_whole(pair: Path) -> None:
+def test_sharded_searched_layers_keep_texts(pair: Path) -> None:
     wanted = texts(generate(pair, ALONE, "ar"))
     how = dict(kv_offload="file", kv_memory="9MiB", full_layers="1")
     for outputs in together(2, lambda ranks: generate(pair, ranks, "triforce", **how)):
@@ -71,7 +71,7 @@ def test_offload_mutant_changes_the_text(pair: Path, monkeypatch: pytest.MonkeyP
         assert texts(outputs) != wanted
 
 
-def test_too_little_memory_is_said_for_all_ranks(pair: Path) -> None:
+def test_offload_too_little_memory_counts_all_ranks(pair: Path) -> None:
     with pytest.raises(CacheError, match=r"give (\d+)MiB or more") as error:
         together(2, lambda ranks: generate(pair, ranks, "ar", kv_offload="file", kv_memory="1MiB"))
     enough = str(error.value).split("give ")[1].split(" or more")[0]

@@ -62,7 +62,7 @@ def busy(stop: str) -> Scene:
 
 
 @NATIVE
-def test_requests_get_the_text_of_one_process(pair: Path, crews: list[TPMirror]) -> None:
+def test_sharded_requests_equal_one_process(pair: Path, crews: list[TPMirror]) -> None:
     llm = LLM(pair / "target", pair / "draft", budget=64, full_layers="none")
     whole = llm.generate(prompt(2), params(max_tokens=40), mode="ar")[0].outputs[0].text
     scene = busy(whole[20:23])
@@ -76,7 +76,7 @@ def test_requests_get_the_text_of_one_process(pair: Path, crews: list[TPMirror])
     assert [held(each) for each in crews] == [0, 0, 0]
 
 
-def test_a_seed_that_is_drawn_is_told(pair: Path) -> None:
+def test_drawn_seed_is_shared_by_ranks(pair: Path) -> None:
     ask = GenerationRequest(prompt(1), params(seed=None, temperature=1.2), "triforce")
     output, again = together(2, lambda ranks: play(pair, ranks, lambda worker: results(worker, ask, ask)))[0]
     assert output.outputs[0].seed != again.outputs[0].seed and texts(output) != texts(again)

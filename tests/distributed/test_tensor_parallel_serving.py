@@ -72,7 +72,7 @@ def text_of(pair: Path, seed: int) -> str:
     return llm.generate(PROMPT, SamplingParams(**SAMPLED, seed=seed))[0].outputs[0].text  # type: ignore[arg-type]
 
 
-def test_a_server_of_two_ranks(pair: Path, tmp_path: Path) -> None:
+def test_sharded_server_answers_equal_one_process(pair: Path, tmp_path: Path) -> None:
     """Texts of seeds beside a stream that is left; ranks that rest; a text that SIGTERM lets be finished."""
     log = tmp_path / "log"
     with served(pair, log) as (process, url), httpx.Client(base_url=url, timeout=120) as web:
@@ -105,7 +105,7 @@ def test_a_server_of_two_ranks(pair: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["0", "1"])
-def test_a_rank_that_is_killed_ends_the_server(pair: Path, tmp_path: Path, lost: str) -> None:
+def test_killed_rank_ends_server(pair: Path, tmp_path: Path, lost: str) -> None:
     log = tmp_path / "log"
     with served(pair, log) as (process, url):
         started = ranks(process)
@@ -122,7 +122,7 @@ def test_a_rank_that_is_killed_ends_the_server(pair: Path, tmp_path: Path, lost:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["1", "all"])
-def test_an_idle_server_ends_too(pair: Path, tmp_path: Path, lost: str) -> None:
+def test_killed_rank_ends_idle_server(pair: Path, tmp_path: Path, lost: str) -> None:
     """A rank is lost, or whoever started them."""
     with served(pair, tmp_path / "log") as (process, _):
         started = ranks(process)
@@ -131,7 +131,7 @@ def test_an_idle_server_ends_too(pair: Path, tmp_path: Path, lost: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_batch_of_two_ranks(pair: Path, tmp_path: Path) -> None:
+def test_sharded_batch_equals_one_process(pair: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     line = {"method": "POST", "url": "/v1/completions"}
     bodies = [{"prompt": PROMPT, "seed": seed, **SAMPLED} for seed in (5, 6)]
@@ -147,7 +147,7 @@ def test_a_batch_of_two_ranks(pair: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_chat_of_two_ranks(pair: Path) -> None:
+def test_sharded_chat_equals_one_process(pair: Path) -> None:
     sampling = ("--seed", "5", "--max-tokens", "12", "--ignore-eos", "--temperature", "0.8")
     asked = "the cat\nand the hat\n"
     with triforce("chat", pair, *sampling, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:

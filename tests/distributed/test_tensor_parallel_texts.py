@@ -43,7 +43,7 @@ def same(some: list[RequestOutput], others: list[RequestOutput]) -> bool:
 @NATIVE
 @pytest.mark.parametrize("temperature", [0, 0.8])
 @pytest.mark.parametrize("mode", ["ar", "triforce", "retrieval", "streaming", "hybrid"])
-def test_the_texts_of_one_process(pair: Path, mode: str, temperature: float) -> None:
+def test_sharded_texts_equal_one_process(pair: Path, mode: str, temperature: float) -> None:
     wanted = made(pair, ALONE).generate(PROMPTS, params(temperature=temperature), mode=mode)
     for outputs in together(
         2, lambda ranks: made(pair, ranks).generate(PROMPTS, params(temperature=temperature), mode=mode)
@@ -53,7 +53,7 @@ def test_the_texts_of_one_process(pair: Path, mode: str, temperature: float) -> 
 
 @NATIVE
 @pytest.mark.parametrize("changes", [{"coupling": "rejection"}, {"lower_tiers": "int8"}, {"dtype": "float32"}], ids=str)
-def test_other_settings(pair: Path, changes: dict[str, str]) -> None:
+def test_sharded_settings_keep_texts(pair: Path, changes: dict[str, str]) -> None:
     """Noise depends on the seed alone, so `rejection` gives one text, too: logits are the same bits."""
 
     def texts(ranks: TPGroup) -> list[RequestOutput]:
@@ -66,12 +66,12 @@ def test_other_settings(pair: Path, changes: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
-def test_parts_that_are_added_up_promise_less(pair: Path, mode: str) -> None:
+def test_summed_shards_are_not_called_bitwise(pair: Path, mode: str) -> None:
     both = together(2, lambda ranks: made(pair, ranks).generate(PROMPTS, params(), mode=mode), exact=False)
     assert same(*both) and all(output.exactness == "distribution" for outputs in both for output in outputs)
 
 
-def test_a_seed_that_is_drawn_is_one_for_all(pair: Path) -> None:
+def test_drawn_seed_is_one_for_all_ranks(pair: Path) -> None:
     first, second = together(2, lambda ranks: made(pair, ranks).generate(PROMPTS[:1], params(seed=None)))
     assert same(first, second) and first[0].outputs[0].seed == second[0].outputs[0].seed
 
@@ -87,7 +87,7 @@ def opinionated(pair: Path, ranks: TPGroup) -> LLM:
     return llm
 
 
-def test_clocks_that_differ_do_no_harm(pair: Path) -> None:
+def test_differing_clocks_keep_plans_equal(pair: Path) -> None:
     first, second = together(2, lambda ranks: opinionated(pair, ranks).generate(PROMPTS[0], params(), mode="auto"))
     assert same(first, second) and first[0].outputs[0].plans == second[0].outputs[0].plans
     assert len(first[0].outputs[0].plans) > 1
@@ -101,7 +101,7 @@ def test_planner_mutant_is_noticed(pair: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
-def test_a_rank_that_draws_other_tokens_is_noticed(pair: Path, mode: str) -> None:
+def test_rank_drawing_other_tokens_is_detected(pair: Path, mode: str) -> None:
     def run(ranks: TPGroup) -> object:
         llm = made(pair, ranks)
         head = llm.models.target.model.head
@@ -114,7 +114,7 @@ def test_a_rank_that_draws_other_tokens_is_noticed(pair: Path, mode: str) -> Non
 
 
 @pytest.mark.parametrize("changes", [{"seed": 6}, {"max_tokens": 25}])
-def test_other_requests_are_noticed(pair: Path, changes: dict[str, int]) -> None:
+def test_rank_with_other_request_is_detected(pair: Path, changes: dict[str, int]) -> None:
     def run(ranks: TPGroup) -> object:
         return made(pair, ranks).generate(PROMPTS[0], params(**(changes if ranks.rank else {})))
 
@@ -122,11 +122,11 @@ def test_other_requests_are_noticed(pair: Path, changes: dict[str, int]) -> None
         together(2, run)
 
 
-def test_other_settings_are_noticed(pair: Path) -> None:
+def test_rank_with_other_settings_is_detected(pair: Path) -> None:
     with pytest.raises(RankError, match="settings"):
         together(2, lambda ranks: made(pair, ranks, gamma_1=2 + ranks.rank))
 
 
-def test_what_is_of_one_process(pair: Path, tmp_path: Path) -> None:
+def test_single_process_features_raise(pair: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="saved KV cache is of one process"):
         together(2, lambda ranks: made(pair, ranks).generate(PROMPTS[0], params(), save_cache=tmp_path / "kv"))

@@ -34,7 +34,7 @@ from triforce.kvcache.views.full import TAIL
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "auto"])
-def test_a_row_is_what_it_is_alone_under_rejection_too(folder: Path, mode: str) -> None:
+def test_batched_row_follows_law_under_rejection(folder: Path, mode: str) -> None:
     """The law says no more than that its law is the same; but noise and tiers of a row are its own, and so is all."""
     model = llm(folder, coupling="rejection")
     texts = model.open(ROWS, KV_TOKENS)
@@ -48,7 +48,7 @@ def test_a_row_is_what_it_is_alone_under_rejection_too(folder: Path, mode: str) 
     check_same(output.outputs, alone(model, 90, mode=mode))
 
 
-def test_running_texts_do_not_wait_for_a_long_prompt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_texts_continue_during_long_prefill(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, fed = llm(folder), list[int]()
     texts = model.open(ROWS, 1400)
     short, long = request(model, 40, max_tokens=200), request(model, 501, max_tokens=2)
@@ -65,7 +65,7 @@ def test_running_texts_do_not_wait_for_a_long_prompt(folder: Path, monkeypatch: 
     check_empty(texts)
 
 
-def test_first_come_first_served(folder: Path) -> None:
+def test_requests_start_first_come_first_served(folder: Path) -> None:
     """One that has room must not overtake one that has not."""
     model = llm(folder)
     texts = model.open(ROWS, KV_TOKENS)
@@ -81,7 +81,7 @@ def test_first_come_first_served(folder: Path) -> None:
     check_empty(texts)
 
 
-def test_who_had_a_turn_makes_room_and_goes_on_later(folder: Path) -> None:
+def test_request_after_its_turn_is_swapped_out_and_resumes(folder: Path) -> None:
     """Two that fill the store come to their ends by turns; a third one waits less than for both."""
     model = llm(folder)
     texts = model.open(ROWS, 150, turn=3)
@@ -106,7 +106,7 @@ def test_who_had_a_turn_makes_room_and_goes_on_later(folder: Path) -> None:
     check_empty(texts)
 
 
-def test_nobody_is_put_aside_where_nobody_waits(folder: Path) -> None:
+def test_idle_queue_swaps_nobody_out(folder: Path) -> None:
     texts = llm(folder).open(ROWS, KV_TOKENS, turn=1)
     texts.submit([request(llm(folder), 40, "ar", max_tokens=30)])
     while texts.busy:
@@ -115,7 +115,7 @@ def test_nobody_is_put_aside_where_nobody_waits(folder: Path) -> None:
     check_empty(texts)
 
 
-def test_what_was_put_aside_can_be_cancelled(folder: Path) -> None:
+def test_swapped_request_can_be_cancelled(folder: Path) -> None:
     model = llm(folder)
     texts = model.open(ROWS, KV_TOKENS)
     one = request(model, 91, "triforce", n=2)
@@ -133,7 +133,7 @@ def test_what_was_put_aside_can_be_cancelled(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4, 30])
-def test_what_is_cancelled_gives_its_pages_back_at_once(folder: Path, steps: int) -> None:
+def test_cancelled_request_frees_pages_at_once(folder: Path, steps: int) -> None:
     model = llm(folder)
     texts = model.open(ROWS, KV_TOKENS)
     one = request(model, 260, "triforce", n=2, max_tokens=100)
@@ -146,7 +146,7 @@ def test_what_is_cancelled_gives_its_pages_back_at_once(folder: Path, steps: int
     assert not texts.busy
 
 
-def test_a_pass_that_fails_ends_those_who_were_in_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_pass_ends_its_rows_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, plain = llm(folder), Batch.step
 
     def step(batch: Batch) -> list[int]:
@@ -166,7 +166,7 @@ def test_a_pass_that_fails_ends_those_who_were_in_it(folder: Path, monkeypatch: 
     check_empty(texts)
 
 
-def test_a_prompt_that_memory_runs_out_of_is_alone_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_prefill_fails_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told what would need less, and the text beside it goes on."""
     model, forward = llm(folder), FullView.forward
 
@@ -190,7 +190,7 @@ def test_a_prompt_that_memory_runs_out_of_is_alone_with_it(folder: Path, monkeyp
     check_empty(texts)
 
 
-def test_what_never_fits_is_refused(folder: Path) -> None:
+def test_request_larger_than_memory_is_refused(folder: Path) -> None:
     model = llm(folder)
     texts = model.open(2, 100)
     with pytest.raises(CacheError, match="Use a shorter prompt"):
@@ -202,7 +202,7 @@ def test_what_never_fits_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
-def test_a_second_question_on_a_document_reads_only_what_is_new(folder: Path, mode: str) -> None:
+def test_second_question_prefills_new_tokens_only(folder: Path, mode: str) -> None:
     model = llm(folder)
     texts = model.open(ROWS, 1400)
     document, params = ids(400), ask(max_tokens=TOKENS)
@@ -219,7 +219,7 @@ def test_a_second_question_on_a_document_reads_only_what_is_new(folder: Path, mo
     check_empty(texts)
 
 
-def test_what_is_remembered_makes_room_for_who_comes(folder: Path) -> None:
+def test_cached_prefixes_are_evicted_for_requests(folder: Path) -> None:
     model = llm(folder)
     texts = model.open(ROWS, KV_TOKENS)
     for length in (300, 501, 500, 301):
@@ -231,7 +231,7 @@ def test_what_is_remembered_makes_room_for_who_comes(folder: Path) -> None:
 
 
 @pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
-def test_pages_that_change_hands_leave_no_int8_copies(folder: Path) -> None:
+def test_reassigned_pages_drop_int8_copies(folder: Path) -> None:
     model = llm(folder, lower_tiers="int8", budget=160)
     texts = model.open(2, 420)
     for length in (400, 351, 402, 301):

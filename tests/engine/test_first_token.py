@@ -30,7 +30,7 @@ def passes(llm: LLM, mode: str, tokens: int) -> list[int]:
         return made
 
 
-def test_a_first_process_makes_the_passes_of_plain_decoding(deep: Path) -> None:
+def test_first_text_makes_plain_passes_only(deep: Path) -> None:
     llm = LLM(deep, None, budget=BUDGET)
     plain = passes(llm, "ar", 1)
     for mode in ("auto", "retrieval"):
@@ -41,7 +41,7 @@ def test_a_first_process_makes_the_passes_of_plain_decoding(deep: Path) -> None:
         assert below == [1] * guesses + [1 + guesses], "the proposal that gives it, and nothing before it"
 
 
-def test_a_text_goes_on_for_a_while_before_anything_is_tried(deep: Path) -> None:
+def test_speculation_starts_after_first_tokens(deep: Path) -> None:
     llm = LLM(deep, None, budget=BUDGET)
     llm.reset_prefix_cache()
     llm.runs.costs = CostModel()
@@ -51,7 +51,7 @@ def test_a_text_goes_on_for_a_while_before_anything_is_tried(deep: Path) -> None
     assert not llm.runs.costs.knows("retrieval")
 
 
-def test_what_was_seen_in_the_first_text_is_not_looked_at_again(deep: Path) -> None:
+def test_first_text_profile_is_not_repeated(deep: Path) -> None:
     llm = LLM(deep, None, budget=BUDGET)
     llm.reset_prefix_cache()
     llm.runs.costs = CostModel()

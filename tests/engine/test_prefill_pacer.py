@@ -50,7 +50,7 @@ SPEEDS = [(0.0, 1e-5), (0.004, 2e-4), (0.01, 1e-3), (0.02, 2.5e-3)]
 
 @pytest.mark.parametrize("machine", SPEEDS, indirect=True)
 @pytest.mark.parametrize("step", [0.0, 0.03, 0.1])
-def test_the_bound_holds_once_the_speed_is_known(machine: Machine, step: float) -> None:
+def test_pacer_bound_holds_at_known_speed(machine: Machine, step: float) -> None:
     pacer = PrefillPacer(0.2, ALONE)
     machine.turn(pacer, UNKNOWN, step)
     left, gaps = 7000, list[float]()
@@ -64,7 +64,7 @@ def test_the_bound_holds_once_the_speed_is_known(machine: Machine, step: float) 
 
 
 @pytest.mark.parametrize("machine", [(0.0, 0.1)], indirect=True)
-def test_a_slow_model_still_gets_on(machine: Machine) -> None:
+def test_pacer_slow_model_still_progresses(machine: Machine) -> None:
     """Where not even the least pass fits the bound, one is made between two steps."""
     pacer = PrefillPacer(0.2, ALONE)
     machine.turn(pacer, UNKNOWN, 0.3)
@@ -73,7 +73,7 @@ def test_a_slow_model_still_gets_on(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("machine", [(0.01, 1e-3)], indirect=True)
-def test_all_is_read_at_once_where_nobody_waits(machine: Machine) -> None:
+def test_pacer_reads_all_without_running_texts(machine: Machine) -> None:
     pacer = PrefillPacer(0.2, ALONE)
     pacer.begin(running=False)
     assert machine.read(pacer, 512) == 512
@@ -81,7 +81,7 @@ def test_all_is_read_at_once_where_nobody_waits(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("machine", [(0.01, 1e-3)], indirect=True)
-def test_tiers_have_their_own_speeds(machine: Machine) -> None:
+def test_pacer_tiers_have_own_speeds(machine: Machine) -> None:
     pacer = PrefillPacer(0.2, ALONE)
     machine.turn(pacer, UNKNOWN, 0.0)
     pacer.begin(running=True)
@@ -91,7 +91,7 @@ def test_tiers_have_their_own_speeds(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("machine", [(0.01, 1e-3)], indirect=True)
-def test_strict_passes_do_not_go_by_the_clock(machine: Machine) -> None:
+def test_pacer_strict_ignores_clock(machine: Machine) -> None:
     pacer = PrefillPacer(0.2, ALONE, strict=True)
     machine.turn(pacer, UNKNOWN, 0.1)
     pacer.begin(running=True)

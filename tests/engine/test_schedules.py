@@ -124,5 +124,5 @@ TestSchedules.settings = settings(max_examples=12, stateful_step_count=16, deadl
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_many_schedules() -> None:
+def test_random_schedules_keep_each_text() -> None:
     run_state_machine_as_test(Schedules, settings=settings(max_examples=300, stateful_step_count=40, deadline=None))

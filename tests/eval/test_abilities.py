@@ -20,7 +20,7 @@ def again(llm: LLM, reach: int) -> dict[int, dict[str, float]]:
     return {row["distance"]: row for row in found["distances"]}
 
 
-def test_copying_is_seen(llm: LLM) -> None:
+def test_copying_ability_is_measured(llm: LLM) -> None:
     far, near = again(llm, 10**9), again(llm, 300)
     assert set(far) == set(near) == {128, 256, 512}
     assert all(row["again"] == 1 and row["first"] < 0.05 for row in far.values())
@@ -28,7 +28,7 @@ def test_copying_is_seen(llm: LLM) -> None:
     assert near[512]["again"] < 0.05
 
 
-def test_a_distance_is_exact(llm: LLM) -> None:
+def test_copying_distance_is_exact(llm: LLM) -> None:
     assert again(llm, 512)[512]["again"] < 0.05  # the token after a match lies 511 tokens back, the match itself more
     assert again(llm, 528)[512]["again"] == 1
 
@@ -39,18 +39,18 @@ def cells(llm: LLM, reach: int) -> list[dict[str, float]]:
     return needles.measure(text)["cells"]
 
 
-def test_needles_are_found_by_a_model_that_sees_all(llm: LLM) -> None:
+def test_needles_in_view_are_found(llm: LLM) -> None:
     assert all(cell["right"] == cell["asked"] > 0 and cell["confused"] == 0 for cell in cells(llm, 10**9))
 
 
-def test_needles_beyond_its_sight_are_not(llm: LLM) -> None:
+def test_needles_beyond_view_are_missed(llm: LLM) -> None:
     found = cells(llm, 150)
     assert {cell["depth"] for cell in found} == set(needles.DEPTHS)
     assert all(cell["right"] == (cell["asked"] if cell["depth"] == 1 else 0) for cell in found)
     assert any(cell["confused"] for cell in found)  # it takes the nearest number
 
 
-def test_a_haystack_has_its_length_and_its_needles_their_depth(llm: LLM) -> None:
+def test_haystack_has_length_and_needle_depth(llm: LLM) -> None:
     text = subject(llm, Recaller(llm), noise(2000))
     haystack = needles.bury(text, text.texts[0], 512, random.Random(0))
     assert haystack is not None
@@ -69,7 +69,7 @@ def gains(llm: LLM, period: int, reach: int = 10**9) -> dict[str, dict[str, floa
     return {side: found[side]["prose"] for side in ("model", "control")}
 
 
-def test_the_use_of_far_context_passes_and_the_control_does_not(llm: LLM) -> None:
+def test_context_gain_passes_and_control_fails(llm: LLM) -> None:
     found = gains(llm, period=200)  # of which the last 128 tokens say nothing
     assert found["model"]["passes"] and found["model"]["mean"] > 4
     assert not found["control"]["passes"] and abs(found["control"]["mean"]) < 0.01
@@ -77,12 +77,12 @@ def test_the_use_of_far_context_passes_and_the_control_does_not(llm: LLM) -> Non
 
 
 @pytest.mark.parametrize(("period", "reach"), [(90, 10**9), (200, 128)])
-def test_near_context_and_a_short_sight_gain_nothing(llm: LLM, period: int, reach: int) -> None:
+def test_context_gain_of_near_context_is_zero(llm: LLM, period: int, reach: int) -> None:
     found = gains(llm, period, reach)
     assert not found["model"]["passes"] and abs(found["model"]["mean"]) < 0.01
 
 
-def test_the_cut_model_sees_as_many_tokens_as_it_says(llm: LLM) -> None:
+def test_truncated_model_sees_stated_tokens(llm: LLM) -> None:
     model = Recaller(llm)
     text = subject(llm, model, noise(512))
     losses_N = context_gain._recent(text, text.texts[0])
@@ -90,12 +90,12 @@ def test_the_cut_model_sees_as_many_tokens_as_it_says(llm: LLM) -> None:
     assert (min(model.sights), max(model.sights)) == (113, 128)
 
 
-def test_a_text_that_is_too_short_is_said_to_be(llm: LLM) -> None:
+def test_eval_short_text_is_reported(llm: LLM) -> None:
     for module in (context_gain, repetition, needles):
         assert "skipped" in module.measure(subject(llm, Recaller(llm), noise(40)))
 
 
-def test_buckets_are_powers_of_two_and_means_of_their_tokens() -> None:
+def test_position_buckets_are_powers_of_two() -> None:
     trace_N = torch.arange(1, 1024, dtype=torch.float32)  # the loss of a token is its position
     found = buckets([trace_N, trace_N + 2])
     assert [(one["from"], one["to"], one["tokens"]) for one in found] == [
@@ -104,13 +104,13 @@ def test_buckets_are_powers_of_two_and_means_of_their_tokens() -> None:
     assert [one["nats"] for one in found] == pytest.approx([129, 384.5, 768.5])
 
 
-def test_positions_show_what_context_is_for(llm: LLM) -> None:
+def test_position_losses_fall_with_context(llm: LLM) -> None:
     ids = noise(256) * 2
     near, far = positions.measure(subject(llm, Recaller(llm), ids))["kinds"]["prose"]
     assert near["nats"] > 5 and far["nats"] < 0.2
 
 
-def test_bits_per_byte_of_a_model_that_knows_nothing(llm: LLM) -> None:
+def test_bits_per_byte_of_uniform_model(llm: LLM) -> None:
     ids = llm.tokenizer.encode("the cat sat on the mat — naïve café. " * 20)
     found = bits_per_byte.measure(subject(llm, Recaller(llm, reach=1), ids, plan(64, 64)))["texts"]["text"]
     assert found["target"] == pytest.approx(
@@ -118,20 +118,20 @@ def test_bits_per_byte_of_a_model_that_knows_nothing(llm: LLM) -> None:
     )
 
 
-def test_repetition() -> None:
+def test_repetition_counts_repeated_ngrams() -> None:
     assert repeated(range(100)) == 0
     assert repeated([1, 2, 3] * 30) == pytest.approx(1 - 3 / 83)
     assert repeated([1] * 5) == 0
 
 
-def test_continuations_are_counted(llm: LLM) -> None:
+def test_continuations_are_counted_per_kind(llm: LLM) -> None:
     text = subject(llm, Recaller(llm), noise(600), plan(512, 512, longest=512))
     text.llm = llm
     found = repetition.measure(text)
     assert len(found["shares"]) == 8 and found["tokens"] == 64 and found["texts"] == 0
 
 
-def test_the_longest_readings_are_of_the_two_longest_texts_of_a_kind(llm: LLM) -> None:
+def test_long_positions_use_two_longest_texts_per_kind(llm: LLM) -> None:
     numbers = EvalConfig(span=128, deepest=512)
     several = subject(llm, Recaller(llm), noise(600), numbers)
     several.texts += [Text(f"{n}", "prose", torch.tensor(noise(n))) for n in (130, 520, 700)]

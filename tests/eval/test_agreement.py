@@ -33,13 +33,13 @@ def brute_force(p_V: Tensor, q_V: Tensor) -> float:
 
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_running_sums_are_the_sum_over_all_pairs(seed: int, hard: bool) -> None:
+def test_agreement_running_sums_equal_all_pairs(seed: int, hard: bool) -> None:
     p_TV, q_TV = laws(40, seed, hard)
     assert same_pick(p_TV, q_TV).item() == pytest.approx(brute_force(p_TV[0], q_TV[0]), rel=1e-9)
 
 
 @pytest.mark.parametrize("hard", [False, True])
-def test_it_is_how_often_the_race_has_one_winner(hard: bool) -> None:
+def test_agreement_equals_frequency_of_equal_winners(hard: bool) -> None:
     p_TV, q_TV = laws(12, 3, hard)
     noise_NV = torch.empty(200_000, 12, dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(1))
     share = (race(p_TV, noise_NV) == race(q_TV, noise_NV)).double().mean().item()
@@ -49,13 +49,13 @@ def test_it_is_how_often_the_race_has_one_winner(hard: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_it_lies_where_theory_says(seed: int) -> None:
+def test_agreement_lies_within_theoretical_bounds(seed: int) -> None:
     p_TV, q_TV = laws(100, seed)
     kept = overlap(p_TV, q_TV).item()
     assert kept / (2 - kept) <= same_pick(p_TV, q_TV).item() <= kept  # Daliri et al. 2024, theorem 1
 
 
-def test_equal_and_disjoint_laws() -> None:
+def test_agreement_of_equal_and_disjoint_laws() -> None:
     p_TV = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
     for measure in (overlap, same_pick):
         assert measure(p_TV, p_TV).tolist() == pytest.approx([1, 1])
@@ -67,7 +67,7 @@ def found(llm: LLM) -> dict[str, dict[str, float]]:
     return agreement.measure(subject)["kinds"]["prose"]
 
 
-def test_a_model_agrees_with_itself_and_less_with_another(folders: tuple[str, str], llm: LLM) -> None:
+def test_agreement_with_itself_is_largest(folders: tuple[str, str], llm: LLM) -> None:
     same, other = found(LLM(folders[0], folders[0])), found(llm)
     for temperature in ("0", "0.6", "1"):
         for coupling in ("rejection", "seeded"):

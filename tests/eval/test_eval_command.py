@@ -31,7 +31,7 @@ def evaluate(folders: tuple[str, str], texts: Path, *options: str) -> int:
     return main(["eval", folders[0], "--draft", folders[1], "--texts", str(texts), *options])
 
 
-def test_everything_is_measured_shown_and_written(
+def test_eval_measures_shows_and_writes_all(
     folders: tuple[str, str], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "eval.json"
@@ -51,7 +51,7 @@ def test_everything_is_measured_shown_and_written(
     assert set(found["results"]["gain"]["control"]) == {"prose", "code"}
 
 
-def test_some_measurements_without_a_draft(
+def test_eval_without_draft_runs_some(
     folders: tuple[str, str], texts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluate(folders, texts, "--draft", "none", "--only", "agreement, bits", "--max-context", "256") == 0
@@ -72,14 +72,14 @@ def test_some_measurements_without_a_draft(
         (["--device", "abacus"], "cannot be used here"),
     ],
 )
-def test_mistakes(
+def test_eval_mistakes_exit_2(
     folders: tuple[str, str], texts: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluate(folders, texts, *(option.format(texts=texts) for option in options)) == 2
     assert message in capsys.readouterr().err
 
 
-def test_an_empty_text_and_a_model_without_tokenizer(
+def test_eval_empty_text_or_missing_tokenizer_is_reported(
     folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tests.helpers.tiny_checkpoint import save, tiny_model
@@ -92,7 +92,7 @@ def test_an_empty_text_and_a_model_without_tokenizer(
     assert "has no tokenizer" in capsys.readouterr().err
 
 
-def test_the_plan_of_a_long_context_is_that_of_the_issue() -> None:
+def test_eval_long_context_plan_is_documented_one() -> None:
     numbers = plan(131_072, 32_768)
     assert (numbers.far.start, numbers.far.stop, numbers.recent) == (16_384, 24_576, 2048)
     assert (numbers.prompts, numbers.new_tokens, numbers.judged) == (20, 512, 1024)
@@ -101,18 +101,18 @@ def test_the_plan_of_a_long_context_is_that_of_the_issue() -> None:
 
 @pytest.mark.parametrize("context", [128, 500, 2048, 4096, 40_960, 1_000_000])
 @pytest.mark.parametrize("longest", [None, *QUICK])
-def test_any_context_gives_a_plan(context: int, longest: int | None) -> None:
+def test_eval_any_context_gives_plan(context: int, longest: int | None) -> None:
     numbers = plan(context, 131_072, longest)
     assert numbers.span <= numbers.deepest <= min(context, 131_072)
     assert numbers.recent < numbers.far.start < numbers.far.stop < numbers.span
     assert len(numbers.far) // numbers.stride > 1 and len(numbers.far) >= 2 * numbers.block
 
 
-def test_kinds() -> None:
+def test_text_kind_follows_file_name() -> None:
     assert [kind_of(name) for name in ("code_a-b.txt", "x.py", "x.txt", "letter")] == ["code", "code", "prose", "prose"]
 
 
-def test_a_table_is_aligned_here_and_marked_there() -> None:
+def test_table_is_aligned_on_terminal_and_markdown_in_file() -> None:
     table = Table("T", "note", ["text", "n"], [["a", "1"], ["long", "22"]])
     assert table.plain().splitlines() == ["== T ==", "text   n", "a      1", "long  22", "note"]
     assert "| long | 22 |" in table.markdown()

@@ -36,7 +36,7 @@ def long_text(llm: LLM, tokens: int = 20_000) -> EvalContext:
     ("rate", "longest", "whole"),
     [(1e6, 8192, True), (1e3, 4096, True), (300, 1024, True), (200, 512, True), (20, 256, False)],
 )
-def test_the_slower_the_model_the_less_is_measured(llm: LLM, rate: float, longest: int, whole: bool) -> None:
+def test_quick_eval_of_slower_model_measures_less(llm: LLM, rate: float, longest: int, whole: bool) -> None:
     given = long_text(llm)
     found = hurry.fit(given, EVERYTHING, ReadingForecast(ReadingPace(1 / rate, 0, 2 / rate)), SECONDS, 0.0)
     assert given.plan.deepest == longest and (not found.left_out) == whole
@@ -44,12 +44,12 @@ def test_the_slower_the_model_the_less_is_measured(llm: LLM, rate: float, longes
     assert found.rate == pytest.approx(rate)
 
 
-def test_one_measurement_is_made_however_long_it_takes(llm: LLM) -> None:
+def test_quick_eval_makes_at_least_one_measurement(llm: LLM) -> None:
     found = hurry.fit(long_text(llm), ["needle"], ReadingForecast(ReadingPace(1, 0, 1)), SECONDS, 0.0)
     assert list(found.foretold) == ["needle"] and found.total > MINUTE
 
 
-def test_a_trace_is_counted_once(llm: LLM) -> None:
+def test_quick_eval_counts_trace_once(llm: LLM) -> None:
     given, pace = long_text(llm), ReadingPace(0.01, 0, 0.01)
     both, one = (
         hurry.fit(given, names, ReadingForecast(pace), SECONDS, 0.0) for names in (["bits", "positions"], ["bits"])
@@ -74,7 +74,7 @@ class Timed(Recaller):
 
 
 @pytest.mark.parametrize(("token", "deeper"), [(1e-3, 0.0), (1e-3, 1e-6), (0.05, 0.0)])
-def test_the_pace_is_the_models(llm: LLM, monkeypatch: pytest.MonkeyPatch, token: float, deeper: float) -> None:
+def test_quick_eval_pace_follows_model(llm: LLM, monkeypatch: pytest.MonkeyPatch, token: float, deeper: float) -> None:
     given = subject(llm, Timed(llm, Clock(monkeypatch), token, deeper), noise(6000), plan(32_768, 32_768))
     pace = forecasts.look(given).target
     assert pace.token == pytest.approx(token, rel=0.3) and pace.deeper == pytest.approx(deeper, rel=0.1)
@@ -82,7 +82,7 @@ def test_the_pace_is_the_models(llm: LLM, monkeypatch: pytest.MonkeyPatch, token
 
 
 @pytest.mark.parametrize("token", [1e-4, 1e-3, 5e-3, 5e-2])
-def test_forecasts_come_true(llm: LLM, monkeypatch: pytest.MonkeyPatch, token: float) -> None:
+def test_quick_eval_forecasts_are_met(llm: LLM, monkeypatch: pytest.MonkeyPatch, token: float) -> None:
     """Of everything but `loops`, which is decoded by an engine, and `agreement`, for which there is no draft."""
     clock = Clock(monkeypatch)
     given = subject(llm, Timed(llm, clock, token, token / 10_000), noise(20_000), plan(32_768, 32_768))
@@ -95,7 +95,7 @@ def test_forecasts_come_true(llm: LLM, monkeypatch: pytest.MonkeyPatch, token: f
     assert clock.now - looked == pytest.approx(found.total, rel=0.35) and clock.now - began < MINUTE
 
 
-def test_what_there_is_no_time_left_for_is_left_out(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_eval_leaves_out_what_exceeds_time(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has become slower: the first measurement takes its time, and tells of the others."""
     clock = Clock(monkeypatch)
     found = hurry.Hurry(clock.now, 100, {"bits": 10, "gain": 10, "copy": 1, "needle": 5}, {})
@@ -107,7 +107,7 @@ def test_what_there_is_no_time_left_for_is_left_out(llm: LLM, monkeypatch: pytes
     assert late["gain"] == "it would take 40 s, and 20 s of the minute are left" and late["needle"]
 
 
-def test_what_is_late_is_skipped_and_said(llm: LLM) -> None:
+def test_quick_eval_skips_and_reports_late_parts(llm: LLM) -> None:
     given = subject(llm, Recaller(llm), noise(600))
     found = hurry.Hurry(0.0, 100, {"bits": 1e-9, "copy": 1e9}, {})
     results = evaluate(given, ["bits", "copy"], lambda name, result: None, found)

@@ -25,12 +25,12 @@ def plain(llm: LLM, ids_N: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("first", [1, 2, 17, 300, 499])
-def test_losses_are_those_of_one_pass(llm: LLM, first: int) -> None:
+def test_losses_equal_one_pass(llm: LLM, first: int) -> None:
     found_N = nats(llm.target.decoder, full_view(llm.target.decoder, 500), IDS_N, first)
     torch.testing.assert_close(found_N, plain(llm, IDS_N)[first - 1 :], atol=2e-4, rtol=1e-4)
 
 
-def test_losses_do_not_depend_on_the_cut(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_independent_of_chunking(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = llm.target.decoder
     once, again = cut_view(decoder, 128), cut_view(decoder, 128)
     once_N = nats(decoder, once, IDS_N, 200)
@@ -39,14 +39,14 @@ def test_losses_do_not_depend_on_the_cut(llm: LLM, monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(once_N, again_N, atol=2e-4, rtol=1e-4)
 
 
-def test_the_cut_view_is_exact_while_all_is_in_sight_and_differs_after(llm: LLM) -> None:
+def test_truncated_view_is_exact_within_window(llm: LLM) -> None:
     cut_N = nats(llm.target.decoder, cut_view(llm.target.decoder, 128), IDS_N)
     difference_N = (cut_N - plain(llm, IDS_N)).abs()
     assert difference_N[: 128 - PAGE].max() < 1e-3
     assert difference_N[200:].mean() > 1e-2
 
 
-def test_the_draft_sees_what_the_engine_shows_it(llm: LLM) -> None:
+def test_draft_view_equals_engine(llm: LLM) -> None:
     decoder = llm.draft.decoder
     view = draft_view(decoder)
     assert (view.sinks, view.window) == (16, 496)
@@ -54,7 +54,7 @@ def test_the_draft_sees_what_the_engine_shows_it(llm: LLM) -> None:
     assert int(view.lengths_B[0]) == len(IDS_N)
 
 
-def test_greedy_is_the_best_token_after_the_best_token_and_leaves_no_trace(llm: LLM) -> None:
+def test_greedy_scoring_equals_argmax_and_leaves_no_state(llm: LLM) -> None:
     decoder, view = llm.target.decoder, full_view(llm.target.decoder, 100)
     skim(decoder, view, IDS_N[:60])
     found = [greedy(decoder, view, IDS_N[60:64], 5) for _ in range(2)]

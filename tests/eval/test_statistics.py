@@ -10,11 +10,11 @@ from triforce.eval.statistics import interval, student
 
 
 @pytest.mark.parametrize("freedom", [3, 5, 10, 31, 127, 1000])
-def test_the_quantile_is_students(freedom: int) -> None:
+def test_quantile_equals_student_t(freedom: int) -> None:
     assert student(freedom) == pytest.approx(scipy.stats.t.ppf(0.975, freedom), rel=0.01)
 
 
-def test_an_interval_holds_the_mean_as_often_as_it_says() -> None:
+def test_interval_covers_mean_at_stated_rate() -> None:
     draw = torch.Generator().manual_seed(0)
     found = [interval(torch.randn(160, generator=draw) + 0.3, 16) for _ in range(2000)]
     held = sum(one.low <= 0.3 <= one.high for one in found) / len(found)
@@ -22,7 +22,7 @@ def test_an_interval_holds_the_mean_as_often_as_it_says() -> None:
     assert found[0].blocks == 10
 
 
-def test_blocks_that_are_too_short_show() -> None:
+def test_short_blocks_give_narrow_intervals() -> None:
     draw = torch.Generator().manual_seed(0)
     slow_N = torch.randn(400, generator=draw).repeat_interleave(64)
     assert interval(slow_N, 16).neighbours > 0.5

@@ -31,7 +31,7 @@ def stretches(plain: int, deep: int) -> list[PlanSegment]:
     return [PlanSegment("full", plain, plain, 0.1, 300.0, 300.0), PlanSegment(DEEP, deep, 6 * deep, 0.2, 700.0, 300.0)]
 
 
-def test_where_all_is_well_there_is_nothing_to_say() -> None:
+def test_explain_good_run_gives_no_advice() -> None:
     assert said().advice == []
     assert said("auto", timeline=stretches(2, 28)).advice == []
 
@@ -54,7 +54,7 @@ ADVICE = {
 
 @pytest.mark.parametrize("bad", ["a narrow budget", "a low gamma", "a poor draft"])
 @pytest.mark.parametrize("plain", ["a short prompt", "guesses that do not pay", "a mode that loses"])
-def test_where_plain_decoding_is_best_no_better_guesses_are_advised(plain: str, bad: str) -> None:
+def test_explain_losing_speculation_advises_plain_decoding_only(plain: str, bad: str) -> None:
     given, words = ADVICE[plain]
     (advice,) = said(**(ADVICE[bad][0] | given)).advice
     assert words in advice
@@ -65,31 +65,31 @@ def chose(*budgets: int) -> list[str]:
     return said("auto", tiers=[DRAFT, NARROW, FULL], timeline=timeline).advice
 
 
-def test_a_larger_budget_is_not_advised_where_it_was_weighed() -> None:
+def test_explain_weighed_budget_is_not_advised() -> None:
     assert chose(2048) == chose(2048, 1024) == chose(2048, 4096, 2048) == []
     (line,) = chose(2048, 4096)
     assert "--budget 8192" in line and "4,096 is the most" in line
 
 
 @pytest.mark.parametrize(("given", "words"), ADVICE.values(), ids=ADVICE)
-def test_advice_comes_from_what_was_measured(given: dict[str, Any], words: str) -> None:
+def test_explain_advice_follows_measurements(given: dict[str, Any], words: str) -> None:
     (line,) = said(**given).advice
     assert words in line
 
 
 @pytest.mark.parametrize(("given", "words"), ADVICE.values(), ids=ADVICE)
-def test_and_is_not_given_of_a_few_tokens(given: dict[str, Any], words: str) -> None:
+def test_explain_few_tokens_give_no_advice(given: dict[str, Any], words: str) -> None:
     few = [TierStats(t.name, t.proposed // 20, t.accepted // 20, t.passes // 20, t.seconds / 20) for t in (DRAFT, FULL)]
     little = given | dict(tiers=few, seconds=(0.1, 0.01), timeline=given.get("timeline", []) and stretches(3, 0))
     assert said(**little, tokens=9).advice == []
 
 
-def test_a_fixed_plan_is_not_called_slow_without_reason() -> None:
+def test_explain_fixed_plan_needs_reason_to_be_slow() -> None:
     """A pass of the full tier takes 5 ms: plain decoding would give 200 tokens/s, and 190 is about that."""
     assert said(seconds=(0.5, 1.0)).advice == [] and said(seconds=(0.5, 1.0)).plain == pytest.approx(200)
 
 
-def test_figures_add_up() -> None:
+def test_explain_figures_add_up() -> None:
     ours = said("auto", timeline=stretches(10, 30))
     assert ours.tokens_per_second == pytest.approx(190 / 0.3)
     assert ours.foretold == pytest.approx((0.1 * 300 + 0.2 * 700) / 0.3) and ours.plain == pytest.approx(300)
@@ -99,7 +99,7 @@ def test_figures_add_up() -> None:
     assert said(timeline=[]).foretold is None
 
 
-def test_tiers_of_several_texts_are_added_up() -> None:
+def test_explain_tiers_of_several_texts_are_summed() -> None:
     (both,) = total([[RETRIEVAL], [CERTAIN]])
     assert (both.proposed, both.accepted, both.sees) == (360, 335, 2100)
     assert both.histogram == [3, 3, 25, 0, 0, 0, 29]
@@ -132,32 +132,32 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
     return FakeLLM
 
 
-def test_the_command_prints_tables(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_command_prints_tables(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "a prompt"]) == 0
     out = capsys.readouterr().out
     assert "== Tiers ==" in out and "== Plans ==" in out and DEEP in out and "633.3 tokens/s; foretold were" in out
     assert "- nothing that was measured" in out
 
 
-def test_a_long_timeline_is_cut_in_the_middle(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_long_timeline_is_cut_in_middle(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     fake.answer = output(many=30)
     main(["explain", "a prompt"])
     out = capsys.readouterr().out
     assert "(36 more)" in out and out.count(DEEP) == 12
 
 
-def test_in_a_fixed_mode_there_is_no_timeline(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_fixed_mode_has_no_timeline(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     fake.answer = output("triforce")
     assert main(["explain", "a prompt", "--mode", "triforce"]) == 0
     assert "== Plans ==" not in capsys.readouterr().out
 
 
-def test_as_json(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_json_holds_all_figures(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "a prompt", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["mode"] == "auto" and told["tiers"][1]["sees"] == 2100 and len(told["timeline"]) == 2
 
 
-def test_mistakes_are_said_as_generate_says_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_mistakes_equal_those_of_generate(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "model", ""]) == 2 and "empty" in capsys.readouterr().err
     assert main(["explain", "a prompt", "--temperature", "-1"]) == 2 and "temperature" in capsys.readouterr().err

@@ -33,13 +33,13 @@ REFUSED: list[tuple[str, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in REFUSED for value in values], ids=repr)
-def test_refuses(name: str, value: Any) -> None:
+def test_sampling_params_bad_value_raises(name: str, value: Any) -> None:
     with pytest.raises(RequestError, match=name) as error:
         SamplingParams(**{name: value})
     assert "must be" in str(error.value) and ", not " in str(error.value)
 
 
-def test_text_says_what_is_wrong_and_what_is_allowed() -> None:
+def test_sampling_params_error_names_allowed_values() -> None:
     with pytest.raises(RequestError) as error:
         SamplingParams(temperature=-1)
     assert str(error.value) == "temperature must be a finite number, at least 0 (0 is greedy), not -1"
@@ -61,12 +61,12 @@ def test_text_says_what_is_wrong_and_what_is_allowed() -> None:
         {"stop": ["\n", "###"], "stop_token_ids": range(3), "ignore_eos": True, "seed": 0},
     ],
 )
-def test_accepts(given: dict[str, Any]) -> None:
+def test_sampling_params_good_values_are_accepted(given: dict[str, Any]) -> None:
     params = SamplingParams(**given)
     assert pickle.loads(pickle.dumps(params)) == params
 
 
-def test_normalises() -> None:
+def test_sampling_params_are_normalised() -> None:
     bias = {3: 1}
     params = SamplingParams(temperature=0, top_k=-1, stop="end", stop_token_ids=[1], logit_bias=bias)
     bias[4] = 2
@@ -74,12 +74,12 @@ def test_normalises() -> None:
     assert params.logit_bias == {3: 1.0} and type(params.temperature) is float
 
 
-def test_is_frozen() -> None:
+def test_sampling_params_are_frozen() -> None:
     with pytest.raises(AttributeError):
         SamplingParams().temperature = 2.0  # type: ignore[misc]
 
 
-def test_answers_count() -> None:
+def test_outputs_count_tokens_and_tiers() -> None:
     tier = TierStats("full", proposed=8, accepted=6)
     assert tier.acceptance == 0.75 and TierStats("full").acceptance is None
 

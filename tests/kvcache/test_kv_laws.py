@@ -40,13 +40,13 @@ SHORT = settings(max_examples=25, stateful_step_count=12, deadline=None, derando
 LONG = settings(max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def test_any_sequence_of_guesses_and_verifications() -> None:
+def test_random_tier_passes_keep_committed_kv() -> None:
     run_state_machine_as_test(Tiers, settings=SHORT)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_many_sequences_of_guesses_and_verifications() -> None:
+def test_random_tier_passes_keep_committed_kv_long() -> None:
     run_state_machine_as_test(Tiers, settings=LONG)
 
 
@@ -67,7 +67,7 @@ def conversation(length: int = 120, policy: str = "observed", **how: Any) -> tup
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("length", [1, 15, 17, 100])
-def test_a_budget_that_covers_the_context_is_the_exact_view(policy: str, length: int) -> None:
+def test_covering_budget_equals_full_view(policy: str, length: int) -> None:
     full, ids = FullView(make_pool(DECODER, 1, CAPACITY)), text(length)
     prefill(DECODER, full, 0, ids)
     lower = RetrievalView(full, POLICIES[policy], RetrievalConfig(Budget(112)))
@@ -76,14 +76,14 @@ def test_a_budget_that_covers_the_context_is_the_exact_view(policy: str, length:
     torch.testing.assert_close(logits, feed(DECODER, full, [guess])[0], atol=1e-9, rtol=1e-9)
 
 
-def test_a_small_budget_is_not_the_exact_view() -> None:
+def test_small_budget_differs_from_full_view() -> None:
     """Else the law above would say nothing."""
     full, lower, _ = conversation()
     guess = text(5, seed=7)
     assert (feed(DECODER, lower, [guess])[0] - feed(DECODER, full, [guess])[0]).abs().max() > 0.1
 
 
-def test_verification_replaces_what_the_lower_view_wrote() -> None:
+def test_verification_overwrites_lower_view_kv() -> None:
     full, lower, ids = conversation()
     guess = text(4, seed=8)
     feed(DECODER, lower, [guess])
@@ -96,7 +96,7 @@ def test_verification_replaces_what_the_lower_view_wrote() -> None:
 
 @pytest.mark.parametrize("cut", [119, 90, 40, 20, 0])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_text_cut_far_back_shows_nothing_of_its_old_end(policy: str, cut: int) -> None:
+def test_deep_rewind_leaves_no_old_kv(policy: str, cut: int) -> None:
     """`rewind` promises to see at most so many tokens, and a choice made before must not outlive that."""
     full, lower, ids = conversation(policy=policy)
     feed(DECODER, lower, [text(2)])
@@ -119,7 +119,7 @@ def assert_shows_what_it_chose(lower: RetrievalView, ids: list[int]) -> None:
     torch.testing.assert_close(logits, feed(DECODER, cache, [guess])[0], **CLOSE)
 
 
-def test_row_shares_and_fork_copies() -> None:
+def test_row_shares_pages_and_fork_copies() -> None:
     full = FullView(make_pool(DECODER, 3, CAPACITY, fragmented=True))
     ids = text(50)
     prefill(DECODER, full, 1, ids)
@@ -139,7 +139,7 @@ def test_row_shares_and_fork_copies() -> None:
     assert full.sights[1] is not full.sights[2]
 
 
-def test_a_forked_row_selects_like_its_twin() -> None:
+def test_forked_row_selects_like_original() -> None:
     full = FullView(make_pool(DECODER, 2, CAPACITY))
     prefill(DECODER, full, 0, text(130))
     lower = RetrievalView(full, POLICIES["observed"], RetrievalConfig(Budget(64)))
@@ -149,7 +149,7 @@ def test_a_forked_row_selects_like_its_twin() -> None:
     torch.testing.assert_close(logits[0], logits[1], atol=1e-9, rtol=1e-9)
 
 
-def test_the_oracle_is_a_cache_like_any_other() -> None:
+def test_dense_oracle_in_pieces_equals_one_pass() -> None:
     """The dense cache fed in pieces, with a rewind between, equals itself fed at once: the judge is judged."""
     ids, cache = text(40), Dense(DECODER.config)
     feed(DECODER, cache, [[*ids[:20], 5, 6]])

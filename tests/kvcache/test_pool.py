@@ -36,7 +36,7 @@ def pool_of(pages: int = PAGES, rows: int = ROWS) -> PagePool:
 
 
 @pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (PAGE, 1), (PAGE + 1, 2), (10 * PAGE, 10)])
-def test_pages_for(tokens: int, pages: int) -> None:
+def test_pages_for_rounds_up(tokens: int, pages: int) -> None:
     assert pages_for(tokens) == pages
 
 
@@ -97,7 +97,7 @@ TestPages = Pages.TestCase
 TestPages.settings = settings(max_examples=40, stateful_step_count=25, deadline=None, derandomize=True)
 
 
-def test_pages_are_consecutive_where_they_can_be() -> None:
+def test_pages_are_consecutive_when_possible() -> None:
     pool = pool_of()
     pool.reserve(0, 3 * PAGE)
     pool.reserve(1, 2 * PAGE)
@@ -109,7 +109,7 @@ def test_pages_are_consecutive_where_they_can_be() -> None:
     assert pool.tables[0] == list(range(pool.tables[0][0], pool.tables[0][0] + 5))
 
 
-def test_a_row_grows_behind_itself_though_there_is_a_hole_before() -> None:
+def test_row_grows_in_place_despite_hole() -> None:
     pool = pool_of()
     for b in range(3):
         pool.reserve(b, 2 * PAGE)
@@ -118,12 +118,12 @@ def test_a_row_grows_behind_itself_though_there_is_a_hole_before() -> None:
     assert pool.tables[2] == [5, 6, 7]
 
 
-def test_span_of_consecutive_pages_is_no_copy() -> None:
+def test_consecutive_span_is_view() -> None:
     pool = make_pool(DECODER, 2, 40)
     assert pool.span(0, 1, 0, 40)[0].untyped_storage().data_ptr() == pool.memory.keys_LGSD.untyped_storage().data_ptr()
 
 
-def test_a_full_pool_refuses_and_goes_on() -> None:
+def test_full_pool_raises_and_recovers() -> None:
     """The refusal changes nothing: the text in the pool goes on as if nobody had asked."""
     ids, more = text(40), text(5, seed=1)
     pool = make_pool(DECODER, 2, 48)
@@ -145,7 +145,7 @@ def test_a_full_pool_refuses_and_goes_on() -> None:
 
 
 @pytest.mark.parametrize("policy", ["recent", *POLICIES])
-def test_fragmented_and_consecutive_rows_give_the_same_results(policy: str) -> None:
+def test_fragmented_rows_equal_consecutive_rows(policy: str) -> None:
     make = {"recent": Recent, **POLICIES}[policy]
     prompts, guesses, truth = [text(70), text(131, seed=1)], [text(3, seed=2), text(5, seed=3)], text(6, seed=4)
     results = []
@@ -163,7 +163,7 @@ def test_fragmented_and_consecutive_rows_give_the_same_results(policy: str) -> N
 
 @pytest.mark.parametrize("policy", ["recent", *POLICIES])
 @pytest.mark.parametrize("fragmented", [False, True])
-def test_recycled_pages_show_nothing_of_their_past(policy: str, fragmented: bool) -> None:
+def test_recycled_pages_hide_old_kv(policy: str, fragmented: bool) -> None:
     """Former tenants leave NaN behind, and so does scratch; whatever read one of them would spread it."""
     make = {"recent": Recent, **POLICIES}[policy]
     pool = make_pool(DECODER, 2, 100, fragmented=fragmented)
@@ -192,7 +192,7 @@ def test_recycled_pages_show_nothing_of_their_past(policy: str, fragmented: bool
     assert_holds(full, 0, dense(DECODER, committed))
 
 
-def test_writing_one_row_leaves_the_others_alone() -> None:
+def test_row_writes_leave_others_unchanged() -> None:
     pool = make_pool(DECODER, 3, 48, fragmented=True)
     full = FullView(pool)
     prompts = [text(20 + 7 * b, seed=b) for b in range(3)]
@@ -202,7 +202,7 @@ def test_writing_one_row_leaves_the_others_alone() -> None:
         assert_holds(full, b, dense(DECODER, prompt))
 
 
-def test_a_view_of_some_rows_of_a_pool() -> None:
+def test_pool_view_of_some_rows_equals_whole() -> None:
     """`FullView` takes any range of rows; the sights it makes for itself must fit."""
     pool, ids = make_pool(DECODER, 3, 64), text(50)
     part = FullView(pool, rows=range(1, 3))

@@ -25,14 +25,14 @@ def remembered(*texts: list[int], scope: str = "") -> tuple[PagePool, PrefixCach
 
 
 @pytest.mark.parametrize("length", [1, PAGE, TAIL, PAGE + TAIL, PAGE + TAIL + 1, 100])
-def test_what_is_found_leaves_the_last_tokens_to_be_fed(length: int) -> None:
+def test_prefix_match_leaves_last_tokens_uncached(length: int) -> None:
     ids = text(100)
     _, prefixes = remembered(ids)
     assert len(prefixes) == 6
     assert len(prefixes.find("", ids[:length])) == max(0, length - 1 - TAIL) // PAGE
 
 
-def test_pages_are_known_by_all_before_them_and_by_their_scope() -> None:
+def test_prefix_is_keyed_by_tokens_and_scope() -> None:
     ids = text(100)
     _, prefixes = remembered(ids, scope="a")
     assert not prefixes.find("b", ids)
@@ -41,14 +41,14 @@ def test_pages_are_known_by_all_before_them_and_by_their_scope() -> None:
         assert prefixes.find("a", other) == prefixes.find("a", ids + text(TAIL))[: changed // PAGE]
 
 
-def test_equal_beginnings_are_kept_once() -> None:
+def test_prefix_duplicates_are_kept_once() -> None:
     ids = text(64)
     pool, prefixes = remembered(ids + text(32, seed=1), ids + text(32, seed=2))
     assert len(prefixes) == 8 and pool.free_pages == 4
     assert pool.tables == [[]] and all(pool.owners(page) <= 1 for page in range(1, 13))
 
 
-def test_the_least_recently_used_goes_first_and_from_its_end() -> None:
+def test_prefix_eviction_is_lru_from_end() -> None:
     first, second = text(80), text(80, seed=1)
     pool, prefixes = remembered(first, second, first)
     assert prefixes.make_room(4) and pool.free_pages == 4
@@ -56,7 +56,7 @@ def test_the_least_recently_used_goes_first_and_from_its_end() -> None:
     assert prefixes.make_room(12) and len(prefixes) == 0
 
 
-def test_what_rows_need_stays() -> None:
+def test_prefix_pages_in_use_are_not_evicted() -> None:
     ids = text(80)
     pool, prefixes = remembered(ids)
     pool.adopt(0, prefixes.find("", ids + text(1 + TAIL)))

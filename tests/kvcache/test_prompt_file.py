@@ -34,12 +34,12 @@ PROMPTS = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_one_file_serves_every_mode_and_prompt(pair: Path, kept: Path, prompt: str, mode: str) -> None:
+def test_prompt_file_serves_any_mode_and_prompt(pair: Path, kept: Path, prompt: str, mode: str) -> None:
     assert_same_text(llm(pair), PROMPTS[prompt], kept, mode, SEEDED)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_greedy_too(pair: Path, kept: Path, mode: str) -> None:
+def test_prompt_file_greedy_text_is_unchanged(pair: Path, kept: Path, mode: str) -> None:
     assert_same_text(llm(pair), PROMPT, kept, mode, GREEDY)
 
 
@@ -56,7 +56,7 @@ def assert_same_text(model: LLM, prompt: list[int], kept: Path, mode: str, sampl
         (PROMPT[:60], 59 - TAIL), ([1, *PROMPT[1:]], 0), (PROMPT[:5], 0),
     ],
 )  # fmt: skip
-def test_only_what_is_new_is_fed(pair: Path, kept: Path, prompt: list[int], reused: int) -> None:
+def test_prompt_file_prefills_new_tokens_only(pair: Path, kept: Path, prompt: list[int], reused: int) -> None:
     """The prompt's last token is fed with the first new one, and its last `TAIL` so that pages can be selected."""
     model = llm(pair)
     with counted(model.models.target) as passes:
@@ -64,7 +64,7 @@ def test_only_what_is_new_is_fed(pair: Path, kept: Path, prompt: list[int], reus
     assert sum(passes) == len(prompt) - reused
 
 
-def test_a_batch_and_n_choices_start_from_one_file(pair: Path, kept: Path) -> None:
+def test_prompt_file_starts_batch_and_choices(pair: Path, kept: Path) -> None:
     model, prompts = llm(pair), [PROMPT, ids(33, seed=4), PROMPT[:100] + ids(9, seed=5)]
     params = ask(n=2, max_tokens=12)
     fresh = [[o.token_ids for o in r.outputs] for r in model.generate(prompts, params, mode="ar")]
@@ -72,7 +72,7 @@ def test_a_batch_and_n_choices_start_from_one_file(pair: Path, kept: Path) -> No
     assert fresh[0][0] != fresh[0][1]
 
 
-def test_prompt_logprobs_do_not_lose_the_part_in_the_file(pair: Path, kept: Path) -> None:
+def test_prompt_file_keeps_prompt_logprobs(pair: Path, kept: Path) -> None:
     model, params = llm(pair), ask(prompt_logprobs=0, max_tokens=2)
     fresh, again = (model.generate(PROMPT, params, **how)[0].prompt_logprobs for how in ({}, dict(load_cache=kept)))
     assert fresh is not None and again is not None and len(again) == len(PROMPT)
@@ -80,7 +80,7 @@ def test_prompt_logprobs_do_not_lose_the_part_in_the_file(pair: Path, kept: Path
     assert all(a and b and a.chosen.logprob == pytest.approx(b.chosen.logprob, abs=1e-4) for a, b in pairs)
 
 
-def test_save_and_load_in_one_call(pair: Path, kept: Path, tmp_path: Path) -> None:
+def test_prompt_file_save_and_load_in_one_call(pair: Path, kept: Path, tmp_path: Path) -> None:
     """A conversation goes on: load what there is, save what it has become, over the same file too."""
     longer, path = PROMPT + ids(30, seed=6), tmp_path / "kv"
     shutil.copy(kept, path)
@@ -92,7 +92,7 @@ def test_save_and_load_in_one_call(pair: Path, kept: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("length", [1, 2, 17])
-def test_short_prompts_can_be_saved(pair: Path, tmp_path: Path, length: int) -> None:
+def test_prompt_file_of_short_prompt_is_saved(pair: Path, tmp_path: Path, length: int) -> None:
     path = tmp_path / "kv"
     fresh = llm(pair).generate(PROMPT[:length], ask(), save_cache=path)[0].outputs[0].token_ids
     assert llm(pair).generate(PROMPT[:length], ask(), load_cache=path)[0].outputs[0].token_ids == fresh
@@ -100,7 +100,7 @@ def test_short_prompts_can_be_saved(pair: Path, tmp_path: Path, length: int) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("fragmented", [False, True])
-def test_rows_of_any_shape_and_dtype(tmp_path: Path, dtype: torch.dtype, fragmented: bool) -> None:
+def test_prompt_file_round_trip_of_any_shape_and_dtype(tmp_path: Path, dtype: torch.dtype, fragmented: bool) -> None:
     """From a row whose pages lie apart into one whose pages do not, bit for bit, and the other way round."""
     decoder = small_decoder(dtype=dtype)
     full, prompt = FullView(make_pool(decoder, 2, 100, fragmented=fragmented)), text(90)
@@ -118,7 +118,7 @@ def test_rows_of_any_shape_and_dtype(tmp_path: Path, dtype: torch.dtype, fragmen
         assert_holds(other, 1, dense(decoder, prompt[:-1]))
 
 
-def test_plain_safetensors_reads_it(tmp_path: Path) -> None:
+def test_prompt_file_is_plain_safetensors(tmp_path: Path) -> None:
     decoder, prompt = small_decoder(dtype=torch.float32), text(50)
     full = FullView(make_pool(decoder, 1, 64))
     prefill(decoder, full, 0, prompt)

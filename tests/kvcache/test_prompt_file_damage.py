@@ -50,7 +50,7 @@ def regions(data: bytes) -> dict[str, range]:
     return parts
 
 
-def test_a_flipped_byte_in_any_region(small_file: Path) -> None:
+def test_flipped_byte_in_region_raises(small_file: Path) -> None:
     """Every byte of the small regions, ends and middle of the large ones, by one bit and by all."""
     data = small_file.read_bytes()
     for where in regions(data).values():
@@ -61,7 +61,7 @@ def test_a_flipped_byte_in_any_region(small_file: Path) -> None:
 
 
 @pytest.mark.parametrize("flip", [1, 0x20])
-def test_a_flipped_byte_anywhere_in_the_header(small_file: Path, flip: int) -> None:
+def test_flipped_header_byte_raises(small_file: Path, flip: int) -> None:
     data = small_file.read_bytes()
     for at in regions(data)["header"]:
         refused(small_file, data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :])
@@ -69,7 +69,7 @@ def test_a_flipped_byte_anywhere_in_the_header(small_file: Path, flip: int) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_flipped_bit_anywhere(small_file: Path) -> None:
+def test_flipped_bit_anywhere_raises(small_file: Path) -> None:
     data = small_file.read_bytes()
     for at in range(len(data)):
         for bit in range(8):
@@ -84,13 +84,13 @@ def test_a_flipped_bit_anywhere(small_file: Path) -> None:
         (b"__metadata__", b"__netadata__"), (b"fingerprint", b"fingerprins"), (b"[20]", b"[02]"), (b"[32]", b"[31]"),
     ],
 )  # fmt: skip
-def test_a_header_that_says_something_else(small_file: Path, before: bytes, after: bytes) -> None:
+def test_contradicting_header_raises(small_file: Path, before: bytes, after: bytes) -> None:
     data = small_file.read_bytes()
     assert before in data
     refused(small_file, data.replace(before, after, 1))
 
 
-def test_a_truncated_or_longer_file(small_file: Path) -> None:
+def test_truncated_or_extended_file_raises(small_file: Path) -> None:
     data = small_file.read_bytes()
     ends = {0, 1, 7, 8, 9, len(data) // 2, len(data) - 33, len(data) - 32, len(data) - 1}
     for end in ends | {where.start for where in regions(data).values()}:
@@ -99,7 +99,7 @@ def test_a_truncated_or_longer_file(small_file: Path) -> None:
     refused(small_file, b"\0" + data)
 
 
-def test_other_files(tmp_path: Path, pair: Path) -> None:
+def test_foreign_files_raise(tmp_path: Path, pair: Path) -> None:
     refused(tmp_path / "empty", b"")
     refused(tmp_path / "text", b"It was the best of times, it was the worst of times, it was the age of wisdom")
     refused(tmp_path / "zeros", bytes(4096))
@@ -109,7 +109,7 @@ def test_other_files(tmp_path: Path, pair: Path) -> None:
             loaded(path)
 
 
-def test_another_model_or_dtype(pair: Path, kept: Path, tmp_path: Path) -> None:
+def test_other_model_or_dtype_raises(pair: Path, kept: Path, tmp_path: Path) -> None:
     folder = save_model(tiny_model(max_position_embeddings=CONTEXT, rope_theta=5000.0), tmp_path / "other")
     for other in (LLM(folder, None), LLM(pair / "target", None, dtype="float32"), LLM(pair / "draft", None)):
         with pytest.raises(CacheError, match="another model"):
@@ -117,7 +117,7 @@ def test_another_model_or_dtype(pair: Path, kept: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ["another level", "torch", "a chunk that only torch takes"])
-def test_other_kernels(pair: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+def test_other_kernels_raise(pair: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
     """Their bits differ: going on from them would not give the text of a fresh prefill."""
     native = native_loader.native
     if native is None or len(native.levels()) == 1:
@@ -136,12 +136,12 @@ def test_other_kernels(pair: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, 
         native.use(level)
 
 
-def test_a_file_that_does_not_name_its_kernels(small_file: Path) -> None:
+def test_missing_kernel_name_raises(small_file: Path) -> None:
     with pytest.raises(CacheError, match="other kernels"):
         prompt_file.SavedCache(small_file, MAKER._replace(kernels="others"))
 
 
-def test_a_shorter_context_is_the_same_model(pair: Path, kept: Path) -> None:
+def test_shorter_context_is_accepted(pair: Path, kept: Path) -> None:
     """It bounds what may be seen, and changes nothing in what is computed."""
     short = LLM(pair / "target", None, context=300)
     fresh = short.generate(PROMPT, ask(max_tokens=8))[0].outputs[0].token_ids

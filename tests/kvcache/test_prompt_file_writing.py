@@ -29,7 +29,7 @@ def a_row() -> tuple[FullView, list[int]]:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_only_its_owner_may_read_it(tmp_path: Path, umask: int) -> None:
+def test_saved_file_is_private(tmp_path: Path, umask: int) -> None:
     """A prompt may be private, whatever the umask, and whoever had a file there before."""
     (tmp_path / "kv").write_text("old")
     (tmp_path / "kv").chmod(0o666)
@@ -79,7 +79,7 @@ NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 @pytest.mark.parametrize(
     "failure", [NO_SPACE, OSError(errno.EIO, "broken"), KeyboardInterrupt(), MemoryError()], ids=repr
 )
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+def test_failed_write_keeps_old_file_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, failure: BaseException
 ) -> None:
     path, (full, prompt) = tmp_path / "kv", a_row()
@@ -95,7 +95,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_failure_at_the_last_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_failure_before_rename_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     def fail(*_: object) -> None:
         raise NO_SPACE
 
@@ -108,7 +108,7 @@ def test_a_failure_at_the_last_moment(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [file.name for file in tmp_path.iterdir()] == ["kv"]
 
 
-def test_a_path_that_cannot_be_written(pair: Path, tmp_path: Path) -> None:
+def test_unwritable_path_raises(pair: Path, tmp_path: Path) -> None:
     """Said before the prompt is read, and by `save` itself."""
     full, prompt = a_row()
     (tmp_path / "file").write_text("")
@@ -122,7 +122,7 @@ def test_a_path_that_cannot_be_written(pair: Path, tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-def test_room_is_held_until_it_is_released_and_leaves_no_trace(tmp_path: Path) -> None:
+def test_reserved_space_is_released_without_trace(tmp_path: Path) -> None:
     size, sizes = 8 << 20, list[int]()
 
     def allocate(file: int, offset: int, length: int) -> None:
@@ -138,7 +138,7 @@ def test_room_is_held_until_it_is_released_and_leaves_no_trace(tmp_path: Path) -
     assert sizes == [size] and not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_told_of_before_the_prompt_is_read(pair: Path, tmp_path: Path) -> None:
+def test_full_disk_is_reported_before_prefill(pair: Path, tmp_path: Path) -> None:
     """A file system on which so much cannot be had: `size_of` says more than any disk has."""
     model = llm(pair)
     with pytest.MonkeyPatch.context() as patch, counted(model.models.target) as passes:
@@ -148,9 +148,7 @@ def test_a_full_disk_is_told_of_before_the_prompt_is_read(pair: Path, tmp_path: 
     assert not passes and not list(tmp_path.iterdir())
 
 
-def test_a_text_goes_on_where_the_disk_fills_up_meanwhile(
-    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_during_generation_keeps_text(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = llm(pair)
     (wanted,) = model.generate(PROMPT, ask())
 
@@ -163,7 +161,7 @@ def test_a_text_goes_on_where_the_disk_fills_up_meanwhile(
     assert output.outputs[0].token_ids == wanted.outputs[0].token_ids and not list(tmp_path.iterdir())
 
 
-def test_unverified_tokens_never_leave(tmp_path: Path) -> None:
+def test_unverified_tokens_are_not_saved(tmp_path: Path) -> None:
     """Only committed tokens are saved, even if a longer text is named."""
     full, prompt = a_row()
     full.rewind(torch.tensor([25], device=full.pool.device))

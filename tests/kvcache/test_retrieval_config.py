@@ -20,7 +20,7 @@ from triforce.kvcache.retrieval_config import Budget
         ("3%", 100_000, 3008), ("3%", 10, 32), ("100%", 1000, 1008), ("0.5%", 100_000, 512), ("50%", 64, 32),
     ],
 )  # fmt: skip
-def test_budgets(written: str | int, context: int, tokens: int) -> None:
+def test_budget_parses_and_rounds_to_pages(written: str | int, context: int, tokens: int) -> None:
     assert Budget.parse(written).of(context) == tokens
 
 
@@ -28,14 +28,14 @@ def test_budgets(written: str | int, context: int, tokens: int) -> None:
     "written",
     ["", "many", "0", 0, "-5", -2048, "31", "0%", "-3%", "101%", "%", "nan%", "inf%", "3 percent", "2e3", "12.5"],
 )
-def test_bad_budgets(written: str | int) -> None:
+def test_budget_bad_values_raise(written: str | int) -> None:
     with pytest.raises(RequestError, match="budget"):
         Budget.parse(written)
 
 
 @given(share=st.floats(0.01, 100), context=st.integers(0, 10**6))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_shares_grow_with_the_context(share: float, context: int) -> None:
+def test_budget_share_grows_with_context(share: float, context: int) -> None:
     budget = Budget.parse(f"{share!r}%")
     tokens = budget.of(context)
     assert tokens % PAGE == 0 and max(32, share / 100 * context - 1e-6) <= tokens < max(33, share / 100 * context + 17)
@@ -58,12 +58,12 @@ def test_shares_grow_with_the_context(share: float, context: int) -> None:
         dict(budget="x"),
     ],
 )
-def test_bad_settings(changes: dict[str, Any]) -> None:
+def test_retrieval_config_bad_values_raise(changes: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
         RetrievalConfig.parse(**(dict(budget=64, chunk=16, refresh=1, full_layers="none") | changes))
 
 
-def test_settings_as_users_write_them() -> None:
+def test_retrieval_config_parses_user_values() -> None:
     assert RetrievalConfig.parse("3%", 8, "auto", "0,3-5") == RetrievalConfig(
         Budget(share=0.03), 8, None, frozenset({0, 3, 4, 5})
     )

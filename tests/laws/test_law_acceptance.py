@@ -81,20 +81,20 @@ def watched_ladder(coupling: type, gammas: list[int], sampler: Sampler = torch_s
 
 @each_sampler
 @pytest.mark.parametrize("gammas", [[1, 1], [2, 1], [1, 2, 1], [1, 1, 1, 1]], ids=str)
-def test_rejection_keeps_what_the_laws_share(gammas: list[int], sampler: Sampler) -> None:
+def test_rejection_accepts_overlap_of_laws(gammas: list[int], sampler: Sampler) -> None:
     watched = watched_ladder(Rejection, gammas, sampler)
     assert all(abs(watched.excess(tier)) < LIMIT for tier in range(1, len(gammas)))
 
 
 @each_sampler
 @pytest.mark.parametrize("gammas", [[1, 1], [3, 1], [1, 2, 1]], ids=str)
-def test_seeded_keeps_what_wins_both_races(gammas: list[int], sampler: Sampler) -> None:
+def test_seeded_accepts_common_race_winners(gammas: list[int], sampler: Sampler) -> None:
     """Of the top tier only: a lower one may come back to a position, and finds the same noise there."""
     assert abs(watched_ladder(Seeded, gammas, sampler).excess(len(gammas) - 1)) < LIMIT
 
 
 @pytest.mark.parametrize("mode", ["draft", "triforce", "lookup"])
-def test_the_engine_keeps_what_the_laws_share(mode: str) -> None:
+def test_engine_acceptance_equals_overlap(mode: str) -> None:
     batch = started(mode, "rejection", SamplingParams(max_tokens=40), 60)
     watched = batch.sampling = Watched(batch.sampling)
     finished(batch)

@@ -101,7 +101,7 @@ CHECKS: dict[str, Callable[[], None]] = {
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_the_code_as_written_passes(name: str) -> None:
+def test_law_checks_pass_without_mutant(name: str) -> None:
     CHECKS[name]()
 
 

@@ -86,12 +86,12 @@ def truth(name: str) -> Law:
 
 @each_sampler
 @each_ladder
-def test_rejection_follows_the_restricted_law(name: str, sampler: Sampler) -> None:
+def test_rejection_follows_constrained_law(name: str, sampler: Sampler) -> None:
     assert distance(law(ladder(name, sampler), TEXT), truth(name)) < EXACT
 
 
 @pytest.mark.parametrize("name", ["draft", "three tiers"])
-def test_a_constraint_that_forgets_the_guesses_is_seen(name: str) -> None:
+def test_forgetful_constraint_is_detected(name: str) -> None:
     """Negative control."""
     assert distance(law(ladder(name, torch_sampling, stale=True), TEXT), truth(name)) > 0.01
 
@@ -99,7 +99,7 @@ def test_a_constraint_that_forgets_the_guesses_is_seen(name: str) -> None:
 @each_sampler
 @each_ladder
 @pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
-def test_seeded_texts_are_those_of_plain_decoding(name: str, sampler: Sampler, params: SamplingParams) -> None:
+def test_seeded_constrained_texts_equal_plain_decoding(name: str, sampler: Sampler, params: SamplingParams) -> None:
     """And no warper brings back a token."""
 
     def texts(which: Ladder) -> torch.Tensor:

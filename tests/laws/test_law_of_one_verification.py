@@ -54,13 +54,13 @@ def laws(params: SamplingParams, V: int, likeness: float = 0.5) -> tuple[NextLaw
 @each_decider
 @pytest.mark.parametrize("V", COUNTS)
 @pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
-def test_emits_the_law_of_the_verifier(params: SamplingParams, V: int, decide: Decide) -> None:
+def test_verification_law_is_exact(params: SamplingParams, V: int, decide: Decide) -> None:
     assert deviation(*laws(params, V), COUNTS[V], decide) < EXACT
 
 
 @each_decider
 @pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
-def test_a_point_mass_as_lookup_guesses_it(params: SamplingParams, decide: Decide) -> None:
+def test_verification_law_of_point_mass_is_exact(params: SamplingParams, decide: Decide) -> None:
     p, _ = laws(params, 3)
 
     def q(text: Text) -> list[float]:
@@ -71,20 +71,20 @@ def test_a_point_mass_as_lookup_guesses_it(params: SamplingParams, decide: Decid
 
 @each_decider
 @pytest.mark.parametrize("likeness", [0.0, 0.9, 1.0])
-def test_whatever_the_guess_is_worth(likeness: float, decide: Decide) -> None:
+def test_verification_law_for_any_likeness_is_exact(likeness: float, decide: Decide) -> None:
     """1.0: both laws are the same."""
     assert deviation(*laws(SamplingParams(), 3, likeness), (0, 1, 2), decide) < EXACT
 
 
 @pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
-def test_keeps_a_guess_as_often_as_the_laws_overlap(params: SamplingParams) -> None:
+def test_verification_acceptance_equals_overlap(params: SamplingParams) -> None:
     p, q = laws(params, 4)
     overlap = sum(map(min, p(()), q(())))
     assert all(abs(chances[0] - overlap) < EXACT for chances in kept(p, q, (1, 2)).values())
 
 
 @pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
-def test_a_block_keeps_more_guesses_than_one_by_one(params: SamplingParams) -> None:
+def test_block_accepts_more_than_single_guesses(params: SamplingParams) -> None:
     """And as many as the proof says: at least j with the mean of min(1, reach_(j-1) p / q)."""
     p, q = laws(params, 3)
     single, joint = (kept(p, q, (1, 2, 3), decide) for decide in (in_torch, block_in_torch))
@@ -98,7 +98,7 @@ def test_a_block_keeps_more_guesses_than_one_by_one(params: SamplingParams) -> N
         assert all(more >= one - EXACT for more, one in zip(chances, single[count], strict=True))
 
 
-def test_the_example_of_the_paper() -> None:
+def test_block_example_equals_paper() -> None:
     """Two coins, two guesses (Sun et al. 2024, section 2): 10/9 are kept one by one, 11/9 as a block."""
 
     def p(text: Text) -> list[float]:

@@ -92,14 +92,14 @@ def name(trial: Trial) -> str:
 
 
 @pytest.mark.parametrize("trial", SHORT, ids=name)
-def test_late_windows(trial: Trial) -> None:
+def test_engine_late_windows_follow_law(trial: Trial) -> None:
     trial.check()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("trial", LONG, ids=name)
-def test_late_windows_long(trial: Trial) -> None:
+def test_engine_late_windows_follow_law_long(trial: Trial) -> None:
     trial.check()
 
 
@@ -125,17 +125,17 @@ def first_window(texts: int, window: int, bound: float) -> None:
     assert p_value > ALPHA
 
 
-def test_first_tokens() -> None:
+def test_engine_first_tokens_follow_law() -> None:
     first_window(1500, 2, 0.15)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_first_tokens_long() -> None:
+def test_engine_first_tokens_follow_law_long() -> None:
     first_window(60_000, 3, 0.04)
 
 
-def test_the_selection_drops_most_of_the_context() -> None:
+def test_engine_selection_drops_most_of_context() -> None:
     batch = started("triforce", "rejection", replace(PLAIN, max_tokens=20), len(PROMPTS))
     finished(batch)
     draft, middle, _ = batch.tiers

@@ -93,7 +93,7 @@ def plain(ladder: Ladder) -> Tensor:
 @each_sampler
 @pytest.mark.parametrize("params", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("case", LADDERS.values(), ids=lambda case: case.name)
-def test_the_text_is_that_of_plain_decoding(case: Case, params: SamplingParams, sampler: Sampler) -> None:
+def test_seeded_text_equals_plain_decoding(case: Case, params: SamplingParams, sampler: Sampler) -> None:
     ladder = random_ladder(case, params, sampler)
     assert torch.equal(speculated(ladder), plain(ladder))
 
@@ -118,7 +118,7 @@ RACES = [pytest.param(couplings.race, id="torch"), pytest.param(native_race, id=
 @pytest.mark.parametrize(
     "law", [(0.3, 0.7), (0.05, 0.95), (0.2, 0.5, 0.3), (0.6, 0.0, 0.4), (0.25, 0.25, 0.5), (1.0, 0.0)]
 )
-def test_the_race_draws_from_its_law(law: tuple[float, ...], race: Race) -> None:
+def test_seeded_race_draws_from_law(law: tuple[float, ...], race: Race) -> None:
     """Token i wins at time t exactly if each other token j comes after t p_j / p_i, which has probability
     exp(-t p_j / p_i): looked up at the corners of that orthant, integrated over t by Gauss-Laguerre quadrature."""
     p_V = torch.tensor(law, dtype=torch.float64)

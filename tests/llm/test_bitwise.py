@@ -84,19 +84,23 @@ def cut(length: int, chance: Random, widest: int) -> list[int]:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("seed", range(4))
-def test_any_cut_into_passes(decoder: Decoder, ids: list[int], expected_TV: Tensor, seed: int, count: int) -> None:
+def test_logits_of_any_passes_are_bitwise_equal(
+    decoder: Decoder, ids: list[int], expected_TV: Tensor, seed: int, count: int
+) -> None:
     native_loader.native.set_threads(count)
     widths = cut(len(ids), Random(seed), widest=[16, 64, 200, 512][seed])
     (got_TV,) = passes(decoder, [ids], [widths], padding=seed)
     assert torch.equal(got_TV, expected_TV)
 
 
-def test_a_prompt_in_one_pass(decoder: Decoder, ids: list[int], expected_TV: Tensor) -> None:
+def test_logits_of_one_prefill_are_bitwise_equal(decoder: Decoder, ids: list[int], expected_TV: Tensor) -> None:
     assert torch.equal(passes(decoder, [ids], [[len(ids)]])[0], expected_TV)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_ragged_batches(decoder: Decoder, ids: list[int], expected_TV: Tensor, seed: int) -> None:
+def test_logits_of_ragged_batches_are_bitwise_equal(
+    decoder: Decoder, ids: list[int], expected_TV: Tensor, seed: int
+) -> None:
     chance = Random(seed)
     texts = [ids[: chance.randint(1, len(ids))] for _ in range(8)]
     together = passes(decoder, texts, [cut(len(text), chance, 90) for text in texts], padding=seed)
@@ -104,12 +108,12 @@ def test_ragged_batches(decoder: Decoder, ids: list[int], expected_TV: Tensor, s
         assert torch.equal(got_TV, expected_TV[: len(text)])
 
 
-def test_other_tokens_would_show(decoder: Decoder, ids: list[int], expected_TV: Tensor) -> None:
+def test_logits_after_other_tokens_differ(decoder: Decoder, ids: list[int], expected_TV: Tensor) -> None:
     (other_TV,) = passes(decoder, [[ids[0] ^ 1, *ids[1:]]], [[len(ids)]])
     assert not torch.equal(other_TV[-1], expected_TV[-1])
 
 
-def test_the_torch_path_would_not_pass(ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_of_torch_path_are_not_bitwise_equal(ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: products whose split depends on the width give other bits."""
     monkeypatch.setattr(native_loader, "native", None)
     plain = LLM(None, None, dtype="bfloat16").target.decoder

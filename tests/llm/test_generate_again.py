@@ -37,7 +37,7 @@ def read(model: LLM, prompt: list[int], **how: object) -> tuple[int, int, list[i
     return sum(passes) - 1, output.cached_tokens, output.outputs[0].token_ids
 
 
-def test_a_prompt_is_read_once(model: LLM) -> None:
+def test_prompt_is_prefilled_once(model: LLM) -> None:
     fresh, known, text = read(model, PROMPT)
     assert (fresh, known) == (len(PROMPT) - 1, 0)
     longer = [*PROMPT, *ids(20, seed=3)]
@@ -50,7 +50,7 @@ def test_a_prompt_is_read_once(model: LLM) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_texts_are_those_of_a_fresh_engine(model: LLM, mode: str) -> None:
+def test_texts_equal_fresh_engine(model: LLM, mode: str) -> None:
     prompts = [PROMPT, PROMPT[:200], ids(200, seed=5)]
     fresh = []
     for prompt in prompts:
@@ -61,7 +61,7 @@ def test_texts_are_those_of_a_fresh_engine(model: LLM, mode: str) -> None:
     assert [o.outputs[0].token_ids for o in again] == [o.outputs[0].token_ids for o in fresh]
 
 
-def test_a_stream_that_is_left_or_suspended_harms_nobody(model: LLM) -> None:
+def test_abandoned_stream_leaves_engine_usable(model: LLM) -> None:
     _, _, text = read(model, PROMPT)
     left, suspended = (model.stream(PROMPT, ask(max_tokens=50)) for _ in range(2))
     next(suspended)
@@ -73,7 +73,7 @@ def test_a_stream_that_is_left_or_suspended_harms_nobody(model: LLM) -> None:
     assert pieces and read(model, PROMPT)[2] == text
 
 
-def test_after_an_error_nothing_is_kept(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_call_keeps_no_pages(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, text = read(model, PROMPT)
     with pytest.raises(RequestError, match="stop here"):
 

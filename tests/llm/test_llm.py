@@ -55,14 +55,14 @@ def tokens(llm: LLM, *arguments: object, **options: object) -> list[int]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_runs_in_every_dtype(folder: Path, mode: str, dtype: str) -> None:
+def test_llm_modes_run_in_every_dtype(folder: Path, mode: str, dtype: str) -> None:
     llm = LLM(folder / "target", folder / "draft", budget=32, dtype=dtype)
     output = llm.generate(PROMPT, params(), mode=mode)[0]
     assert output.completion_tokens == 24 and output.mode == mode
     assert output.outputs[0].tiers[-1].prefill_seconds > 0
 
 
-def test_prompts_come_as_text_lists_arrays_and_tensors(llm: LLM) -> None:
+def test_llm_prompts_as_text_lists_arrays_and_tensors(llm: LLM) -> None:
     wanted = tokens(llm, PROMPT, params())
     for prompt in (np.array(PROMPT), torch.tensor(PROMPT), list(np.array(PROMPT)), tuple(PROMPT), [PROMPT]):
         assert tokens(llm, prompt, params()) == wanted
@@ -71,25 +71,25 @@ def test_prompts_come_as_text_lists_arrays_and_tensors(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["", [], [1, 2, 300], [-1], [1.5], [1] * 512])
-def test_bad_prompts(llm: LLM, prompt: object) -> None:
+def test_llm_bad_prompts_raise(llm: LLM, prompt: object) -> None:
     with pytest.raises(RequestError):
         llm.generate(prompt, params())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("prompt", [None, b"abc", {"prompt": "x"}, 5, {1, 2}, [None], ["a", b"b"], [{"prompt": "x"}]])
-def test_what_is_no_prompt_at_all(llm: LLM, prompt: object) -> None:
+def test_llm_prompts_of_wrong_type_raise(llm: LLM, prompt: object) -> None:
     with pytest.raises(TypeError, match="pass a text, a list of token ids, or a list of those"):
         llm.generate(prompt, params())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [{"max_tokens": 3}, 3, "greedy", [{"max_tokens": 3}]])
-def test_what_are_no_parameters(llm: LLM, given: object) -> None:
+def test_llm_params_of_wrong_type_raise(llm: LLM, given: object) -> None:
     for call in (llm.generate, lambda *asked: next(llm.stream(*asked))):
         with pytest.raises(TypeError, match=r"pass SamplingParams\(max_tokens=3\)"):
             call(PROMPT, given)  # type: ignore[operator]
 
 
-def test_the_makers_of_a_model_say_how_it_is_sampled(folder: Path, tmp_path: Path) -> None:
+def test_llm_sampling_defaults_come_from_checkpoint(folder: Path, tmp_path: Path) -> None:
     for file in (folder / "target").iterdir():
         (tmp_path / file.name).symlink_to(file)
     assert LLM(tmp_path, None).sampling_params() == SamplingParams()
@@ -110,12 +110,12 @@ def test_the_makers_of_a_model_say_how_it_is_sampled(folder: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     "options", [{"gamma_1": 0}, {"gamma_2": 33}, {"gamma_1": 2.5}, {"mode": "fast"}, {"coupling": "x"}]
 )
-def test_bad_settings(folder: Path, options: dict[str, object]) -> None:
+def test_llm_bad_settings_raise(folder: Path, options: dict[str, object]) -> None:
     with pytest.raises(RequestError):
         LLM(folder / "target", folder / "draft", **options)  # type: ignore[arg-type]
 
 
-def test_of_a_text_that_is_far_too_long_the_beginning_is_read(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llm_far_too_long_text_is_encoded_in_part(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert llm.tokenizer
     read, encode, context = [], llm.tokenizer.encode, llm.target.config.context
     monkeypatch.setattr(llm.tokenizer, "encode", lambda text: read.append(len(text)) or encode(text))
@@ -124,14 +124,14 @@ def test_of_a_text_that_is_far_too_long_the_beginning_is_read(llm: LLM, monkeypa
     assert read == [PLENTY * context]
 
 
-def test_and_all_of_one_that_is_long_in_characters_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llm_text_long_in_characters_only_is_encoded_whole(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert llm.tokenizer
     size = PLENTY * llm.target.config.context + 1
     monkeypatch.setattr(llm.tokenizer, "encode", lambda text: [5] * (3 if len(text) == size else 1))
     assert llm.encode("x" * size) == [5, 5, 5]
 
 
-def test_pieces_add_up_to_the_output_whatever_stops_it(llm: LLM) -> None:
+def test_llm_stream_pieces_join_to_output(llm: LLM) -> None:
     whole = llm.generate(PROMPT, params())[0].outputs[0].text
     for at in range(0, len(whole) - 3, 5):
         *pieces, output = llm.stream(PROMPT, params(stop=whole[at : at + 3], logprobs=1))
@@ -145,7 +145,7 @@ def test_pieces_add_up_to_the_output_whatever_stops_it(llm: LLM) -> None:
         assert len(one.logprobs or []) == len(one.token_ids)
 
 
-def test_the_kv_cache_goes_with_its_batch(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llm_batch_frees_kv_cache(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """More texts than are made at a time, with logprobs: when a pool is made, no earlier one is alive."""
     alive: list[int] = []
     plain = PagePool.__init__
@@ -168,7 +168,7 @@ def test_the_kv_cache_goes_with_its_batch(llm: LLM, monkeypatch: pytest.MonkeyPa
     assert len(alive) == 4 and max(alive) == min(alive)
 
 
-def test_equal_prompts_are_read_once(llm: LLM, tmp_path: Path) -> None:
+def test_llm_equal_prompts_are_prefilled_once(llm: LLM, tmp_path: Path) -> None:
     file = tmp_path / "kv"
     tokens(llm, PROMPT, params(), save_cache=file)
     same = llm.generate([PROMPT, list(PROMPT)], params(n=2), load_cache=file)
@@ -177,7 +177,7 @@ def test_equal_prompts_are_read_once(llm: LLM, tmp_path: Path) -> None:
     }
 
 
-def test_only_files_are_replaced(llm: LLM, tmp_path: Path) -> None:
+def test_llm_save_cache_replaces_files_only(llm: LLM, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(CacheError, match="no file"):
         tokens(llm, PROMPT, params(), save_cache=tmp_path / "fifo")
@@ -186,19 +186,19 @@ def test_only_files_are_replaced(llm: LLM, tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink() and (tmp_path / "real").is_file()
 
 
-def test_a_cache_that_cannot_be_had_is_said(llm: LLM) -> None:
+def test_llm_missing_cache_is_reported(llm: LLM) -> None:
     with pytest.raises(CacheError, match=r"GiB.*--context"):
         PagePool(llm.target.config, 1, 2**40, torch.float32)
 
 
-def test_prompt_logprobs_in_a_session_cover_the_prompt(llm: LLM) -> None:
+def test_llm_session_prompt_logprobs_cover_prompt(llm: LLM) -> None:
     session = Session(llm)
     list(session.ask(PROMPT, params()))
     *_, output = session.ask([*PROMPT, 7, 8], params(prompt_logprobs=0))
     assert isinstance(output, RequestOutput) and len(output.prompt_logprobs or []) == len(PROMPT) + 2
 
 
-def test_one_changed_weight_changes_the_fingerprint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llm_changed_weight_changes_fingerprint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_loader, "native", None)  # which packs the weights
     llm = LLM(folder / "target", None, dtype="bfloat16")
     before = fingerprint(llm.target.config, llm.models.target.model.weights)
@@ -207,7 +207,7 @@ def test_one_changed_weight_changes_the_fingerprint(folder: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("refresh", [0, 4, 1])
-def test_the_retrieval_tier_reads_no_more_than_its_budget(
+def test_llm_retrieval_tier_reads_within_budget(
     llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch, refresh: int
 ) -> None:
     """However long ago the last selection was; what the tiers are working on comes on top."""
@@ -226,7 +226,7 @@ def test_the_retrieval_tier_reads_no_more_than_its_budget(
     assert max(read) <= 64 + fresh.speculation.gamma_1 + fresh.speculation.gamma_2 + 1
 
 
-def test_plain_decoding_does_not_pay_for_observing(llm: LLM) -> None:
+def test_llm_plain_decoding_does_not_observe_attention(llm: LLM) -> None:
     from triforce.engine.config import SpeculativeConfig
     from triforce.engine.sequence import TokenSequence
 
@@ -235,9 +235,7 @@ def test_plain_decoding_does_not_pay_for_observing(llm: LLM) -> None:
         assert isinstance(batch.top.cache, FullView) and batch.top.cache.grain == grain
 
 
-def test_memory_goes_back_to_the_system_once_the_weights_are_gone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_llm_freed_weights_return_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = LLM(folder / "target", folder / "draft")
     tokens(made, PROMPT, params())
     weights, left = weakref.ref(made.target.decoder), list[object]()

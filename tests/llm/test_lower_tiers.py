@@ -47,7 +47,7 @@ def int8(pair: Path, **how: Any) -> LLM:
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("mode", MODES)
-def test_texts_are_those_of_plain_decoding(pair: Path, mode: str, sampling: dict[str, Any]) -> None:
+def test_int8_lower_tiers_texts_equal_plain_decoding(pair: Path, mode: str, sampling: dict[str, Any]) -> None:
     prompts = [ids(length, seed=length) for length in (70, 250, 333)]
     texts = [
         [output.outputs[0].token_ids for output in model.generate(prompts, ask(**sampling), mode=how)]
@@ -57,7 +57,7 @@ def test_texts_are_those_of_plain_decoding(pair: Path, mode: str, sampling: dict
 
 
 @pytest.mark.parametrize("mode", ["retrieval", "triforce"])
-def test_nothing_that_is_rounded_is_committed(pair: Path, mode: str) -> None:
+def test_int8_lower_tiers_commit_exact_kv(pair: Path, mode: str) -> None:
     """K and V of the whole text have the bits that plain decoding gives them."""
     held = []
     for model, how in ((int8(pair), mode), (llm(pair), "ar")):
@@ -94,7 +94,7 @@ def guesses(model: LLM, texts: list[list[int]]) -> Tensor:
     return logits_BJV
 
 
-def test_a_text_that_was_cut_back_leaves_no_copies(pair: Path) -> None:
+def test_int8_lower_tiers_rewind_drops_copies(pair: Path) -> None:
     text = ids(300)
     for common in (10, 64, 100, 250):
         other = text[:common] + ids(290 - common, seed=5)
@@ -102,12 +102,12 @@ def test_a_text_that_was_cut_back_leaves_no_copies(pair: Path) -> None:
         assert not torch.equal(guesses(int8(pair), [text]), guesses(int8(pair), [other]))
 
 
-def test_the_guesses_are_those_of_rounded_numbers(pair: Path) -> None:
+def test_int8_lower_tiers_propose_rounded_logits(pair: Path) -> None:
     rounded, exact = (guesses(model, [ids(300)]) for model in (int8(pair), int8(pair, lower_tiers="same")))
     assert 1e-3 < (rounded - exact).abs().max() / exact.std() < 0.5
 
 
-def test_any_conversation(pair: Path) -> None:
+def test_int8_lower_tiers_conversation_equals_plain_decoding(pair: Path) -> None:
     """Turns that go on, go back and branch off."""
     chance, model = Random(0), int8(pair)
     session, talk = Session(model), ids(150)
@@ -121,7 +121,7 @@ def test_any_conversation(pair: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["they were not built", ""])
-def test_without_native_kernels(
+def test_int8_lower_tiers_without_native_kernels_exit_2(
     pair: Path, missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(native_loader, "native", None)

@@ -35,7 +35,7 @@ def saved(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int]
 
 
 @pytest.mark.parametrize("mode", ["auto", "retrieval"])
-def test_the_first_token_waits_for_no_other_pass(llm: LLM, saved: tuple[list[int], Path], mode: str) -> None:
+def test_real_model_first_token_needs_one_prefill(llm: LLM, saved: tuple[list[int], Path], mode: str) -> None:
     prompt, file = saved
 
     def passes(mode: str) -> list[int]:
@@ -52,7 +52,7 @@ def test_the_first_token_waits_for_no_other_pass(llm: LLM, saved: tuple[list[int
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
 @pytest.mark.parametrize("mode", ["auto", "retrieval", "lookup"])
-def test_the_text_is_that_of_plain_decoding(
+def test_real_model_texts_equal_plain_decoding(
     llm: LLM, saved: tuple[list[int], Path], mode: str, temperature: float
 ) -> None:
     prompt, file = saved

@@ -97,16 +97,14 @@ def check(llm: LLM, prompts: list[list[int]], mode: str, temperature: float, tok
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_few_texts_are_those_of_plain_decoding(
-    llm: LLM, prompts: list[list[int]], mode: str, temperature: float
-) -> None:
+def test_few_texts_equal_plain_decoding(llm: LLM, prompts: list[list[int]], mode: str, temperature: float) -> None:
     check(llm, [prompts[4], prompts[17], prompts[31]], mode, temperature, tokens=32, rows=3)
 
 
 @pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("mode", ["retrieval", "triforce"])
-def test_a_few_texts_with_int8_in_the_lower_tiers(prompts: list[list[int]], mode: str, temperature: float) -> None:
+def test_few_int8_texts_equal_plain_decoding(prompts: list[list[int]], mode: str, temperature: float) -> None:
     check(LLM(budget=256, lower_tiers="int8"), [prompts[17], prompts[31]], mode, temperature, tokens=32, rows=2)
 
 
@@ -116,13 +114,13 @@ def test_a_few_texts_with_int8_in_the_lower_tiers(prompts: list[list[int]], mode
 @pytest.mark.parametrize(
     ("mode", "rows"), [(mode, rows) for mode in MODES for rows in (1, 8)][1:]
 )  # not ar with itself
-def test_texts_are_those_of_plain_decoding(
+def test_many_texts_equal_plain_decoding(
     llm: LLM, prompts: list[list[int]], mode: str, temperature: float, rows: int
 ) -> None:
     check(llm, prompts, mode, temperature, tokens=512, rows=rows)
 
 
-def test_the_comparison_sees_a_difference(llm: LLM, prompts: list[list[int]]) -> None:
+def test_differing_texts_are_detected(llm: LLM, prompts: list[list[int]]) -> None:
     """Negative control: another seed, and a changed token, are not ties."""
     params = SamplingParams(temperature=0.8, seed=SEED, max_tokens=8, ignore_eos=True)
     plain = texts(llm, prompts[:2], "ar", params, 1)

@@ -38,7 +38,7 @@ def fresh(model: LLM, conversation: list[int], params: SamplingParams) -> list[i
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("mode", MODES)
-def test_every_turn_is_that_of_the_whole_conversation(pair: Path, mode: str, sampling: dict[str, Any]) -> None:
+def test_session_turns_equal_whole_conversation(pair: Path, mode: str, sampling: dict[str, Any]) -> None:
     model = llm(pair, mode=mode)
     session, conversation = Session(model), ids(90)
     for number in range(4):
@@ -49,7 +49,7 @@ def test_every_turn_is_that_of_the_whole_conversation(pair: Path, mode: str, sam
 
 
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
-def test_only_what_is_new_is_fed(pair: Path, mode: str) -> None:
+def test_session_prefills_new_tokens_only(pair: Path, mode: str) -> None:
     model = llm(pair, mode=mode)
     session, first, params = Session(model), ids(200), ask(max_tokens=1)
     with counted(model.models.target) as passes:
@@ -65,7 +65,7 @@ def test_only_what_is_new_is_fed(pair: Path, mode: str) -> None:
 
 
 @pytest.mark.parametrize("common", [0, 1, 40, 100, 119, 120])
-def test_a_changed_history_shares_its_beginning_only(pair: Path, common: int) -> None:
+def test_session_changed_history_shares_prefix(pair: Path, common: int) -> None:
     model = llm(pair)
     session, before = Session(model), ids(120)
     turn(session, before, ask())
@@ -79,7 +79,7 @@ def test_a_changed_history_shares_its_beginning_only(pair: Path, common: int) ->
 
 
 @pytest.mark.parametrize("length", [1, 2, TAIL, TAIL + 1, TAIL + 2, 64])
-def test_a_shorter_conversation(pair: Path, length: int) -> None:
+def test_session_shorter_history_is_rewound(pair: Path, length: int) -> None:
     """The history was cleared, or edited down to its first question."""
     model = llm(pair)
     session = Session(model)
@@ -89,7 +89,7 @@ def test_a_shorter_conversation(pair: Path, length: int) -> None:
 
 @pytest.mark.parametrize("after", [0, 1, 2, 5])
 @pytest.mark.parametrize("mode", ["ar", "retrieval", "triforce"])
-def test_an_interrupted_answer(pair: Path, mode: str, after: int) -> None:
+def test_session_interrupted_answer_continues(pair: Path, mode: str, after: int) -> None:
     """The reader goes away after some pieces; the next turn, whatever it quotes of the answer, is right."""
     model = llm(pair, mode=mode)
     for quoted in (True, False):
@@ -112,7 +112,7 @@ class Stop(Exception):
     pass
 
 
-def test_an_interrupted_prefill(pair: Path) -> None:
+def test_session_interrupted_prefill_continues(pair: Path) -> None:
     model = llm(pair)
     session, conversation = Session(model), ids(500)
     turn(session, ids(50, seed=7), ask(max_tokens=1))
@@ -126,7 +126,7 @@ def test_an_interrupted_prefill(pair: Path) -> None:
 
 
 @pytest.mark.parametrize("at", range(2, 30, 3))
-def test_an_interruption_in_the_middle_of_a_pass(pair: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+def test_session_interrupted_pass_leaves_no_trace(pair: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """Ctrl-C lands anywhere, between a pass and the rewind after it too."""
     model = llm(pair, mode="triforce")
     session, conversation, answer = Session(model), ids(80), []
@@ -152,7 +152,7 @@ def test_an_interruption_in_the_middle_of_a_pass(pair: Path, monkeypatch: pytest
     assert turn(session, conversation, ask()) == fresh(model, conversation, ask())
 
 
-def test_an_answer_that_stops_inside_a_step(pair: Path) -> None:
+def test_session_answer_stopping_inside_step_continues(pair: Path) -> None:
     """Verified tokens past a stop token are in the pool, but not in the conversation."""
     model = llm(pair, mode="ar")
     speculating = llm(pair, mode="retrieval", budget=640)  # sees all, so that whole guesses are kept
@@ -167,7 +167,7 @@ def test_an_answer_that_stops_inside_a_step(pair: Path) -> None:
         assert turn(session, longer, params) == fresh(model, longer, params)
 
 
-def test_up_to_the_end_of_the_context(pair: Path) -> None:
+def test_session_runs_to_end_of_context(pair: Path) -> None:
     model = llm(pair)
     session, conversation = Session(model), ids(CONTEXT - 20)
     answer = turn(session, conversation, ask(max_tokens=1000))
@@ -177,7 +177,7 @@ def test_up_to_the_end_of_the_context(pair: Path) -> None:
     assert turn(session, conversation[:-9], ask()) == fresh(model, conversation[:-9], ask())
 
 
-def test_a_refused_question_changes_nothing(pair: Path) -> None:
+def test_session_refused_question_changes_nothing(pair: Path) -> None:
     model = llm(pair)
     session, conversation = Session(model), ids(70)
     answer = turn(session, conversation, ask())
@@ -188,7 +188,7 @@ def test_a_refused_question_changes_nothing(pair: Path) -> None:
     assert turn(session, longer, ask()) == fresh(model, longer, ask())
 
 
-def test_two_sessions_of_one_model(pair: Path) -> None:
+def test_session_two_of_one_model_are_independent(pair: Path) -> None:
     model = llm(pair)
     sessions = [Session(model), Session(model)]
     talks = [ids(60, seed=1), ids(75, seed=2)]
@@ -206,7 +206,7 @@ def test_two_sessions_of_one_model(pair: Path) -> None:
             talks[i] = talk + answers[i] + ids(3, seed=number)
 
 
-def test_any_conversation(pair: Path) -> None:
+def test_session_random_conversation_equals_whole(pair: Path) -> None:
     """Turns that go on, go back, branch off and break off, in any order."""
     chance, model = Random(0), llm(pair)
     session, talk = Session(model), ids(40)
@@ -223,6 +223,6 @@ def test_any_conversation(pair: Path) -> None:
         talk = talk[:300] + ids(chance.randint(0, 25), seed=number)
 
 
-def test_several_answers_at_once_are_refused(pair: Path) -> None:
+def test_session_several_choices_raise(pair: Path) -> None:
     with pytest.raises(RequestError, match="one answer at a time"):
         next(iter(Session(llm(pair)).ask(ids(20), ask(n=2))))

@@ -38,7 +38,7 @@ def reference() -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(SHIPPED[0], dtype=torch.float32).eval()
 
 
-def test_greedy_plain_decoding_is_that_of_transformers(book: list[int], reference: torch.nn.Module) -> None:
+def test_shipped_pair_greedy_text_equals_transformers(book: list[int], reference: torch.nn.Module) -> None:
     llm = LLM(dtype="float32")  # in bfloat16 the first near tie may go to the other token
     params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
     for start, length in ((0, 50), (3000, 333), (9000, 1000)):
@@ -55,7 +55,7 @@ def test_greedy_plain_decoding_is_that_of_transformers(book: list[int], referenc
         assert ours == theirs[0, length:].tolist()
 
 
-def test_perplexity_is_that_of_transformers(llm: LLM, book: list[int], reference: torch.nn.Module) -> None:
+def test_shipped_pair_perplexity_equals_transformers(llm: LLM, book: list[int], reference: torch.nn.Module) -> None:
     text = book[5000:9000]
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     ours = [one.chosen.logprob for one in llm.generate(text, params, mode="ar")[0].prompt_logprobs or [] if one]
@@ -65,7 +65,7 @@ def test_perplexity_is_that_of_transformers(llm: LLM, book: list[int], reference
     assert abs(torch.tensor(ours).neg().mean().exp() / loss.exp() - 1) < 1e-3
 
 
-def test_acceptance_holds_far_beyond_the_budget(llm: LLM, book: list[int]) -> None:
+def test_shipped_pair_acceptance_holds_beyond_budget(llm: LLM, book: list[int]) -> None:
     """Three times the budget is generated; the last third is accepted as often as the first, within five points."""
     budget = 256
     short = LLM(budget=budget)
@@ -88,7 +88,7 @@ def acceptance(share: float) -> float:
     return float(candidates[(kept / (kept + 1) - share).abs().argmin()])
 
 
-def test_most_tokens_cost_no_full_pass(llm: LLM, book: list[int]) -> None:
+def test_shipped_pair_most_tokens_need_no_full_pass(llm: LLM, book: list[int]) -> None:
     params = SamplingParams(temperature=0.8, seed=1, max_tokens=96, ignore_eos=True)
     output = llm.generate(book[:3000], params, mode="triforce")[0].outputs[0]
     assert output.tiers[-1].passes <= 0.6 * 96
@@ -103,7 +103,7 @@ def test_most_tokens_cost_no_full_pass(llm: LLM, book: list[int]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
-def test_peak_memory_is_weights_and_kv_and_little_more() -> None:
+def test_shipped_pair_peak_memory_is_weights_and_kv() -> None:
     done = subprocess.run([sys.executable, MEASURE, "32700"], capture_output=True, text=True, check=True)
     peak, foretold = map(int, done.stdout.split())
     assert peak <= 1.15 * foretold + FIXED

@@ -63,12 +63,12 @@ def put_aside_and_brought_back(llm: LLM, mode: str) -> None:
     assert first.done and second.done
 
 
-def test_passes_of_the_full_tier_have_one_shape(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strict_full_passes_have_one_shape(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert full_passes(folder, monkeypatch, strict=True) == {(8, 32, 32)}
     assert len(full_passes(folder, monkeypatch, strict=False)) > 3, "or there would be nothing to it"
 
 
-def test_passes_of_a_prompt_end_at_the_same_places(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strict_prefill_passes_end_at_same_places(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever they begin; and prompts share what whole passes have read, not a part of it, nor what was decoded."""
     monkeypatch.setattr(full, "PREFILL_ON_CPU", 64)
     llm = LLM(folder / "target", budget=64, strict=True)
@@ -96,7 +96,7 @@ def test_passes_of_a_prompt_end_at_the_same_places(folder: Path, monkeypatch: py
     assert read(longer)[0] == (192, 256), "the pass that read the rest was another one"
 
 
-def test_texts_are_shared_in_whole_multiples(folder: Path) -> None:
+def test_strict_prefixes_are_shared_in_whole_chunks(folder: Path) -> None:
     target = LLM(folder / "target").target.decoder
     pool = PagePool(target.config, 1, 40, target.dtype)
     pool.reserve(0, 320)

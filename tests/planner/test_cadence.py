@@ -9,7 +9,7 @@ from triforce.planner import CostModel, Plan, PlanController, cadence, fallback
 from triforce.speculation import SequenceState
 
 
-def test_thoughts_take_a_hundredth_of_the_time_once_the_first_ones_are_over() -> None:
+def test_planning_takes_one_percent_of_time() -> None:
     ticks = iter(range(10**6))
     it, batch = steered(known(full=20e-3), steps=1, clock=lambda: 5e-4 * next(ticks))  # a thought takes a millisecond
     thoughts = [0, 0]
@@ -41,7 +41,7 @@ def goes_on(it: PlanController, prefix: SequenceState, steps: int) -> None:
         it.learn([int(prefix.lengths_B[0])], 1, 1e-4)
 
 
-def test_a_plain_text_that_tells_nothing_is_only_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_text_without_signal_is_only_observed(monkeypatch: pytest.MonkeyPatch) -> None:
     it, prefix, weighed = listening(monkeypatch, known(full=1e-4, draft=1e-4))
     goes_on(it, prefix, 60)
     assert weighed == [True] and it._thought > 0 and it.plan == Plan()
@@ -49,7 +49,7 @@ def test_a_plain_text_that_tells_nothing_is_only_listened_to(monkeypatch: pytest
     assert 2 <= len(weighed) <= 4 and all(weighed)
 
 
-def test_and_guesses_are_weighed_when_it_tells_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_text_with_signal_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     def times(told: int) -> int:
         it, prefix, weighed = listening(monkeypatch, known(full=1e-4, draft=1e-4), told)
         goes_on(it, prefix, 400)
@@ -58,7 +58,7 @@ def test_and_guesses_are_weighed_when_it_tells_some(monkeypatch: pytest.MonkeyPa
     assert times(cadence.TOLD // 8) < times(cadence.TOLD) and times(0) == 0
 
 
-def test_what_one_plain_text_weighed_the_next_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_similar_plain_texts_are_seldom_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     costs, weighed = known(full=1e-4, draft=1e-4), list[list[bool]]()
     for _ in range(12):
         it, prefix, each = listening(monkeypatch, costs)
@@ -74,9 +74,7 @@ def test_what_one_plain_text_weighed_the_next_one_does_not(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("told", "fewer"), [(0, True), (2 * cadence.TOLD, False)])
-def test_where_texts_tell_nothing_the_next_ones_are_listened_to_less(
-    told: int, fewer: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_without_signal_reduce_observation(told: int, fewer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cadence, "IN_VAIN", 1)
     costs, heard = known(full=1e-4, draft=1e-4), list[int]()
     for _ in range(8):
@@ -90,7 +88,7 @@ def test_where_texts_tell_nothing_the_next_ones_are_listened_to_less(
     assert (heard[-1] < heard[0] / 2) == fewer
 
 
-def test_one_text_that_tells_much_is_enough_to_listen_again() -> None:
+def test_text_with_signal_restores_observation() -> None:
     quiet = cadence.Cadence(listen=1.0, quiet=cadence.QUIET)
     quiet.hears(8, cadence.TOLD - 1)
     assert quiet.kept()[0] == 1.0 and quiet.kept()[3] == cadence.QUIET
@@ -98,7 +96,7 @@ def test_one_text_that_tells_much_is_enough_to_listen_again() -> None:
     assert quiet.kept()[0] == 0.0 and quiet.kept()[3] == 1
 
 
-def test_speculation_that_came_short_is_trusted_less_in_the_next_text() -> None:
+def test_failed_speculation_lowers_trust_in_next_text() -> None:
     costs = known(full=20e-3)
     for off, plan in ((0.9, DEEP.tiers), (0.002, Plan().tiers)):
         it, batch = steered(costs, steps=1)
@@ -108,7 +106,7 @@ def test_speculation_that_came_short_is_trusted_less_in_the_next_text() -> None:
         assert steered(costs, steps=1)[0].plan.tiers == plan
 
 
-def test_one_bad_text_counts_half() -> None:
+def test_single_bad_text_counts_half() -> None:
     it = fallback.SpeculationFallback()
     it._off[True] = fallback.BOUNDS[0]
     assert fallback.BOUNDS[0] < it.kept() < fallback.SpeculationFallback(it.kept()).kept() < 1
@@ -117,7 +115,7 @@ def test_one_bad_text_counts_half() -> None:
     assert again.kept() < it.kept()
 
 
-def test_of_a_batch_that_ends_before_its_first_proposal_nothing_is_kept() -> None:
+def test_batch_ending_before_proposal_is_not_remembered() -> None:
     for steps in (0, 1):
         costs = known(full=1e-4, draft=1e-4)
         it, batch = steered(costs, steps)
@@ -125,7 +123,7 @@ def test_of_a_batch_that_ends_before_its_first_proposal_nothing_is_kept() -> Non
         assert not costs.plain and not costs.trust
 
 
-def test_short_plain_texts_teach_what_passes_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_plain_texts_teach_pass_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = known(full=1e-3, retrieval=2e-3, draft=1e-3)
     for _ in range(100):
         it, prefix, _ = listening(monkeypatch, costs)

@@ -19,13 +19,13 @@ def plain() -> Tensor:
     return finished(started("ar", "seeded", PARAMS, ROWS))
 
 
-def test_the_text_is_that_of_plain_decoding_whatever_is_decided(whims: list[Plan]) -> None:
+def test_random_plans_keep_seeded_text(whims: list[Plan]) -> None:
     monkey = piloted()
     assert torch.equal(finished(monkey), plain())
     assert len({plan.tiers for plan in whims}) > 4
 
 
-def test_and_without_a_draft_model(whims: list[Plan]) -> None:
+def test_random_plans_without_draft_keep_text(whims: list[Plan]) -> None:
     assert torch.equal(finished(piloted(models=ModelSet(MODELS.target))), plain())
     assert not any("draft" in plan.tiers for plan in whims)
 
@@ -40,17 +40,17 @@ def law_stays(coupling: str, whims: list[Plan], rows: int, bound: float) -> None
 
 
 @pytest.mark.parametrize("coupling", ["rejection", "block"])
-def test_under_rejection_the_law_stays(coupling: str, whims: list[Plan]) -> None:
+def test_random_plans_keep_law_under_rejection(coupling: str, whims: list[Plan]) -> None:
     law_stays(coupling, whims, 120, 0.08)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("coupling", ["rejection", "block"])
-def test_and_the_law_of_many_texts(coupling: str, whims: list[Plan]) -> None:
+def test_random_plans_keep_law_of_many_texts(coupling: str, whims: list[Plan]) -> None:
     law_stays(coupling, whims, 300, 0.05)
 
 
-def test_and_as_it_decides_itself() -> None:
+def test_controller_plans_keep_seeded_text() -> None:
     batch = piloted()
     assert torch.equal(finished(batch), plain())
     assert [tier.name for tier in batch.tiers] == ["lookup", "draft", "retrieval", "full"]
@@ -59,7 +59,7 @@ def test_and_as_it_decides_itself() -> None:
         assert sum(stretch.tokens for stretch in job.timeline) == len(job.tokens)
 
 
-def test_a_draft_that_was_left_out_sees_what_was_written_meanwhile() -> None:
+def test_rejoined_draft_sees_missed_tokens() -> None:
     batch = piloted(rows=2)
     it, live_B = batch.pilot, np.array([True, True])
     assert it

@@ -11,14 +11,14 @@ from triforce.planner import CostModel, Plan, PlanController, cadence, choose, c
 from triforce.planner.forecast import BURST
 
 
-def test_slow_full_passes_are_worth_a_hierarchy_and_fast_ones_are_not() -> None:
+def test_controller_hierarchy_pays_when_full_pass_is_slow() -> None:
     deep, _ = steered(known(full=20e-3))
     assert deep.plan.tiers == DEEP.tiers and deep.plan.gammas[1] >= 6
     flat, _ = steered(known(full=1e-4, draft=1e-4))
     assert flat.plan == Plan()
 
 
-def test_little_gain_is_no_reason_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_controller_small_gain_keeps_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     it, batch = steered(known(full=20e-3))
     before = it.plan
     monkeypatch.setattr(choose, "BETTER", 100.0)
@@ -28,7 +28,7 @@ def test_little_gain_is_no_reason_to_change(monkeypatch: pytest.MonkeyPatch) -> 
     assert it.plan == before
 
 
-def test_plain_decoding_is_not_left_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_controller_small_gain_keeps_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "SAFE", (100.0, 100.0))
     it, batch = steered(known(full=20e-3), steps=1)
     for _ in range(controller.EVERY + 2):
@@ -36,7 +36,7 @@ def test_plain_decoding_is_not_left_for_little(monkeypatch: pytest.MonkeyPatch) 
         assert it.plan == Plan()
 
 
-def test_a_slow_machine_is_no_reason_to_speculate() -> None:
+def test_controller_slow_machine_alone_starts_no_speculation() -> None:
     it, batch = steered(known(full=2.4e-3, retrieval=5e-3, draft=1.4e-3))  # hardly worth less than plain decoding
     assert it.plan == Plan()
     for _ in range(3 * controller.EVERY * cadence.SOMETIMES):
@@ -45,7 +45,7 @@ def test_a_slow_machine_is_no_reason_to_speculate() -> None:
         assert it.plan == Plan()
 
 
-def test_a_plan_that_proves_slower_than_plain_decoding_is_left_for_longer_and_longer(
+def test_controller_slower_plan_is_avoided_ever_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(controller, "PROBE", 10**9)
@@ -66,7 +66,7 @@ def test_a_plan_that_proves_slower_than_plain_decoding_is_left_for_longer_and_lo
     assert rests[0] >= fallback.GROUNDED[0] and rests[1] >= 2 * rests[0] - 1 and rests[2] >= 2 * rests[1] - 2
 
 
-def test_plain_decoding_is_tried_now_and_then() -> None:
+def test_controller_plain_decoding_is_retried() -> None:
     it, batch = steered(known(full=20e-3), steps=0)
     seen = []
     for _ in range(3 * controller.PROBE):
@@ -75,7 +75,7 @@ def test_plain_decoding_is_tried_now_and_then() -> None:
     assert 2 <= sum(seen) <= 6
 
 
-def test_what_is_done_between_passes_is_shared_among_them() -> None:
+def test_controller_overhead_is_shared_among_passes() -> None:
     it, batch = steered(CostModel(), steps=1)
     it.wire(Plan(("draft", "full"), (1,)), batch.prefix, LIVE)
     for _ in range(20):
@@ -86,7 +86,7 @@ def test_what_is_done_between_passes_is_shared_among_them() -> None:
     assert it.costs.seconds("draft", 1, 1, BURST) == pytest.approx(4e-4, rel=1e-3)
 
 
-def test_shares_kept_are_learnt_and_remembered_by_the_next_batch() -> None:
+def test_controller_acceptance_carries_to_next_batch() -> None:
     costs = known(full=20e-3)
     it, _ = steered(costs)
     counters = it._parts["draft"].counters
@@ -99,7 +99,7 @@ def test_shares_kept_are_learnt_and_remembered_by_the_next_batch() -> None:
     assert fresh._watch.share("draft", 100) > 0.6
 
 
-def test_where_attention_went_is_looked_at_only_for_who_needs_it() -> None:
+def test_controller_observes_attention_only_for_retrieval() -> None:
     it, batch = steered(known(full=20e-3), steps=1)
     assert it.top.cache.grain > 0 and it.plan.tiers == DEEP.tiers
     it._course = Plan()
@@ -112,7 +112,7 @@ def test_where_attention_went_is_looked_at_only_for_who_needs_it() -> None:
     assert it.plan == DEEP
 
 
-def test_what_is_not_known_is_seen_in_the_first_text_and_only_there() -> None:
+def test_controller_profiles_unknown_tiers_in_first_text() -> None:
     """Plain decoding first, then every tier, wide and narrow; a text that ends before shows nothing."""
     paces = {"lookup": (2e-5, 0.0), "draft": (3e-4, 0.0), "retrieval": (1.6e-3, 1e-4), "full": (8e-3, 2e-4)}
     costs, world = CostModel(), World(paces, {"draft": 0.6, "retrieval": 0.95})

@@ -29,11 +29,11 @@ def learnt(path: Path | None = None) -> CostModel:
 
 @pytest.mark.parametrize("tokens", [1, 8, 17])
 @pytest.mark.parametrize("keys", [1000, 20_000, 60_000])
-def test_costs_are_foretold(tokens: int, keys: int) -> None:
+def test_costs_predict_pass_seconds(tokens: int, keys: int) -> None:
     assert learnt().seconds("full", tokens, 1, keys) == pytest.approx(true(tokens, keys), rel=0.15)
 
 
-def test_a_machine_that_becomes_slower_is_believed_in_time() -> None:
+def test_costs_follow_slower_machine() -> None:
     costs = learnt()
     costs.observe("full", 1, 1, 8000, 1.0)  # a hiccup
     assert costs.seconds("full", 1, 1, 8000) < 1.5 * true(1, 8000)
@@ -52,13 +52,13 @@ def slope_after_long(costs: CostModel) -> float:
     return more / (true(9, 30_000) - true(1, 30_000))
 
 
-def test_what_a_token_more_costs_is_not_forgotten_while_all_passes_are_alike() -> None:
+def test_costs_of_width_survive_equal_passes() -> None:
     settled = learnt()
     settled.settle()
     assert 0.5 < slope_after_long(settled) < 2 < 3 < slope_after_long(learnt())
 
 
-def test_a_machine_that_becomes_slower_is_believed_after_a_profile_too() -> None:
+def test_costs_follow_slower_machine_after_profile() -> None:
     costs = learnt()
     costs.settle()
     for _ in range(600):
@@ -66,7 +66,7 @@ def test_a_machine_that_becomes_slower_is_believed_after_a_profile_too() -> None
     assert costs.seconds("full", 3, 1, 8000) == pytest.approx(1.5 * true(3, 8000), rel=0.1)
 
 
-def test_what_was_never_varied_costs_nothing_more() -> None:
+def test_costs_of_unvaried_width_are_bounded() -> None:
     costs = CostModel()
     for _ in range(20):
         costs.observe("draft", 1, 1, 0, 1e-4)
@@ -75,7 +75,7 @@ def test_what_was_never_varied_costs_nothing_more() -> None:
     assert costs.knows("draft") and not costs.knows("draft", "full") and costs.seconds("full", 1, 1, 1) < 1e-5
 
 
-def test_shares_are_kept_and_bounded(tmp_path: Path) -> None:
+def test_acceptance_is_stored_and_bounded(tmp_path: Path) -> None:
     costs = CostModel(tmp_path / "costs.json")
     for _ in range(1000):
         costs.shares.add("draft 0 0", 3, 1)
@@ -84,7 +84,7 @@ def test_shares_are_kept_and_bounded(tmp_path: Path) -> None:
     assert CostModel(costs.path).shares.of("draft", "draft 0 0") == costs.shares.of("draft", "draft 0 0") > 0.73
 
 
-def test_costs_are_kept(tmp_path: Path) -> None:
+def test_costs_are_stored_and_restored(tmp_path: Path) -> None:
     path = tmp_path / "new" / "costs.json"
     costs = learnt(path)
     costs.save()
@@ -92,7 +92,7 @@ def test_costs_are_kept(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["costs.json"]
 
 
-def test_layers_are_kept(tmp_path: Path) -> None:
+def test_layer_costs_are_stored_and_restored(tmp_path: Path) -> None:
     costs = CostModel(tmp_path / "costs.json")
     costs.layers |= {"15": Finding([1], [2]), "16": Finding(trial=Trial(3, Guesses(4, 5), Guesses(6)))}
     costs.save()
@@ -109,7 +109,7 @@ def busy(costs: CostModel, times: float, tiers: tuple[str, ...], passes: int = 1
 
 
 @pytest.mark.parametrize("times", [0.4, 3.0])
-def test_what_was_learnt_on_a_busy_machine_does_not_mislead_for_long(times: float, tmp_path: Path) -> None:
+def test_costs_from_busy_machine_are_corrected(times: float, tmp_path: Path) -> None:
     costs = CostModel(tmp_path / "costs.json")
     busy(costs, times, ("full", "retrieval"))
     costs.settle()
@@ -121,7 +121,7 @@ def test_what_was_learnt_on_a_busy_machine_does_not_mislead_for_long(times: floa
         assert later.seconds(tier, 3, 1, 8000) == pytest.approx(true(3, 8000), rel=0.2)
 
 
-def test_what_was_never_seen_says_nothing_of_the_machine() -> None:
+def test_costs_of_new_contexts_keep_machine_speed() -> None:
     """Longer contexts than before may cost anything: what they cost is no reason to think the machine slower."""
     costs = CostModel()
     for _ in range(100):
@@ -154,7 +154,7 @@ UNFIT = f'{{"passes": {{"full": [{[[1, 0, 0, 0]] * 4}, [1, 1, 1, NaN], 9]}}, "sh
     ],
     ids=range(12),
 )
-def test_a_file_that_is_none_is_begun_again(text: str, tmp_path: Path) -> None:
+def test_corrupt_cost_file_is_replaced(text: str, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)
     costs = CostModel(path)
@@ -167,7 +167,7 @@ def path_of(*models: str, dtype: torch.dtype = torch.bfloat16) -> Path | None:
     return costs_path([*models], torch.device("cpu"), dtype)
 
 
-def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_home_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -180,7 +180,7 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
     )
 
 
-def test_another_version_dtype_or_level_of_kernels_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cost_file_is_keyed_by_version_dtype_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     before = path_of("a")
     assert "-bfloat16-" in str(before) and "-float32-" in str(path_of("a", dtype=torch.float32))
     monkeypatch.setattr(cost_file, "version", lambda name: "another")
@@ -190,12 +190,12 @@ def test_another_version_dtype_or_level_of_kernels_begins_again(monkeypatch: pyt
     assert path_of("a") not in (before, other) and "-torch-" in str(path_of("a"))
 
 
-def test_a_folder_that_cannot_be_written_is_no_harm(tmp_path: Path) -> None:
+def test_unwritable_cost_folder_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     learnt(tmp_path / "file" / "costs.json").save()
 
 
-def test_passes_alike_count_as_so_many() -> None:
+def test_equal_passes_count_with_their_number() -> None:
     together, apart = learnt(), learnt()
     together.observe("full", 2, 1, 8000, 3e-3, passes=30)
     for _ in range(30):
@@ -203,7 +203,7 @@ def test_passes_alike_count_as_so_many() -> None:
     assert together.seconds("full", 2, 1, 8000) == pytest.approx(apart.seconds("full", 2, 1, 8000), rel=1e-3)
 
 
-def test_plain_decoding_for_long_does_not_make_wide_passes_dear() -> None:
+def test_long_plain_decoding_keeps_wide_pass_costs() -> None:
     """In a long context after a short one: what a token more costs is not to be told from what a key costs."""
     dice, costs = random.Random(3), CostModel()
 

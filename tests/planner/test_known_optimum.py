@@ -57,22 +57,22 @@ def best(world: World) -> float:
 
 
 @pytest.mark.parametrize("world", LOSES.values(), ids=LOSES)
-def test_where_speculation_loses_plain_decoding_it_is(world: World) -> None:
+def test_losing_speculation_ends_in_plain_decoding(world: World) -> None:
     assert speed(world, informed(world)) > 0.97 * fixed(Plan(), world)
 
 
 @pytest.mark.parametrize("world", LOSES.values(), ids=LOSES)
-def test_and_who_knows_nothing_finds_out(world: World) -> None:
+def test_losing_speculation_is_found_without_prior(world: World) -> None:
     assert speed(world, CostModel(), first=20) > 0.97 * fixed(Plan(), world)
 
 
 @pytest.mark.parametrize("world", PAYS.values(), ids=PAYS)
-def test_where_it_pays_the_best_plan_is_found(world: World) -> None:
+def test_winning_plan_is_found(world: World) -> None:
     assert speed(world, informed(world)) > 0.95 * best(world) > 1.3 * fixed(Plan(), world)
 
 
 @pytest.mark.parametrize("world", LOSES.values(), ids=LOSES)
-def test_a_pilot_that_never_falls_back_would_be_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_controller_without_fallback_is_detected(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def bold(self: PlanController, lengths: list[int], widely: bool) -> Plan:
         seen = self._outlook(lengths, [{}])
         flying = (plan for plan in plans(True, True) if not {"draft", "retrieval"}.isdisjoint(plan.tiers))
@@ -83,14 +83,14 @@ def test_a_pilot_that_never_falls_back_would_be_noticed(world: World, monkeypatc
     assert speed(world, informed(world)) < 0.97 * fixed(Plan(), world)
 
 
-def test_costs_that_are_wrong_are_found_out() -> None:
+def test_wrong_costs_are_corrected() -> None:
     """What was kept from another day says that guesses are cheap; measured speed says otherwise."""
     world, other = LOSES["guesses that cost too much"], PAYS["a hierarchy"]
     speeds = [speed(world, informed(other), first=60, seed=seed) for seed in range(12)]
     assert sum(speeds) / 12 > 0.97 * fixed(Plan(), world)
 
 
-def test_only_what_came_short_is_remembered_and_not_for_ever() -> None:
+def test_memory_of_failures_is_limited() -> None:
     for came, kept in ((2.0, 1.0), (0.5, fallback.BOUNDS[0] ** (fallback.LASTS / 2))):
         it = fallback.SpeculationFallback()
         it.speculated(fallback.Throughput(came * 800, 8.0, 8), 100.0, 0.0)
@@ -101,7 +101,7 @@ def test_only_what_came_short_is_remembered_and_not_for_ever() -> None:
     assert trust > 0.98
 
 
-def test_a_text_that_changes_is_followed() -> None:
+def test_changing_text_is_followed() -> None:
     """The draft serves for a while, and then no more."""
     world = World(LONG, {"draft": 0.8, "retrieval": 0.95})
     batch = read(None)
@@ -113,13 +113,13 @@ def test_a_text_that_changes_is_followed() -> None:
     assert it.plan.tiers == ("retrieval", "full")
 
 
-def test_what_other_texts_taught_serves_from_the_first_proposal_on() -> None:
+def test_prior_acceptance_helps_from_first_proposal() -> None:
     world = PAYS["retrieval alone"]
     costs = informed(world)
     speed(world, costs, 40)
     assert sum(speed(world, costs, 40, seed=seed) for seed in range(10)) / 10 > 0.95 * best(world)
 
 
-def test_who_has_to_learn_it_anew_in_each_text_would_be_noticed() -> None:
+def test_controller_without_prior_is_detected() -> None:
     world = PAYS["retrieval alone"]
     assert sum(speed(world, informed(world), 40, seed=seed) for seed in range(10)) / 10 < 0.95 * best(world)

@@ -31,7 +31,7 @@ def asked_then(text: np.ndarray, place: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("text", [TEXT, LOOP, FRESH], ids=["random", "loop", "fresh"])
-def test_hindsight_is_what_was_there_to_be_seen(text: np.ndarray) -> None:
+def test_hindsight_equals_ngram_proposals(text: np.ndarray) -> None:
     lookup = NgramProposer(1)
     assert list(lookup.prefill(prefix(text), 0, 199)) == [199]
     tried = list(lookup.hindsight(prefix(text), 0, MOST))
@@ -40,7 +40,7 @@ def test_hindsight_is_what_was_there_to_be_seen(text: np.ndarray) -> None:
     assert not list(lookup.hindsight(prefix(text), 0, MOST))  # once is enough
 
 
-def test_and_leaves_no_trace() -> None:
+def test_hindsight_leaves_no_trace() -> None:
     one, other = NgramProposer(1), NgramProposer(1)
     for lookup in (one, other):
         list(lookup.prefill(prefix(TEXT), 0, 199))
@@ -54,7 +54,7 @@ def test_and_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize(("text", "kept"), [(LOOP, 1.0), (FRESH, 0.0)], ids=["loop", "fresh"])
-def test_an_echo_knows_a_loop(text: np.ndarray, kept: float) -> None:
+def test_hindsight_detects_loop(text: np.ndarray, kept: float) -> None:
     lookup = NgramProposer(1)
     list(lookup.prefill(prefix(text), 0, 100))
     echo = NgramHindsight(lookup)
@@ -65,7 +65,7 @@ def test_an_echo_knows_a_loop(text: np.ndarray, kept: float) -> None:
         assert np.all(told <= made) and found == pytest.approx(kept, abs=0.15)
 
 
-def test_rows_that_leave_and_come_keep_their_places() -> None:
+def test_hindsight_rows_keep_their_places() -> None:
     both = SequenceState(np.stack([TEXT, LOOP]), ints([300, 300]))
     lookup = NgramProposer(2)
     for b in range(2):
@@ -82,7 +82,7 @@ def test_rows_that_leave_and_come_keep_their_places() -> None:
     assert not list(joined.hindsight(both, 1, MOST))
 
 
-def test_a_match_too_short_before_a_draft_counts_alone() -> None:
+def test_short_match_before_draft_counts_alone() -> None:
     echo = NgramHindsight(NgramProposer(1))
     echo._heard += [(0, 0), (ALONE, 1), (0, 0)]
     assert echo.of(1, alone=True)[2] > 0 and echo.of(1, alone=False)[2] == 0

@@ -68,14 +68,14 @@ def played(plan: Plan, costs: dict[str, float], shares: dict[str, float], propos
     ids=str,
 )
 @pytest.mark.parametrize("shares", [{"draft": 0.6, "retrieval": 0.9}, {"draft": 0.2, "retrieval": 0.98}])
-def test_the_closed_form_foretells_the_game(plan: Plan, shares: dict[str, float]) -> None:
+def test_expected_tokens_equal_simulation(plan: Plan, shares: dict[str, float]) -> None:
     costs = {"draft": 0.2, "retrieval": 1.0, "full": 8.0}
     foretold = worth(plan, World(costs, shares))
     assert foretold == pytest.approx(played(plan, costs, shares), rel=0.06)
 
 
 @pytest.mark.parametrize(("acceptance", "guesses", "tokens"), [(0.0, 5, 1.0), (1.0, 5, 6.0), (0.5, 1, 1.5)])
-def test_what_verifying_gives(acceptance: float, guesses: int, tokens: float) -> None:
+def test_expected_tokens_of_verification_alone(acceptance: float, guesses: int, tokens: float) -> None:
     assert expected(acceptance, guesses) == tokens
 
 
@@ -96,31 +96,31 @@ COSTS = {"lookup": 0.05, "draft": 0.2, "retrieval": 1.0, "full": 8.0}
         (COSTS | {"draft": 2.0}, {"lookup": 0.0, "draft": 0.6, "retrieval": 0.95}, ("retrieval", "full")),
     ],
 )
-def test_the_best_plan_where_it_is_plain(
+def test_best_plan_of_plain_cases_is_chosen(
     costs: dict[str, float], shares: dict[str, float], tiers: tuple[str, ...]
 ) -> None:
     assert best(costs, shares).tiers == tiers
 
 
-def test_no_plan_reaches_farther_than_there_is_room() -> None:
+def test_plans_reach_within_room() -> None:
     for plan in plans(True, True):
         low, *high = (gamma for gamma in plan.gammas[-2:] or (1,))
         assert low <= (FARTHEST[0] if high else FARTHEST[1]) and max(high, default=0) <= FARTHEST[1]
 
 
-def test_no_plan_names_what_is_not_there() -> None:
+def test_plans_name_existing_tiers_only() -> None:
     assert {tier for plan in plans(False, False) for tier in plan.tiers} == {"lookup", "full"}
     assert all(len(plan.gammas) == len(plan.tiers) - 1 for plan in plans(True, True))
 
 
-def test_arrays_of_plans_are_worth_what_each_is() -> None:
+def test_plan_arrays_equal_single_plans() -> None:
     world = World(COSTS, {"lookup": 0.5, "draft": 0.6, "retrieval": 0.95}, rows=4, found=0.3)
     one_by_one = [worth(plan, world) for plan in plans(True, True) if plan != Plan()]
     together = [np.atleast_1d(rate(tiers, gammas, world)) for tiers, gammas in families(True, True)]
     np.testing.assert_allclose(np.concatenate(together), one_by_one)
 
 
-def test_a_draft_with_lookup_on_it_is_worth_something_between_the_two() -> None:
+def test_draft_with_ngram_lies_between_both() -> None:
     shares = {"lookup": 0.9, "draft": 0.5, "retrieval": 0.95}
     mixed = [worth(Plan(("draft", "lookup", "full"), (4, 4)), World(COSTS, shares, found=x)) for x in (0.0, 0.5, 1.0)]
     draft = worth(Plan(("draft", "full"), (4,)), World(COSTS, shares))
@@ -128,7 +128,7 @@ def test_a_draft_with_lookup_on_it_is_worth_something_between_the_two() -> None:
     assert mixed == sorted(mixed) and mixed[0] == pytest.approx(draft, rel=0.02) and mixed[2] == pytest.approx(lookup)
 
 
-def test_many_rows_wait_for_the_last_one() -> None:
+def test_batch_waits_for_slowest_row() -> None:
     shares = {"draft": 0.6, "retrieval": 0.95}
     deep, flat = Plan(("draft", "retrieval", "full"), (2, 6)), Plan(("draft", "full"), (4,))
     one, eight = World(COSTS, shares), World(COSTS, shares, rows=8)

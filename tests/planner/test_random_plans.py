@@ -59,7 +59,7 @@ def texts(outputs: list[RequestOutput]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_of_many_texts_of_all_lengths(
+def test_random_plans_keep_bits_of_texts(
     llm: LLM, prompts: list[list[int]], temperature: float, whims: list[Plan]
 ) -> None:
     params = [SamplingParams(temperature, seed=i, n=2, max_tokens=50 + 20 * i, ignore_eos=True) for i in range(3)]
@@ -71,7 +71,7 @@ def test_of_many_texts_of_all_lengths(
         assert sum(stretch.tokens for stretch in completion.timeline) == len(completion.token_ids)
 
 
-def test_of_a_conversation(llm: LLM, prompts: list[list[int]], whims: list[Plan]) -> None:
+def test_random_plans_keep_bits_of_conversation(llm: LLM, prompts: list[list[int]], whims: list[Plan]) -> None:
     session, text = Session(llm), list(prompts[1])
     for turn in range(3):
         params = SamplingParams(0.7, seed=turn, max_tokens=40, ignore_eos=True)
@@ -81,14 +81,14 @@ def test_of_a_conversation(llm: LLM, prompts: list[list[int]], whims: list[Plan]
         text += output.outputs[0].token_ids + prompts[2][:20]
 
 
-def test_of_a_model_without_a_draft(prompts: list[list[int]], whims: list[Plan]) -> None:
+def test_random_plans_without_draft_keep_bits(prompts: list[list[int]], whims: list[Plan]) -> None:
     alone = LLM(None, None, budget=256)
     params = SamplingParams(0.8, seed=5, max_tokens=60, ignore_eos=True)
     assert texts(alone.generate(prompts, params)) == texts(alone.generate(prompts, params, mode="ar"))
     assert not any("draft" in plan.tiers for plan in whims)
 
 
-def test_a_pilot_that_cheated_would_be_noticed(
+def test_cheating_controller_is_detected(
     llm: LLM, prompts: list[list[int]], whims: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It leaves the exact tier out now and then."""

@@ -68,26 +68,26 @@ def followed(world: World, setting: RetrievalConfig = OPEN, proposals: int = 600
 
 
 @pytest.mark.parametrize(("given", "times"), [(LARGER, 2.0), (SMALLER, 0.5)], ids=["larger", "smaller"])
-def test_a_budget_that_pays_is_found_and_kept(given: World, times: float) -> None:
+def test_best_budget_is_found_and_kept(given: World, times: float) -> None:
     seen, speed = followed(given)
     assert np.mean(np.array(seen[100:]) == times) > 0.95
     asked, usual = followed(given, RetrievalConfig(Budget(64)))
     assert set(asked) == {1.0} and speed > 1.1 * usual  # a number that somebody gave is kept
 
 
-def test_where_it_does_not_matter_it_stays_as_it_is() -> None:
+def test_budget_without_effect_is_kept() -> None:
     seen, _ = followed(EQUAL)
     assert np.mean(np.array(seen) == 1.0) > 0.8
     assert sum(a != b for a, b in pairwise(seen)) <= 8
 
 
-def test_whoever_thought_too_well_of_the_untried_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optimistic_budget_prior_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triforce.planner.acceptance.FEWER", 3.0)
     seen, _ = followed(EQUAL)
     assert np.mean(np.array(seen[:50]) == 2.0) > 0.1
 
 
-def test_a_little_more_is_no_reason_for_another_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_small_gain_keeps_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecast, "OTHER", 100.0)
     assert set(followed(LARGER)[0]) == {1.0}
 
@@ -97,12 +97,12 @@ def test_a_little_more_is_no_reason_for_another_budget(monkeypatch: pytest.Monke
     [RetrievalConfig(Budget(64)), replace(OPEN, refresh=0), replace(OPEN, refresh=None)],
     ids=["given", "once", "auto"],
 )
-def test_nothing_is_chosen_where_it_was_asked_for_or_could_not_be_followed(setting: RetrievalConfig) -> None:
+def test_budget_stays_where_requested_or_unavailable(setting: RetrievalConfig) -> None:
     it = PlanController(batch(LONGER, setting=setting).top, 1, CostModel())
     assert options(it._view, {}, [400]) == [{}]
 
 
-def test_other_budgets_are_one_step_away_and_no_more_than_half_the_context() -> None:
+def test_budget_candidates_are_neighbours_up_to_half_context() -> None:
     view = PlanController(batch(LONGER).top, 1, CostModel())._view
     assert options(view, {}, [400]) == [{}, {9: 0.5}, {9: 2.0}]
     assert options(view, {9: 0.5}, [400]) == [{9: 0.5}, {}]
@@ -116,7 +116,7 @@ def both() -> tuple[PlanController, Batch]:
     return it, made
 
 
-def test_rows_of_one_batch_have_the_budget_of_their_size() -> None:
+def test_batch_rows_have_budget_of_their_size() -> None:
     it, made = both()
     for kept, times in ((80, 1.0), (97, 2.0)):
         it._watch.add("retrieval", 400, 10 * kept, 10 * (100 - kept), times)
@@ -131,7 +131,7 @@ def test_rows_of_one_batch_have_the_budget_of_their_size() -> None:
     assert [stretch.budget for job in made.jobs for stretch in job.timeline] == [128, 64]
 
 
-def test_rows_teach_the_share_of_their_size() -> None:
+def test_batch_rows_teach_acceptance_of_their_size() -> None:
     it, made = both()
     it.wire(replace(DEEP, times=((9, 2.0),)), made.prefix, np.array([True, True]))
     it._live_B, it._calm = np.array([True, True]), False
@@ -141,7 +141,7 @@ def test_rows_teach_the_share_of_their_size() -> None:
     assert it.costs.shares.sums["retrieval 3 8"] == [1.0, 1.0]
 
 
-def test_keys_that_were_never_varied_cost_what_those_of_the_exact_tier_do() -> None:
+def test_unvaried_keys_cost_like_full_tier() -> None:
     it, _ = both()
     it.costs = CostModel()
     for width in (1, 3, 7) * 4:
@@ -155,7 +155,7 @@ def test_keys_that_were_never_varied_cost_what_those_of_the_exact_tier_do() -> N
     assert (usual - few, many - usual) == pytest.approx((0.32 * MS, 0.64 * MS), rel=0.05)
 
 
-def test_where_so_many_keys_were_never_read_they_cost_at_most_what_the_exact_tier_takes_for_them() -> None:
+def test_unread_keys_cost_at_most_full_tier() -> None:
     """Passes of a short text, whose keys hardly vary, tell nothing of a long one: their line may point anywhere."""
     it, _ = both()
     it.costs, dice = CostModel(), random.Random(1)
@@ -181,7 +181,7 @@ def test_where_so_many_keys_were_never_read_they_cost_at_most_what_the_exact_tie
     assert foretold() == pytest.approx(dear, rel=0.2)  # now it is known, whatever the exact tier takes
 
 
-def test_the_worth_of_several_budgets_is_that_of_each() -> None:
+def test_budget_arrays_equal_single_budgets() -> None:
     it, _ = both()
     budgets = options(it._view, {}, [400, 300, 150])
     how = it.costs, it._watch, it._echo, it._view, [400, 300, 150]

@@ -68,7 +68,7 @@ def played(
         ([0.0, 0.0], {(): 0.7}, []),
     ],
 )
-def test_a_layer_is_searched_where_that_pays(
+def test_layer_is_searched_where_it_pays(
     missed: list[float], kept: dict[tuple[int, ...], float], found: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     findings: Findings = {}
@@ -79,19 +79,19 @@ def test_a_layer_is_searched_where_that_pays(
     assert searched[-1] == set(found) and searched[0] == set()
 
 
-def test_few_refusals_are_no_reason_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rejections_start_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     it = search({}, [], monkeypatch)
     monkeypatch.setattr(SearchedLayers, "_missed", lambda self: pytest.fail("looked"))
     assert not any(played(it, {(): 0.998}, 100))
 
 
-def test_a_text_that_ends_soon_is_no_reason_to_look_at_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_text_starts_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     it = search({}, [0.8, 0.1], monkeypatch)
     assert not any(played(it, {(): 0.7, (0,): 0.95}, 100, left=LEFT - 1))
     assert any(played(it, {(): 0.7, (0,): 0.95}, 100))
 
 
-def test_trials_take_turns_end_and_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_trials_alternate_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     findings: Findings = {}
     it = search(findings, [0.8, 0.8], monkeypatch)
     searched = played(it, {(): 0.7}, 1000)
@@ -103,7 +103,7 @@ def test_trials_take_turns_end_and_are_few(monkeypatch: pytest.MonkeyPatch) -> N
     assert sorted(finding.vain) == [0, 1] and not finding.layers
 
 
-def test_what_was_found_is_remembered_and_a_trial_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_trial_results_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     findings: Findings = {}
     kept = {(): 0.7, (0,): 0.95}
     for seed in range(60):  # texts that end before a trial does
@@ -115,14 +115,14 @@ def test_what_was_found_is_remembered_and_a_trial_goes_on(monkeypatch: pytest.Mo
     assert search(findings, [], monkeypatch).turn(LENGTH // 2, 100) == set(), "it may not pay in shorter ones"
 
 
-def test_no_more_layers_than_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_searched_layers_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     findings: Findings = {f"{LENGTH.bit_length()} 48 16": Finding(layers=[0])}
     it = search(findings, [0.8, 0.8], monkeypatch)
     assert MOST >= 1 and all(layers == {0} for layers in played(it, {(): 0.5, (0,): 0.5, (0, 1): 1.0}, 100))
 
 
 @pytest.mark.parametrize("mode", ["retrieval", "triforce", "lookup"])
-def test_looking_changes_no_text(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_trials_keep_text(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triforce.planner.searched_layers.JUDGED", 3)
     monkeypatch.setattr("triforce.planner.searched_layers.BLOCK", 1)
     monkeypatch.setattr(SearchedLayers, "_gain", lambda *_: 2.0)
@@ -135,7 +135,7 @@ def test_looking_changes_no_text(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert any(found.layers or found.trial for found in findings.values())
 
 
-def test_what_proved_itself_is_not_only_tried_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proven_layers_stay_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes that are only tried are not captured on a GPU."""
     batch = read("retrieval", {}, PROMPTS[:1])
     assert batch.search
@@ -148,7 +148,7 @@ def test_what_proved_itself_is_not_only_tried_any_more(monkeypatch: pytest.Monke
         assert this is not None and this.passing == trying
 
 
-def test_what_a_verification_saw_outside_of_the_selection() -> None:
+def test_missed_mass_is_outside_of_selection() -> None:
     batch = read("retrieval", {}, PROMPTS[:1])
     assert batch.search
     view = batch.search.tier.cache
@@ -170,6 +170,6 @@ def test_what_a_verification_saw_outside_of_the_selection() -> None:
         assert missed == pytest.approx(sum(shares) / len(shares), abs=1e-5)
 
 
-def test_layers_that_a_model_does_not_have(tmp_path: Path) -> None:
+def test_remembered_layers_beyond_model_are_ignored(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="0 to 5"):
         LLM(full_layers="6")

@@ -59,7 +59,7 @@ def prepared(settings: Config, archives: Path, tmp_path_factory: pytest.TempPath
     return work
 
 
-def test_every_text_survives_the_tokenizer(prepared: Path) -> None:
+def test_recipe_tokenizer_round_trip(prepared: Path) -> None:
     learnt = tokenizer.load(prepared / "tokenizer")
     rng = random.Random(0)
     texts = [bytes(rng.randrange(256) for _ in range(200)).decode("latin-1") for _ in range(50)]
@@ -68,7 +68,7 @@ def test_every_text_survives_the_tokenizer(prepared: Path) -> None:
         assert learnt.decode(learnt.encode(original).ids, skip_special_tokens=False) == original
 
 
-def test_every_byte_has_a_token(prepared: Path) -> None:
+def test_recipe_tokenizer_covers_every_byte(prepared: Path) -> None:
     learnt = tokenizer.load(prepared / "tokenizer")
     singles = [token for token in learnt.get_vocab() if len(token) == 1]
     assert len(singles) == 256
@@ -76,7 +76,7 @@ def test_every_byte_has_a_token(prepared: Path) -> None:
     assert learnt.get_vocab_size() == 288
 
 
-def test_evaluation_texts_in_the_training_set_are_refused() -> None:
+def test_recipe_eval_texts_in_training_set_raise() -> None:
     corpus.check_apart(["owner-project", "author_book"], ["code_owner-other", "author_another-book"])
     with pytest.raises(ValueError, match="translator_the-book"):
         corpus.check_apart(["translator_the-book"], ["author_the-book"])
@@ -84,7 +84,7 @@ def test_evaluation_texts_in_the_training_set_are_refused() -> None:
         corpus.check_apart(["owner-project_part1"], ["code_owner-project"])
 
 
-def test_tokens_are_the_texts(settings: Config, archives: Path, prepared: Path) -> None:
+def test_recipe_packed_tokens_equal_texts(settings: Config, archives: Path, prepared: Path) -> None:
     learnt = tokenizer.load(prepared / "tokenizer")
     parts = [batches.np.load(prepared / "tokens" / f"books.{split}.npy") for split in ("train", "heldout")]
     packed = learnt.decode(batches.np.concatenate(parts).tolist(), skip_special_tokens=False)
@@ -92,7 +92,7 @@ def test_tokens_are_the_texts(settings: Config, archives: Path, prepared: Path) 
     assert packed == "".join(tokenizer.END + contents for contents in originals)
 
 
-def test_batches_depend_on_the_step_alone(settings: Config, prepared: Path) -> None:
+def test_recipe_batches_depend_on_step_only(settings: Config, prepared: Path) -> None:
     words = tokenizer.load(prepared / "tokenizer")
     first, again = (Batches(prepared / "tokens", words, settings.stages[1], settings.seed) for _ in range(2))
     again(0)
@@ -100,7 +100,7 @@ def test_batches_depend_on_the_step_alone(settings: Config, prepared: Path) -> N
     assert not torch.equal(first(7)[0], first(8)[0])
 
 
-def test_copies_can_be_predicted_from_what_came_before() -> None:
+def test_recipe_copies_are_predictable() -> None:
     rng = batches.np.random.default_rng(0)
     labelled = 0
     for _ in range(50):
@@ -114,7 +114,7 @@ def test_copies_can_be_predicted_from_what_came_before() -> None:
     assert labelled > 50 * 200
 
 
-def test_what_follows_an_echo_is_the_text_and_the_echo_itself_is_not_asked_for() -> None:
+def test_recipe_echo_is_masked_and_followed_by_text() -> None:
     rng, echoed = batches.np.random.default_rng(0), 0
     for _ in range(20):
         original = rng.integers(1, 10**9, 513)
@@ -127,7 +127,7 @@ def test_what_follows_an_echo_is_the_text_and_the_echo_itself_is_not_asked_for()
     assert echoed > 20 * 20
 
 
-def test_circles_are_closed_and_a_third_round_is_not_wanted() -> None:
+def test_recipe_cycles_close_and_third_round_is_masked() -> None:
     rng, rounds = batches.np.random.default_rng(0), 0
     for _ in range(20):
         original = rng.integers(1, 10**9, 513)
@@ -140,7 +140,7 @@ def test_circles_are_closed_and_a_third_round_is_not_wanted() -> None:
     assert rounds > 20 * 8
 
 
-def test_sharpening_multiplies_the_scores_of_all_heads(settings: Config) -> None:
+def test_recipe_sharpening_scales_all_heads(settings: Config) -> None:
     llama = model.build(settings.shapes["target"], settings.corpus.vocab, 1)
     before = [layer.self_attn.q_proj.weight.clone() for layer in llama.model.layers]
     model.sharpen(llama, 1.5)
@@ -148,7 +148,7 @@ def test_sharpening_multiplies_the_scores_of_all_heads(settings: Config) -> None
     assert all(torch.equal(b * 1.5, a) for b, a in zip(before, after, strict=True))
 
 
-def test_numbers_are_asked_for_after_they_were_given(prepared: Path) -> None:
+def test_recipe_numbers_are_asked_after_being_given(prepared: Path) -> None:
     words = tokenizer.load(prepared / "tokenizer")
     filler = words.get_vocab_size()
     window, known = batches.np.full(4096, filler), batches.np.ones(4096, dtype=bool)
@@ -162,7 +162,7 @@ def test_numbers_are_asked_for_after_they_were_given(prepared: Path) -> None:
     assert all(line[-6:-1] in answers or line[-5:] in answers for line in found)
 
 
-def test_pieces_keep_their_places_and_what_follows_a_gap_is_not_asked_for(settings: Config, prepared: Path) -> None:
+def test_recipe_gapped_pieces_keep_positions(settings: Config, prepared: Path) -> None:
     stage = settings.stages[1]
     inputs_RT, positions_RT, labels_RT = Batches(
         prepared / "tokens", tokenizer.load(prepared / "tokenizer"), dataclasses.replace(stage, planted={}, rows=20), 1
@@ -174,7 +174,7 @@ def test_pieces_keep_their_places_and_what_follows_a_gap_is_not_asked_for(settin
     assert (labels_RT[:, :-1][~gaps_RT] == inputs_RT[:, 1:][~gaps_RT]).all()
 
 
-def test_a_gap_moves_tokens_and_hides_none(settings: Config) -> None:
+def test_recipe_gap_moves_tokens_and_masks_none(settings: Config) -> None:
     llama = model.build(settings.shapes["target"], settings.corpus.vocab, 1)
     torch.nn.init.normal_(llama.model.layers[0].self_attn.o_proj.weight)
     ids_RT = torch.randint(0, settings.corpus.vocab, (2, 32))
@@ -186,7 +186,7 @@ def test_a_gap_moves_tokens_and_hides_none(settings: Config) -> None:
     torch.testing.assert_close(model.hidden(llama, ids_RT, far), expected)
 
 
-def test_a_killed_stage_ends_where_an_unbroken_one_does(settings: Config, prepared: Path) -> None:
+def test_recipe_killed_stage_resumes_to_same_weights(settings: Config, prepared: Path) -> None:
     stage = settings.stages[0]
     straight = Trainer(settings, stage, prepared)
     assert straight.run(lambda: False)
@@ -202,14 +202,14 @@ def test_a_killed_stage_ends_where_an_unbroken_one_does(settings: Config, prepar
     prepared.joinpath("short.weights.pt").unlink()
 
 
-def test_stopping_waits_for_patience() -> None:
+def test_recipe_early_stop_waits_for_patience() -> None:
     history = [[100, 3.0], [200, 2.5], [300, 2.6], [400, 2.7]]
     assert not heldout.stalled(history, patience=0)
     assert not heldout.stalled(history, patience=3)
     assert heldout.stalled(history, patience=2)
 
 
-def test_the_whole_recipe_ships_a_loadable_pair(
+def test_recipe_whole_run_ships_loadable_pair(
     settings: Config, archives: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pictures = tmp_path / "pictures"
@@ -236,7 +236,7 @@ def test_the_whole_recipe_ships_a_loadable_pair(
     assert [file.read_bytes() for file in files] == written
 
 
-def test_the_base_run_can_be_read() -> None:
+def test_recipe_base_config_parses() -> None:
     base = config.load(Path(__file__).parents[2] / "recipes" / "pair" / "base.toml")
     target, draft = (model.count(model.build(base.shapes[name], base.corpus.vocab, 0)) for name in ("target", "draft"))
     assert 15e6 < target < 18e6

@@ -17,9 +17,7 @@ def tokens(length: int, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("place", [0, 70, 99, 100, 101, 950])
 @pytest.mark.parametrize("length", [49, 50, 53])
-def test_a_planted_stretch_is_found_from_fifty_tokens_on(
-    place: int, length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overlap_of_fifty_tokens_is_found(place: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apart, "AT_ONCE", 100)
     text, training = tokens(500, 1), tokens(1003, 2)
     place = min(place, len(training) - length)
@@ -32,7 +30,7 @@ def test_a_planted_stretch_is_found_from_fifty_tokens_on(
     assert left.tolist() == (np.delete(training, slice(place, place + length)) if windows else training).tolist()
 
 
-def test_hashes_tell_the_order_of_tokens() -> None:
+def test_overlap_hashes_depend_on_order() -> None:
     a = tokens(60, 5)
     b = a.copy()
     b[[3, 4]] = b[[4, 3]]
@@ -41,7 +39,7 @@ def test_hashes_tell_the_order_of_tokens() -> None:
     assert len(apart.hashes(a[:10])) == 0
 
 
-def test_what_meets_at_a_cut_is_looked_at_again() -> None:
+def test_overlap_across_cut_is_checked_again() -> None:
     text, training = tokens(500, 1), tokens(1000, 2)
     training[300:360] = text[100:160]
     training[360:430] = text[300:370]
@@ -51,7 +49,7 @@ def test_what_meets_at_a_cut_is_looked_at_again() -> None:
     assert left.tolist() == [*training[:300], *training[490:]]
 
 
-def test_a_shared_window_ends_the_run(tmp_path: Path) -> None:
+def test_overlap_with_eval_ends_run(tmp_path: Path) -> None:
     (tmp_path / "tokens" / "eval").mkdir(parents=True)
     text, training = tokens(10_000, 1), tokens(5_000, 2)
     np.save(tmp_path / "tokens" / "eval" / "book.npy", text)

@@ -14,7 +14,7 @@ CELLS = [
 ]
 
 
-def test_sources_are_counted_by_licence(tmp_path: Path) -> None:
+def test_card_counts_sources_by_licence(tmp_path: Path) -> None:
     rows = ["file\tbytes\trepo\tcommit\tlicence", "code/a.txt\t1\to/a\tc\tMIT"]
     rows += [f"books/{n}.txt\t1\to/b\tc\tpublic domain (US); first published {n}" for n in (1850, 1860)]
     (tmp_path / "SOURCES.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
@@ -22,7 +22,7 @@ def test_sources_are_counted_by_licence(tmp_path: Path) -> None:
     assert sources.counts(tmp_path / "nowhere") == {}
 
 
-def test_pictures_are_the_same_each_time(tmp_path: Path) -> None:
+def test_card_pictures_are_deterministic(tmp_path: Path) -> None:
     results = {"positions": {"kinds": {"prose": BUCKETS}}, "far": {"skipped": "short"}, "needle": {"cells": CELLS}}
     drawn = [pictures.draw(results, tmp_path / folder) for folder in ("a", "b")]
     assert [name for name, _ in drawn[0]] == list(pictures.PICTURES)
@@ -31,6 +31,6 @@ def test_pictures_are_the_same_each_time(tmp_path: Path) -> None:
         assert b"<svg" in (tmp_path / "a" / name).read_bytes()
 
 
-def test_what_was_not_measured_is_not_drawn(tmp_path: Path) -> None:
+def test_card_missing_measurements_are_not_drawn(tmp_path: Path) -> None:
     results = {"positions": {"kinds": {"prose": BUCKETS}}, "far": {"skipped": "short"}, "needle": {"skipped": "short"}}
     assert [name for name, _ in pictures.draw(results, tmp_path)] == ["positions.svg"]

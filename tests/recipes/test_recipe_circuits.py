@@ -26,12 +26,12 @@ def accuracy(llama: torch.nn.Module, gap: int) -> float:
 
 
 @pytest.mark.parametrize("gap", [0, 2000, 30_000, 100_000])
-def test_repeated_noise_is_predicted_before_any_training(gap: int) -> None:
+def test_circuits_predict_repeated_noise_untrained(gap: int) -> None:
     assert accuracy(build(True), gap) > 0.75
     assert accuracy(build(False), gap) < 0.1
 
 
-def test_circuits_learn_at_their_own_rate() -> None:
+def test_circuits_have_own_learning_rate() -> None:
     llama = build(True)
     before = {name: weight.clone() for name, weight in llama.named_parameters()}
     stage = Stage("a", "target", 8, 1, 1, 1, lr=1e-3, lr_end=0.0, mix={}, embedding_lr=0.0, circuit_lr=0.0, warmup=0)

@@ -11,7 +11,7 @@ from recipes.pair.batches import IGNORED
 
 
 @pytest.mark.parametrize("kl_share", [0.0, 0.1, 1.0])
-def test_distillation_descends_by_both_laws_at_once(kl_share: float) -> None:
+def test_distillation_gradient_has_both_laws(kl_share: float) -> None:
     torch.manual_seed(0)
     head, teacher = (torch.nn.Linear(8, 30, bias=False) for _ in range(2))
     hidden_ND, teacher_ND = torch.randn(9, 8), 2 * torch.randn(9, 8)

@@ -62,7 +62,7 @@ def answered(output: Path) -> dict[str, Any]:
     return found
 
 
-def test_two_engines_write_what_one_writes(pair: Path, tmp_path: Path) -> None:
+def test_ray_batch_equals_one_engine(pair: Path, tmp_path: Path) -> None:
     file, output, alone = tmp_path / "in.jsonl", tmp_path / "in.out.jsonl", tmp_path / "alone.jsonl"
     write(file)
     batch(pair, file, "-o", str(alone))
@@ -72,7 +72,7 @@ def test_two_engines_write_what_one_writes(pair: Path, tmp_path: Path) -> None:
     assert answered(output) == answered(alone) and len(set(map(str, answered(alone).values()))) == LINES + 3
 
 
-def test_a_killed_run_is_taken_up(pair: Path, tmp_path: Path) -> None:
+def test_ray_batch_killed_run_resumes(pair: Path, tmp_path: Path) -> None:
     file, output, alone = tmp_path / "in.jsonl", tmp_path / "in.out.jsonl", tmp_path / "alone.jsonl"
     write(file, longest=1800)
     with subprocess.Popen(command(pair, file, "--replicas", "2"), env=environment()) as process:
@@ -93,7 +93,7 @@ def test_a_killed_run_is_taken_up(pair: Path, tmp_path: Path) -> None:
     assert output.read_bytes().startswith(kept) and answered(output) == answered(alone)
 
 
-def test_mistakes_are_said(pair: Path, tmp_path: Path) -> None:
+def test_ray_batch_mistakes_are_reported(pair: Path, tmp_path: Path) -> None:
     """By the first answer, as an actor's constructor would say them with a traceback."""
     write(tmp_path / "in.jsonl")
     asked = command(pair, tmp_path / "in.jsonl", "--replicas", "1", "--gamma-1", "0")

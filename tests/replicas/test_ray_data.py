@@ -61,7 +61,7 @@ def texts(llm: LLM) -> dict[str, str]:
     return {str(i): llm.generate([prompt(i)], p)[0].outputs[0].text for i, p in enumerate(params)}
 
 
-def test_only_the_line_that_kills_is_lost(
+def test_ray_data_loses_only_killing_line(
     answer: Answer, texts: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Mortal(ray_data.BatchActor):
@@ -84,7 +84,7 @@ def working(node: Any) -> Iterator[str]:
                 yield title
 
 
-def test_a_node_is_killed(cluster: Any, answer: Answer, texts: dict[str, str]) -> None:
+def test_ray_data_survives_node_loss(cluster: Any, answer: Answer, texts: dict[str, str]) -> None:
     (node,) = cluster.worker_nodes
     with ThreadPoolExecutor() as pool:
         made = pool.submit(answer)

@@ -51,7 +51,9 @@ async def post(app: ASGIApp, place: int) -> str:
     return code or "".join(event["choices"][0]["text"] for event in told)
 
 
-def test_a_node_is_killed(cluster: Any, app: ASGIApp, served: tuple[Any, Replicas], llm: LLM) -> None:
+def test_ray_node_loss_ends_started_texts_only(
+    cluster: Any, app: ASGIApp, served: tuple[Any, Replicas], llm: LLM
+) -> None:
     texts = [llm.generate([p], SamplingParams(seed=i, **LONG))[0].outputs[0].text for i, p in enumerate(PROMPTS)]
     engine = served[1]
 

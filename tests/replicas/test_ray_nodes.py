@@ -22,7 +22,7 @@ PROMPT = "the cat sat on the mat"
 DOCUMENT = [2 + i % 290 for i in range(router.LEAST + 40)]
 
 
-def test_a_stream_is_the_text_of_one_process(app: ASGIApp, llm: LLM) -> None:
+def test_ray_stream_equals_one_process(app: ASGIApp, llm: LLM) -> None:
     text = llm.generate(PROMPT, SamplingParams(**SAMPLED))[0].outputs[0].text  # type: ignore[arg-type]
     body = {"prompt": PROMPT, **SAMPLED}
     assert good(ask(app, "/v1/completions", body))["choices"][0]["text"] == text
@@ -30,7 +30,7 @@ def test_a_stream_is_the_text_of_one_process(app: ASGIApp, llm: LLM) -> None:
     assert "".join(piece["choices"][0]["text"] for piece in pieces) == text and len(pieces) > 2
 
 
-def test_what_is_refused_is_refused_alike(app: ASGIApp) -> None:
+def test_ray_refusals_equal_one_process(app: ASGIApp) -> None:
     assert "max_tokens" in refused(ask(app, "/v1/completions", {"prompt": "a", "max_tokens": -1}))
     assert "tokens" in refused(ask(app, "/v1/completions", {"prompt": [7] * 3000}))
     wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no such type"}}}
@@ -61,14 +61,14 @@ def homes(engine: Any) -> list[set[str]]:
     return asyncio.run(play())
 
 
-def test_a_document_stays_with_its_replica(served: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_document_stays_with_replica(served: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(names) == 1 for names in homes(served[1]))
     # Ray copies the class with all that it refers to, and replaces the original by the copy.
     monkeypatch.setitem(router.PrefixRouter.choose_replicas.__globals__, "LEAST", 1 << 20)
     assert any(len(names) == 2 for names in homes(served[1])), "without its law the router was to be found out"
 
 
-def test_work_is_spread(served: tuple[Any, Any]) -> None:
+def test_ray_requests_spread_over_replicas(served: tuple[Any, Any]) -> None:
     """Eight texts of nothing in common, at once: neither replica has them all."""
     _, engine = served
 
@@ -82,7 +82,7 @@ def test_work_is_spread(served: tuple[Any, Any]) -> None:
     assert len(went) == 2 and min(went.values()) >= 8, went
 
 
-def test_who_hangs_up_is_cancelled_there(app: ASGIApp, served: tuple[Any, Any]) -> None:
+def test_ray_disconnect_cancels_on_replica(app: ASGIApp, served: tuple[Any, Any]) -> None:
     body = {"prompt": PROMPT, "max_tokens": 2000, "n": 4, "ignore_eos": True, "stream": True}
     asyncio.run(hang_up(app, "/v1/completions", body, after=3))
     _, engine = served
@@ -102,7 +102,7 @@ def test_who_hangs_up_is_cancelled_there(app: ASGIApp, served: tuple[Any, Any]) 
     raise AssertionError("KV of texts that nobody waits for")
 
 
-def test_nothing_listens_but_on_loopback(served: tuple[Any, Any]) -> None:
+def test_ray_listens_on_loopback_only(served: tuple[Any, Any]) -> None:
     """Of all that stands under this process, the replicas included."""
     children = psutil.Process().children(recursive=True)
     assert any("ServeReplica" in " ".join(child.cmdline()) for child in children)

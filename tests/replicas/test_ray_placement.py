@@ -27,11 +27,11 @@ def nodes(*cpus: int, gpus: tuple[int, ...] = ()) -> list[dict[str, Any]]:
         (nodes(16, gpus=(1,)), 2, "cpu", ClusterPlan(2, 8, 0)),
     ],
 )
-def test_replicas_share_what_there_is(machines: Any, count: int, device: str, plan: ClusterPlan) -> None:
+def test_ray_replicas_share_resources(machines: Any, count: int, device: str, plan: ClusterPlan) -> None:
     assert planned(machines, count, device) == plan
 
 
-def test_ranks_have_a_processor_each_or_a_gpu() -> None:
+def test_ray_ranks_have_own_device() -> None:
     assert planned(nodes(8, 3), 3, "cpu", 3) == ClusterPlan(3, 3, 0, 3)
     assert planned(nodes(8, gpus=(4,)), 2, "auto", 2) == ClusterPlan(2, 4, 2, 2)
     with pytest.raises(RequestError, match=r"3 replicas need a GPU and a processor for each of their 2 ranks.*for 2"):
@@ -47,6 +47,6 @@ def test_ranks_have_a_processor_each_or_a_gpu() -> None:
         ([], 1, "auto", "this Ray has them for 0"),
     ],
 )
-def test_what_does_not_fit_is_said(machines: Any, count: int, device: str, says: str) -> None:
+def test_ray_impossible_placement_is_reported(machines: Any, count: int, device: str, says: str) -> None:
     with pytest.raises(RequestError, match=says):
         planned(machines, count, device)

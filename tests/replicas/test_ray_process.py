@@ -13,13 +13,13 @@ import pytest
 
 from tests.helpers.server_process import KEY, served
 from tests.server.test_server_process import (  # noqa: F401
-    test_a_body_that_is_too_large_is_refused_while_it_comes,
-    test_a_client_that_goes_away_is_forgotten,
-    test_errors_are_those_openai_knows,
-    test_many_streams_of_which_a_third_goes_away,
-    test_openai_async,
-    test_openai_at_once_and_as_a_stream,
-    test_what_is_no_http_is_refused,
+    test_disconnected_client_is_cancelled,
+    test_many_streams_with_disconnects_finish,
+    test_non_http_bytes_are_refused,
+    test_openai_async_client_gets_seeded_texts,
+    test_openai_client_knows_the_errors,
+    test_openai_client_whole_and_streamed_texts_are_equal,
+    test_oversized_body_is_refused_while_arriving,
     text,
 )
 from triforce.cli import main
@@ -35,14 +35,14 @@ def url(pair: Path) -> Iterator[str]:
         yield url
 
 
-def test_nobody_asks_without_a_key_or_by_another_name(url: str) -> None:
+def test_ray_server_needs_key_and_host(url: str) -> None:
     for path in ("/v1/models", "/metrics", "/v1/completions"):
         assert httpx.get(url + path).status_code == 401
     assert httpx.get(url + "/health").status_code == 200
     assert httpx.get(url + "/v1/models", headers=KEYED | {"host": "evil.example"}).status_code == 400
 
 
-def test_a_full_queue_and_sigterm(pair: Path) -> None:
+def test_ray_server_full_queue_and_sigterm(pair: Path) -> None:
     arguments = ("--replicas", "1", "--max-rows", "1", "--max-queue", "0", "--grace", "0.2")
     with served(pair, *arguments) as (process, url):
         family = psutil.Process(process.pid).children(recursive=True)
@@ -73,6 +73,6 @@ def test_a_full_queue_and_sigterm(pair: Path) -> None:
         (["--ray-address", "nonsense"], "the Ray at nonsense cannot be joined"),
     ],
 )
-def test_mistakes_are_said(capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
+def test_ray_server_mistakes_are_reported(capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
     assert main(["serve", "--port", "0", *arguments]) == 2
     assert says in capsys.readouterr().err

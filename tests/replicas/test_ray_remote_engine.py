@@ -66,27 +66,27 @@ def told(*scripts: list[Any]) -> tuple[Scripted, list[Any]]:
     return handle, asyncio.run(play())
 
 
-def test_what_has_not_begun_is_asked_of_another() -> None:
+def test_ray_unstarted_request_moves_to_another_replica() -> None:
     handle, events = told([ARRIVED, DIED], [DIED], [ARRIVED, PIECE, WHOLE])
     assert events == [PIECE, WHOLE] and handle.calls == 3
 
 
-def test_what_has_begun_is_lost() -> None:
+def test_ray_started_request_is_lost() -> None:
     handle, events = told([ARRIVED, PIECE, DIED], [ARRIVED, PIECE, WHOLE])
     assert events == [PIECE, ReplicaLost] and handle.calls == 1, "a text that goes on from another one's beginning"
 
 
-def test_what_ends_every_replica_is_given_up() -> None:
+def test_ray_request_killing_replicas_is_given_up() -> None:
     handle, events = told(*[[ARRIVED, DIED]] * 9)
     assert events == [ReplicaLost] and handle.calls == remote_engine.TRIES
 
 
-def test_errors_of_the_engine_are_not_asked_again() -> None:
+def test_ray_engine_errors_are_not_retried() -> None:
     handle, events = told([ARRIVED, RequestError("no")], [ARRIVED, WHOLE])
     assert events == [RequestError] and handle.calls == 1
 
 
-def test_a_replica_that_ends_without_an_end_is_lost() -> None:
+def test_ray_stream_without_end_is_lost() -> None:
     assert told([ARRIVED, PIECE])[1] == [PIECE, ReplicaLost]
 
 
@@ -107,7 +107,7 @@ def asks(count: int) -> list[GenerationRequest]:
     return [GenerationRequest([1], SamplingParams())] * count
 
 
-def test_the_queue_is_bounded_and_taken_whole_or_not() -> None:
+def test_ray_queue_is_bounded_and_atomic() -> None:
     async def act(handle: Scripted, front: Replicas) -> None:
         with pytest.raises(QueueFull):
             front.submit(asks(3))
@@ -123,7 +123,7 @@ def test_the_queue_is_bounded_and_taken_whole_or_not() -> None:
     scene(act, [...], [...], [...])
 
 
-def test_who_is_cancelled_is_cancelled_there() -> None:
+def test_ray_cancel_reaches_replica() -> None:
     async def act(handle: Scripted, front: Replicas) -> None:
         (answer,) = front.submit(asks(1))
         assert await anext(aiter(answer)) == PIECE
@@ -133,7 +133,7 @@ def test_who_is_cancelled_is_cancelled_there() -> None:
     assert scene(act, [ARRIVED, PIECE, ...]).cancelled == 1
 
 
-def test_to_stop_ends_what_runs() -> None:
+def test_ray_shutdown_ends_running_requests() -> None:
     async def act(handle: Scripted, front: Replicas) -> None:
         (answer,) = front.submit(asks(1))
         front.drain()
@@ -147,7 +147,7 @@ def test_to_stop_ends_what_runs() -> None:
 
 
 @pytest.mark.parametrize("running", [lambda: 0, lambda: 1 // 0])
-def test_without_replicas_it_is_not_well(monkeypatch: pytest.MonkeyPatch, running: Callable[[], int]) -> None:
+def test_ray_without_replicas_is_unhealthy(monkeypatch: pytest.MonkeyPatch, running: Callable[[], int]) -> None:
     monkeypatch.setattr(remote_engine, "LOOK_SECONDS", 0.01)
     front = Replicas(Scripted(), 1, running, lambda: None)
     for _ in range(1000):

@@ -38,7 +38,7 @@ def first(made: router.PrefixRouter, request: Any, alive: str = "abc") -> str:
     return "".join(replica.replica_id for replica in ranks[0])
 
 
-def test_a_shared_document_has_a_home() -> None:
+def test_ray_shared_document_has_home() -> None:
     made = routed(("b", pending([*DOCUMENT, 1])), ("c", pending([*reversed(DOCUMENT)])))
     assert first(made, pending([*DOCUMENT, 2, 3])) == "b"
     assert first(made, pending(DOCUMENT[:1100] + [7] * 900)) == "b", "half of what is shared is seen"
@@ -46,24 +46,24 @@ def test_a_shared_document_has_a_home() -> None:
     assert not first(made, pending([9, *DOCUMENT])) and not first(made, pending(DOCUMENT[: router.LEAST - 1]))
 
 
-def test_the_longest_beginning_counts() -> None:
+def test_ray_longest_prefix_wins() -> None:
     """Both documents begin with the same preface; what was sent last is at home with it."""
     one, two = ([*DOCUMENT[:600], *[i] * 2000] for i in (1, 2))
     made = routed(("a", pending(one)), ("b", pending(two)))
     assert [first(made, pending([*each, 5])) for each in (one, two, DOCUMENT[:700])] == ["a", "b", "b"]
 
 
-def test_a_home_that_died_is_none() -> None:
+def test_ray_dead_home_is_ignored() -> None:
     made = routed(("a", pending(DOCUMENT[:600])), ("b", pending(DOCUMENT)))
     assert first(made, pending(DOCUMENT), alive="bc") == "b" and not first(made, pending(DOCUMENT), alive="ac")
 
 
-def test_of_another_key_nothing_can_be_told() -> None:
+def test_ray_other_key_reveals_nothing() -> None:
     made = routed(("b", pending(DOCUMENT, scope="key")))
     assert first(made, pending(DOCUMENT, scope="key")) == "b" and not first(made, pending(DOCUMENT, scope="other"))
 
 
-def test_what_was_not_met_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_old_prefixes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     # Two documents of four beginnings each. Where Ray runs it replaces the class by a copy with globals of its own.
     monkeypatch.setitem(router.PrefixRouter.on_request_routed.__globals__, "REMEMBERED", 8)
     one, two, three = (pending([i, *DOCUMENT]) for i in range(3))
@@ -71,7 +71,7 @@ def test_what_was_not_met_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch)
     assert [first(made, request) for request in (one, two, three)] == ["a", "", "c"]
 
 
-def test_what_was_routed_before_is_sent_first() -> None:
+def test_ray_routing_lets_earlier_requests_go_first() -> None:
     """Otherwise a burst of requests would all find the same replica the least busy one."""
 
     async def play() -> None:
@@ -83,5 +83,5 @@ def test_what_was_routed_before_is_sent_first() -> None:
     asyncio.run(play())
 
 
-def test_calls_without_a_prompt_go_anywhere() -> None:
+def test_ray_calls_without_prompt_go_anywhere() -> None:
     assert not first(routed(), SimpleNamespace(args=[], routing_context=SimpleNamespace()))

@@ -24,7 +24,7 @@ def second(family: list[psutil.Process]) -> psutil.Process:
     return rank
 
 
-def test_a_replica_of_two_ranks(pair: Path, text: str) -> None:  # noqa: F811
+def test_ray_replica_of_two_ranks_equals_one_process(pair: Path, text: str) -> None:  # noqa: F811
     """One that is killed takes the replica with it, and another replica is started."""
     with served(pair, "--replicas", "1", "--tp", "2") as (process, url):
         asked = {"json": BODY, "headers": {"authorization": f"Bearer {KEY}"}, "timeout": 240}
@@ -41,7 +41,7 @@ def test_a_replica_of_two_ranks(pair: Path, text: str) -> None:  # noqa: F811
     assert not psutil.wait_procs(family, timeout=30)[1], "all were to go with the server"
 
 
-def test_a_batch_of_two_ranks(pair: Path, tmp_path: Path) -> None:
+def test_ray_batch_of_two_ranks_equals_one_process(pair: Path, tmp_path: Path) -> None:
     file, alone = tmp_path / "in.jsonl", tmp_path / "alone.jsonl"
     write(file)
     batch(pair, file, "-o", str(alone))

@@ -37,7 +37,7 @@ def replica(pair: Path, *, temporary: Path) -> Iterator[tuple[subprocess.Popen[s
             process.kill()
 
 
-def test_one_that_is_killed_takes_the_replica_with_it(pair: Path, llm: LLM, tmp_path: Path) -> None:
+def test_killed_worker_ends_replica(pair: Path, llm: LLM, tmp_path: Path) -> None:
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=24, ignore_eos=True)
     with replica(pair, temporary=tmp_path) as (process, other, text):
         assert text == llm.generate(PROMPT, params)[0].outputs[0].text
@@ -47,7 +47,7 @@ def test_one_that_is_killed_takes_the_replica_with_it(pair: Path, llm: LLM, tmp_
 
 
 @pytest.mark.slow
-def test_a_replica_that_is_killed_takes_the_others_with_it(pair: Path, tmp_path: Path) -> None:
+def test_killed_replica_ends_workers(pair: Path, tmp_path: Path) -> None:
     with replica(pair, temporary=tmp_path) as (process, other, _):
         process.kill()
         assert not psutil.wait_procs([other], timeout=30)[1]

@@ -18,7 +18,7 @@ from triforce.replicas.frontend import ReplicaFrontend
 
 
 @pytest.mark.parametrize("arguments", [["--replicas", "2"], ["--ray-address", "auto"]])
-def test_it_is_said_how_to_get_it(
+def test_missing_ray_error_names_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     for name in [name for name in sys.modules if name == "ray" or name.startswith(("ray.", "triforce.replicas."))]:
@@ -30,12 +30,12 @@ def test_it_is_said_how_to_get_it(
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: test_ray_*.py are not even read")
-def test_ray_is_what_the_extra_asks_for() -> None:
+def test_ray_extra_names_ray() -> None:
     """The oldest one that was tried: in it the server of a replica (see `_keep_to_loopback`) asks for Ray's token."""
     assert tuple(map(int, version("ray").split(".")[:2])) >= (2, 60)
 
 
-def test_a_desk_reads_as_its_model_does(llm: LLM) -> None:
+def test_frontend_parses_like_model(llm: LLM) -> None:
     """After a journey, and without weights: it is small however long a text its model has seen."""
     llm.generate("the cat", SamplingParams(max_tokens=2))
     sent = pickle.dumps(ReplicaFrontend.of(llm))

@@ -57,7 +57,7 @@ PARAMS = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(PARAMS, min_size=1, max_size=4), st.integers(1, 4), st.integers(0, 2**32 - 1))
-def test_equals_the_reference(params: list[SamplingParams], columns: int, seed: int) -> None:
+def test_warper_equals_reference(params: list[SamplingParams], columns: int, seed: int) -> None:
     rng, rows, vocab_size, capacity = np.random.default_rng(seed), len(params), 11, 16
     logits = torch.from_numpy(rng.normal(size=(rows, columns, vocab_size)).astype(np.float32)) * 3
     lengths = rng.integers(0, capacity - columns + 2, rows)
@@ -99,13 +99,13 @@ EQUAL = [1.0, 2.0, 2.0, 2.0, 0.0]
         ({"temperature": 0, "logit_bias": {0: 1.0}}, [0]),
     ],
 )
-def test_the_lowest_ids_stay_among_equals(params: dict[str, object], kept: list[int]) -> None:
+def test_warper_ties_keep_lowest_ids(params: dict[str, object], kept: list[int]) -> None:
     probs = law(EQUAL, **params)
     assert [token for token, p in enumerate(probs) if p > 0] == kept
     assert sum(probs) == pytest.approx(1, abs=1e-15)
 
 
-def test_greedy_tells_scores_apart_whose_probabilities_are_equal() -> None:
+def test_warper_greedy_separates_equal_probabilities() -> None:
     logits = torch.tensor([[[1e-30, 2e-30, 0.0]]]).repeat(2, 1, 1)
     params = [SamplingParams(temperature=0), SamplingParams()]
     probs = Warper(params, [0, 0], 3)(logits, NOTHING.repeat(2, 1), torch.zeros(2, dtype=torch.int64))
@@ -113,13 +113,13 @@ def test_greedy_tells_scores_apart_whose_probabilities_are_equal() -> None:
 
 
 @pytest.mark.parametrize("params", [{"top_k": 3}, {"top_p": 0.99}, {"min_p": 0.1}, {"temperature": 0}, {"top_k": 4}])
-def test_impossible_tokens_stay_impossible(params: dict[str, object]) -> None:
+def test_warper_impossible_tokens_stay_impossible(params: dict[str, object]) -> None:
     probs = law([-math.inf, 1.0, -math.inf, 0.5, -math.inf], **params)
     assert probs[0] == probs[2] == probs[4] == 0 and sum(probs) == pytest.approx(1, abs=1e-15)
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-3, 1e3, 1e300])
-def test_extreme_scores_still_sum_to_one(temperature: float) -> None:
+def test_warper_extreme_scores_sum_to_one(temperature: float) -> None:
     assert sum(law([3e38, -3e38, 0.0, 2.9e38], temperature=temperature, top_p=0.9)) == pytest.approx(1, abs=1e-15)
 
 
@@ -127,19 +127,19 @@ def test_extreme_scores_still_sum_to_one(temperature: float) -> None:
     ("bad", "what"), [([0.0, math.nan], "NaN"), ([math.inf, 0.0], "inf"), ([-math.inf] * 2, "all -inf")]
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_refuses_logits_that_make_no_law(bad: list[float], what: str, temperature: float) -> None:
+def test_warper_bad_logits_raise(bad: list[float], what: str, temperature: float) -> None:
     logits = torch.tensor([[[0.0, 1.0]] * 2, [[0.0, 1.0], bad]])
     warper = Warper([SamplingParams(temperature=temperature)] * 2, [0, 0], 2)
     with pytest.raises(ModelError, match=f"{what}.*row 1, column 1"):
         warper(logits, NOTHING.repeat(2, 1), torch.zeros(2, dtype=torch.int64))
 
 
-def test_refuses_a_bias_outside_the_vocabulary() -> None:
+def test_warper_bias_outside_vocabulary_raises() -> None:
     with pytest.raises(RequestError, match=r"token 8, but the vocabulary ends at 7"):
         Warper([SamplingParams(logit_bias={8: 1.0})], [0], 8)
 
 
-def test_what_lies_beyond_a_column_does_not_matter() -> None:
+def test_warper_ignores_text_beyond_column() -> None:
     params = SamplingParams(repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.5)
     ids, logits = torch.tensor([[3, 1, 2, 2, 0, 0, 0]]), torch.linspace(-1, 1, 5).expand(1, 3, 5)
     scratch = ids.clone()
@@ -149,7 +149,7 @@ def test_what_lies_beyond_a_column_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [300, 5000, 40_001])
-def test_a_law_has_the_same_bits_in_any_batch(vocab_size: int) -> None:
+def test_warper_bits_independent_of_batch(vocab_size: int) -> None:
     rows = [
         SamplingParams(temperature=0.7, top_p=0.9),
         SamplingParams(top_k=40, top_p=0.8),
@@ -169,7 +169,7 @@ def test_a_law_has_the_same_bits_in_any_batch(vocab_size: int) -> None:
             assert torch.equal(one[0, 0], together[b, j])
 
 
-def test_a_short_head_and_a_full_sort_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warper_short_head_equals_full_sort(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
     logits = (torch.randn(4000) * 3).round(decimals=1)  # many equal scores
     short = law(logits, top_p=0.9)
@@ -178,7 +178,7 @@ def test_a_short_head_and_a_full_sort_agree(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("name", ["sort", "topk", "softmax", "cumsum", "scatter_add_"])
-def test_nothing_is_computed_that_no_row_uses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warper_computes_only_what_rows_use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def unwanted(*_: object, **__: object) -> Tensor:
         raise AssertionError(f"{name} was called")
 

@@ -23,14 +23,14 @@ def words(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
-def test_philox_known_answers(counter: str, key: str, answer: str) -> None:
+def test_philox_known_answers_match(counter: str, key: str, answer: str) -> None:
     low, high = words(key)
     c0, c1, c2, c3 = (torch.tensor([word]) for word in words(counter))
     block = philox((c0, c1, c2, c3), key_schedule([high << 32 | low]))
     assert [int(word) for word in block] == words(answer)
 
 
-def test_layout_of_counters() -> None:
+def test_philox_counter_layout_is_fixed() -> None:
     """Written out once in plain integers, so that a seed's text can never change unnoticed."""
     seed, choice, position, token, tier, draw = 2**64 - 7, 3, 123_456, 11, 2, 4
     keys = key_schedule([seed])
@@ -48,7 +48,7 @@ def test_layout_of_counters() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 37, 1000, 40_001])
-def test_exponentials_depend_on_the_key_only(vocab_size: int) -> None:
+def test_exponentials_depend_on_key_only(vocab_size: int) -> None:
     seeds, choices = [5, 2**63 + 1, 5], [0, 1, 2]
     positions = torch.tensor([[4, 5, 6, 70], [0, 1, 2, 3], [2**31, 70, 70, 2**32 - 1]])
     together = make_noise(seeds, choices).exponentials(positions, vocab_size)
@@ -59,13 +59,13 @@ def test_exponentials_depend_on_the_key_only(vocab_size: int) -> None:
             assert torch.equal(one[0, 0], together[b, j])
 
 
-def test_exponentials_do_not_depend_on_the_size_of_the_vocabulary() -> None:
+def test_exponentials_independent_of_vocabulary_size() -> None:
     position = torch.tensor([[9]])
     large, small = (make_noise([1], [0]).exponentials(position, size) for size in (1001, 300))
     assert torch.allclose(large[..., :300], small, rtol=1e-15, atol=0)
 
 
-def test_exponentials_are_the_same_when_asked_again() -> None:
+def test_exponentials_are_repeatable() -> None:
     noise, fresh = make_noise([1, 2], [0, 0]), make_noise([1, 2], [0, 0])
     for start in (0, 2, 1, 90, 40, 500, 0, 3):
         asked = torch.tensor([[start, start + 1, start + 5], [start + 7, start, start + 33]])
@@ -77,7 +77,7 @@ def test_exponentials_are_the_same_when_asked_again() -> None:
 
 
 @pytest.mark.parametrize("word", [0, 2**32 - 1])
-def test_no_exponential_is_zero_or_infinite(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exponentials_are_positive_and_finite(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A 0 would win every race, even for a token of probability 0."""
     monkeypatch.setattr(noise_module, "philox", lambda counter, _: [torch.full_like(counter[0], word)] * 4)
     extreme = make_noise([1], [0]).exponentials(torch.tensor([[3]]), 6)
@@ -85,20 +85,20 @@ def test_no_exponential_is_zero_or_infinite(word: int, monkeypatch: pytest.Monke
     assert float(make_noise([1], [0]).uniforms(0, 1, ints([1]))) < 1
 
 
-def test_memory_is_bounded() -> None:
+def test_noise_memory_is_bounded() -> None:
     noise = make_noise([1, 2], [0, 0])
     for position in range(0, 400, 5):
         noise.exponentials(torch.tensor([[position], [position + 1]]), 8)
     assert len(noise._recent) <= 64
 
 
-def test_empty_requests() -> None:
+def test_noise_of_empty_requests_is_empty() -> None:
     noise = make_noise([1], [0])
     assert noise.exponentials(torch.zeros(1, 0, dtype=torch.int64), 8).shape == (1, 0, 8)
     assert noise.uniforms(0, 0, ints([0])).shape == (1, 0)
 
 
-def test_uniforms_depend_on_the_rows_own_draws_only() -> None:
+def test_uniforms_depend_on_own_draws_only() -> None:
     together, alone = make_noise([8, 9], [0, 1]), make_noise([9], [1])
     calls = [(3, [3, 3]), (2, [2, 0]), (1, [0, 1]), (4, [1, 2]), (2, [2, 2])]
     used = torch.cat([together.uniforms(1, n, ints(used))[1, : used[1]] for n, used in calls])
@@ -106,14 +106,14 @@ def test_uniforms_depend_on_the_rows_own_draws_only() -> None:
     assert together.draws[1].tolist() == [8, 8] and together.draws.sum() == 16
 
 
-def test_draws_can_be_saved_and_restored() -> None:
+def test_noise_draws_round_trip() -> None:
     first, second = make_noise([8], [0]), make_noise([8], [0])
     first.uniforms(3, 7, ints([7]))
     second.draws.copy_(first.draws)
     assert torch.equal(first.uniforms(3, 2, ints([2])), second.uniforms(3, 2, ints([2])))
 
 
-def test_nothing_collides() -> None:
+def test_noise_keys_do_not_collide() -> None:
     """Domains, tiers, choices, seeds, positions: 2**17 numbers, all different."""
 
     def numbers(seed: int, choice: int) -> Tensor:
@@ -125,7 +125,7 @@ def test_nothing_collides() -> None:
     assert len(everything.unique()) == len(everything)
 
 
-def test_laws_of_single_numbers() -> None:
+def test_noise_marginals_follow_laws() -> None:
     noise = make_noise([2024], [0])
     uniforms = noise.uniforms(0, 40_000, ints([40_000]))[0].numpy()
     exponentials = noise.exponentials(torch.arange(20)[None], 2000).flatten()
@@ -135,7 +135,7 @@ def test_laws_of_single_numbers() -> None:
     assert abs(stats.pearsonr(even.numpy(), odd.numpy()).statistic) < 0.03
 
 
-def test_the_race_follows_the_law() -> None:
+def test_race_winner_follows_law() -> None:
     """argmax(p / E) ~ p: 40 000 positions; the G-test sees a total variation of 0.02, that of the control."""
     probs = torch.tensor([0.0, 0.5, 0.2, 0.15, 0.1, 0.04, 0.01], dtype=torch.float64)
     wrong = torch.tensor([0.0, 0.48, 0.22, 0.15, 0.1, 0.04, 0.01], dtype=torch.float64)
@@ -151,7 +151,7 @@ def test_the_race_follows_the_law() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_devices_agree() -> None:
+def test_noise_equal_on_devices() -> None:
     here, there = make_noise([3, 4], [0, 1]), make_noise([3, 4], [0, 1], "cuda")
     positions, used = torch.tensor([[5, 6], [70, 7]]), ints([1, 0])
     assert torch.equal(here.uniforms(2, 9, used), there.uniforms(2, 9, used).cpu())

@@ -20,7 +20,7 @@ from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 
 
-def test_logs_are_json_without_what_anybody_wrote(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_access_log_is_json_without_user_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Worker(llm, Limits(waiting=1))
     app = create_app(llm, engine, "tiny")
     out = io.StringIO()
@@ -62,7 +62,7 @@ class Stopped:
         return EngineLoad(0, 0, 0)
 
 
-def test_a_server_that_stops_says_so(llm: LLM) -> None:
+def test_stopping_server_answers_503(llm: LLM) -> None:
     app = create_app(llm, Stopped(), "tiny")  # type: ignore[arg-type]
     response = ask(app, PATH, {"prompt": "x"})
     assert "stopping" in refused(response, 503) and response.headers["retry-after"]

@@ -17,7 +17,7 @@ from triforce.server.engine_thread import Worker
 from triforce.server.startup_checks import KEYS_VARIABLE, read_keys, require_key_beyond_loopback
 
 
-def test_every_address_but_health_needs_a_key(guarded: ASGIApp) -> None:
+def test_api_key_needed_on_every_route_but_health(guarded: ASGIApp) -> None:
     assert good(ask(guarded, "/health")) == {"status": "ok"}
     for path in (PATH, "/v1/models", "/metrics", "/tokenize", "/openapi.json", "/nowhere", "/health/", "/docs"):
         response = ask(guarded, path)
@@ -28,11 +28,11 @@ def test_every_address_but_health_needs_a_key(guarded: ASGIApp) -> None:
 @pytest.mark.parametrize(
     "sent", [KEY, f"Basic {KEY}", f"Bearer {KEY[:-1]}", f"Bearer {KEY}x", "Bearer", "Bearer é", ""]
 )
-def test_wrong_keys(guarded: ASGIApp, sent: str) -> None:
+def test_api_key_wrong_is_401(guarded: ASGIApp, sent: str) -> None:
     assert ask(guarded, "/v1/models", headers={"authorization": sent.encode("latin-1")}).status_code == 401
 
 
-def test_each_key_is_compared_in_constant_time(guarded: ASGIApp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_keys_compared_in_constant_time(guarded: ASGIApp, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[tuple[int, int]] = []
     plain = hmac.compare_digest
 
@@ -46,7 +46,7 @@ def test_each_key_is_compared_in_constant_time(guarded: ASGIApp, monkeypatch: py
     assert lengths == [(32, 32)] * 4  # digests: not even the length of a key tells
 
 
-def test_keys_come_from_a_file_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_keys_from_file_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
     file.write_text(f"{KEY}\n\n")
     monkeypatch.setenv(KEYS_VARIABLE, f" {OTHER} ,")
@@ -61,7 +61,7 @@ def test_keys_come_from_a_file_and_the_environment(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
-def test_another_address_without_a_key_refuses_to_start(
+def test_public_address_without_key_does_not_start(
     host: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
@@ -70,12 +70,12 @@ def test_another_address_without_a_key_refuses_to_start(
     require_key_beyond_loopback(host, [KEY])
 
 
-def test_this_machine_alone_needs_no_key() -> None:
+def test_loopback_address_needs_no_key() -> None:
     for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
         require_key_beyond_loopback(host, [])
 
 
-def test_each_key_has_its_own_scope(guarded: ASGIApp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_key_has_own_prefix_scope(guarded: ASGIApp, monkeypatch: pytest.MonkeyPatch) -> None:
     """So nobody learns by timing what another has asked; and without keys there is one."""
     seen: list[str] = []
     engine, plain = guarded.state.service.engine, Worker.submit  # type: ignore[attr-defined]

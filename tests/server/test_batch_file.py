@@ -58,7 +58,7 @@ def told(body: dict[str, Any]) -> Any:
     return [item["content"] for item in body["output"]], body["usage"]
 
 
-def test_answers_are_the_servers(run: Run, app: ASGIApp, tmp_path: Path) -> None:
+def test_batch_answers_equal_server(run: Run, app: ASGIApp, tmp_path: Path) -> None:
     assert run(*(line(f"job {url}", url, body) for url, body in BODIES.items()), "\n") == 0
     found = {answer["custom_id"]: answer for answer in answers(tmp_path)}
     for url, body in BODIES.items():
@@ -84,7 +84,7 @@ BAD = {
 }
 
 
-def test_bad_lines_stop_nothing(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_batch_bad_lines_stop_nothing(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refused = [
         line("unserved", "/v1/completions", {"prompt": "x", "surprise": 1}),
         line("nameless", "/v1/completions", {"prompt": "x", "model": "gpt"}),
@@ -108,7 +108,7 @@ def test_bad_lines_stop_nothing(pair: Path, tmp_path: Path, capsys: pytest.Captu
         assert any(says in error["message"] for error in errors), says
 
 
-def test_refused_lines_name_the_reason_and_are_asked_again(
+def test_batch_refused_lines_name_reason_and_are_retried(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     body = BODIES["/v1/completions"] | {"max_tokens": 3}
@@ -126,7 +126,7 @@ def test_refused_lines_name_the_reason_and_are_asked_again(
     assert not list(tmp_path.glob("*.new"))
 
 
-def test_a_killed_run_is_taken_up(pair: Path, run: Run, tmp_path: Path) -> None:
+def test_batch_killed_run_resumes(pair: Path, run: Run, tmp_path: Path) -> None:
     lines = [
         line(str(i), "/v1/completions", {"prompt": "the cat", **SAMPLED, "seed": i, "max_tokens": 150})
         for i in range(30)
@@ -152,14 +152,14 @@ def test_a_killed_run_is_taken_up(pair: Path, run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"my notes", b"my notes\n", b'{"a": 1}\n', b'{"id": "x"}'])
-def test_another_file_is_not_written_to(run: Run, tmp_path: Path, content: bytes) -> None:
+def test_batch_other_output_is_not_overwritten(run: Run, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "out.jsonl").write_bytes(content)
     assert run(GOOD) == 2
     assert (tmp_path / "out.jsonl").read_bytes() == content
 
 
 @pytest.mark.parametrize(("source", "output"), [("nothing", "out"), ("", "out"), ("in", "in"), ("in", "no/where")])
-def test_files_that_cannot_be_used(
+def test_batch_unusable_files_are_reported(
     pair: Path, tmp_path: Path, source: str, output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in").write_text(GOOD)

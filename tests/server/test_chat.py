@@ -29,7 +29,7 @@ def wanted(llm: LLM, messages: list[dict[str, str]] = TOLD, **changes: Any) -> R
     return llm.generate(llm.tokenizer.chat(messages), SamplingParams(**(SAMPLED | changes)))[0]
 
 
-def test_an_answer_is_that_of_generate_after_the_template(app: ASGIApp, llm: LLM) -> None:
+def test_chat_answer_equals_generate_after_template(app: ASGIApp, llm: LLM) -> None:
     answer = good(ask(app, CHAT, {"model": "tiny", "messages": TALK, **SETTINGS, "max_completion_tokens": 24}))
     output = wanted(llm)
     (choice,) = answer["choices"]
@@ -38,19 +38,19 @@ def test_an_answer_is_that_of_generate_after_the_template(app: ASGIApp, llm: LLM
     assert answer["usage"]["prompt_tokens"] == output.prompt_tokens
 
 
-def test_content_in_parts_is_one_text(app: ASGIApp, llm: LLM) -> None:
+def test_chat_content_parts_join_to_one_text(app: ASGIApp, llm: LLM) -> None:
     parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "cat?"}]
     answer = good(ask(app, CHAT, {"messages": [TALK[0], {"role": "user", "content": parts}], **SAMPLED}))
     assert answer["choices"][0]["message"]["content"] == wanted(llm).outputs[0].text
 
 
-def test_an_answer_may_be_sent_back_as_it_came(app: ASGIApp) -> None:
+def test_chat_answer_can_be_sent_back(app: ASGIApp) -> None:
     message = good(ask(app, CHAT, {"messages": TALK, **SAMPLED}))["choices"][0]["message"]
     again = [*TALK, message | {"tool_calls": None, "audio": None, "annotations": []}, TALK[1]]
     assert ask(app, CHAT, {"messages": again, **SAMPLED}).status_code == 200
 
 
-def test_a_stream_adds_up_to_the_whole(app: ASGIApp) -> None:
+def test_chat_stream_adds_up_to_whole(app: ASGIApp) -> None:
     body = {"messages": TALK, **SAMPLED, "n": 2, "logprobs": True, "top_logprobs": 2, "tier_stats": True}
     body |= {"mode": "triforce"}  # in mode auto what a tier did depends on the clock
     whole = good(ask(app, CHAT, body))
@@ -65,7 +65,7 @@ def test_a_stream_adds_up_to_the_whole(app: ASGIApp) -> None:
         assert [tier for c in mine for tier in c.get("token_tiers", [])] == choice["token_tiers"]
 
 
-def test_logprobs_name_tokens_and_their_bytes(app: ASGIApp, llm: LLM) -> None:
+def test_chat_logprobs_name_tokens_and_bytes(app: ASGIApp, llm: LLM) -> None:
     (choice,) = good(ask(app, CHAT, {"messages": TALK, **SAMPLED, "logprobs": True}))["choices"]
     entries = wanted(llm, logprobs=0).outputs[0].logprobs or []
     assert [token["logprob"] for token in choice["logprobs"]["content"]] == [e.chosen.logprob for e in entries]
@@ -73,7 +73,7 @@ def test_logprobs_name_tokens_and_their_bytes(app: ASGIApp, llm: LLM) -> None:
         assert bytes(token["bytes"]).decode(errors="replace") == token["token"]
 
 
-def test_responses_keep_nothing(app: ASGIApp, llm: LLM) -> None:
+def test_responses_store_nothing(app: ASGIApp, llm: LLM) -> None:
     body = {"instructions": "be brief", "input": "the cat?", **SETTINGS, "max_output_tokens": 24}
     answer = good(ask(app, RESPONSES, body))
     text, output = wanted(llm).outputs[0].text, wanted(llm)
@@ -85,7 +85,7 @@ def test_responses_keep_nothing(app: ASGIApp, llm: LLM) -> None:
     assert again["output"][0]["content"] == answer["output"][0]["content"]
 
 
-def test_a_streamed_response_tells_of_every_part(app: ASGIApp, llm: LLM) -> None:
+def test_responses_stream_announces_every_part(app: ASGIApp, llm: LLM) -> None:
     body = {"instructions": "be brief", "input": "the cat?", **SETTINGS, "max_output_tokens": 24, "stream": True}
     told = events(ask(app, RESPONSES, body))
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
@@ -106,7 +106,7 @@ def serve(folder: Path | None, template: str | None) -> tuple[ASGIApp, Worker]:
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
-def test_a_model_without_a_template_names_completions(path: str) -> None:
+def test_chat_without_template_names_completions(path: str) -> None:
     app, engine = serve(SHIPPED[1], None)
     assert "/v1/completions" in refused(ask(app, path, {"messages": TALK} if path == CHAT else {"input": "x"}))
     asyncio.run(engine.close())
@@ -122,13 +122,13 @@ def test_a_model_without_a_template_names_completions(path: str) -> None:
         "{{ raise_exception('not like this') }}",
     ],
 )
-def test_a_template_cannot_reach_out_of_its_sandbox(pair: Path, template: str) -> None:
+def test_chat_template_stays_in_sandbox(pair: Path, template: str) -> None:
     app, engine = serve(pair / "target", template)
     assert "chat template" in refused(ask(app, CHAT, {"messages": TALK, "max_tokens": 1}))
     asyncio.run(engine.close())
 
 
-def test_prompt_tokens_that_were_read_before_are_told(app: ASGIApp) -> None:
+def test_chat_usage_reports_cached_tokens(app: ASGIApp) -> None:
     body = {"messages": [{"role": "user", "content": "a cat on a mat " * 9}], "max_tokens": 2, "temperature": 0}
     first, second = (good(ask(app, CHAT, body))["usage"] for _ in range(2))
     assert first["prompt_tokens_details"] == {"cached_tokens": 0}

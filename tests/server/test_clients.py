@@ -78,7 +78,7 @@ def scores(command: list[str], task: Path, out: Path) -> list[list[float]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_lm_eval_scores_as_with_the_model_itself(shipped: str, task: Path, tmp_path: Path) -> None:
+def test_lm_eval_scores_equal_model(shipped: str, task: Path, tmp_path: Path) -> None:
     needs("lm_eval", "tenacity", "aiohttp", "accelerate", "peft")
     model = str(SHIPPED[0])
     example = [shutil.which("sh") or "sh", str(EXAMPLES / "lm_eval.sh"), shipped, KEY, "target", model, "said"]
@@ -90,7 +90,7 @@ def test_lm_eval_scores_as_with_the_model_itself(shipped: str, task: Path, tmp_p
     assert all(max(row) - min(row) > 1 for row in ours)
 
 
-def test_langchain(pair: Path) -> None:
+def test_langchain_example_runs_through(pair: Path) -> None:
     needs("langchain_openai")
     with served(pair) as (_, url):
         command = [sys.executable, str(EXAMPLES / "langchain_client.py"), url, KEY, "target"]

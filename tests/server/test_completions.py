@@ -19,7 +19,7 @@ def wanted(llm: LLM, prompt: Any = PROMPT, **changes: Any) -> Any:
     return llm.generate(prompt, SamplingParams(**(SAMPLED | changes)))[0]
 
 
-def test_a_text_is_that_of_generate(app: ASGIApp, llm: LLM) -> None:
+def test_completions_text_equals_generate(app: ASGIApp, llm: LLM) -> None:
     answer = good(ask(app, PATH, {"model": "tiny", "prompt": PROMPT, **SAMPLED}))
     output = wanted(llm)
     assert answer["object"] == "text_completion" and answer["model"] == "tiny"
@@ -32,12 +32,12 @@ def test_a_text_is_that_of_generate(app: ASGIApp, llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("mode", ["ar", "draft", "retrieval", "streaming", "triforce", "lookup", "hybrid"])
-def test_every_mode_gives_the_same_text(app: ASGIApp, llm: LLM, mode: str) -> None:
+def test_completions_mode_texts_are_equal(app: ASGIApp, llm: LLM, mode: str) -> None:
     answer = good(ask(app, PATH, {"prompt": PROMPT, **SAMPLED, "mode": mode}))
     assert answer["choices"][0]["text"] == wanted(llm).outputs[0].text
 
 
-def test_prompts_are_texts_or_ids_one_or_many(app: ASGIApp, llm: LLM) -> None:
+def test_completions_prompts_as_texts_or_ids(app: ASGIApp, llm: LLM) -> None:
     ids, other = llm.encode(PROMPT), llm.encode("the hat")
     texts = [wanted(llm, prompt).outputs[0].text for prompt in (ids, other)]
     for prompt in (PROMPT, ids, [PROMPT], [ids]):
@@ -49,7 +49,7 @@ def test_prompts_are_texts_or_ids_one_or_many(app: ASGIApp, llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_stream_adds_up_to_the_whole(app: ASGIApp, several: bool) -> None:
+def test_completions_stream_adds_up_to_whole(app: ASGIApp, several: bool) -> None:
     body = {"prompt": [PROMPT, "the hat"] if several else PROMPT, **SAMPLED, "n": 2, "logprobs": 2}
     body |= {"tier_stats": True, "mode": "triforce"}  # in mode auto what a tier did depends on the clock
     whole = good(ask(app, PATH, body))
@@ -67,13 +67,13 @@ def test_a_stream_adds_up_to_the_whole(app: ASGIApp, several: bool) -> None:
         assert [c["finish_reason"] for c in mine][-1] == "length" and not any(c["finish_reason"] for c in mine[:-1])
 
 
-def test_stop_strings_end_texts(app: ASGIApp, llm: LLM) -> None:
+def test_completions_stop_strings_end_texts(app: ASGIApp, llm: LLM) -> None:
     text = wanted(llm).outputs[0].text
     (choice,) = good(ask(app, PATH, {"prompt": PROMPT, **SAMPLED, "stop": [text[6:9]]}))["choices"]
     assert choice["text"] == text[: text.index(text[6:9])] and choice["finish_reason"] == "stop"
 
 
-def test_settings_reach_the_sampler(app: ASGIApp, llm: LLM) -> None:
+def test_completions_settings_reach_sampler(app: ASGIApp, llm: LLM) -> None:
     settings = {
         "presence_penalty": 1.5,
         "frequency_penalty": 0.5,
@@ -85,7 +85,7 @@ def test_settings_reach_the_sampler(app: ASGIApp, llm: LLM) -> None:
     assert answer["choices"][0]["text"] == wanted(llm, **settings, top_p=0.9, logit_bias={70: 4.0}).outputs[0].text
 
 
-def test_scores_of_a_prompt_as_lm_eval_asks_for_them(app: ASGIApp, llm: LLM) -> None:
+def test_completions_prompt_scores_for_lm_eval(app: ASGIApp, llm: LLM) -> None:
     """Its `local-completions` sums token_logprobs[context:-1], and finds a token greedy if none scores higher."""
     ids = [llm.encode(PROMPT), llm.encode("the hat and")]
     body = {"prompt": ids, "max_tokens": 1, "temperature": 0, "seed": 1234, "echo": True, "logprobs": 1}
@@ -101,7 +101,7 @@ def test_scores_of_a_prompt_as_lm_eval_asks_for_them(app: ASGIApp, llm: LLM) -> 
         assert offsets[0] == 0 and offsets == sorted(offsets) and offsets[-1] <= len(text)
 
 
-def test_a_prompt_may_only_be_scored(app: ASGIApp, llm: LLM) -> None:
+def test_completions_prompt_can_be_scored_only(app: ASGIApp, llm: LLM) -> None:
     body = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 2}
     answer = good(ask(app, PATH, body))
     (choice,) = answer["choices"]
@@ -112,7 +112,7 @@ def test_a_prompt_may_only_be_scored(app: ASGIApp, llm: LLM) -> None:
     assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == PROMPT
 
 
-def test_what_the_tiers_did(app: ASGIApp, llm: LLM) -> None:
+def test_completions_report_tiers(app: ASGIApp, llm: LLM) -> None:
     answer = good(ask(app, PATH, {"prompt": PROMPT, **SAMPLED, "tier_stats": True, "mode": "triforce"}))
     (output,) = llm.generate(PROMPT, SamplingParams(**SAMPLED), mode="triforce")
     stats = [{"name": t.name, "proposed": t.proposed, "accepted": t.accepted, "passes": t.passes} for t in output.tiers]
@@ -120,6 +120,6 @@ def test_what_the_tiers_did(app: ASGIApp, llm: LLM) -> None:
     assert answer["choices"][0]["token_tiers"] == output.outputs[0].origins
 
 
-def test_an_echo_with_scores_is_not_streamed(app: ASGIApp) -> None:
+def test_completions_scored_echo_is_not_streamed(app: ASGIApp) -> None:
     text = refused(ask(app, PATH, {"prompt": PROMPT, "echo": True, "logprobs": 1, "stream": True}))
     assert "leave out" in text

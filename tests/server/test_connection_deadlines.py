@@ -18,7 +18,7 @@ from triforce.server.connections import Connection
 from triforce.server.limits import Limits
 
 
-def test_headers_have_a_deadline_however_they_trickle() -> None:
+def test_trickling_headers_time_out() -> None:
     async def play(it: Scene) -> None:
         reader, writer = await it.connect(HALF)
 
@@ -45,7 +45,7 @@ def test_headers_have_a_deadline_however_they_trickle() -> None:
         b"POST /quick HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1",
     ],
 )
-def test_who_asks_no_more_is_hung_up_on(before: bytes) -> None:
+def test_idle_connection_is_closed(before: bytes) -> None:
     """One that never asked, one that did, and those that do not end a body which nobody waits for."""
 
     async def play(it: Scene) -> None:
@@ -55,7 +55,7 @@ def test_who_asks_no_more_is_hung_up_on(before: bytes) -> None:
     scene(play, header_seconds=0.2)
 
 
-def test_a_second_request_has_a_deadline_of_its_own_and_one_that_is_answered_has_none() -> None:
+def test_second_request_has_own_deadline_and_answered_one_none() -> None:
     async def play(it: Scene) -> None:
         reader, writer = await it.connect(HEAD % b"wait")
         await it.until(lambda: it.held == 1)
@@ -69,7 +69,7 @@ def test_a_second_request_has_a_deadline_of_its_own_and_one_that_is_answered_has
     scene(play, header_seconds=0.2)
 
 
-def test_an_answer_must_be_read() -> None:
+def test_unread_answer_is_aborted() -> None:
     """What makes it is told that the client is gone."""
 
     async def play(it: Scene) -> None:
@@ -82,7 +82,7 @@ def test_an_answer_must_be_read() -> None:
 
 
 @pytest.mark.parametrize("requests", [20, 1000])
-def test_answers_that_ended_must_be_read_too(requests: int) -> None:
+def test_unread_pipelined_answers_are_aborted(requests: int) -> None:
     """Requests one behind the other; of the many not even all fit into what the server reads ahead."""
 
     async def play(it: Scene) -> None:
@@ -122,7 +122,9 @@ class Still:
         (True, False, False, [0] * 9, "headers_late"),
     ],
 )
-def test_which_clients_are_late(complete: bool, paused: bool, closing: bool, left: list[int], found: str) -> None:
+def test_late_clients_are_found_by_clock(
+    complete: bool, paused: bool, closing: bool, left: list[int], found: str
+) -> None:
     still, limits = Still(), Limits(header_seconds=5, stall_seconds=5)
     config = uvicorn.Config(FastAPI(), log_config=None)
     settings: Any = {"config": config, "server_state": ServerState(), "app_state": {}, "_loop": still}

@@ -23,7 +23,7 @@ from triforce.server.door import network
 from triforce.server.limits import CONNECTIONS, Limits
 
 
-def test_an_address_has_its_share_and_what_waits_gives_way() -> None:
+def test_address_limit_closes_waiting_connections() -> None:
     async def play(it: Scene) -> None:
         halves = [await it.connect(HALF) for _ in range(5)]
         assert await it.ask() == b"HTTP/1.1 200 OK\r\n"
@@ -42,7 +42,7 @@ def test_an_address_has_its_share_and_what_waits_gives_way() -> None:
 
 
 @several_addresses
-def test_others_are_served_while_one_address_has_its_fill() -> None:
+def test_full_address_leaves_others_served() -> None:
     async def play(it: Scene) -> None:
         for _ in range(3):
             await it.connect(HEAD % b"wait")
@@ -53,7 +53,7 @@ def test_others_are_served_while_one_address_has_its_fill() -> None:
 
 
 @several_addresses
-def test_half_headers_of_many_addresses_keep_nobody_out() -> None:
+def test_half_headers_of_many_addresses_lock_nobody_out() -> None:
     async def play(it: Scene) -> None:
         for i in range(40):
             await it.connect(HALF, f"127.0.0.{2 + i % 20}")
@@ -65,7 +65,7 @@ def test_half_headers_of_many_addresses_keep_nobody_out() -> None:
 
 
 @several_addresses
-def test_accepting_pauses_while_all_are_being_answered() -> None:
+def test_accepting_pauses_while_all_are_answered() -> None:
     async def play(it: Scene) -> None:
         for i in range(4):
             await it.connect(HEAD % b"wait", f"127.0.0.{i + 2}")
@@ -79,7 +79,7 @@ def test_accepting_pauses_while_all_are_being_answered() -> None:
     scene(play, connections=4)
 
 
-def test_descriptors_that_run_out_are_one_line_of_log_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exhausted_descriptors_log_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     out, failures = io.StringIO(), 50
     handler = logging.StreamHandler(out)
     handler.setFormatter(logs.JsonLines())
@@ -108,7 +108,7 @@ def test_descriptors_that_run_out_are_one_line_of_log_a_second(monkeypatch: pyte
     assert sum(line["no_descriptors"] for line in lines) == sum(line["paused"] for line in lines) == 25
 
 
-def test_places_leave_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_limit_leaves_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
     assert places(None) == places(192) == 192 and Limits(connections=192).places_of_an_address == 96
     with pytest.raises(RequestError, match="give --max-connections 192"):
@@ -119,7 +119,7 @@ def test_places_leave_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("name", ["--max-connections", "--max-connections-per-address"])
-def test_a_bound_that_nobody_fits_in_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_connection_limit_of_zero_exits_2(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "nowhere", name, "0"]) == 2
     assert "not positive" in capsys.readouterr().err
 
@@ -135,5 +135,5 @@ def test_a_bound_that_nobody_fits_in_is_refused(name: str, capsys: pytest.Captur
         ("fe80::1%eth0", "fe80::/64"),
     ],
 )
-def test_whom_a_connection_is_counted_for(host: str, counted: str) -> None:
+def test_connections_are_counted_by_network(host: str, counted: str) -> None:
     assert network(host) == counted

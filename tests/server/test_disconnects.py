@@ -37,7 +37,7 @@ def held(worker: Worker) -> int:
 
 @pytest.mark.parametrize("after", [0, 1, 6])
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_hangs_up_leaves_no_kv(llm: LLM, after: int, stream: bool) -> None:
+def test_disconnect_frees_kv(llm: LLM, after: int, stream: bool) -> None:
     """Before the headers, after them, in the middle of the text."""
     worker = Worker(llm, Limits(waiting=4))
     app = create_app(llm, worker, "tiny")
@@ -51,7 +51,7 @@ def test_a_client_that_hangs_up_leaves_no_kv(llm: LLM, after: int, stream: bool)
     asyncio.run(worker.close())
 
 
-def test_a_prompt_that_nobody_waits_for_is_not_read_to_its_end(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disconnect_during_prefill_stops_reading(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client is gone after the first of four parts of the prompt."""
     prefill = Tier.prefill
 
@@ -77,7 +77,7 @@ def test_a_prompt_that_nobody_waits_for_is_not_read_to_its_end(llm: LLM, monkeyp
 
 
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
-def test_many_at_a_time_get_the_text_of_their_seed(llm: LLM, mode: str) -> None:
+def test_concurrent_requests_keep_seeded_texts(llm: LLM, mode: str) -> None:
     prompts = [[5 + i] * (20 * i + 3) for i in range(6)]
     params = SamplingParams(temperature=0.8, seed=7, max_tokens=12, ignore_eos=True)
 
@@ -99,7 +99,7 @@ def sums(app: ASGIApp) -> dict[tuple[str, str], float]:
     return {(s.name, s.labels.get("tier") or s.labels.get("finished_reason") or ""): s.value for s in samples}
 
 
-def test_what_is_counted(llm: LLM) -> None:
+def test_metrics_count_requests_and_tokens(llm: LLM) -> None:
     app = create_app(llm, Worker(llm, Limits(waiting=4)), "tiny")
     answer = good(ask(app, "/v1/completions", {"prompt": "the cat", **SAMPLED, "n": 2, "tier_stats": True}))
     asyncio.run(hang_up(app, "/v1/completions", LONG, after=3))

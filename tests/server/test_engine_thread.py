@@ -100,7 +100,7 @@ def run(scene: Callable[[Scripted, Worker], Any], waiting: int = 4, rows: int = 
     return log
 
 
-def test_each_gets_its_own_events() -> None:
+def test_worker_sends_events_to_their_request() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         llm.let.release(9)
         answers = [*worker.submit(asks(1, 2)), *worker.submit(asks(3))]
@@ -110,7 +110,7 @@ def test_each_gets_its_own_events() -> None:
     assert run(scene) == ["begin 1", "done 1", "begin 2", "done 2", "begin 3", "done 3"]
 
 
-def test_one_joins_those_that_run() -> None:
+def test_worker_adds_requests_while_running() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         (one,) = worker.submit(asks(1))
         llm.let.release()
@@ -124,7 +124,7 @@ def test_one_joins_those_that_run() -> None:
     assert sorted(run(scene, rows=2)[:2]) == ["begin 1", "begin 2"]
 
 
-def test_a_failure_is_told_and_the_next_one_is_served() -> None:
+def test_worker_request_failure_leaves_next_served() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         llm.let.release(3)
         unlucky, other = worker.submit(asks(13, 1))
@@ -135,7 +135,7 @@ def test_a_failure_is_told_and_the_next_one_is_served() -> None:
     assert run(scene)[-1] == "done 1"
 
 
-def test_what_breaks_the_engine_is_told_to_all_and_others_may_come() -> None:
+def test_worker_engine_failure_ends_all_and_recovers() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         llm.let.release(9)
         for answer in worker.submit(asks(14, 1)):
@@ -147,7 +147,7 @@ def test_what_breaks_the_engine_is_told_to_all_and_others_may_come() -> None:
     assert run(scene)[-1] == "done 2"
 
 
-def test_cancelled_ones_are_left_at_the_next_step_or_never_begun() -> None:
+def test_worker_cancelled_requests_leave_at_next_step() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         one, two, three = worker.submit(asks(1, 2, 3))
         llm.let.release()
@@ -162,7 +162,7 @@ def test_cancelled_ones_are_left_at_the_next_step_or_never_begun() -> None:
     assert [each for each in log if "never" not in each] == ["begin 1", "left 1", "begin 3", "done 3"]
 
 
-def test_a_queue_takes_all_or_none() -> None:
+def test_worker_queue_is_atomic() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         with pytest.raises(QueueFull):
             worker.submit(asks(1, 2, 3, 4))
@@ -178,7 +178,7 @@ def test_a_queue_takes_all_or_none() -> None:
     run(scene, waiting=2)
 
 
-def test_draining_finishes_what_was_taken_and_stopping_ends_it() -> None:
+def test_worker_drain_finishes_and_stop_ends() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         one, two = worker.submit(asks(1, 2))
         worker.drain()

@@ -139,23 +139,23 @@ def slow_clients(url: str, count: int) -> int:
     return count
 
 
-def test_what_fits_its_own_description_and_what_does_not(url: str) -> None:
+def test_hostile_schema_requests_get_no_5xx(url: str) -> None:
     assert schemathesis_requests(url, 12) > 100
     wait_until_idle(url)
 
 
-def test_requests_meant_to_break_it(url: str) -> None:
+def test_hostile_requests_get_no_5xx(url: str) -> None:
     hostile_requests(url, 220)
     wait_until_idle(url)
 
 
-def test_slow_clients(url: str) -> None:
+def test_hostile_slow_clients_block_nobody(url: str) -> None:
     slow_clients(url, 30)
     wait_until_idle(url)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
-def test_a_server_without_descriptors_is_reached(url: str) -> None:
+def test_hostile_descriptor_exhaustion_recovers(url: str) -> None:
     """Half-sent headers take all that it has, which is less than its bound on connections. Who waits gives way."""
     server = next(p for p in psutil.Process().children() if "serve" in p.cmdline())
     soft, most = server.rlimit(psutil.RLIMIT_NOFILE)
@@ -173,7 +173,7 @@ def test_a_server_without_descriptors_is_reached(url: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_ten_thousand(url: str) -> None:
+def test_hostile_ten_thousand_requests_keep_memory_flat(url: str) -> None:
     """Twice as many requests take no more memory than half of them did."""
     server = next(p for p in psutil.Process().children() if "serve" in p.cmdline())
     sent = schemathesis_requests(url, 200) + hostile_requests(url, 2500) + slow_clients(url, 100)
@@ -184,7 +184,7 @@ def test_ten_thousand(url: str) -> None:
     assert sent >= 10_000 and server.memory_info().rss < before * 1.05
 
 
-def test_a_server_that_breaks_is_noticed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_broken_server_is_detected(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = httpx.Client.post
 
     def post(web: httpx.Client, path: str, **options: Any) -> httpx.Response:

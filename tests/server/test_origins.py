@@ -27,11 +27,11 @@ from triforce.server.startup_checks import require_origins
         *[(name, False) for name in ("evil.example.org", "localhost.evil.org", "", "127.0.0.1.evil.org", "[evil]")],
     ],
 )
-def test_the_host_header_names_this_server(guarded: ASGIApp, host: str, known: bool) -> None:
+def test_host_header_must_name_server(guarded: ASGIApp, host: str, known: bool) -> None:
     assert ask(guarded, "/health", headers={"host": host}).status_code == (200 if known else 400)
 
 
-def test_pages_of_named_origins_may_ask(llm: LLM, app: ASGIApp) -> None:
+def test_cors_named_origins_are_allowed(llm: LLM, app: ASGIApp) -> None:
     """A browser asks first, without the key; the answer comes with it, refusals too. Nobody is named by default."""
     page = "https://notes.example.org"
     asks = {"origin": page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
@@ -57,18 +57,18 @@ def test_pages_of_named_origins_may_ask(llm: LLM, app: ASGIApp) -> None:
 
 
 @pytest.mark.parametrize("origin", ["example.org", "https://", "https://a b", "https://a.org/page", ""])
-def test_what_is_no_origin(origin: str) -> None:
+def test_cors_bad_origins_raise(origin: str) -> None:
     require_origins(["*", "https://example.org", "http://localhost:3000"])
     with pytest.raises(RequestError, match="is no origin"):
         require_origins([origin])
 
 
-def test_a_request_has_one_host() -> None:
+def test_request_without_exactly_one_host_is_400() -> None:
     for hosts in ([], [b"localhost", b"localhost"]):
         assert send_to(HostCheck(echo, []), headers=[(b"host", host) for host in hosts])[0] == 400
 
 
-def test_pages_of_other_sites_read_nothing(app: ASGIApp) -> None:
+def test_cors_other_sites_read_nothing(app: ASGIApp) -> None:
     headers = {"origin": "https://evil.example.org", "access-control-request-method": "POST"}
     response = ask(app, "/v1/models", headers=headers)
     assert not [name for name in response.headers if name.startswith("access-control")]

@@ -23,7 +23,7 @@ USAGE = {"include_usage": True}
 PROMPT = "the cat sat on the mat " * 12
 
 
-def test_it_brings_all_it_needs(app: ASGIApp) -> None:
+def test_playground_is_self_contained(app: ASGIApp) -> None:
     page = ask(app, "/")
     assert page.status_code == 200 and page.headers["content-type"] == "text/html; charset=utf-8"
     assert not re.findall(r"""(?:src|href)=["'](?!data:,)|https?://|@import|url\(|\son\w+=|\sstyle=""", page.text)
@@ -37,7 +37,7 @@ def test_it_brings_all_it_needs(app: ASGIApp) -> None:
         assert policy[f"{tag}-src"].split() == hashes
 
 
-def test_it_is_the_same_without_a_key_and_says_nothing(app: ASGIApp, llm: LLM) -> None:
+def test_playground_is_same_without_key(app: ASGIApp, llm: LLM) -> None:
     engine = Worker(llm, Limits())
     guarded = create_app(llm, engine, "secret-name", keys=["a-key-of-many-letters"])
     page = ask(guarded, "/")
@@ -49,13 +49,13 @@ def test_it_is_the_same_without_a_key_and_says_nothing(app: ASGIApp, llm: LLM) -
     asyncio.run(engine.close())
 
 
-def test_there_is_a_long_sample(app: ASGIApp) -> None:
+def test_playground_has_long_sample(app: ASGIApp) -> None:
     sample = ask(app, "/sample.txt")
     assert sample.headers["content-type"] == "text/plain; charset=utf-8"
     assert "JONATHAN HARKER" in sample.text[:2000] and len(sample.text) > 32_000 * 5
 
 
-def test_what_stands_in_view_and_what_is_advanced(app: ASGIApp) -> None:
+def test_playground_advanced_controls_are_folded(app: ASGIApp) -> None:
     text = ask(app, "/").text
     form = re.findall(r"<form.*?</form>", text, re.DOTALL)[0]
     (advanced,) = re.findall(r"<details.*?</details>", form, re.DOTALL)
@@ -65,7 +65,7 @@ def test_what_stands_in_view_and_what_is_advanced(app: ASGIApp) -> None:
     assert re.findall(r'<button class="main"[^>]*>(.*?)<', form) == ["Compare"]
 
 
-def test_every_control_has_a_label(app: ASGIApp) -> None:
+def test_playground_controls_have_labels(app: ASGIApp) -> None:
     text = ask(app, "/").text
     controls = re.findall(r"<(?:input|select|textarea|canvas)\b[^>]*>", text)
     labelled = set(re.findall(r'<label for="(\w+)"', text))
@@ -77,7 +77,7 @@ def test_every_control_has_a_label(app: ASGIApp) -> None:
 
 
 @pytest.mark.parametrize("stop", [None, ["at", "he "]])
-def test_each_token_tells_its_length_and_each_piece_where_it_stands(app: ASGIApp, stop: Any) -> None:
+def test_playground_tokens_have_lengths_and_pieces_offsets(app: ASGIApp, stop: Any) -> None:
     body = {
         "prompt": PROMPT,
         **SAMPLED,
@@ -102,7 +102,7 @@ def test_each_token_tells_its_length_and_each_piece_where_it_stands(app: ASGIApp
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_how_far_a_document_is_read_comes_before_the_text(app: ASGIApp, path: str) -> None:
+def test_playground_prefill_progress_precedes_text(app: ASGIApp, path: str) -> None:
     text = f"{path} has never been read before. " + PROMPT * 4
     said = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
     told = events(ask(app, path, {**said, **SAMPLED, "stream": True, "look": True, "stream_options": USAGE}))
@@ -115,7 +115,7 @@ def test_how_far_a_document_is_read_comes_before_the_text(app: ASGIApp, path: st
     assert {reading["of"] for reading in readings} == {counts[-1]} == {told[-1]["usage"]["prompt_tokens"] - 1}
 
 
-def test_openais_client_passes_over_it(app: ASGIApp) -> None:
+def test_playground_events_are_ignored_by_openai_client(app: ASGIApp) -> None:
     """As over the chunk of usage, which has no choices either."""
     openai = pytest.importorskip("openai", reason="openai is not installed")
 
@@ -133,7 +133,7 @@ def test_openais_client_passes_over_it(app: ASGIApp) -> None:
     assert empty and len(texts) > 0
 
 
-def test_a_chat_tells_it_too(app: ASGIApp) -> None:
+def test_playground_chat_sends_trace(app: ASGIApp) -> None:
     body = {"messages": [{"role": "user", "content": PROMPT}], **SAMPLED, "stream": True, "look": True}
     told = [event["choices"][0] for event in events(ask(app, "/v1/chat/completions", body)) if event["choices"]]
     assert sum(n for choice in told for n in choice.get("token_characters", [])) == sum(
@@ -142,13 +142,13 @@ def test_a_chat_tells_it_too(app: ASGIApp) -> None:
     assert any(choice.get("look") for choice in told)
 
 
-def test_nobody_is_told_unasked(app: ASGIApp) -> None:
+def test_playground_trace_needs_request(app: ASGIApp) -> None:
     body = {"prompt": PROMPT, **SAMPLED, "stream": True, "tier_stats": True}
     told = json.dumps(events(ask(app, "/v1/completions", body | {"prompt": "nobody looks here " * 40})))
     assert "look" not in told.replace("nobody looks", "") and "reading" not in told
     assert "needs stream" in refused(ask(app, "/v1/completions", {"prompt": "a", "look": True}))
 
 
-def test_a_model_says_what_can_be_done_with_it(app: ASGIApp) -> None:
+def test_playground_model_reports_abilities(app: ASGIApp) -> None:
     (card,) = good(ask(app, "/v1/models"))["data"]
     assert card["triforce"]["chats"] is True and "triforce" in card["triforce"]["modes"]

@@ -69,7 +69,7 @@ JSON = {"content-type": "application/json"}
         ({"response_format": {"type": "grammar", "grammar": "start: nowhere"}}, "nowhere"),
     ],
 )
-def test_bad_completions(app: ASGIApp, changes: dict[str, Any], says: str) -> None:
+def test_bad_completions_are_400(app: ASGIApp, changes: dict[str, Any], says: str) -> None:
     body = json.dumps({"prompt": "the cat", "max_tokens": 2} | changes)
     assert says in refused(ask(app, COMPLETIONS, content=body, headers=JSON))
 
@@ -92,18 +92,18 @@ def test_bad_completions(app: ASGIApp, changes: dict[str, Any], says: str) -> No
         ({"max_tokens": 5, "max_completion_tokens": 6}, "old name"),
     ],
 )
-def test_bad_chats(app: ASGIApp, changes: dict[str, Any], says: str) -> None:
+def test_bad_chats_are_400(app: ASGIApp, changes: dict[str, Any], says: str) -> None:
     assert says in refused(ask(app, CHAT, GOOD[CHAT] | {"max_completion_tokens": 2} | changes))
 
 
 @pytest.mark.parametrize("field", ["previous_response_id", "background"])
-def test_nothing_is_kept_between_responses(app: ASGIApp, field: str) -> None:
+def test_responses_stored_state_is_refused(app: ASGIApp, field: str) -> None:
     assert UNSUPPORTED[field][1] in refused(ask(app, RESPONSES, GOOD[RESPONSES] | {field: True}))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES])
-def test_what_clients_always_send_is_taken_and_named(app: ASGIApp, path: str, stream: bool) -> None:
+def test_ignored_client_fields_are_accepted_and_named(app: ASGIApp, path: str, stream: bool) -> None:
     wishes = {"reasoning": {"effort": "low"}, "reasoning_effort": "high", "verbosity": "low", "store": True}
     plain = GOOD[path] | {"stream": stream}
     answer = ask(app, path, plain | wishes | {"include": [], "user": "me"})
@@ -113,7 +113,7 @@ def test_what_clients_always_send_is_taken_and_named(app: ASGIApp, path: str, st
 
 
 @pytest.mark.parametrize("field", sorted(UNSUPPORTED))
-def test_values_that_change_nothing_are_taken(app: ASGIApp, field: str) -> None:
+def test_neutral_values_are_accepted(app: ASGIApp, field: str) -> None:
     body = GOOD[CHAT] | {"max_completion_tokens": 1, field: UNSUPPORTED[field][0][-1], "user": "me"}
     if field == "top_logprobs":
         body |= {"logprobs": True}
@@ -129,18 +129,18 @@ def test_values_that_change_nothing_are_taken(app: ASGIApp, field: str) -> None:
     ],
     ids=lambda content: content[:12],
 )
-def test_bodies_that_are_not_right(app: ASGIApp, path: str, content: bytes) -> None:
+def test_malformed_bodies_are_400(app: ASGIApp, path: str, content: bytes) -> None:
     refused(ask(app, path, content=content, headers=JSON))
 
 
-def test_only_json_is_read(app: ASGIApp) -> None:
+def test_non_json_content_types_are_400(app: ASGIApp) -> None:
     """So a page of another site cannot post a form to this server."""
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
         body = json.dumps(GOOD[COMPLETIONS])
         assert "application/json" in refused(ask(app, COMPLETIONS, content=body, headers={"content-type": kind}))
 
 
-def test_unknown_places_and_methods(app: ASGIApp) -> None:
+def test_unknown_routes_are_404_and_405(app: ASGIApp) -> None:
     assert "openapi.json" in refused(ask(app, "/v2"), 404)
     assert "openapi.json" in refused(ask(app, COMPLETIONS), 405)
     assert "'tiny'" in refused(ask(app, COMPLETIONS, {"prompt": "x", "model": "gpt"}), 404)
@@ -161,13 +161,13 @@ FIELDS += ["response_format", "text", "tool_choice"]
 @given(
     st.sampled_from(sorted(GOOD)), st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), VALUES, max_size=3)
 )
-def test_no_body_breaks_the_server(app: ASGIApp, path: str, changes: dict[str, Any]) -> None:
+def test_random_bodies_get_no_5xx(app: ASGIApp, path: str, changes: dict[str, Any]) -> None:
     body = GOOD[path] | ({SHORT[path]: 1} if path in SHORT else {}) | changes
     response = ask(app, path, content=json.dumps(body), headers=JSON)
     assert response.status_code in (200, 400, 404), response.text
 
 
-def test_the_interface_describes_itself(app: ASGIApp) -> None:
+def test_openapi_describes_the_routes(app: ASGIApp) -> None:
     api = good(ask(app, "/openapi.json"))
     for path in GOOD:
         operation = api["paths"][path]["post"]
@@ -175,7 +175,7 @@ def test_the_interface_describes_itself(app: ASGIApp) -> None:
     assert api["components"]["schemas"]["CompletionBody"]["additionalProperties"] is False
 
 
-def test_what_stands_beside_these_mistakes_is_served(app: ASGIApp) -> None:
+def test_valid_requests_beside_mistakes_are_served(app: ASGIApp) -> None:
     """The controls."""
     for path, body in GOOD.items():
         few = {SHORT[path]: 2, "temperature": 0.8, "seed": 0} if path in SHORT else {}

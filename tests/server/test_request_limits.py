@@ -16,7 +16,7 @@ from triforce.server.limits import Limits
 from triforce.server.security import BodyLimit
 
 
-def test_a_body_is_bounded_as_announced_and_as_it_comes() -> None:
+def test_body_limit_holds_for_announced_and_chunked() -> None:
     app = BodyLimit(echo, Limits(body_bytes=10))
     assert send_to(app, (b"12345", b"67890")) == (200, b"1234567890")
     assert send_to(app, (b"12345", b"67890", b"1"))[0] == 413
@@ -24,22 +24,22 @@ def test_a_body_is_bounded_as_announced_and_as_it_comes() -> None:
     assert send_to(app, headers=[(b"content-length", b"9" * 5000)])[0] == 413
 
 
-def test_without_a_key_no_large_body_is_kept(guarded: ASGIApp) -> None:
+def test_open_routes_limit_bodies_to_1024_bytes(guarded: ASGIApp) -> None:
     for path in security.OPEN:
         assert ask(guarded, path, content=b" " * 1024).status_code != 413
         assert "1024 bytes" in refused(ask(guarded, path, content=b" " * 1025), 413)
 
 
-def test_a_body_must_arrive_in_time() -> None:
+def test_body_must_arrive_in_time() -> None:
     assert send_to(BodyLimit(echo, Limits(body_seconds=0.05)), wait=0.2)[0] == 408
 
 
-def test_a_large_request_is_refused(guarded: ASGIApp) -> None:
+def test_body_too_large_is_413(guarded: ASGIApp) -> None:
     response = ask(guarded, PATH, {"prompt": "x" * 3000}, headers={"authorization": f"Bearer {KEY}"})
     assert "--max-body" in refused(response, 413)
 
 
-def test_a_request_reserves_no_more_kv_than_allowed(llm: LLM) -> None:
+def test_request_kv_limit_is_enforced(llm: LLM) -> None:
     limits = Limits(kv_tokens=100)
     app = create_app(llm, Worker(llm, limits), "tiny", limits=limits)
     assert "lower n or max_tokens" in refused(ask(app, PATH, {"prompt": [5] * 10, "max_tokens": 41, "n": 2}))
@@ -47,7 +47,7 @@ def test_a_request_reserves_no_more_kv_than_allowed(llm: LLM) -> None:
     asyncio.run(app.state.service.engine.close())
 
 
-def test_a_request_ends_when_its_time_is_up(llm: LLM) -> None:
+def test_request_time_limit_ends_generation(llm: LLM) -> None:
     app = create_app(llm, Worker(llm, Limits(waiting=1)), "tiny", limits=Limits(seconds=0.2))
     body = {"prompt": "the cat", "max_tokens": 2000, "ignore_eos": True}
     assert "--timeout" in refused(ask(app, PATH, body), 408)
@@ -55,7 +55,7 @@ def test_a_request_ends_when_its_time_is_up(llm: LLM) -> None:
     asyncio.run(app.state.service.engine.close())
 
 
-def test_a_full_queue_says_when_to_come_back(llm: LLM) -> None:
+def test_full_queue_answers_429_with_retry_after(llm: LLM) -> None:
     """One runs, one waits, the third is told to come back; what is given up makes room."""
     app = create_app(llm, Worker(llm, Limits(waiting=1, rows=1)), "tiny")
     long = {"prompt": "the cat", "max_tokens": 2000, "ignore_eos": True}
@@ -72,7 +72,7 @@ def test_a_full_queue_says_when_to_come_back(llm: LLM) -> None:
     asyncio.run(app.state.service.engine.close())
 
 
-def test_more_prompts_than_the_queue_ever_holds_are_refused_for_good(llm: LLM) -> None:
+def test_more_prompts_than_queue_are_400(llm: LLM) -> None:
     limits = Limits(waiting=1, rows=1)
     app = create_app(llm, Worker(llm, limits), "tiny", limits=limits)
     assert "at most 2" in refused(ask(app, PATH, {"prompt": ["a", "b", "c"], "max_tokens": 1}))

@@ -38,7 +38,7 @@ def chatted(llm: LLM) -> list[int]:
     return llm.tokenizer.chat(TALK)
 
 
-def test_a_chat_keeps_to_a_schema(app: ASGIApp, llm: LLM) -> None:
+def test_chat_keeps_to_json_schema(app: ASGIApp, llm: LLM) -> None:
     body = {"messages": TALK, **SAMPLED, "max_tokens": 200, "response_format": FORMAT}
     (choice,) = good(ask(app, CHAT, body))["choices"]
     jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
@@ -49,7 +49,7 @@ def test_a_chat_keeps_to_a_schema(app: ASGIApp, llm: LLM) -> None:
     assert "".join(deltas) == choice["message"]["content"]
 
 
-def test_a_response_keeps_to_a_schema(app: ASGIApp, llm: LLM) -> None:
+def test_responses_keep_to_json_schema(app: ASGIApp, llm: LLM) -> None:
     form = {"type": "json_schema", "name": "cat", "schema": SCHEMA, "strict": True}
     body = {"input": "the cat?", **SAMPLED, "max_output_tokens": 200, "text": {"format": form}}
     answer = good(ask(app, RESPONSES, body))
@@ -58,7 +58,7 @@ def test_a_response_keeps_to_a_schema(app: ASGIApp, llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("mode", ["ar", "triforce", "lookup"])
-def test_completions_take_every_format_in_every_mode(app: ASGIApp, llm: LLM, mode: str) -> None:
+def test_completions_keep_to_every_format_in_every_mode(app: ASGIApp, llm: LLM, mode: str) -> None:
     pattern = "(the |cat ){3}[0-9]{2}"
     for form, grammar in (
         (FORMAT, Grammar.json(SCHEMA)),
@@ -71,12 +71,12 @@ def test_completions_take_every_format_in_every_mode(app: ASGIApp, llm: LLM, mod
     assert re.fullmatch("a[bc]{3,4}", choice["text"])
 
 
-def test_a_json_object_begins_as_one(app: ASGIApp) -> None:
+def test_json_object_starts_with_brace(app: ASGIApp) -> None:
     body = {"messages": TALK, **SAMPLED, "max_tokens": 20, "response_format": {"type": "json_object"}}
     assert good(ask(app, CHAT, body))["choices"][0]["message"]["content"].startswith("{")
 
 
-def test_what_is_wrong_is_said_before_the_queue(app: ASGIApp) -> None:
+def test_bad_format_is_refused_before_queue(app: ASGIApp) -> None:
     bad = FORMAT | {"json_schema": {"schema": {"type": "array", "uniqueItems": True}}}
     for path, body in (
         (CHAT, {"messages": TALK, "response_format": bad, "stream": True}),

@@ -43,7 +43,7 @@ def called(items: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "size"}])
-def test_the_calls_are_those_of_a_chat(app: ASGIApp, choice: Any) -> None:
+def test_response_calls_equal_chat_calls(app: ASGIApp, choice: Any) -> None:
     answer = good(ask(app, RESPONSES, BODY | {"tool_choice": choice, "parallel_tool_calls": False}))
     Response.model_validate(answer, strict=True)
     one = {"type": "function", "function": {"name": "size"}}
@@ -57,7 +57,7 @@ def test_the_calls_are_those_of_a_chat(app: ASGIApp, choice: Any) -> None:
     assert not answer["parallel_tool_calls"] and not answer["store"]
 
 
-def test_a_stream_adds_up_to_the_whole(app: ASGIApp) -> None:
+def test_response_tools_stream_adds_up_to_whole(app: ASGIApp) -> None:
     body = BODY | {"tool_choice": "required", "tier_stats": True, "mode": "triforce"}
     whole = good(ask(app, RESPONSES, body))
     told = events(ask(app, RESPONSES, body | {"stream": True}))
@@ -84,7 +84,7 @@ def test_a_stream_adds_up_to_the_whole(app: ASGIApp) -> None:
     assert len(tiers) == last["usage"]["output_tokens"]
 
 
-def test_the_openai_client_goes_round(app: ASGIApp) -> None:
+def test_response_tools_openai_client_round_trip(app: ASGIApp) -> None:
     """Calls are answered by sending back the output, and what the functions gave, with what was asked."""
 
     async def go() -> None:
@@ -110,7 +110,7 @@ def test_the_openai_client_goes_round(app: ASGIApp) -> None:
     asyncio.run(go())
 
 
-def test_calls_and_what_they_gave_are_turns_of_the_chat(app: ASGIApp) -> None:
+def test_response_calls_and_outputs_become_turns(app: ASGIApp) -> None:
     """Calls join the assistant's turn before them."""
     again = CALL | {"call_id": "call_2", "name": "purr", "arguments": "{}", "id": "fc_1", "status": "completed"}
     talk: list[Any] = [{"role": "user", "content": "the cat?"}, {"role": "assistant", "content": "so:"}, CALL, again]
@@ -144,20 +144,20 @@ def test_calls_and_what_they_gave_are_turns_of_the_chat(app: ASGIApp) -> None:
         ({"previous_response_id": "resp_1"}, "nothing is kept"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_asked_for(app: ASGIApp, changes: dict[str, Any], says: str) -> None:
+def test_response_impossible_tools_are_400(app: ASGIApp, changes: dict[str, Any], says: str) -> None:
     assert says in refused(ask(app, RESPONSES, BODY | changes))
 
 
 @pytest.mark.parametrize("choice", ["auto", "none"])
 @pytest.mark.parametrize(("depth", "status"), [(60, 200), (150, 400), (800, 400)])
-def test_deep_parameters_break_nothing(app: ASGIApp, depth: int, status: int, choice: str) -> None:
+def test_response_deep_tool_parameters_break_nothing(app: ASGIApp, depth: int, status: int, choice: str) -> None:
     (tool,) = nested(depth)
     body = BODY | {"tools": [{"type": "function", **tool["function"]}], "tool_choice": choice, "max_output_tokens": 2}
     answer = ask(app, RESPONSES, body)
     assert answer.status_code == status and (status == 200 or "nested too deeply" in refused(answer))
 
 
-def test_a_model_that_cannot_call_says_so(pair: Path) -> None:
+def test_response_tools_without_template_are_refused(pair: Path) -> None:
     llm = LLM(pair / "target")
     engine = Worker(llm, Limits(waiting=1))
     for body in (BODY, {"input": [CALL, RESULT]}):
@@ -166,7 +166,7 @@ def test_a_model_that_cannot_call_says_so(pair: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 5, 1000])
-def test_items_are_told_as_they_come(width: int) -> None:
+def test_response_items_stream_in_order(width: int) -> None:
     """Text, calls, and text again: each its own item, complete before the next one begins."""
     text = 'so: <tool_call>\n{"name": "size", "arguments": {"of": "cat"}}\n</tool_call> and <b'
     items = Items(QWEN.reader({"size"}))
@@ -191,7 +191,7 @@ def _in_turn(told: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         yield kind, json.loads(json.dumps(data))
 
 
-def test_an_answer_of_nothing_is_a_message() -> None:
+def test_response_empty_answer_is_message() -> None:
     items = Items(QWEN.reader({"size"}))
     assert [kind for kind, _ in items.end("completed")][-1] == "output_item.done"
     (message,) = items.items

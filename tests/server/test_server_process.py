@@ -48,7 +48,7 @@ def client(url: str, **options: Any) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, **options)
 
 
-def test_openai_at_once_and_as_a_stream(url: str, text: str) -> None:
+def test_openai_client_whole_and_streamed_texts_are_equal(url: str, text: str) -> None:
     with client(url) as api:
         assert [model.id for model in api.models.list()] == ["target"]
         whole = api.completions.create(prompt=PROMPT, **SETTINGS, extra_body=EXTENSIONS)
@@ -68,7 +68,7 @@ def test_openai_at_once_and_as_a_stream(url: str, text: str) -> None:
         assert told[-1].type == "response.incomplete" and told[-1].response.output_text == answer
 
 
-def test_openai_async(url: str, text: str) -> None:
+def test_openai_async_client_gets_seeded_texts(url: str, text: str) -> None:
     async def ask(api: openai.AsyncOpenAI, stream: bool) -> str:
         answer = await api.completions.create(prompt=PROMPT, **SETTINGS, extra_body=EXTENSIONS, stream=stream)
         if isinstance(answer, openai.AsyncStream):
@@ -82,7 +82,7 @@ def test_openai_async(url: str, text: str) -> None:
     assert asyncio.run(all_at_once()) == [text] * 8
 
 
-def test_errors_are_those_openai_knows(url: str) -> None:
+def test_openai_client_knows_the_errors(url: str) -> None:
     with client(url) as api:
         with pytest.raises(openai.BadRequestError, match="temperature must be"):
             api.completions.create(model="target", prompt="x", temperature=-1)
@@ -92,7 +92,7 @@ def test_errors_are_those_openai_knows(url: str) -> None:
         api.models.list()
 
 
-def test_a_client_that_goes_away_is_forgotten(url: str) -> None:
+def test_disconnected_client_is_cancelled(url: str) -> None:
     body = {"prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True}
     headers = {"authorization": f"Bearer {KEY}"}
     with httpx.Client(base_url=url, headers=headers) as web:
@@ -103,7 +103,7 @@ def test_a_client_that_goes_away_is_forgotten(url: str) -> None:
     wait_until_idle(url)
 
 
-def test_many_streams_of_which_a_third_goes_away(url: str) -> None:
+def test_many_streams_with_disconnects_finish(url: str) -> None:
     """64 at once, more than which the queue would refuse: those that stay get the text of their seed, whole."""
     headers, body = {"authorization": f"Bearer {KEY}"}, {"prompt": PROMPT, "ignore_eos": True, "stream": True}
 
@@ -130,7 +130,7 @@ def test_many_streams_of_which_a_third_goes_away(url: str) -> None:
     wait_until_idle(url)
 
 
-def test_a_body_that_is_too_large_is_refused_while_it_comes(url: str) -> None:
+def test_oversized_body_is_refused_while_arriving(url: str) -> None:
     """Whoever sends all of it reads the answer; whoever never ends is hung up on."""
     headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
     for size in (17, 20, 24):
@@ -140,13 +140,13 @@ def test_a_body_that_is_too_large_is_refused_while_it_comes(url: str) -> None:
         assert httpx.post(f"{url}/v1/completions", content=repeat(b"x" * 2**20), headers=headers).status_code == 413
 
 
-def test_questions_on_documents_are_timed(url: str) -> None:
+def test_document_questions_report_timing(url: str) -> None:
     with httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=60) as web:
         row = documents.measured(web, context=64, repeats=2)
     assert row["context"] == 64 and len(row["first"]) == len(row["second"]) == 2 and row["ratio"] > 0
 
 
-def test_what_is_no_http_is_refused(url: str) -> None:
+def test_non_http_bytes_are_refused(url: str) -> None:
     host, port = url.removeprefix("http://").split(":")
     for data in (
         b"\x16\x03\x01\x02\x00\x01\x00",
@@ -161,7 +161,7 @@ def test_what_is_no_http_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("example", ["openai_client.py", "curl.sh"])
-def test_examples_run(url: str, example: str) -> None:
+def test_shipped_examples_run(url: str, example: str) -> None:
     program = sys.executable if example.endswith(".py") else shutil.which("sh")
     if not program or (example == "curl.sh" and not shutil.which("curl")):
         pytest.skip("no curl here")
@@ -173,7 +173,7 @@ def test_examples_run(url: str, example: str) -> None:
 @pytest.mark.parametrize(
     ("grace", "tokens", "ends"), [("200", 100, '"finish_reason": "length"'), ("0.2", 2000, '"code": "stopping"')]
 )
-def test_sigterm_lets_requests_finish_or_says_why_not(pair: Path, grace: str, tokens: int, ends: str) -> None:
+def test_sigterm_drains_or_reports(pair: Path, grace: str, tokens: int, ends: str) -> None:
     body = {"prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "stream": True, "seed": 5}
     headers = {"authorization": f"Bearer {KEY}"}
     with served(pair, "--grace", grace) as (process, url):
@@ -198,7 +198,7 @@ def test_sigterm_lets_requests_finish_or_says_why_not(pair: Path, grace: str, to
     assert text and whole.startswith(text)  # no token that was made is lost, and no other one told
 
 
-def test_a_port_in_use_is_said_before_the_model_is_loaded(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_in_use_is_reported_before_loading(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from triforce.cli import main
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -66,7 +66,7 @@ def checked(call: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "size"}}])
-def test_calls_that_must_be_made(app: ASGIApp, choice: Any) -> None:
+def test_required_tool_calls_validate(app: ASGIApp, choice: Any) -> None:
     found = 0
     for seed in range(4):
         body = BODY | {"tool_choice": choice, "seed": seed, "parallel_tool_calls": False}
@@ -82,7 +82,7 @@ def test_calls_that_must_be_made(app: ASGIApp, choice: Any) -> None:
     assert found >= 3
 
 
-def test_a_stream_makes_the_same_calls(app: ASGIApp) -> None:
+def test_tool_calls_stream_equals_whole(app: ASGIApp) -> None:
     body = BODY | {"tool_choice": "required", "seed": 3, "n": 2}
     whole = good(ask(app, CHAT, body))["choices"]
     streamed = events(ask(app, CHAT, body | {"stream": True}))
@@ -102,7 +102,7 @@ def test_a_stream_makes_the_same_calls(app: ASGIApp) -> None:
         assert text == (answer["message"]["content"] or "")
 
 
-def test_every_mode_makes_the_same_call(app: ASGIApp) -> None:
+def test_tool_calls_equal_in_every_mode(app: ASGIApp) -> None:
     answers = []
     for mode in ("ar", "triforce", "lookup"):
         (answer,) = good(ask(app, CHAT, BODY | {"tool_choice": "required", "mode": mode}))["choices"]
@@ -110,7 +110,7 @@ def test_every_mode_makes_the_same_call(app: ASGIApp) -> None:
     assert answers[0] and answers[0] == answers[1] == answers[2]
 
 
-def test_calls_and_what_they_gave_are_turns(app: ASGIApp) -> None:
+def test_tool_calls_and_outputs_become_turns(app: ASGIApp) -> None:
     function = {"name": "size", "arguments": '{"of": "cat", "cm": 30}'}
     turns = [
         {
@@ -127,7 +127,7 @@ def test_calls_and_what_they_gave_are_turns(app: ASGIApp) -> None:
     assert "no JSON object" in refused(ask(app, CHAT, body | {"messages": turns}))
 
 
-def test_without_a_call_nothing_changes(app: ASGIApp) -> None:
+def test_tools_unused_change_nothing(app: ASGIApp) -> None:
     """`none` does not even show the tools."""
     free = {key: value for key, value in BODY.items() if key != "tools"} | {"max_tokens": 8}
     plain, none = (good(ask(app, CHAT, body)) for body in (free, free | {"tools": TOOLS, "tool_choice": "none"}))
@@ -142,7 +142,7 @@ def nested(depth: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
 @pytest.mark.parametrize("depth", [60, 150, 300, 800])
-def test_deep_parameters_break_nothing(app: ASGIApp, depth: int, choice: str) -> None:
+def test_tools_deep_parameters_break_nothing(app: ASGIApp, depth: int, choice: str) -> None:
     answer = ask(app, CHAT, BODY | {"tools": nested(depth), "tool_choice": choice, "max_tokens": 2})
     assert answer.status_code in ((200,) if depth == 60 else (200, 400) if choice == "auto" else (400,)), answer.text
 
@@ -164,11 +164,11 @@ def test_deep_parameters_break_nothing(app: ASGIApp, depth: int, choice: str) ->
         ]}, "the parameters of f cannot be kept to: the integer 9007199254740993 would be rounded"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_called(app: ASGIApp, changes: dict[str, Any], says: str) -> None:
+def test_tools_impossible_requests_are_400(app: ASGIApp, changes: dict[str, Any], says: str) -> None:
     assert says in refused(ask(app, CHAT, BODY | changes))
 
 
-def test_a_free_model_cannot_be_held_to_one_call(app: ASGIApp) -> None:
+def test_tools_free_choice_cannot_limit_to_one_call(app: ASGIApp) -> None:
     answer = ask(app, CHAT, BODY | {"parallel_tool_calls": False, "max_tokens": 2})
     assert answer.status_code == 200 or "required" in refused(answer)
 
@@ -194,7 +194,7 @@ TEXTS: list[tuple[CallFormat, str, list[str | Call]]] = [
 
 @pytest.mark.parametrize("width", [1, 3, 1000])
 @pytest.mark.parametrize(("form", "text", "said"), TEXTS)
-def test_calls_are_found_however_the_text_comes(form: CallFormat, text: str, said: list[Any], width: int) -> None:
+def test_tool_calls_are_parsed_from_any_pieces(form: CallFormat, text: str, said: list[Any], width: int) -> None:
     reader = form.reader(NAMES)
     found = [part for i in range(0, len(text), width) for part in reader.add(text[i : i + width])] + reader.end()
     joined: list[str | Call] = []
@@ -206,7 +206,7 @@ def test_calls_are_found_however_the_text_comes(form: CallFormat, text: str, sai
     assert joined == said
 
 
-def test_formats_are_told_by_their_templates() -> None:
+def test_tool_call_format_is_detected_from_template() -> None:
     assert call_format(TURNS.replace("CALL", CALLS["qwen"])) is QWEN
     assert call_format(TURNS.replace("CALL", CALLS["llama"])) is LLAMA
     assert call_format(TURNS) is None and call_format(CALLS["qwen"].replace("tool", "")) is None

@@ -45,7 +45,7 @@ def longest_match(text: list[int], least: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_the_longest_match_is_found_however_the_text_came_about(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ngram_longest_match_is_found(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram_index, "TRIED", 10**6)
     dice, found = random.Random(n), 0
     for letters in (1, 2, 4):
@@ -62,7 +62,7 @@ def test_the_longest_match_is_found_however_the_text_came_about(n: int, monkeypa
     assert found > 100
 
 
-def test_what_is_forgotten_leaves_nothing_behind() -> None:
+def test_ngram_rewind_leaves_no_trace() -> None:
     text = ints(random.Random(1).choices(range(3), k=200))
     once, again = NgramIndex(3), NgramIndex(3)
     once.read(text[:120])
@@ -73,7 +73,7 @@ def test_what_is_forgotten_leaves_nothing_behind() -> None:
     assert vars(once) == vars(again)
 
 
-def test_a_frequent_ending_is_compared_with_its_latest_occurrences_only() -> None:
+def test_ngram_frequent_ending_uses_latest_matches() -> None:
     text = [9, 9, 1, 2, 3, *[7, 1, 2, 3] * ngram_index.TRIED, 5, 9, 9, 1, 2, 3]
     seen = NgramIndex(3)
     seen.read(ints(text))
@@ -84,7 +84,7 @@ def test_a_frequent_ending_is_compared_with_its_latest_occurrences_only() -> Non
     assert seen.match(ints(short)) == (5, 5)
 
 
-def test_memory_is_bounded_by_the_text() -> None:
+def test_ngram_memory_is_linear_in_text() -> None:
     text = np.random.default_rng(0).integers(0, 8192, 40_000)
     tracemalloc.start()
     seen = NgramIndex(ngram.BEFORE_A_DRAFT)
@@ -116,13 +116,13 @@ def proposed(text: list[int], gamma: int = 4, least: int = 3) -> list[int]:
         ([1], []),
     ],
 )
-def test_longer_matches_make_longer_guesses(text: list[int], guess: list[int]) -> None:
+def test_ngram_longer_matches_propose_more(text: list[int], guess: list[int]) -> None:
     assert proposed(text) == guess
     assert proposed(text, gamma=1) == guess[:1]
 
 
 @pytest.mark.parametrize("coupling", [Seeded, Rejection])
-def test_the_law_of_a_guess_is_a_point_mass(coupling: type) -> None:
+def test_ngram_proposal_law_is_point_mass(coupling: type) -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4]
     rows = ints([[*text, 0, 0], [*range(9), 9, 0, 0, 0]])  # ragged: nothing recurs in the second
     draft = NgramProposer(2).propose(SequenceState(rows, ints([11, 9])), Wanted(coupling), np.array([True, True]))
@@ -147,7 +147,7 @@ def short_matches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short_matches")
 @pytest.mark.parametrize("coupling", ["seeded", "rejection", "block"])
-def test_both_guess_and_are_counted_apart(coupling: str) -> None:
+def test_ngram_and_draft_are_counted_apart(coupling: str) -> None:
     batch = hybrid(4, coupling)
     texts_BT = finished(batch)
     if coupling == "seeded":
@@ -169,7 +169,7 @@ def written_on(batch: Batch, count: int) -> SequenceState:
     return SequenceState(ids_BS, batch.prefix.lengths_B + count)
 
 
-def test_a_draft_that_was_left_out_for_long_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ngram_draft_skipped_for_long_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
     for far in (ngram.FAR, 10**9):
         monkeypatch.setattr(ngram, "FAR", far)
         batch = hybrid(2)
@@ -204,7 +204,7 @@ class Silent:
     judged = Tier.judged
 
 
-def test_it_retires_where_the_draft_does_better_and_comes_back() -> None:
+def test_ngram_retires_behind_better_draft_and_returns() -> None:
     draft = Silent()
     it = NgramProposer(1, 2, draft)  # type: ignore[arg-type]
     text = [*range(10), *range(8)]
@@ -224,7 +224,7 @@ def test_it_retires_where_the_draft_does_better_and_comes_back() -> None:
     assert it.counters.refused_B[0] == 3 and it.counters.accepted_B[0] == 6
 
 
-def test_its_worth_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ngram_benchmark_script_runs(capsys: pytest.CaptureFixture[str]) -> None:
     benchmark(["--context", "300", "--tokens", "8"])
     page = capsys.readouterr().out
     assert page.count("hybrid") == 3 and "| from 1 |" in page

@@ -49,7 +49,7 @@ def ids(llm: LLM, wanted: SamplingParams, mode: str, prompt: str = PROMPT) -> li
 
 @pytest.mark.parametrize("name", GRAMMARS)
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "ar"])
-def test_every_mode_gives_the_text_of_plain_decoding(llm: LLM, mode: str, name: str) -> None:
+def test_constrained_texts_equal_plain_decoding(llm: LLM, mode: str, name: str) -> None:
     for temperature in (0.0, 0.9):
         wanted = params(grammar=GRAMMARS[name], temperature=temperature, max_tokens=60)
         assert ids(llm, wanted, mode) == ids(llm, wanted, "ar")
@@ -58,7 +58,7 @@ def test_every_mode_gives_the_text_of_plain_decoding(llm: LLM, mode: str, name: 
 WARPED = {"top_k": 5, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.3, "presence_penalty": 0.4}
 
 
-def test_no_warper_brings_back_a_token(llm: LLM) -> None:
+def test_constrained_tokens_are_never_restored_by_warper(llm: LLM) -> None:
     wanted = params(grammar=GRAMMARS["regex"], **WARPED, logit_bias={token: 1e9 for token in range(40, 60)})
     for mode in ("ar", "triforce"):
         (output,) = llm.generate(PROMPT, wanted, mode=mode)[0].outputs
@@ -66,7 +66,7 @@ def test_no_warper_brings_back_a_token(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("coupling", ["seeded", "rejection"])
-def test_a_text_that_stops_is_of_its_grammar(llm: LLM, coupling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constrained_finished_text_matches_grammar(llm: LLM, coupling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llm, "coupling", coupling)
     stopped = 0
     for output in llm.generate(PROMPT, params(grammar=GRAMMARS["json"], n=8, top_k=8))[0].outputs:
@@ -76,20 +76,20 @@ def test_a_text_that_stops_is_of_its_grammar(llm: LLM, coupling: str, monkeypatc
     assert stopped >= 6
 
 
-def test_mates_in_a_batch_do_not_matter(llm: LLM) -> None:
+def test_constrained_texts_independent_of_batch(llm: LLM) -> None:
     wanted = [params(grammar=GRAMMARS["json"]), params(max_tokens=40), params(grammar=GRAMMARS["regex"], temperature=0)]
     together = [one.outputs[0].token_ids for one in llm.generate([PROMPT, "the hat", PROMPT], wanted)]
     alone = [ids(llm, one, "ar", prompt)[0] for one, prompt in zip(wanted, [PROMPT, "the hat", PROMPT], strict=True)]
     assert together == alone
 
 
-def test_log_probabilities_stay_the_models_own(llm: LLM) -> None:
+def test_constrained_logprobs_are_of_model(llm: LLM) -> None:
     free = llm.generate(PROMPT, params(max_tokens=1, logprobs=5))[0].outputs[0].logprobs
     held = llm.generate(PROMPT, params(max_tokens=1, logprobs=5, grammar=GRAMMARS["json"]))[0].outputs[0].logprobs
     assert free and held and free[0].top == held[0].top
 
 
-def test_what_cannot_be_asked_for(llm: LLM) -> None:
+def test_constrained_impossible_requests_raise(llm: LLM) -> None:
     with pytest.raises(RequestError, match="ignore_eos"):
         params(grammar=GRAMMARS["json"], ignore_eos=True)
     with pytest.raises(RequestError, match=r"Grammar\.json"):
@@ -98,14 +98,14 @@ def test_what_cannot_be_asked_for(llm: LLM) -> None:
         llm.generate(PROMPT, params(grammar=Grammar.json({"not": {}})))
 
 
-def test_a_grammar_that_fails_half_way_is_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constrained_grammar_failure_is_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never a text that pretends to be of it."""
     monkeypatch.setattr(Matcher, "failure", "a limit")
     with pytest.raises(RequestError, match=r"too complex at token .*: a limit"):
         llm.generate(PROMPT, params(grammar=GRAMMARS["json"]))
 
 
-def test_the_command_takes_a_schema(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_command_accepts_schema(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "schema.json").write_text('{"enum": ["the cat", 5]}')
     asked = ["generate", str(llm.target.path), "--draft", "none", PROMPT, "--seed", "1"]
     assert main([*asked, "--json-schema", str(tmp_path / "schema.json")]) == 0

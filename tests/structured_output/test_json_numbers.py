@@ -47,19 +47,19 @@ def digits(llm: LLM, held: Constraint, most: int = 200) -> str:
         (Grammar.regex("[0-9]{10,90}"), 90, 90),  # no JSON
     ],
 )
-def test_a_number_ends_where_it_may(llm: LLM, grammar: Grammar, least: int, most: int) -> None:
+def test_json_number_ends_where_allowed(llm: LLM, grammar: Grammar, least: int, most: int) -> None:
     written = digits(llm, llm.follow(grammar))
     assert least <= len(written.replace(" ", "")) <= most, written
     if grammar.kind == "json_schema":
         json.loads(written)
 
 
-def test_without_the_rule_digits_go_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_number_without_rule_continues(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_numbers, "MOST_CHARACTERS", 10**9)
     assert len(digits(llm, llm.follow(Grammar.json({"type": "integer"})))) == 200
 
 
-def test_what_is_allowed_depends_on_the_text_alone(llm: LLM) -> None:
+def test_json_number_mask_depends_on_text_only(llm: LLM) -> None:
     """A matcher that has been elsewhere counts the same digits."""
     assert llm.tokenizer
     grammar, rng = Grammar.json({"type": "array", "items": {"type": "integer"}}), random.Random(0)
@@ -77,7 +77,7 @@ def test_what_is_allowed_depends_on_the_text_alone(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 100])
-def test_where_a_text_stands_does_not_depend_on_its_tokens(tokens: int) -> None:
+def test_json_number_position_independent_of_tokens(tokens: int) -> None:
     text = json.dumps({'a"\\': [-12.5e-7, '1\\"2', 123]}).encode()[:-2]
     place = Place()
     for i in range(0, len(text), tokens):

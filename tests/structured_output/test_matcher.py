@@ -90,7 +90,7 @@ def walk(constraint: Constraint, ends: frozenset[int], rng: random.Random, most:
 
 @few
 @given(SCHEMAS, st.integers(0, 2**32))
-def test_random_schemas_give_valid_texts(llm: LLM, schema: Schema, seed: int) -> None:
+def test_matcher_random_schemas_give_valid_texts(llm: LLM, schema: Schema, seed: int) -> None:
     assert llm.tokenizer
     try:
         constraint = llm.follow(Grammar.json(schema))
@@ -107,7 +107,7 @@ def test_random_schemas_give_valid_texts(llm: LLM, schema: Schema, seed: int) ->
 
 @few
 @given(st.integers(0, 2**32))
-def test_detours_leave_no_trace(llm: LLM, seed: int) -> None:
+def test_matcher_detours_leave_no_trace(llm: LLM, seed: int) -> None:
     """A matcher that has been elsewhere, and has seen texts of other lengths, allows what a fresh one does."""
     assert llm.tokenizer
     grammar, rng = Grammar.json({"type": "array", "items": {"type": ["string", "integer"]}}), random.Random(seed)
@@ -121,7 +121,7 @@ def test_detours_leave_no_trace(llm: LLM, seed: int) -> None:
         assert (used.allowed(*asked) == llm.follow(grammar).allowed(*asked)).all()
 
 
-def test_behind_the_end_and_off_the_grammar_anything_goes(llm: LLM) -> None:
+def test_matcher_after_end_allows_all(llm: LLM) -> None:
     assert llm.tokenizer
     end = min(llm.tokenizer.eos_ids)
     digits = [llm.tokenizer.encode(digit)[0] for digit in "12"]
@@ -136,7 +136,7 @@ def test_behind_the_end_and_off_the_grammar_anything_goes(llm: LLM) -> None:
     assert held.allowed(ints([]), ints([digits[1], 5]))[1:].all() and not held.failure
 
 
-def test_special_tokens_are_no_text_and_added_ones_are() -> None:
+def test_matcher_special_tokens_are_masked_and_added_allowed() -> None:
     """Marks such as <|eot_id|> would be read as nothing; a <tool_call> that is one token spells what it reads as."""
     hf = tiny_tokenizer()
     hf.add_special_tokens({"extra_special_tokens": ["<|eot_id|>"]})

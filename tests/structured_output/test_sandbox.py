@@ -57,7 +57,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_refused(llm: LLM, name: str) -> None:
+def test_sandbox_bad_grammars_are_refused(llm: LLM, name: str) -> None:
     grammar, reason = BAD[name]
     before = os.times()
     with pytest.raises(RequestError, match="cannot be used") as refusal:
@@ -68,7 +68,7 @@ def test_refused(llm: LLM, name: str) -> None:
     assert sum(spent) < sandbox.CPU_SECONDS + 2
 
 
-def test_too_long_is_refused_at_once() -> None:
+def test_sandbox_long_schema_is_refused_at_once() -> None:
     for make in (Grammar.regex, Grammar.lark, Grammar.json):
         with pytest.raises(RequestError, match="too long"):
             make("a" * (MOST_CHARACTERS + 1))
@@ -76,7 +76,7 @@ def test_too_long_is_refused_at_once() -> None:
         Grammar.regex("")
 
 
-def test_a_schema_too_deep_for_python_is_refused() -> None:
+def test_sandbox_deep_schema_is_refused() -> None:
     schema: dict[str, object] = {}
     for _ in range(100_000):
         schema = {"items": schema}
@@ -85,7 +85,7 @@ def test_a_schema_too_deep_for_python_is_refused() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(a|b)*a(a|b){40}", "((a+)+)+[0-9]{500}", "(.{1,1000}b){1000}"])
-def test_an_exponential_regex_is_followed_or_ended(llm: LLM, pattern: str) -> None:
+def test_sandbox_exponential_regex_is_bounded(llm: LLM, pattern: str) -> None:
     """Backtracking would take for ever; a limit of the parser ends a text, and says so."""
     assert llm.tokenizer
     held, text = llm.follow(Grammar.regex(pattern)), []
@@ -98,7 +98,7 @@ def test_an_exponential_regex_is_followed_or_ended(llm: LLM, pattern: str) -> No
     assert time.process_time() - started < 5
 
 
-def test_a_limit_of_the_parser_ends_the_text_and_says_so(llm: LLM) -> None:
+def test_sandbox_parser_limit_ends_text_and_reports(llm: LLM) -> None:
     assert llm.tokenizer
     held = llm.follow(Grammar.regex("((a{1,1000}){1,1000}){1,1000}"))
     a = llm.tokenizer.encode("a")
@@ -109,7 +109,7 @@ def test_a_limit_of_the_parser_ends_the_text_and_says_so(llm: LLM) -> None:
     assert held.failure and np.flatnonzero(allowed).tolist() == sorted(llm.tokenizer.eos_ids)
 
 
-def test_each_grammar_is_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_grammar_is_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert llm.tokenizer
     grammars, compiled = Grammars(llm.tokenizer), []
     monkeypatch.setattr(sandbox, "compiled", lambda *asked: compiled.append(asked[1:]) or plain(*asked))

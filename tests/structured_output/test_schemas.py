@@ -45,7 +45,7 @@ def check(schemas: Sequence[Schema], written: Sequence[CompletionOutput]) -> Non
     assert ended >= 0.95 * len(schemas)
 
 
-def test_a_few(llm: LLM) -> None:
+def test_schema_few_texts_validate(llm: LLM) -> None:
     chance = random.Random(0)
     schemas = chance.sample(WRITTEN, 6) + chance.sample(two_hundred()[100:], 5)
     plain, tiered = (texts(llm, schemas, mode) for mode in ("ar", "triforce"))
@@ -67,7 +67,7 @@ def plain(shipped: LLM) -> list[CompletionOutput]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_two_hundred_are_kept_to(plain: list[CompletionOutput]) -> None:
+def test_schema_suite_texts_validate(plain: list[CompletionOutput]) -> None:
     assert len(two_hundred()) == 200 and len(keywords(two_hundred())) >= 20
     check(two_hundred(), plain)
 
@@ -75,24 +75,24 @@ def test_two_hundred_are_kept_to(plain: list[CompletionOutput]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "ar"])
-def test_two_hundred_are_the_same_in_every_mode(shipped: LLM, plain: list[CompletionOutput], mode: str) -> None:
+def test_schema_suite_texts_equal_in_every_mode(shipped: LLM, plain: list[CompletionOutput], mode: str) -> None:
     same = texts(shipped, two_hundred(), mode)
     assert [text.token_ids for text in same] == [text.token_ids for text in plain]
 
 
-def test_every_keyword_is_taken(llm: LLM) -> None:
+def test_schema_keywords_are_all_covered(llm: LLM) -> None:
     for schema in WRITTEN:
         llm.follow(Grammar.json(schema))
 
 
 @pytest.mark.parametrize("keyword", REFUSED)
-def test_a_keyword_that_cannot_be_kept_to_is_refused_by_name(llm: LLM, keyword: str) -> None:
+def test_schema_unsupported_keyword_is_refused_by_name(llm: LLM, keyword: str) -> None:
     with pytest.raises(RequestError) as refusal:
         llm.follow(Grammar.json({"type": "object", "properties": {"a": {keyword: REFUSED[keyword]}}}))
     assert f'"{keyword}"' in str(refusal.value) and "change or simplify it" in str(refusal.value)
 
 
-def test_a_wrong_text_is_noticed(llm: LLM) -> None:
+def test_schema_invalid_text_is_detected(llm: LLM) -> None:
     """Texts of something else stand for a schema that is not kept to, and one without an end for a loop."""
     written = texts(llm, [{"const": 1}], "ar")
     with pytest.raises(jsonschema.ValidationError):

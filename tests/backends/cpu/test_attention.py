@@ -43,7 +43,7 @@ def close(got: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor], v: Tensor) 
 @pytest.mark.parametrize(("T", "S", "D"), [
     (1, 1, 16), (1, 100, 64), (5, 300, 80), (3, 2050, 64), (16, 1024, 96), (7, 129, 128), (2, 1100, 256), (70, 90, 32)
 ])  # fmt: skip
-def test_by_the_book(T: int, S: int, D: int, G: int, h: int, dtype: torch.dtype) -> None:
+def test_attention_random_rows_equal_float64(T: int, S: int, D: int, G: int, h: int, dtype: torch.dtype) -> None:
     kv = Paged(G, D, pages=-(-S // PAGE) + 3, dtype=dtype)
     row, q_BTHD = kv.row(S), kv.normal(1, T, G * h, D)
     got = attend(kv, q_BTHD, [S - T], [T], row.list_P[None])
@@ -53,7 +53,7 @@ def test_by_the_book(T: int, S: int, D: int, G: int, h: int, dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("past", [0, 40, 1000])
-def test_prefill(past: int, dtype: torch.dtype) -> None:
+def test_prefill_causal_equals_float64(past: int, dtype: torch.dtype) -> None:
     """So many queries that they take turns over all splits; nobody asks for mass then."""
     T, G, H, D = 150, 2, 4, 64
     kv = Paged(G, D, pages=80, dtype=dtype)
@@ -63,7 +63,7 @@ def test_prefill(past: int, dtype: torch.dtype) -> None:
     close((mixed[0], mass), (wanted, mass), row.v_SGD)
 
 
-def test_ragged_rows_and_padding(dtype: torch.dtype) -> None:
+def test_attention_ragged_and_padded_rows_equal_float64(dtype: torch.dtype) -> None:
     """Rows of a batch as if alone; zeros for queries and pages that a row does not have."""
     starts, counts, T, G, H, D = [0, 1500, 30, 7, 64], [3, 5, 0, 1, 4], 5, 2, 4, 32
     kv = Paged(G, D, pages=120, dtype=dtype)
@@ -84,7 +84,7 @@ def test_ragged_rows_and_padding(dtype: torch.dtype) -> None:
         assert torch.equal(alone[1][0], mass[b, :, : len(row.list_P)])
 
 
-def test_lists_of_each_kv_head(dtype: torch.dtype) -> None:
+def test_page_lists_per_kv_head_equal_float64(dtype: torch.dtype) -> None:
     """A retrieval view: each head its own pages, then the recent ones that all share, the last partly filled."""
     G, D, T, S = 3, 64, 4, 600
     kv = Paged(G, D, pages=40, dtype=dtype)
@@ -100,7 +100,7 @@ def test_lists_of_each_kv_head(dtype: torch.dtype) -> None:
         close((got[0][0, :, 2 * g : 2 * g + 2], got[1][0, g : g + 1]), wanted, row.v_SGD)
 
 
-def test_rows_may_share_pages(dtype: torch.dtype) -> None:
+def test_pages_shared_by_rows_read_alike(dtype: torch.dtype) -> None:
     kv = Paged(2, 64, pages=20, dtype=dtype)
     row, q_BTHD = kv.row(200), kv.normal(3, 2, 4, 64)
     mixed, _ = attend(kv, q_BTHD, [198, 100, 198], [2, 2, 2], row.list_P.expand(3, -1).contiguous())
@@ -111,7 +111,7 @@ def test_rows_may_share_pages(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("start", "T"), [(0, 5), (20, 3), (60, 40), (300, 16), (1300, 120)])
 @pytest.mark.parametrize(("sinks", "window"), [(0, 1), (0, 37), (16, 30), (32, 256), (16, 2000)])
-def test_sinks_and_window(sinks: int, window: int, start: int, T: int, dtype: torch.dtype) -> None:
+def test_sinks_and_window_equal_float64(sinks: int, window: int, start: int, T: int, dtype: torch.dtype) -> None:
     """Queries turned apart for the sinks, and nothing read of the pages that have left the window."""
     G, H, D = 1, 2, 32
     S = start + T
@@ -129,7 +129,7 @@ def test_sinks_and_window(sinks: int, window: int, start: int, T: int, dtype: to
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_any_shape(seed: int, dtype: torch.dtype) -> None:
+def test_attention_random_shapes_equal_float64(seed: int, dtype: torch.dtype) -> None:
     draw = random.Random(seed)
     T, past, G, h, D = (draw.choice(range(*bounds)) for bounds in ((1, 13), (0, 200), (1, 4), (1, 4), (16, 129, 16)))
     kv = Paged(G, D, pages=-(-(T + past) // PAGE), dtype=dtype, seed=seed)
@@ -140,7 +140,7 @@ def test_any_shape(seed: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("gain", [0.0, 1e3, 1e15])
-def test_scores_of_any_size_stay_finite(gain: float, dtype: torch.dtype) -> None:
+def test_large_scores_stay_finite(gain: float, dtype: torch.dtype) -> None:
     kv = Paged(2, 64, pages=10, dtype=dtype)
     row, q_BTHD = kv.row(150), kv.normal(1, 4, 4, 64, gain=gain)
     mixed, mass = attend(kv, q_BTHD, [146], [4], row.list_P[None])
@@ -148,7 +148,7 @@ def test_scores_of_any_size_stay_finite(gain: float, dtype: torch.dtype) -> None
     torch.testing.assert_close(mass.sum(2), torch.full((1, 2), 8.0))
 
 
-def test_what_it_refuses(dtype: torch.dtype) -> None:
+def test_attention_bad_arguments_raise(dtype: torch.dtype) -> None:
     kv = Paged(2, 32, pages=10, dtype=dtype)
     row, q = kv.row(40), kv.normal(1, 2, 4, 32)
     lists, mixed = row.list_P[None], torch.empty_like(q)
@@ -171,7 +171,7 @@ def test_what_it_refuses(dtype: torch.dtype) -> None:
             kv.pages.attend(**{**fine, **change})
 
 
-def test_what_pages_refuse(dtype: torch.dtype) -> None:
+def test_pages_bad_arguments_raise(dtype: torch.dtype) -> None:
     memory = torch.zeros(2, 5, PAGE * 32, dtype=dtype)
     for keys, values, dim in (
         (memory, memory, 64), (memory, memory, 24), (memory, memory, 0), (memory, memory[:1], 32),

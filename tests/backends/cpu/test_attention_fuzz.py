@@ -157,7 +157,7 @@ def agree(case: Case) -> None:
 
 @given(case=cases())
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_any_call(case: Case) -> None:
+def test_attention_random_call_equals_torch(case: Case) -> None:
     agree(case)
 
 
@@ -165,12 +165,12 @@ def test_any_call(case: Case) -> None:
 @pytest.mark.timeout(3600)
 @given(case=cases())
 @settings(max_examples=3000, deadline=None)
-def test_any_call_at_length(case: Case) -> None:
+def test_attention_long_random_call_equals_torch(case: Case) -> None:
     agree(case)
 
 
 @pytest.mark.parametrize("level", native.levels())
-def test_queries_one_place_off_would_be_seen(level: str) -> None:
+def test_shifted_query_position_is_detected(level: str) -> None:
     """The inverse: the comparison does not pass whatever the kernel does."""
     case = Case(64, 2, 2, 3, [20, 70], [3, 2], 1, True, 9, 16, 40, True, True, seed=1)
     before = native.level()

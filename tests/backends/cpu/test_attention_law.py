@@ -77,7 +77,9 @@ def at_borders(S: int) -> list[int]:
     (1150, 2, 1, 16, {}), (300, 1, 4, 64, {}), (200, 1, 8, 80, {}), (170, 2, 1, 128, {}), (140, 1, 1, 256, {}),
     (1150, 1, 1, 16, {"sinks": 16, "window": 100}), (300, 1, 2, 64, {"sinks": 32, "window": 61}),
 ])  # fmt: skip
-def test_law(S: int, G: int, h: int, D: int, view: dict[str, int], dtype: torch.dtype) -> None:
+def test_query_bits_depend_on_own_keys_only(
+    S: int, G: int, h: int, D: int, view: dict[str, int], dtype: torch.dtype
+) -> None:
     text, draw = Text(S, G, h, D, dtype, **view), random.Random(S)
     native.set_threads(1)
     whole = text.fed([0, S], seed=1)
@@ -89,13 +91,13 @@ def test_law(S: int, G: int, h: int, D: int, view: dict[str, int], dtype: torch.
     assert torch.equal(text.fed(at_borders(S), 9), whole)
 
 
-def test_one_token_at_a_time(dtype: torch.dtype) -> None:
+def test_query_bits_token_by_token_unchanged(dtype: torch.dtype) -> None:
     text = Text(150, 2, 2, 32, dtype)
     whole = text.fed([0, 150], seed=1)
     assert torch.equal(text.fed(list(range(151)), seed=2), whole)
 
 
-def test_beside_seven_ragged_rows_on_two_threads(dtype: torch.dtype) -> None:
+def test_query_bits_in_ragged_batch_unchanged(dtype: torch.dtype) -> None:
     text = Text(1100, 2, 2, 32, dtype)
     native.set_threads(1)
     whole = text.fed([0, 1100], seed=1)
@@ -103,7 +105,7 @@ def test_beside_seven_ragged_rows_on_two_threads(dtype: torch.dtype) -> None:
     assert torch.equal(text.fed([0, 700, 1020, 1036, 1037, 1045, 1099, 1100], seed=2, mates=7), whole)
 
 
-def test_mass_does_not_change_the_mix_nor_threads_the_mass(dtype: torch.dtype) -> None:
+def test_mass_and_threads_keep_attention_bits(dtype: torch.dtype) -> None:
     kv = Paged(2, 64, 200, dtype)
     row, q_BTHD = kv.row(3000), kv.normal(1, 9, 8, 64)
     results = []
@@ -118,7 +120,7 @@ def test_mass_does_not_change_the_mix_nor_threads_the_mass(dtype: torch.dtype) -
         assert torch.equal(mixed, alone) and torch.equal(mass, results[0][1])
 
 
-def test_a_split_that_depends_on_the_length_breaks_it(dtype: torch.dtype) -> None:
+def test_length_dependent_split_changes_bits(dtype: torch.dtype) -> None:
     """Control: the law is about the order of sums. Two halves of the keys, merged, differ from the kernel's whole."""
     S, D = 1024, 64
     kv = Paged(1, D, 80, dtype)

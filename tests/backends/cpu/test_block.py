@@ -116,7 +116,7 @@ def distance(x: Tensor, exact: Tensor) -> float:
     return (x.double().flatten() - exact.flatten()).square().mean().sqrt().item()
 
 
-def test_no_further_from_float64_than_torch(small: Small, dtype: torch.dtype) -> None:
+def test_block_error_no_larger_than_torch(small: Small, dtype: torch.dtype) -> None:
     """What a matrix reads is rounded here, and nothing else; torch rounds each result. In float32 the order differs."""
     slack = 1.0 if dtype == torch.bfloat16 else 3.0
     theirs = small.plain.qkv(small.x_NC.to(dtype))
@@ -127,7 +127,7 @@ def test_no_further_from_float64_than_torch(small: Small, dtype: torch.dtype) ->
     assert distance(small.finish(), exact_NC) <= slack * distance(x_NC, exact_NC)
 
 
-def test_a_row_depends_on_itself_alone(small: Small) -> None:
+def test_block_row_bits_independent_of_batch(small: Small) -> None:
     whole, finished = small.qkv(), small.finish()
     for threads in (1, 2):
         native.set_threads(threads)
@@ -136,7 +136,7 @@ def test_a_row_depends_on_itself_alone(small: Small) -> None:
             assert torch.equal(finished[rows], small.finish(rows))
 
 
-def test_swiglu_of_great_numbers(dtype: torch.dtype) -> None:
+def test_swiglu_extreme_gates_equal_float64(dtype: torch.dtype) -> None:
     """A gate far below zero is shut; far above, it is what it is."""
     C = 16
     one, none = torch.ones(C, dtype=dtype), torch.zeros(C, C, dtype=dtype)
@@ -152,7 +152,7 @@ def test_swiglu_of_great_numbers(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("V", "C"), [(256, 64), (1003, 100)])
-def test_head(V: int, C: int, dtype: torch.dtype) -> None:
+def test_head_logits_equal_float64(V: int, C: int, dtype: torch.dtype) -> None:
     draw = torch.Generator().manual_seed(0)
     weight, scale = (torch.randn(*shape, generator=draw).to(dtype) for shape in ((V, C), (C,)))
     x, logits = torch.randn(21, C, generator=draw), torch.empty(21, V)
@@ -166,7 +166,7 @@ def test_head(V: int, C: int, dtype: torch.dtype) -> None:
     assert torch.equal(one[0], logits[7])
 
 
-def test_what_a_block_refuses(small: Small, dtype: torch.dtype) -> None:
+def test_block_bad_arguments_raise(small: Small, dtype: torch.dtype) -> None:
     q, k, v = small.qkv(slice(2))
     x, mixed = small.x_NC[:2].clone(), small.mixed_NQ[:2].clone()
     with pytest.raises(ValueError, match="x must be float32"):
@@ -206,7 +206,7 @@ def part(layer: Layer, D: int, heads: slice, some: slice, mlp: slice) -> NativeL
     return NativeLayerShard(config, cut, int8=False)
 
 
-def test_parts_have_the_bits_of_the_whole(small: Small) -> None:
+def test_shard_bits_equal_whole_block(small: Small) -> None:
     """However the outputs are dealt out, not in blocks of 16 either."""
     layer, D = small.layer, small.plain.config.head_dim
     (Q, C), M = layer.q_proj_QC.shape, len(layer.gate_proj_IC)

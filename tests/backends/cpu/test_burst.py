@@ -70,7 +70,7 @@ def same(one: Draft, other: Draft) -> bool:
 
 
 @pytest.mark.parametrize("coupling", [Seeded, Rejection])
-def test_a_burst_is_passes_and_draws_one_by_one(coupling: type[Seeded | Rejection]) -> None:
+def test_burst_equals_single_passes_and_draws(coupling: type[Seeded | Rejection]) -> None:
     one, many = Drafting(coupling, several=False), Drafting(coupling, several=True)
     for live, kept in ROUNDS:
         assert same(one.propose(live, kept), many.propose(live, kept))
@@ -80,13 +80,13 @@ def test_a_burst_is_passes_and_draws_one_by_one(coupling: type[Seeded | Rejectio
     assert np.array_equal(one.prefix.ids_BS[:, :90], many.prefix.ids_BS[:, :90])
 
 
-def test_lists_that_should_have_moved_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_burst_with_stale_page_lists_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StreamingView, "steps", lambda self, counts_B, most: most)
     one, many = Drafting(Rejection, several=False), Drafting(Rejection, several=True)
     assert not all(same(one.propose(*each), many.propose(*each)) for each in ROUNDS)
 
 
-def test_who_samples_in_torch_is_asked_for_each_token() -> None:
+def test_torch_sampler_is_asked_per_token() -> None:
     drafting = Drafting(Seeded, several=True)
     coupling: Verification = Seeded(drafting.noise)
     drafting.sampling = TorchSampling(Warper(PARAMS, PROMPTS, V), coupling, V)
@@ -96,7 +96,7 @@ def test_who_samples_in_torch_is_asked_for_each_token() -> None:
     assert drafting.propose([True] * 3, [5] * 3).counts_B.tolist() == [5, 5, 5]
 
 
-def test_a_token_without_a_law_is_an_error() -> None:
+def test_token_without_probability_mass_raises() -> None:
     drafting = Drafting(Seeded, several=True)
     view, one = drafting.tier.cache, torch.full((2, 1, 16), float("nan"))
     view.memory.put(0, torch.tensor([view.pages * 16 + 16]), one, one)  # the first sink of row 1

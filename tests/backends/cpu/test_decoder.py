@@ -68,7 +68,7 @@ MIXED.views[1][1].units[..., -4:] = MIXED.views[0][1].units[:, None, -4:]  # the
 @pytest.mark.parametrize("at", [None, [[4], [1]], [[0, 2], [1, 0]]])
 @pytest.mark.parametrize("this", [FULL, WINDOW, SOME, MIXED], ids=["full", "window", "some", "mixed"])
 @pytest.mark.parametrize(("tied", "int8"), [(True, False), (False, False), (True, True), (False, True)])
-def test_as_the_kernels_one_by_one(
+def test_decoder_pass_equals_separate_kernels(
     this: ForwardBatch, at: list[list[int]] | None, tied: bool, int8: bool, dtype: torch.dtype
 ) -> None:
     results = []
@@ -91,7 +91,7 @@ def test_as_the_kernels_one_by_one(
         assert all(torch.equal(*pair) for pair in pairs)
 
 
-def test_nothing_scored(dtype: torch.dtype) -> None:
+def test_pass_without_scored_columns_returns_empty(dtype: torch.dtype) -> None:
     """The tokens are remembered all the same."""
     kept = []
     for at_BJ in (None, torch.empty(2, 0, dtype=torch.long)):
@@ -117,7 +117,7 @@ def test_nothing_scored(dtype: torch.dtype) -> None:
         dict(views=[(L, replace(FULL.views[0][1], coarse=[38, 20]))]),
     ],
 )  # fmt: skip
-def test_what_it_refuses(change: dict[str, object], dtype: torch.dtype) -> None:
+def test_decoder_bad_arguments_raise(change: dict[str, object], dtype: torch.dtype) -> None:
     model, memory = parts(dtype, int8=True)
     tables = (torch.zeros(64, memory.config.head_dim // 2),) * 2
     memory.config.rope.tables = lambda starts, count: tables  # whatever it is asked for

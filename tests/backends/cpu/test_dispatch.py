@@ -36,14 +36,14 @@ def levels_for(kernels: list[str]) -> list[str]:
 
 
 @built
-def test_the_variable_names_the_level() -> None:
+def test_environment_variable_selects_level() -> None:
     levels = native_loader.native.levels()
     assert levels[0] == "portable"
     assert levels_for([*levels, "torch"]) == [levels[-1], *levels, "None"]
 
 
 @built
-def test_levels_that_cannot_be() -> None:
+def test_unavailable_levels_raise() -> None:
     before = native_loader.native.level()
     with pytest.raises(
         TriforceError, match=r"TRIFORCE_KERNELS=sse9: sse9 is not among .*portable.* There are also torch and triton"
@@ -54,7 +54,7 @@ def test_levels_that_cannot_be() -> None:
     assert native_loader.native.level() == before
 
 
-def test_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extension_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("triforce.backends.cpu._native", raising=False)
     monkeypatch.setitem(sys.modules, "triforce.backends.cpu._native", None)
     native, missing = native_loader.load("")
@@ -72,13 +72,15 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
     ("wanted", "device", "used"),
     [("", CPU, False), ("", CUDA, True), ("torch", CUDA, False), ("avx2", CUDA, False), ("triton", CUDA, True)],
 )
-def test_where_triton_is_used(wanted: str, device: torch.device, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_is_selected_on_cuda(
+    wanted: str, device: torch.device, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(native_loader, "_installed", lambda: True)
     assert native_loader.suits_triton(wanted, device) is used
     assert native_loader.load("triton") == (None, "")
 
 
-def test_triton_on_a_cpu_is_for_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_on_cpu_needs_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_loader, "_installed", lambda: True)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert native_loader.suits_triton("triton", CPU)
@@ -87,7 +89,7 @@ def test_triton_on_a_cpu_is_for_tests(monkeypatch: pytest.MonkeyPatch) -> None:
         native_loader.suits_triton("triton", CPU)
 
 
-def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_triton_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The torch path takes its place, unless it was asked for by name."""
     monkeypatch.setattr(native_loader, "_installed", lambda: False)
     assert not native_loader.suits_triton("", CUDA)

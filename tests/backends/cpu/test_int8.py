@@ -47,7 +47,7 @@ def linear(w_MK: Tensor, x_NK: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("M", "K"), SHAPES)
-def test_a_product_is_that_of_the_integers(M: int, K: int, dtype: torch.dtype) -> None:
+def test_int8_product_equals_integer_product(M: int, K: int, dtype: torch.dtype) -> None:
     w_MK, x_NK = normal(M, K).to(dtype), normal(25, K, seed=1).to(dtype)
     w_MK[M // 2], x_NK[3] = 0, 0
     (w, of_output), (x, of_row) = rounded(w_MK), rounded(x_NK)
@@ -55,7 +55,7 @@ def test_a_product_is_that_of_the_integers(M: int, K: int, dtype: torch.dtype) -
     assert torch.equal(linear(w_MK, x_NK), wanted)
 
 
-def test_the_largest_sums(dtype: torch.dtype) -> None:
+def test_int8_largest_sums_do_not_overflow(dtype: torch.dtype) -> None:
     """No sum on the way overflows, whatever the signs."""
     signs = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]]).repeat(1, 1 << 16)
     x_NK, w_MK = signs.to(dtype), signs.repeat(6, 1).to(dtype)
@@ -64,7 +64,7 @@ def test_the_largest_sums(dtype: torch.dtype) -> None:
         native.Matrix(torch.ones(1, (1 << 17) + 1, dtype=dtype), int8=True)
 
 
-def test_a_row_depends_on_itself_alone(dtype: torch.dtype) -> None:
+def test_int8_row_bits_independent_of_batch(dtype: torch.dtype) -> None:
     w_MK, x_NK = normal(200, 1500).to(dtype), normal(230, 1500, seed=1).to(dtype)
     whole = linear(w_MK, x_NK)
     for count in (1, 2):
@@ -73,14 +73,14 @@ def test_a_row_depends_on_itself_alone(dtype: torch.dtype) -> None:
             assert torch.equal(whole[N : 2 * N], linear(w_MK, x_NK[N : 2 * N])), N
 
 
-def test_rows_of_an_embedding(dtype: torch.dtype) -> None:
+def test_int8_embedding_rows_are_dequantised(dtype: torch.dtype) -> None:
     w_MK, out = normal(40, 33).to(dtype), torch.empty(3, 33)
     native.Matrix(w_MK, int8=True).rows(torch.tensor([39, 0, 17]), out)
     integers, scale = rounded(w_MK)
     assert torch.equal(out, (integers * scale)[[39, 0, 17]])
 
 
-def test_values_that_are_not_finite_stay_so(dtype: torch.dtype) -> None:
+def test_int8_nonfinite_inputs_stay_nonfinite(dtype: torch.dtype) -> None:
     for value in (torch.nan, torch.inf):
         x_NK = torch.zeros(2, 40, dtype=dtype)
         x_NK[0, 3] = value
@@ -100,7 +100,7 @@ def attend(kv: Paged, row: Row, q_BTHD: Tensor, start: int, coarse: Sequence[int
 
 
 @pytest.mark.parametrize(("S", "h", "D"), [(1400, 1, 32), (300, 4, 64), (230, 2, 80), (200, 1, 256)])
-def test_a_query_depends_on_its_keys_alone(S: int, h: int, D: int, dtype: torch.dtype) -> None:
+def test_int8_query_bits_depend_on_own_keys_only(S: int, h: int, D: int, dtype: torch.dtype) -> None:
     kv, row = paged(dtype, S, G=2, D=D)
     start = S - 100
     q_BTHD = kv.normal(1, S - start, 2 * h, D)
@@ -117,13 +117,13 @@ def test_a_query_depends_on_its_keys_alone(S: int, h: int, D: int, dtype: torch.
 
 
 @pytest.mark.parametrize("coarse", [0, 1, BLOCK - 1])
-def test_less_than_a_block_is_read_as_it_is(coarse: int, dtype: torch.dtype) -> None:
+def test_int8_partial_block_read_unquantised(coarse: int, dtype: torch.dtype) -> None:
     kv, row = paged(dtype, 200)
     q_BTHD = kv.normal(1, 3, 4, kv.D)
     assert torch.equal(attend(kv, row, q_BTHD, 197, [coarse]), attend(kv, row, q_BTHD, 197, []))
 
 
-def test_a_copy_is_read_until_its_page_is_written_to(dtype: torch.dtype) -> None:
+def test_int8_copy_is_read_until_page_changes(dtype: torch.dtype) -> None:
     S, start = 210, 200
     kv, row = paged(dtype, S)
     q_BTHD = kv.normal(1, S - start, 4, kv.D)
@@ -136,7 +136,7 @@ def test_a_copy_is_read_until_its_page_is_written_to(dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("cut", [40, 64, 130])
-def test_text_that_is_cut_back_and_goes_on_otherwise(cut: int, dtype: torch.dtype) -> None:
+def test_int8_copy_after_rewind_is_not_read(cut: int, dtype: torch.dtype) -> None:
     """By pages that are put, and by tokens that are written, as those of a fresh memory."""
     S, start = 210, 200
     results = []
@@ -160,7 +160,7 @@ def test_text_that_is_cut_back_and_goes_on_otherwise(cut: int, dtype: torch.dtyp
     assert not torch.equal(attend(kv, row, q_BTHD, start, [start]), results[0])
 
 
-def test_what_copies_are_refused_for(dtype: torch.dtype) -> None:
+def test_int8_copies_bad_arguments_raise(dtype: torch.dtype) -> None:
     kv, row = paged(dtype, 200)
     q_BTHD, mixed = kv.normal(1, 3, 4, kv.D), torch.empty(1, 3, 4, kv.D, dtype=dtype)
     for coarse in ([198], [-1], [64, 64]):

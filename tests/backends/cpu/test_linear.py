@@ -37,7 +37,7 @@ def linear(matrix: Any, outputs: int, x_NK: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("M", "K"), SHAPES)
-def test_error_of_a_matrix(M: int, K: int, dtype: torch.dtype) -> None:
+def test_linear_error_within_bound(M: int, K: int, dtype: torch.dtype) -> None:
     """One chain of sums: at most two roundings for each product, whatever its order."""
     w_MK, x_NK = normal(M, K).to(dtype), normal(25, K, seed=1).to(dtype)
     error = (linear(native.Matrix(w_MK), M, x_NK) - x_NK.double() @ w_MK.double().T).abs()
@@ -45,7 +45,7 @@ def test_error_of_a_matrix(M: int, K: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("M", "K"), [*SHAPES, (72, 2600)])
-def test_a_row_depends_on_itself_alone(M: int, K: int, dtype: torch.dtype) -> None:
+def test_linear_row_bits_independent_of_batch(M: int, K: int, dtype: torch.dtype) -> None:
     matrix, x_NK = native.Matrix(normal(M, K).to(dtype)), normal(230, K, seed=1).to(dtype)
     whole = linear(matrix, M, x_NK)
     for threads in (1, 2):
@@ -55,7 +55,7 @@ def test_a_row_depends_on_itself_alone(M: int, K: int, dtype: torch.dtype) -> No
             assert torch.equal(whole[N : 2 * N], linear(matrix, M, x_NK[N : 2 * N])), N
 
 
-def test_a_split_of_k_would_be_seen(dtype: torch.dtype) -> None:
+def test_linear_split_of_k_changes_bits(dtype: torch.dtype) -> None:
     """The inverse: a kernel that summed halves would fail the law above."""
     w_MK, x_NK = normal(64, 256).to(dtype), normal(4, 256, seed=1).to(dtype)
     halves = [linear(native.Matrix(w_MK[:, k].contiguous()), 64, x_NK[:, k]) for k in (slice(128), slice(128, 256))]
@@ -65,14 +65,14 @@ def test_a_split_of_k_would_be_seen(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("M", "K"), SHAPES)
-def test_rows_come_out_as_they_went_in(M: int, K: int, dtype: torch.dtype) -> None:
+def test_packed_rows_read_back_unchanged(M: int, K: int, dtype: torch.dtype) -> None:
     w_MK = normal(M, K).to(dtype)
     ids, out = torch.tensor([0, M - 1, M // 2, 0]), torch.empty(4, K)
     native.Matrix(w_MK).rows(ids, out)
     assert torch.equal(out, w_MK[ids].float())
 
 
-def test_values_that_are_not_finite_stay_so(dtype: torch.dtype) -> None:
+def test_linear_nonfinite_inputs_stay_nonfinite(dtype: torch.dtype) -> None:
     w_MK = torch.eye(16).to(dtype)
     for value in (torch.nan, torch.inf):
         x_NK = torch.zeros(2, 16, dtype=dtype)
@@ -81,7 +81,7 @@ def test_values_that_are_not_finite_stay_so(dtype: torch.dtype) -> None:
         assert not y[0, 3].isfinite() and torch.equal(y[1], torch.zeros(16))
 
 
-def test_what_a_matrix_refuses(dtype: torch.dtype) -> None:
+def test_linear_bad_arguments_raise(dtype: torch.dtype) -> None:
     matrix, x, y = native.Matrix(normal(32, 64).to(dtype)), torch.zeros(2, 64, dtype=dtype), torch.zeros(2, 32)
     other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
     for bad_x, bad_y, told in [

@@ -97,7 +97,7 @@ def same(
 
 @pytest.mark.parametrize("kind", [Host, File])
 @pytest.mark.parametrize("layered", [False, True])
-def test_the_same_bits(kind: type[Host] | type[File], layered: bool, dtype: torch.dtype) -> None:
+def test_offloaded_pass_bits_equal_memory(kind: type[Host] | type[File], layered: bool, dtype: torch.dtype) -> None:
     model, here, away = memories(dtype, kind)
     text = Text(5)
     away.reserve(text.units.tolist())
@@ -116,7 +116,7 @@ def test_the_same_bits(kind: type[Host] | type[File], layered: bool, dtype: torc
     assert streamed > 12 * 300 and fetched and kept
 
 
-def test_what_leaves_must_be_committed(dtype: torch.dtype) -> None:
+def test_zeroed_store_changes_bits(dtype: torch.dtype) -> None:
     """Negative control: what is written to pages behind the store's back is not what comes back."""
     model, here, away = memories(dtype, Host)
     text = Text(6)
@@ -127,7 +127,7 @@ def test_what_leaves_must_be_committed(dtype: torch.dtype) -> None:
     assert not same(text, text.full(1), model, here, away)
 
 
-def test_what_is_forgotten_is_lost(dtype: torch.dtype) -> None:
+def test_forgotten_page_read_raises(dtype: torch.dtype) -> None:
     model, here, away = memories(dtype, Host)
     text = Text(7)
     for _ in range(TEXT // 100):
@@ -138,7 +138,7 @@ def test_what_is_forgotten_is_lost(dtype: torch.dtype) -> None:
         away.forward(model, text.ids(1), None, text.full(1))
 
 
-def test_layers_come_in_their_order(dtype: torch.dtype) -> None:
+def test_layers_are_read_in_order(dtype: torch.dtype) -> None:
     _, _, away = memories(dtype, Host)
     units_1U, q_BTHD = torch.arange(1, 3, dtype=torch.int32)[None], torch.zeros(1, 1, 2 * G, D, dtype=dtype)
     attend = away.mixing(1, ForwardBatch([0], [(2, PageTable(units_1U, [0], [1]))]), 0)

@@ -52,7 +52,7 @@ def as_it_was() -> Iterator[None]:
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
 @pytest.mark.parametrize(("vocab_size", "times"), [(6, 100), (37, 100), (700, 20), (9001, 4)])
-def test_decides_as_torch_does(vocab_size: int, times: int, coupling: type) -> None:
+def test_native_sampler_decides_as_torch(vocab_size: int, times: int, coupling: type) -> None:
     for seed in range(times):
         agree(scene(seed, vocab_size), NativeSampling, coupling)
 
@@ -60,14 +60,14 @@ def test_decides_as_torch_does(vocab_size: int, times: int, coupling: type) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("coupling", COUPLINGS)
 @pytest.mark.parametrize(("vocab_size", "times"), [(6, 1000), (37, 1000), (700, 200), (9001, 20)])
-def test_decides_as_torch_does_many_times(vocab_size: int, times: int, coupling: type) -> None:
+def test_native_sampler_decides_as_torch_long(vocab_size: int, times: int, coupling: type) -> None:
     for seed in range(1000, 1000 + times):
         agree(scene(seed, vocab_size), NativeSampling, coupling)
 
 
 @pytest.mark.parametrize("level", native.levels())
 @pytest.mark.parametrize("coupling", COUPLINGS)
-def test_has_the_same_bits_at_each_level_with_any_threads_in_any_batch(coupling: type, level: str) -> None:
+def test_native_sampler_bits_independent_of_level_threads_batch(coupling: type, level: str) -> None:
     for seed in range(40):
         whole = scene(seed, (37, 700, 3000)[seed % 3], rows=6)
         native.use(native.levels()[-1])
@@ -93,13 +93,13 @@ def law(logits: Tensor, **params: object) -> list[Tensor]:
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_the_lowest_ids_stay_among_equals(cut: dict[str, object], temperature: float) -> None:
+def test_native_sampler_ties_keep_lowest_ids(cut: dict[str, object], temperature: float) -> None:
     expected, got = law(EQUAL, temperature=temperature, **cut)
     same_law(got, expected)
 
 
 @pytest.mark.parametrize("bias", [{4: 2.0}, {0: 1.0}, {1: -1.0}])
-def test_greedy_takes_the_lowest_id_among_equals(bias: dict[int, float]) -> None:
+def test_native_greedy_ties_take_lowest_id(bias: dict[int, float]) -> None:
     for params in ({}, {"logit_bias": bias}):
         expected, got = law(EQUAL, temperature=0.0, **params)
         assert torch.equal(got, expected)
@@ -108,14 +108,14 @@ def test_greedy_takes_the_lowest_id_among_equals(bias: dict[int, float]) -> None
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.7, 0.9, 0.95, 0.999])
 @pytest.mark.parametrize("spread", [0.0, 0.05, 1.0, 8.0])
 @pytest.mark.parametrize("step", [None, 0.25])
-def test_any_nucleus(top_p: float, spread: float, step: float | None) -> None:
+def test_native_sampler_random_nucleus_equals_torch(top_p: float, spread: float, step: float | None) -> None:
     """Few tokens or most, all different or in heaps of equals."""
     logits = torch.randn(20_000, generator=torch.Generator().manual_seed(3)) * spread
     expected, got = law(logits if step is None else (logits / step).round() * step, top_p=top_p)
     same_law(got, expected)
 
 
-def test_the_smallest_probabilities() -> None:
+def test_native_sampler_smallest_probabilities_equal_torch() -> None:
     """Down to the subnormal ones and to what is 0."""
     expected, got = law(-torch.arange(0, 800, 0.37))
     small = expected > 0
@@ -124,14 +124,14 @@ def test_the_smallest_probabilities() -> None:
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
-def test_float64_logits(coupling: type) -> None:
+def test_native_sampler_accepts_float64_logits(coupling: type) -> None:
     for seed in range(20):
         whole = scene(seed, 50)
         agree(replace(whole, logits_BJV=whole.logits_BJV.double() / 3), NativeSampling, coupling)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 513, 4099])
-def test_noise_at_many_positions(vocab_size: int) -> None:
+def test_native_noise_equals_torch_at_many_positions(vocab_size: int) -> None:
     """Without cuts each token has a chance, so that a wrong bit of any token's noise would show."""
     rows, params = 250, [SamplingParams()] * 250
     lengths_B = np.random.default_rng(1).integers(2**32 - 1, size=rows)
@@ -147,7 +147,7 @@ def test_noise_at_many_positions(vocab_size: int) -> None:
     assert (expected.tokens_BK == got.tokens_BK).all()
 
 
-def test_uniforms_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = noise_of([0, 1, 2])
     monkeypatch.setattr(native_loader, "native", None)
     theirs = noise_of([0, 1, 2])
@@ -168,7 +168,7 @@ def test_uniforms_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("coupling", COUPLINGS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "all -inf")])
-def test_refuses_logits_that_make_no_law(bad: float, what: str, temperature: float, coupling: type) -> None:
+def test_native_sampler_bad_logits_raise(bad: float, what: str, temperature: float, coupling: type) -> None:
     """In padding too: then the model is broken."""
     whole = scene(1, 30)
     whole.params = [SamplingParams(temperature=temperature)] * 4
@@ -180,7 +180,7 @@ def test_refuses_logits_that_make_no_law(bad: float, what: str, temperature: flo
             verdict(whole, sampler, coupling)
 
 
-def test_refuses_a_bias_outside_the_vocabulary() -> None:
+def test_native_sampler_bias_outside_vocabulary_raises() -> None:
     with pytest.raises(RequestError, match="token 8, but the vocabulary ends at 7"):
         NativeSampling([SamplingParams(logit_bias={8: 1.0})], [0], 8, Seeded(noise_of([0])))
 
@@ -197,14 +197,14 @@ def test_refuses_a_bias_outside_the_vocabulary() -> None:
         (lambda s: replace(s, guess=replace(s.guess, tokens_BK=s.guess.tokens_BK - 30)), "tokens must be in"),
     ],
 )
-def test_refuses_other_arrays(change: object, message: str, coupling: type) -> None:
+def test_native_sampler_wrong_arrays_raise(change: object, message: str, coupling: type) -> None:
     whole = scene(2, 30)
     whole.guess.counts_B[:] = 2
     with pytest.raises(ValueError, match=message):
         verdict(change(whole), NativeSampling, coupling)  # type: ignore[operator]
 
 
-def test_text_and_columns_beyond_the_capacity() -> None:
+def test_native_sampler_finished_row_at_capacity_equals_torch() -> None:
     """A row that is done may stand at the end of its storage."""
     whole = scene(4, 30)
     whole.params = [SamplingParams(repetition_penalty=1.3, frequency_penalty=0.2)] * 4
@@ -213,7 +213,7 @@ def test_text_and_columns_beyond_the_capacity() -> None:
         agree(whole, NativeSampling, coupling)
 
 
-def test_which_sampler_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampler_choice_follows_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ([SamplingParams()], [0], 8)
     assert isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)
     assert not isinstance(sampling(*arguments, BlockRejection(noise_of([0]))), NativeSampling)  # it judges one by one

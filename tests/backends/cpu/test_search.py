@@ -63,7 +63,7 @@ def clear_cut(scores_C: Tensor, about: int) -> int:
 
 
 @pytest.mark.parametrize(("S", "T", "h", "D"), [(900, 1, 1, 64), (700, 3, 2, 32), (500, 9, 1, 80), (400, 2, 4, 256)])
-def test_it_sees_what_the_estimate_finds(S: int, T: int, h: int, D: int, dtype: torch.dtype) -> None:
+def test_search_attends_to_estimated_keys(S: int, T: int, h: int, D: int, dtype: torch.dtype) -> None:
     kv, (row,) = paged(dtype, S, G=1, D=D)
     start, first = S - T, 2
     q_1THD = kv.normal(1, T, h, D, gain=4)
@@ -80,7 +80,7 @@ def test_it_sees_what_the_estimate_finds(S: int, T: int, h: int, D: int, dtype: 
     assert not torch.equal(attend(kv, [row], q_1THD, [start], None), wanted)
 
 
-def test_each_kv_head_finds_its_own(dtype: torch.dtype) -> None:
+def test_search_selects_per_kv_head(dtype: torch.dtype) -> None:
     """A key that a head looks for, far back: with the search it is seen, without it is not."""
     S, D = 1200, 64
     kv, (row,) = paged(dtype, S, G=2, D=D)
@@ -95,7 +95,7 @@ def test_each_kv_head_finds_its_own(dtype: torch.dtype) -> None:
     assert (hidden - everything).abs().max() > 0.5
 
 
-def test_to_find_everything_is_to_see_everything(dtype: torch.dtype) -> None:
+def test_search_with_full_budget_equals_full_attention(dtype: torch.dtype) -> None:
     """Rows of other lengths, one without new tokens and one that searches nothing among them."""
     lengths, starts = [700, 96, 300, 64], [693, 96, 297, 60]
     kv, rows = paged(dtype, *lengths)
@@ -106,7 +106,7 @@ def test_to_find_everything_is_to_see_everything(dtype: torch.dtype) -> None:
     assert torch.equal(some[1:], plain[1:]) and not torch.equal(some[0], plain[0])
 
 
-def test_what_rows_share_is_found_by_each(dtype: torch.dtype) -> None:
+def test_search_shared_pages_found_by_each_row(dtype: torch.dtype) -> None:
     kv, (row,) = paged(dtype, 600)
     q_BTHD = kv.normal(2, 2, 4, kv.D)
     both = attend(kv, [row, row], q_BTHD, [598, 598], ([1, 1], [30, 35], [4, 9]))
@@ -115,7 +115,7 @@ def test_what_rows_share_is_found_by_each(dtype: torch.dtype) -> None:
         assert torch.equal(attend(fresh, [same], q_BTHD[b : b + 1], [598], search), both[b : b + 1])
 
 
-def test_a_sketch_is_read_until_its_page_is_written_to(dtype: torch.dtype) -> None:
+def test_search_sketch_is_read_until_page_changes(dtype: torch.dtype) -> None:
     kv, (row,) = paged(dtype, 600)
     q_1THD, search = kv.normal(1, 2, 4, kv.D, gain=4), ([1], [36], [3])
     before = attend(kv, [row], q_1THD, [598], search)
@@ -126,7 +126,7 @@ def test_a_sketch_is_read_until_its_page_is_written_to(dtype: torch.dtype) -> No
     assert torch.equal(attend(fresh, [same], q_1THD, [598], search), after) and not torch.equal(before, after)
 
 
-def test_with_int8_copies_of_what_is_found(dtype: torch.dtype) -> None:
+def test_search_with_int8_copies_equals_lists(dtype: torch.dtype) -> None:
     kv, (row,) = paged(dtype, 600, int8=True)
     q_1THD = kv.normal(1, 2, 4, kv.D)
     whole = ([1], [36], [35])
@@ -138,7 +138,7 @@ def test_with_int8_copies_of_what_is_found(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 0.0])
-def test_odd_keys_and_queries_do_no_harm(value: float, dtype: torch.dtype) -> None:
+def test_search_extreme_keys_and_queries_stay_finite(value: float, dtype: torch.dtype) -> None:
     kv, (row,) = paged(dtype, 600)
     row.k_SGD[200], q_1THD = value, kv.normal(1, 2, 4, kv.D)
     kv.fill(row.list_P, row.k_SGD, row.v_SGD)
@@ -146,7 +146,7 @@ def test_odd_keys_and_queries_do_no_harm(value: float, dtype: torch.dtype) -> No
     attend(kv, [row], q_1THD, [598], ([1], [36], [3]))
 
 
-def test_what_is_refused(dtype: torch.dtype) -> None:
+def test_search_bad_arguments_raise(dtype: torch.dtype) -> None:
     kv, (row,) = paged(dtype, 600, int8=True)
     q_1THD = kv.normal(1, 2, 4, kv.D)
     for wrong, why in (

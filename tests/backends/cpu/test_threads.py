@@ -59,7 +59,7 @@ def finish(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0, errors
 
 
-def test_as_many_as_this_process_may_use(threads: int) -> None:
+def test_thread_count_equals_process_affinity(threads: int) -> None:
     if hasattr(os, "sched_getaffinity"):
         assert threads == len(os.sched_getaffinity(0))
     native.set_threads(3)
@@ -68,7 +68,7 @@ def test_as_many_as_this_process_may_use(threads: int) -> None:
         native.set_threads(0)
 
 
-def test_any_number_of_threads_and_callers() -> None:
+def test_bits_independent_of_threads_and_callers() -> None:
     matrix, x = native.Matrix(torch.randn(1000, 300)), torch.randn(20, 300)
     wanted = torch.empty(20, 1000)
     matrix.linear(x, wanted)
@@ -91,7 +91,7 @@ def test_any_number_of_threads_and_callers() -> None:
     assert all(torch.equal(wanted, y) for y in results)
 
 
-def test_their_number_may_change_between_the_jobs_of_others() -> None:
+def test_thread_count_changes_between_jobs() -> None:
     matrix, x, wanted = native.Matrix(torch.randn(1000, 300)), torch.randn(20, 300), torch.empty(20, 1000)
     matrix.linear(x, wanted)
     results = [torch.empty(20, 1000) for _ in range(40)]
@@ -106,11 +106,11 @@ def test_their_number_may_change_between_the_jobs_of_others() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_makes_its_own() -> None:
+def test_forked_child_starts_own_pool() -> None:
     finish(start(FORK))
 
 
-def test_two_processes_share_the_machine() -> None:
+def test_two_processes_share_cores() -> None:
     """Each job waits for the one chunk that a descheduled worker holds, not for a time slice per thread."""
     both = [start("work(1000)") for _ in range(2)]
     for process in both:

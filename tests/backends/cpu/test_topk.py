@@ -29,7 +29,7 @@ def by_sorting(scores_GN: Tensor, start: int, stop: int, picks: int) -> Tensor:
 
 
 @pytest.mark.parametrize("N", [1, 7, 300, 8192])
-def test_as_the_torch_path(N: int) -> None:
+def test_topk_equals_torch(N: int) -> None:
     scores_GN = torch.randn(3, N, generator=torch.Generator().manual_seed(N)) ** 3
     for start, stop in ((0, N), (N // 3, N - N // 5)):
         for picks in {0, 1, (stop - start) // 8, stop - start} - {1 if stop == start else -1}:
@@ -43,14 +43,14 @@ def test_as_the_torch_path(N: int) -> None:
     data=st.data(),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_ties_go_to_the_lowest_ids(values: list[float], data: st.DataObject) -> None:
+def test_topk_ties_take_lowest_ids(values: list[float], data: st.DataObject) -> None:
     scores_GN = torch.tensor([values, values[::-1]])
     start = data.draw(st.integers(0, len(values)))
     picks = data.draw(st.integers(0, len(values) - start))
     assert torch.equal(chosen(scores_GN, start, len(values), picks), by_sorting(scores_GN, start, len(values), picks))
 
 
-def test_what_it_refuses() -> None:
+def test_topk_bad_arguments_raise() -> None:
     scores, ids = torch.zeros(2, 9), torch.zeros(2, 3, dtype=torch.long)
     native.best(scores, 0, 9, ids)
     for bad in (

@@ -23,7 +23,7 @@ def turns(positions_N: torch.Tensor, D: int) -> tuple[torch.Tensor, torch.Tensor
 @pytest.mark.parametrize(
     ("N", "H", "G", "D"), [(1, 4, 2, 64), (5, 3, 3, 80), (70, 2, 1, 16), (40, 8, 1, 96), (3, 2, 2, 256)]
 )
-def test_write(N: int, H: int, G: int, D: int, dtype: torch.dtype) -> None:
+def test_rope_and_write_equals_float64(N: int, H: int, G: int, D: int, dtype: torch.dtype) -> None:
     """The bits of rope.py, rounded once; nothing but the slots touched, and nothing in the scratch page."""
     kv = Paged(G, D, pages=9, dtype=dtype)
     place_N = slots(kv.take(120), 120)[torch.randperm(120, generator=kv.draw)[:N]]
@@ -44,7 +44,7 @@ def test_write(N: int, H: int, G: int, D: int, dtype: torch.dtype) -> None:
         assert (~memory.isnan()).sum() == got_k.numel() and memory[:, 0].isnan().all()
 
 
-def test_where_they_lie(dtype: torch.dtype) -> None:
+def test_page_layout_equals_slots(dtype: torch.dtype) -> None:
     """The format that the kernels agree on."""
     kv = Paged(2, 32, pages=3, dtype=dtype)
     k, v = kv.normal(PAGE, 2, 32), kv.normal(PAGE, 2, 32)
@@ -55,7 +55,7 @@ def test_where_they_lie(dtype: torch.dtype) -> None:
     assert torch.equal(keys, k) and torch.equal(values, v)
 
 
-def test_a_query_without_a_second_rotation(dtype: torch.dtype) -> None:
+def test_query_without_second_rotation_is_written(dtype: torch.dtype) -> None:
     kv = Paged(1, 16, pages=1, dtype=dtype)
     q, k, v = torch.ones(2, 16), torch.ones(2, 16), torch.ones(2, 16)
     rotated = torch.empty(2, 1, 16, dtype=dtype)
@@ -63,7 +63,7 @@ def test_a_query_without_a_second_rotation(dtype: torch.dtype) -> None:
     assert torch.equal(rotated.float(), torch.ones(2, 1, 16))
 
 
-def test_what_it_refuses(dtype: torch.dtype) -> None:
+def test_write_bad_arguments_raise(dtype: torch.dtype) -> None:
     kv = Paged(2, 32, pages=4, dtype=dtype)
     fine = {
         "q": torch.zeros(3, 128), "k": torch.zeros(3, 64), "v": torch.zeros(3, 64), "cos": torch.zeros(3, 16),

@@ -116,7 +116,7 @@ def races(watch: Watch, seeds: int = 1) -> int:
     return 0
 
 
-def test_nobody_is_in_anybodys_way(watch: Watch) -> None:
+def test_copy_stream_has_no_races(watch: Watch) -> None:
     assert races(watch) == 0
     assert min(watch.clocks[MAIN]) > 100
 

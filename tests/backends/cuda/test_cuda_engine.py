@@ -39,7 +39,7 @@ def by_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
 
 
 @pytest.mark.parametrize(("mode", "temperature"), [("ar", 0.8), ("triforce", 0.8), ("retrieval", 0.0)])
-def test_one_text(
+def test_cuda_single_text_equals_torch(
     folder: Path, mode: str, temperature: float, by_torch: Callable[..., list[list[int]]], by_name: None
 ) -> None:
     """A prompt beyond the budget, so that the retrieval tier selects."""
@@ -47,7 +47,7 @@ def test_one_text(
     assert texts(folder, mode, tokens, [ids(70)], temperature) == by_torch(tokens, [ids(70)], temperature)
 
 
-def test_rows_of_a_batch(folder: Path, by_torch: Callable[..., list[list[int]]], by_name: None) -> None:
+def test_cuda_batch_rows_equal_torch(folder: Path, by_torch: Callable[..., list[list[int]]], by_name: None) -> None:
     prompts = [ids(40), ids(60)[20:]]
     assert texts(folder, "triforce", 3, prompts, 0.0) == by_torch(3, prompts, 0.0)
 
@@ -56,14 +56,14 @@ def test_rows_of_a_batch(folder: Path, by_torch: Callable[..., list[list[int]]],
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", ["ar", "draft", "retrieval", "streaming", "triforce", "lookup", "hybrid"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_every_mode(
+def test_cuda_mode_text_equals_plain_decoding(
     folder: Path, mode: str, temperature: float, by_torch: Callable[..., list[list[int]]], by_name: None
 ) -> None:
     prompts = [ids(100), ids(30), ids(90)[3:]]
     assert texts(folder, mode, 24, prompts, temperature) == by_torch(24, prompts, temperature)
 
 
-def test_it_is_these_kernels_that_run(folder: Path, by_name: None) -> None:
+def test_cuda_model_and_kv_are_selected(folder: Path, by_name: None) -> None:
     target = LLM(folder / "target", dtype="float32").target.decoder
     pool = PagePool(target.config, 1, 2, target.dtype)
     assert isinstance(target.model, TritonModel) and isinstance(pool.memory, TritonKV)

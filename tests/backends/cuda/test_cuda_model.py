@@ -74,7 +74,7 @@ def torch_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", list(passes()))
-def test_as_the_torch_path(decoder: Decoder, name: str) -> None:
+def test_cuda_pass_equals_torch(decoder: Decoder, name: str) -> None:
     (wanted, kv), (got, fast_kv) = both(decoder, name)
     _, at, this = passes()[name]
     for b, count in enumerate(this.views[0][1].counts):
@@ -91,7 +91,7 @@ def test_as_the_torch_path(decoder: Decoder, name: str) -> None:
     assert not torch.equal(kv, torch.zeros_like(kv))
 
 
-def test_a_pass_is_captured_once_for_its_bucket(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_pass_is_captured_once_per_bucket(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three and four tokens are one shape, with the same buffers; a list of another size is not."""
     memory = TritonKV(decoder.config, PAGES, torch.float32)
     model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
@@ -118,7 +118,7 @@ def test_a_pass_is_captured_once_for_its_bucket(decoder: Decoder, monkeypatch: p
     assert shapes_run[-1][1] == 65
 
 
-def test_tables_grow_where_positions_go_beyond_them(decoder: Decoder) -> None:
+def test_rotary_tables_grow_with_positions(decoder: Decoder) -> None:
     memory = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
     model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
     far = len(memory._tables_PF[0]) + 5
@@ -131,7 +131,7 @@ def test_tables_grow_where_positions_go_beyond_them(decoder: Decoder) -> None:
     assert len(memory._tables_PF[0]) > far
 
 
-def test_it_goes_with_its_last_user(decoder: Decoder) -> None:
+def test_cuda_model_is_freed_with_last_user(decoder: Decoder) -> None:
     """At once, not when cycles are looked for: the next request's KV would not fit beside it."""
     memory = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
     model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]

@@ -75,7 +75,7 @@ def host(memory: str, layers: int) -> dict[str, Any]:
     ("mode", "temperature", "length", "memory", "layers"),
     [("ar", 0.8, 70, "300KiB", 0), ("triforce", 0.8, 300, "700KiB", 1), ("retrieval", 0.0, 70, "300KiB", 2)],
 )
-def test_one_text(
+def test_offloaded_single_text_equals_memory(
     folder: Path, mode: str, temperature: float, length: int, memory: str, layers: int, plainly: Any, by_name: None
 ) -> None:
     """No layer whole; one, and a prompt that is read layer by layer; all."""
@@ -84,7 +84,7 @@ def test_one_text(
     assert (found.kv.host_bytes > 0) == (layers < 2) and 0 < found.kv.device_bytes <= 700 << 10
 
 
-def test_rows_of_a_batch(folder: Path, plainly: Any, by_name: None) -> None:
+def test_offloaded_batch_rows_equal_memory(folder: Path, plainly: Any, by_name: None) -> None:
     prompts = [ids(40), ids(60)[20:]]
     assert texts(folder, "retrieval", prompts, 0.0, 3, **host("300KiB", 1)) == plainly(prompts, 0.0, 3)
 
@@ -93,20 +93,22 @@ def test_rows_of_a_batch(folder: Path, plainly: Any, by_name: None) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", ["ar", "draft", "retrieval", "streaming", "triforce", "lookup", "hybrid"])
 @pytest.mark.parametrize(("temperature", "layers"), [(0.0, 0), (0.8, 1)])
-def test_every_mode(folder: Path, mode: str, temperature: float, layers: int, plainly: Any, by_name: None) -> None:
+def test_offloaded_mode_text_equals_memory(
+    folder: Path, mode: str, temperature: float, layers: int, plainly: Any, by_name: None
+) -> None:
     prompts = [ids(100), ids(30), ids(320)[3:]]
     found = texts(folder, mode, prompts, temperature, 24, **host("1MiB", layers))
     assert found == plainly(prompts, temperature, 24)
 
 
-def test_it_is_this_memory_that_holds_it(folder: Path, by_name: None) -> None:
+def test_offload_manager_holds_the_pages(folder: Path, by_name: None) -> None:
     llm = LLM(folder / "target", dtype="float32", **host("500KiB", 1))
     memory = llm.open(1, 200).engine.store.pool.memory
     assert isinstance(memory, TritonOffloadedKV) and memory.whole_layers == 1
     assert dispatch.identity(llm.models.target.model, memory) == "triton"
 
 
-def test_pages_are_carried() -> None:
+def test_page_copies_equal_source() -> None:
     draw = torch.Generator().manual_seed(0)
     source = [torch.randn(9, 24, generator=draw) for _ in range(2)]
     found, wanted = ([torch.zeros(7, 24) for _ in range(2)] for _ in range(2))
@@ -116,19 +118,19 @@ def test_pages_are_carried() -> None:
     assert all(torch.equal(a, b) and a[5].any() for a, b in zip(found, wanted, strict=True))
 
 
-def test_a_file_is_refused(folder: Path, by_name: None) -> None:
+def test_offload_to_file_on_cuda_raises(folder: Path, by_name: None) -> None:
     with pytest.raises(RequestError, match="use --kv-offload host"):
         answers(folder, "ar", [ids(70)], 0.0, kv_offload="file", kv_memory="300KiB")
 
 
-def test_without_triton_it_is_refused(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offload_without_triton_raises(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_loader, "_installed", lambda: False)
     monkeypatch.setattr(native_loader, "wanted", "")
     with pytest.raises(RequestError, match="needs Triton"):
         dispatch.require_offload(needs.config, torch.bfloat16, "cuda", "host")
 
 
-def test_too_little_memory_is_said_with_what_would_fit(folder: Path, by_name: None) -> None:
+def test_offload_too_little_memory_reports_minimum(folder: Path, by_name: None) -> None:
     with pytest.raises(CacheError, match=r"give [0-9]+[KM]iB or more"):
         answers(folder, "ar", [ids(70)], 0.0, **host("20KiB", 0))
     with pytest.raises(CacheError, match="smaller --kv-layers"):
@@ -154,7 +156,7 @@ def free(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
 
 
 @pytest.mark.parametrize("gib", [9, 12, 24, 40, 58, 70])
-def test_parts_fit_into_the_whole(needs: CudaKVSizing, gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offload_parts_sum_to_whole(needs: CudaKVSizing, gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 100)
     frames, buffers, layers = needs.split(OffloadConfig("host"), gib * GIB)
     assert (frames + buffers * needs.buffer_frames) * needs.page_bytes <= gib * GIB
@@ -163,7 +165,7 @@ def test_parts_fit_into_the_whole(needs: CudaKVSizing, gib: int, monkeypatch: py
     assert needs.stored(layers) + layers * needs.buffer_frames * needs.page_bytes == needs.stored(0)
 
 
-def test_what_would_not_fit_is_foreseen(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offload_too_large_is_predicted_before_loading(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 10)
     with pytest.raises(CacheError, match=r"free on cuda.*give (\S+GiB) or less") as error:
         needs.split(OffloadConfig("host", 12 * GIB), 12 * GIB)
@@ -174,7 +176,9 @@ def test_what_would_not_fit_is_foreseen(needs: CudaKVSizing, monkeypatch: pytest
         needs.split(OffloadConfig("host"), int(needs.share * needs.free))
 
 
-def test_so_is_kv_that_was_to_stay_on_the_device(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resident_kv_too_large_is_predicted_before_loading(
+    needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free(monkeypatch, 70)
     needs.require_all()
     free(monkeypatch, 40)
@@ -184,7 +188,7 @@ def test_so_is_kv_that_was_to_stay_on_the_device(needs: CudaKVSizing, monkeypatc
     assert replace(needs, pages=pages - 300).require_all() is None  # fewer tokens have fewer activations
 
 
-def test_what_is_said_to_be_enough_is_enough(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offload_reported_minimum_suffices(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 100)
     with pytest.raises(CacheError, match=r"give \S+ or more"):
         needs.split(OffloadConfig("host", GIB), GIB)

@@ -30,12 +30,12 @@ def run(seed: int, whole: int = 1, steps: int = 40, selection: str = "observed")
 
 @pytest.mark.parametrize("whole", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(3))
-def test_passes_give_what_they_give_in_memory(seed: int, whole: int) -> None:
+def test_offloaded_passes_equal_memory(seed: int, whole: int) -> None:
     assert run(seed, whole).passes > 50
 
 
 @pytest.mark.parametrize("selection", ["mean_key", "quest"])
-def test_selections_by_keys_read_them_back(selection: str) -> None:
+def test_offloaded_key_selections_equal_memory(selection: str) -> None:
     run(3, selection=selection)
 
 
@@ -52,7 +52,7 @@ def fetched() -> int:
     return int(memory.fetched) - before
 
 
-def test_what_comes_into_favour_is_kept_as_it_streams_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streamed_selected_pages_become_resident(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = fetched()
     monkeypatch.setattr(
         "triforce.kvcache.views.full.FullView.budget", property(lambda _: None, lambda *_: None), raising=False
@@ -60,7 +60,7 @@ def test_what_comes_into_favour_is_kept_as_it_streams_by(monkeypatch: pytest.Mon
     assert fetched() >= max(20, 3 * kept), "no more cross where nothing is kept"
 
 
-def test_passes_below_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lower_tier_passes_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """And those that stream are not."""
     captured: list[bool] = []
     monkeypatch.setattr(TritonKV, "_run", lambda self, replay: captured.append(True) or plain(self, replay))

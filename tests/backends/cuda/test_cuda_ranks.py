@@ -34,7 +34,7 @@ def token_ids(pair: Path, mode: str, count: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
-def test_the_text_of_one_process(tmp_path: Path, mode: str) -> None:
+def test_cuda_ranks_text_equals_one_process(tmp_path: Path, mode: str) -> None:
     """Greedy, in float32: sums of ranks are rounded alike but for the products of torch."""
     pair = tiny_pair(tmp_path, 256)
     alone = token_ids(pair, mode, 1)

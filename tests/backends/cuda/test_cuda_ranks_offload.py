@@ -68,7 +68,7 @@ def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(("mode", "layers"), [("ar", 0), ("retrieval", 0), ("retrieval", 1)])
-def test_the_text_of_one_process(
+def test_cuda_ranks_offloaded_text_equals_one_process(
     folder: Path, mode: str, layers: int, plainly: list[int], as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And passes that do not stream are such that can be captured."""
@@ -94,7 +94,7 @@ def needs(folder: Path, count: int) -> CudaKVSizing:
     return CudaKVSizing(config, 4, 30_000, 1, 30, Budget(48), torch.device("cuda"), 0)
 
 
-def test_each_rank_has_a_device_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_memory_is_counted_per_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So what stays is counted over all devices, in what is kept, what is said and what it is compared with."""
     one, two = needs(folder, 1), needs(folder, 2)
     monkeypatch.setattr(sizing_cuda, "free_on", lambda device: one.passing + one.bytes // 2)
@@ -104,7 +104,7 @@ def test_each_rank_has_a_device_of_its_own(folder: Path, monkeypatch: pytest.Mon
         two.split(OffloadConfig("host"), two.free + 1)
 
 
-def test_memory_of_the_host_is_shared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_memory_is_shared_by_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one rank finds free is for all of them."""
     two = needs(folder, 2)
     monkeypatch.setattr(sizing_cuda, "free_on", lambda device: GIB)

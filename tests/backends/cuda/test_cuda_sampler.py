@@ -39,35 +39,35 @@ each_coupling = pytest.mark.parametrize("coupling", COUPLINGS)
 
 @each_coupling
 @pytest.mark.parametrize(("vocab_size", "seeds"), [(7, range(3)), (97, range(3, 6)), (600, range(6, 8))])
-def test_decides_as_torch_does(vocab_size: int, seeds: range, coupling: type) -> None:
+def test_triton_sampler_decides_as_torch(vocab_size: int, seeds: range, coupling: type) -> None:
     decides_as_torch_does(vocab_size, seeds, coupling)
 
 
 @pytest.mark.slow
 @each_coupling
 @pytest.mark.parametrize(("vocab_size", "times"), [(6, 100), (97, 100), (700, 50), (3001, 5)])
-def test_always(vocab_size: int, times: int, coupling: type) -> None:
+def test_triton_sampler_random_rows_equal_torch(vocab_size: int, times: int, coupling: type) -> None:
     decides_as_torch_does(vocab_size, range(10, 10 + times), coupling)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # of scores at a tiny temperature, which numpy reports
-def test_the_lowest_ids_stay_among_equals() -> None:
+def test_triton_sampler_ties_keep_lowest_ids() -> None:
     lowest_ids_stay(TEMPERATURES[::2])
 
 
-def test_many_equals() -> None:
+def test_triton_sampler_many_ties_equal_torch() -> None:
     many_equals()
 
 
-def test_any_nucleus() -> None:
+def test_triton_sampler_random_nucleus_equals_torch() -> None:
     nuclei()
 
 
-def test_exact_masses() -> None:
+def test_triton_sampler_exact_masses_equal_torch() -> None:
     exact_masses()
 
 
-def test_the_smallest_probabilities() -> None:
+def test_triton_sampler_smallest_probabilities_equal_torch() -> None:
     """Down to the subnormal ones and to what is 0."""
     logits_BV = -torch.arange(0, 800, 1.37)[None]
     expected, got = (laws(each, logits_BV, [SamplingParams()]) for each in (torch_sampling, OnDevice))
@@ -77,7 +77,7 @@ def test_the_smallest_probabilities() -> None:
 
 
 @each_coupling
-def test_parts_of_larger_tensors(coupling: type) -> None:
+def test_triton_sampler_accepts_strided_tensors(coupling: type) -> None:
     """Logits of a graph's padded pass, and guesses cut from longer drafts; bfloat16 too."""
     whole = scene(4, 30)
     padded = torch.full((5, 7, 30), math.nan).bfloat16()
@@ -89,12 +89,12 @@ def test_parts_of_larger_tensors(coupling: type) -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [1, 513])
-def test_noise_at_far_positions(vocab_size: int) -> None:
+def test_triton_noise_at_far_positions_equals_torch(vocab_size: int) -> None:
     noise_far_away(vocab_size)
 
 
 @pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "all -inf")])
-def test_refuses_logits_that_make_no_law(bad: float, what: str) -> None:
+def test_triton_sampler_bad_logits_raise(bad: float, what: str) -> None:
     """In padding and rows that are done, too: then the model is broken."""
     whole = scene(1, 300)
     whole.guess.counts_B[:], whole.live_B[:] = 0, [True, True, False, True]
@@ -105,12 +105,12 @@ def test_refuses_logits_that_make_no_law(bad: float, what: str) -> None:
             verdict(whole, OnDevice, coupling)
 
 
-def test_refuses_a_bias_outside_the_vocabulary() -> None:
+def test_triton_sampler_bias_outside_vocabulary_raises() -> None:
     with pytest.raises(RequestError, match="token 8, but the vocabulary ends at 7"):
         TritonSampling([SamplingParams(logit_bias={8: 1.0})], [0], 8, Seeded(noise_of([0])))
 
 
-def test_uniforms_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_loader, "native", None)
     drawn = {}
     for wanted in ("torch", "triton"):
@@ -122,7 +122,7 @@ def test_uniforms_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(map(torch.equal, drawn["torch"], drawn["triton"]))
 
 
-def test_which_sampler_is_taken(by_name: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_sampler_choice_follows_backend(by_name: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def taken(coupling: type) -> type:
         return type(sampling([SamplingParams()], [0], 8, coupling(noise_of([0])), DEVICE))
 
@@ -132,11 +132,11 @@ def test_which_sampler_is_taken(by_name: None, monkeypatch: pytest.MonkeyPatch) 
     assert taken(Seeded) is TorchSampling
 
 
-def test_emits_the_law_of_the_verifier() -> None:
+def test_triton_verification_law_is_exact() -> None:
     law_is_exact()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_emits_the_law_of_the_verifier_behind_more_guesses() -> None:
+def test_triton_verification_law_of_wide_proposals_is_exact() -> None:
     law_is_exact(3, (0, 1, 2))

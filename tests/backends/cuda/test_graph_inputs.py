@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     ("size", "least", "padded"), [(0, 4, 0), (1, 1, 1), (3, 1, 4), (4, 1, 4), (5, 8, 8), (9, 8, 16)]
 )
-def test_buckets(size: int, least: int, padded: int) -> None:
+def test_bucket_sizes_cover_widths(size: int, least: int, padded: int) -> None:
     assert bucket(size, least) == padded
 
 
@@ -26,7 +26,7 @@ def a_pass(rows: int, units: int, **more: object) -> ForwardBatch:
     return ForwardBatch([9] * rows, [(2, lists[0]), (3, lists[1])], **more)  # type: ignore[arg-type]
 
 
-def test_the_shape_is_that_of_the_bucket() -> None:
+def test_view_shape_is_rounded_to_bucket() -> None:
     shape = shape_of(3, 5, 2, a_pass(3, 70), padded=True)
     assert (shape.rows, shape.width, shape.columns) == (4, 8, 2)
     assert [view.units for view in shape.views] == [(4, 128), (3, 4, 2, 128)]
@@ -35,14 +35,14 @@ def test_the_shape_is_that_of_the_bucket() -> None:
     assert [view.units for view in exact.views] == [(3, 70), (3, 3, 2, 70)]
 
 
-def test_passes_that_ask_for_it_have_one_shape() -> None:
+def test_shape_hint_gives_one_shape() -> None:
     """Plain decoding and verifications, of one row and of several: one shape. Without `least` they have many."""
     kinds = [(1, 1, 1), (1, 7, 7), (2, 9, 9), (8, 16, 12)]
     assert len({shape_of(*kind, a_pass(kind[0], 40, least=(8, 16)), padded=True) for kind in kinds}) == 1
     assert len({shape_of(*kind, a_pass(kind[0], 40), padded=True) for kind in kinds}) == len(kinds)
 
 
-def test_a_frame_holds_the_pass_and_nothing_of_the_one_before() -> None:
+def test_graph_inputs_hold_only_current_pass() -> None:
     frame = GraphInputs(shape_of(3, 4, 4, a_pass(3, 64), padded=True), CPU)
     frame.fill(torch.full((4, 4), 9), torch.full((4, 4), 3), a_pass(4, 64))
     frame.fill(torch.tensor([[1, 2, 3]]), torch.tensor([[2]]), a_pass(1, 60))
@@ -56,7 +56,7 @@ def test_a_frame_holds_the_pass_and_nothing_of_the_one_before() -> None:
     assert torch.equal(layers[4][0][0, 1, :60], torch.arange(5 * 60, 6 * 60))
 
 
-def test_graphs_that_are_used_stay() -> None:
+def test_used_graphs_are_kept() -> None:
     graphs, made = Graphs(CPU), []
 
     def make(key: int) -> Replay:

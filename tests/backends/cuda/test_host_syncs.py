@@ -108,7 +108,7 @@ def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: An
     return watch.waits, len(passes)
 
 
-def test_once_a_pass(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_syncs_once_per_pass(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     waits, passes = steps(folder, watch, monkeypatch)
     assert passes > 4 and waits == [HEARD] * passes
 
@@ -120,7 +120,7 @@ def test_host_sync_mutant_is_noticed(folder: Path, watch: Watch, monkeypatch: py
     assert {*waits} == {HEARD, "__bool__ in <broken pick>, pick"}
 
 
-def test_what_counts_as_a_wait() -> None:
+def test_host_sync_kinds_are_counted() -> None:
     device, host = torch.device("cpu"), torch.ones(3)
     with Watch() as watch:
         there = torch.zeros(3, device=device)
@@ -132,7 +132,7 @@ def test_what_counts_as_a_wait() -> None:
     assert [wait.split()[0] for wait in watch.waits] == ["copy_", "to", "tensor", "tolist", "__getitem__"]
 
 
-def test_a_model_that_ranks_share_can_be_captured(folder: Path, by_name: None) -> None:
+def test_sharded_model_can_be_captured(folder: Path, by_name: None) -> None:
     """A graph can bring nothing from the host's memory."""
     decoder = LLM(folder / "target", dtype="float32").target.decoder
     ranks = cast(TPGroup, SimpleNamespace(rank=1, count=2, exact=True, gather=lambda x, width: x.repeat(1, 2)))

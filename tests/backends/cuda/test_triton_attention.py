@@ -30,7 +30,7 @@ def agree(case: Case) -> None:
 
 @given(case=cases())
 @settings(max_examples=8, deadline=None, derandomize=True)
-def test_any_call(case: Case) -> None:
+def test_triton_attention_random_call_equals_float64(case: Case) -> None:
     agree(case)
 
 
@@ -38,11 +38,11 @@ def test_any_call(case: Case) -> None:
 @pytest.mark.timeout(3600)
 @given(case=cases())
 @settings(max_examples=300, deadline=None)
-def test_any_call_at_length(case: Case) -> None:
+def test_triton_attention_long_random_call_equals_float64(case: Case) -> None:
     agree(case)
 
 
-def test_the_usual_splits() -> None:
+def test_triton_attention_default_splits_equal_float64() -> None:
     """Of lists of each head's own and of shared ones, across a border of both."""
     for by_head in (True, False):
         case = Case(G=1, T=2, starts=[511], counts=[2], by_head=by_head, sinks=0, window=0, turned=False)
@@ -54,7 +54,7 @@ def test_the_usual_splits() -> None:
 
 
 @pytest.mark.parametrize("change", [{}, {"by_head": False, "sinks": 0, "window": 0, "turned": False}])
-def test_queries_one_place_off_would_be_seen(change: dict[str, object]) -> None:
+def test_triton_shifted_query_position_is_detected(change: dict[str, object]) -> None:
     """The inverse: the comparison does not pass whatever the kernel does."""
     scene = Scene(replace(Case(), **change))
     (mixed, mass), (wanted, wanted_mass) = scene.by_kernel(late=-1), scene.by_the_book()
@@ -67,7 +67,7 @@ def by_the_term(a: Array, b: Array, dtype: type) -> Array:
     return sum(a[..., j, None].astype(dtype) * b[..., j, None, :].astype(dtype) for j in range(a.shape[-1]))
 
 
-def test_bits_depend_on_the_shape_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_attention_bits_depend_on_shape_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """At one width, a query has the same bits at the first place and the last, whatever comes after, and beside it."""
     if DEVICE.type == "cpu":  # the interpreter multiplies by a BLAS, whose rows are not alike on every CPU
         monkeypatch.setattr(np, "matmul", by_the_term)

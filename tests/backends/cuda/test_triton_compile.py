@@ -12,7 +12,7 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_they_compile(tmp_path: Path) -> None:
+def test_triton_kernels_compile_for_sm90(tmp_path: Path) -> None:
     paths = [entry for entry in sys.path if entry]
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "tests.helpers.cuda.compile_all"]

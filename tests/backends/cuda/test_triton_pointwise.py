@@ -32,7 +32,7 @@ def exponentials(*places_B: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 @given(values=st.lists(st.sampled_from(ODD), min_size=1, max_size=40), data=st.data())
 @settings(max_examples=8, deadline=None, derandomize=True)
-def test_the_best_of_odd_scores(values: list[float], data: st.DataObject) -> None:
+def test_triton_topk_with_odd_scores_equals_torch(values: list[float], data: st.DataObject) -> None:
     scores_GN = torch.tensor([values, values[::-1]])
     start = data.draw(st.integers(0, len(values)))
     picks = data.draw(st.integers(0, len(values) - start))
@@ -40,7 +40,7 @@ def test_the_best_of_odd_scores(values: list[float], data: st.DataObject) -> Non
     assert torch.equal(chosen(scores_GN, candidates, picks), by_sorting(scores_GN, candidates, picks))
 
 
-def test_the_best_of_many() -> None:
+def test_triton_topk_of_many_equals_torch() -> None:
     scores_GN = torch.randn(3, 700, generator=torch.Generator().manual_seed(0)) ** 3
     wanted = by_sorting(scores_GN, range(16, 650), 100)
     assert torch.equal(chosen(scores_GN, range(16, 650), 100), wanted)
@@ -48,7 +48,7 @@ def test_the_best_of_many() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [1, 97])
-def test_noise_is_that_of_the_torch_path(vocab_size: int) -> None:
+def test_triton_noise_equals_torch(vocab_size: int) -> None:
     seeds, choices, positions = [0, 2**64 - 1, 12345], [0, 7, 2**32 - 1], [3, 2**31, 2**32 - 1]
     wanted = make_noise(seeds, choices).exponentials(torch.tensor(positions)[:, None], vocab_size)[:, 0]
     as_int64 = torch.tensor(seeds, dtype=torch.uint64).view(torch.int64)
@@ -61,7 +61,7 @@ def test_noise_is_that_of_the_torch_path(vocab_size: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_norm_and_gate(dtype: torch.dtype) -> None:
+def test_triton_norm_and_gate_equal_torch(dtype: torch.dtype) -> None:
     """Rounded where the torch path rounds, so they differ by the order of a sum, and by the exponential, at most."""
     draw, step = torch.Generator().manual_seed(0), torch.finfo(dtype).eps
     x, weight, up = (torch.randn(*shape, generator=draw).to(dtype) for shape in ((2, 3, 40), (40,), (2, 3, 40)))

@@ -50,7 +50,7 @@ def close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("H", "G"), [(4, 4), (4, 2), (6, 2), (4, 1)])
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 7), (2, 2), (3, 11), (5, 5), (9, 12)])
-def test_both_kernels_equal_the_slow_path(T: int, S: int, H: int, G: int, dtype: torch.dtype) -> None:
+def test_torch_attention_equals_loop(T: int, S: int, H: int, G: int, dtype: torch.dtype) -> None:
     q, k, v = operands(T, S, H, G, 8, dtype)
     wanted, mass = slow(q, k, v)
     got, got_mass = attend(q, k, v)
@@ -61,7 +61,7 @@ def test_both_kernels_equal_the_slow_path(T: int, S: int, H: int, G: int, dtype:
 
 
 @pytest.mark.parametrize("T", range(1, 41))
-def test_every_width_with_and_without_a_past(T: int) -> None:
+def test_torch_attention_widths_and_pasts_equal_loop(T: int) -> None:
     """The two kernels share no line, so each judges the other; the slow path has judged the narrow ones."""
     for past in (0, 1, 37):
         q, k, v = operands(T, T + past, 4, 2, 16, DTYPES[0])
@@ -73,7 +73,7 @@ def test_every_width_with_and_without_a_past(T: int) -> None:
 
 @given(T=st.integers(1, 5), past=st.integers(0, 9), G=st.integers(1, 3), h=st.integers(1, 3), D=st.sampled_from([2, 6]))
 @settings(max_examples=30, deadline=None, derandomize=True)
-def test_any_shape(T: int, past: int, G: int, h: int, D: int) -> None:
+def test_torch_attention_random_shape_equals_loop(T: int, past: int, G: int, h: int, D: int) -> None:
     q, k, v = operands(T, T + past, G * h, G, D, DTYPES[0])
     wanted, mass = slow(q, k, v)
     got, got_mass = attend(q, k, v)
@@ -83,7 +83,7 @@ def test_any_shape(T: int, past: int, G: int, h: int, D: int) -> None:
 
 
 @pytest.mark.parametrize("scores", [1, 40, 100, 150])
-def test_heads_taken_in_turns(monkeypatch: pytest.MonkeyPatch, scores: int) -> None:
+def test_torch_attention_in_head_groups_equals_loop(monkeypatch: pytest.MonkeyPatch, scores: int) -> None:
     """Memory for the scores of one, two or three of four KV heads at a time; the first is not even enough for one."""
     monkeypatch.setattr(attention, "SCORES", scores)
     q, k, v = operands(2, 9, 8, 4, 8, DTYPES[0])
@@ -93,7 +93,7 @@ def test_heads_taken_in_turns(monkeypatch: pytest.MonkeyPatch, scores: int) -> N
     close(got_mass, mass, DTYPES[0])
 
 
-def test_views_into_a_pool_need_no_copy() -> None:
+def test_torch_attention_reads_pool_without_copy() -> None:
     """Keys come as a slice of the pool's pages, so strides are not those of a fresh tensor."""
     q, k, v = operands(3, 40, 4, 2, 8, DTYPES[0])
     inner = slice(7, 25)
@@ -102,7 +102,7 @@ def test_views_into_a_pool_need_no_copy() -> None:
         torch.testing.assert_close(kernel(q, k[:, inner], v[:, inner]), plain, atol=1e-6, rtol=1e-6)
 
 
-def test_operands_stay_as_they_are() -> None:
+def test_torch_attention_leaves_operands_unchanged() -> None:
     q, k, v = operands(3, 9, 4, 2, 8, torch.float32)
     before = [x.clone() for x in (q, k, v)]
     attend(q, k, v)
@@ -111,7 +111,7 @@ def test_operands_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("gain", [0.0, 1e3, 1e5])
-def test_scores_of_any_size_stay_finite(gain: float) -> None:
+def test_torch_attention_large_scores_stay_finite(gain: float) -> None:
     q, k, v = operands(4, 20, 4, 2, 8, torch.float32, gain=gain)
     got, mass_GS = attend(q, k, v)
     assert got.isfinite().all() and attend_causal(q, k, v).isfinite().all()
@@ -119,7 +119,7 @@ def test_scores_of_any_size_stay_finite(gain: float) -> None:
 
 
 @pytest.mark.parametrize(("T", "past"), [(1, 0), (6, 0), (6, 10)])
-def test_no_query_sees_what_comes_after_it(T: int, past: int) -> None:
+def test_torch_attention_is_causal(T: int, past: int) -> None:
     q, k, v = operands(T, T + past, 4, 2, 8, torch.float32)
     for t in range(T):
         later = slice(past + t + 1, None)
@@ -130,7 +130,7 @@ def test_no_query_sees_what_comes_after_it(T: int, past: int) -> None:
 
 
 @pytest.mark.parametrize(("T", "H", "G"), [(1, 4, 2), (5, 6, 3), (3, 4, 4), (2, 4, 1)])
-def test_fold_puts_the_heads_of_a_group_together_and_unfold_undoes_it(T: int, H: int, G: int) -> None:
+def test_fold_and_unfold_are_inverse(T: int, H: int, G: int) -> None:
     q_THD = torch.randn(T, H, 8)
     folded_GRD = fold(q_THD, G)
     assert folded_GRD.shape == (G, H // G * T, 8)
@@ -142,7 +142,7 @@ def test_fold_puts_the_heads_of_a_group_together_and_unfold_undoes_it(T: int, H:
 
 
 @pytest.mark.parametrize("N", [0, 1, 5])
-def test_gather_takes_each_heads_own_rows(N: int) -> None:
+def test_gather_takes_rows_per_head(N: int) -> None:
     pages_GSD = torch.randn(3, 20, 4, device=DEVICE)
     slots_GN = torch.stack([torch.randperm(20)[:N] for _ in range(3)]).to(DEVICE)
     for pages in (pages_GSD, torch.randn(2, 3, 20, 4, device=DEVICE)[1]):

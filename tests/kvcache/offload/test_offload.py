@@ -54,7 +54,7 @@ def tokens(model: LLM, *args: Any, **changes: Any) -> list[int]:
 
 @pytest.mark.parametrize(("temperature", "kind"), [(0.0, "host"), (0.8, "file")])
 @pytest.mark.parametrize("mode", ["ar", "triforce", "retrieval", "auto"])
-def test_the_text_is_that_of_kv_in_memory(folder: Path, mode: str, temperature: float, kind: str) -> None:
+def test_offloaded_text_equals_memory(folder: Path, mode: str, temperature: float, kind: str) -> None:
     found = answer(offloaded(folder, kind), mode=mode, temperature=temperature)
     assert found.outputs[0].token_ids == tokens(llm(folder), temperature=temperature)
     assert found.exactness == "bitwise"
@@ -87,7 +87,7 @@ def two_requests(model: LLM) -> tuple[Any, Any, Any]:
     return texts, first, second
 
 
-def test_a_read_error_costs_what_was_in_the_pass(folder: Path) -> None:
+def test_read_error_fails_rows_of_its_pass(folder: Path) -> None:
     texts, first, second = two_requests(llm(folder, "file", "8MiB"))
     store = memory_of(texts).room.store
     good = os.dup(store.direct)
@@ -101,7 +101,7 @@ def test_a_read_error_costs_what_was_in_the_pass(folder: Path) -> None:
     assert outcomes(texts)[second].outputs[0].token_ids == tokens(llm(folder), PROMPT[:-1])
 
 
-def test_a_file_that_was_cut_is_an_error(folder: Path) -> None:
+def test_truncated_file_raises_cache_error(folder: Path) -> None:
     texts, first, second = two_requests(llm(folder, "file", "8MiB"))
     os.ftruncate(memory_of(texts).room.store.file, 1 << 20)
     error = outcomes(texts)[first]
@@ -110,7 +110,7 @@ def test_a_file_that_was_cut_is_an_error(folder: Path) -> None:
     assert outcomes(texts)[second].outputs[0].token_ids == tokens(llm(folder), PROMPT[:-1])
 
 
-def test_a_full_disk_costs_the_request_that_finds_no_room(folder: Path) -> None:
+def test_full_disk_fails_one_request(folder: Path) -> None:
     model = llm(folder, "file", "8MiB")
     texts, first, _ = two_requests(model)
     second = model.request(ids(LONG, seed=1), ask(max_tokens=12), "retrieval")
@@ -126,7 +126,7 @@ def test_a_full_disk_costs_the_request_that_finds_no_room(folder: Path) -> None:
     assert outcomes(texts)[first].outputs[0].token_ids == tokens(llm(folder))
 
 
-def test_no_file_is_left_and_nobody_else_may_open_it(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_file_is_private_and_removed(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     texts = llm(folder, "file", "8MiB").open(1, LONG + 200)
@@ -152,19 +152,19 @@ def crossed(folder: Path) -> tuple[int, int, int]:
     return seen
 
 
-def test_what_comes_into_favour_is_kept_as_it_streams_by(folder: Path) -> None:
+def test_streamed_selected_pages_stay_resident(folder: Path) -> None:
     streamed, fetched, kept = crossed(folder)
     assert streamed > 5 * 24 * (LONG // 16) * 0.9 and kept > 0
     assert fetched < streamed / 100
 
 
 @pytest.mark.parametrize("selection", ["mean_key", "quest"])
-def test_selections_by_keys_read_them_back(folder: Path, selection: str) -> None:
+def test_key_selections_of_offloaded_pages_equal_memory(folder: Path, selection: str) -> None:
     wanted = tokens(llm(folder, selection=selection), mode="retrieval")
     assert tokens(llm(folder, "host", "6MiB", selection=selection), mode="retrieval") == wanted
 
 
-def test_layers_in_full_and_texts_at_a_time(folder: Path) -> None:
+def test_offload_with_searched_layers_and_batches_keeps_texts(folder: Path) -> None:
     prompts = [PROMPT[:1500], PROMPT[:1500], PROMPT[100:1300]]
     how: dict[str, Any] = dict(full_layers="1,3")
     wanted = llm(folder, **how).generate(prompts, ask(max_tokens=12, n=2), mode="triforce")
@@ -173,7 +173,7 @@ def test_layers_in_full_and_texts_at_a_time(folder: Path) -> None:
     assert texts[0] == texts[1]
 
 
-def test_saved_prompts_go_to_either_and_come_from_either(folder: Path, tmp_path: Path) -> None:
+def test_saved_prompts_load_with_and_without_offload(folder: Path, tmp_path: Path) -> None:
     wanted = tokens(llm(folder))
     models = {"plain": llm(folder), "offloaded": offloaded(folder)}
     for name, model in models.items():
@@ -191,7 +191,7 @@ def test_saved_prompts_go_to_either_and_come_from_either(folder: Path, tmp_path:
         (dict(kv_memory=MEMORY, kv_layers=6), "smaller --kv-layers"),
     ],
 )
-def test_too_little_memory_is_said_with_what_would_fit(folder: Path, how: dict[str, Any], says: str) -> None:
+def test_too_little_memory_reports_minimum(folder: Path, how: dict[str, Any], says: str) -> None:
     with pytest.raises(CacheError, match=says):
         tokens(llm(folder, "host", how["kv_memory"], **{k: v for k, v in how.items() if k != "kv_memory"}))
 
@@ -204,23 +204,23 @@ def test_too_little_memory_is_said_with_what_would_fit(folder: Path, how: dict[s
         dict(kv_offload="file", chunk=8),
     ],
 )  # fmt: skip
-def test_settings_that_make_no_sense_are_refused(folder: Path, how: dict[str, Any]) -> None:
+def test_contradictory_offload_settings_raise(folder: Path, how: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=r"kv_|--kv-offload"):
         LLM(folder / "target", None, **how)
 
 
-def test_sizes() -> None:
+def test_byte_sizes_are_parsed() -> None:
     assert [size_of(text) for text in ("512MiB", "2GiB", "1.5g", "100", "1MB", 7)] == [
         512 << 20, 2 << 30, 3 << 29, 100, 10**6, 7
     ]  # fmt: skip
 
 
-def test_answers_without_offload_say_where_kv_lies(folder: Path) -> None:
+def test_memory_report_without_offload_counts_device_bytes(folder: Path) -> None:
     found = answer(llm(folder), PROMPT[:100]).kv
     assert found.device_bytes >= 2 * 6 * 4 * 64 * 2 * 100 and found == KVMemoryUsage(found.device_bytes)
 
 
-def test_a_changed_file_changes_the_text(folder: Path) -> None:
+def test_changed_file_changes_text(folder: Path) -> None:
     """The control of what is above: KV is read from where it lies."""
     texts, first, _ = two_requests(llm(folder, "file", "8MiB", kv_layers=0))
     store = memory_of(texts).room.store
@@ -228,7 +228,7 @@ def test_a_changed_file_changes_the_text(folder: Path) -> None:
     assert outcomes(texts)[first].outputs[0].token_ids != tokens(llm(folder))
 
 
-def test_without_keeping_pages_cross_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_without_residency_are_read_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the test that nothing does."""
     monkeypatch.setattr(
         "triforce.kvcache.views.full.FullView.budget", property(lambda _: None, lambda *_: None), raising=False

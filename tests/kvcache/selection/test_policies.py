@@ -75,7 +75,9 @@ CUTS += [(5, range(4, 30), 11), (16, range(1, 1), 0), (16, range(3, 9), 0)]
 @pytest.mark.parametrize(("chunk", "candidates", "picks"), CUTS)
 @pytest.mark.parametrize("decoder", [DECODER, SINGLE], ids=["grouped", "single"])
 @pytest.mark.parametrize("name", ALL)
-def test_contract(name: str, decoder: Decoder, chunk: int, candidates: range, picks: int) -> None:
+def test_policy_selection_meets_contract(
+    name: str, decoder: Decoder, chunk: int, candidates: range, picks: int
+) -> None:
     full = scene(decoder)[0]
     policy, G = ALL[name](), decoder.config.kv_heads
     ids_LGN = policy.pick(full, 1, chunk, candidates, picks)
@@ -93,7 +95,7 @@ def test_contract(name: str, decoder: Decoder, chunk: int, candidates: range, pi
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_heads_and_layers_choose_for_themselves(name: str) -> None:
+def test_policy_selects_per_head_and_layer(name: str) -> None:
     """Else a policy that asked one head for all would pass."""
     full, policy = scene(DECODER)[0], POLICIES[name]()
     picks = policy.pick(full, 1, 8, range(2, 18), 5)
@@ -102,7 +104,7 @@ def test_heads_and_layers_choose_for_themselves(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_asking_again_for_more_of_a_growing_text(name: str) -> None:
+def test_policy_reselection_follows_growing_text(name: str) -> None:
     """Summaries are extended, not made anew: the result is that of a fresh policy."""
     full, grown, neighbour = scene(DECODER)[0], POLICIES[name](), POLICIES[name]()
     for stop in (1, 3, 3, 9, 7, 9):
@@ -114,7 +116,7 @@ def test_asking_again_for_more_of_a_growing_text(name: str) -> None:
     assert not any(torch.equal(*each) for each in zip(one, other, strict=True))
 
 
-def test_quest_bounds_every_product_of_the_chunk() -> None:
+def test_quest_score_bounds_every_product() -> None:
     """With one query head per KV head the score is at least q . k of each token, and equals it for chunks of one."""
     from triforce.kvcache.selection.quest import Quest
     from triforce.kvcache.selection.summaries import last_query
@@ -135,7 +137,7 @@ def test_quest_bounds_every_product_of_the_chunk() -> None:
             torch.testing.assert_close(bound_GN, slow_scores("quest", SINGLE, layer, chunk, chunks), **CLOSE)
 
 
-def test_observed_mass_is_that_of_the_verification_alone() -> None:
+def test_observed_mass_is_of_verification_only() -> None:
     """All five queries of it, the refused ones too; total T * H / G, whatever came before."""
     full, _, verified = scene(DECODER)
     for layer in range(2):

@@ -86,7 +86,7 @@ def test_refresh_counts_verifications(refresh: int, wanted: int) -> None:
     assert rounds.selections == wanted
 
 
-def test_refresh_auto_waits_for_a_refusal() -> None:
+def test_refresh_auto_waits_for_rejection() -> None:
     rounds, counts = Rounds(refresh=None), []
     for kept in (3, 3, 2, 3, 0, 0, 3, 3):
         rounds.round(drafted=3, kept=kept)
@@ -94,7 +94,7 @@ def test_refresh_auto_waits_for_a_refusal() -> None:
     assert counts == [1, 1, 1, 2, 2, 3, 4, 4]  # one selection at the start, and one after each refusal
 
 
-def test_refusals_inside_the_lower_tier_are_none_of_the_verification() -> None:
+def test_rejections_inside_lower_tier_do_not_refresh() -> None:
     rounds = Rounds(refresh=None)
     for _ in range(4):
         rounds.round(drafted=3, inner=2)
@@ -103,7 +103,7 @@ def test_refusals_inside_the_lower_tier_are_none_of_the_verification() -> None:
 
 @pytest.mark.parametrize("budget", [32, 64, 112])
 @pytest.mark.parametrize("chunk", [1, 8, 16, 32, 100])
-def test_a_choice_keeps_to_its_budget(budget: int, chunk: int) -> None:
+def test_selection_keeps_to_budget(budget: int, chunk: int) -> None:
     """Sinks, picks and recent tokens together; more only where one chunk of each is more than that."""
     rounds = Rounds(budget=Budget(budget), chunk=chunk)
     for _ in range(20):
@@ -128,7 +128,7 @@ def test_a_choice_keeps_to_its_budget(budget: int, chunk: int) -> None:
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("chunk", [1, 8, 16, 32, 100])
 @pytest.mark.parametrize("length", [33, 40, 65, 100, 128, 129, 200])
-def test_any_chunk_at_any_length(name: str, chunk: int, length: int) -> None:
+def test_retrieval_any_chunk_at_any_length_is_finite(name: str, chunk: int, length: int) -> None:
     """Contexts a little above the budget have few full chunks to choose from, or none."""
     full = FullView(make_pool(DECODER, 1, 224))
     prefill(DECODER, full, 0, text(length))
@@ -138,7 +138,7 @@ def test_any_chunk_at_any_length(name: str, chunk: int, length: int) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("length", [161, 200, 700])
-def test_the_first_selection_has_queries_to_go_by(name: str, length: int) -> None:
+def test_first_selection_has_observed_queries(name: str, length: int) -> None:
     """A prompt is prefilled in wide passes that report nothing; its last tokens are fed apart for this."""
     full = FullView(make_pool(DECODER, 1, 720))
     prefill(DECODER, full, 0, text(length))
@@ -149,7 +149,7 @@ def test_the_first_selection_has_queries_to_go_by(name: str, length: int) -> Non
     assert full.sights[0].start + full.sights[0].queries_LTHD.shape[1] == length
 
 
-def test_full_layers_see_everything() -> None:
+def test_searched_layers_see_whole_context() -> None:
     """With all layers full the view is exact; with one of two, whichever, it differs from both."""
     results = []
     for layers in ((), (0,), (1,), (0, 1)):
@@ -163,7 +163,7 @@ def test_full_layers_see_everything() -> None:
         assert (one - other).abs().max() > 1e-2
 
 
-def test_what_nobody_asked_the_exact_view_to_note_is_no_news() -> None:
+def test_unobserved_attention_triggers_no_refresh() -> None:
     """Mode auto asks for attention only while it pays, and a row may come from a batch that did not."""
     full = FullView(make_pool(DECODER, 1, 224))
     prefill(DECODER, full, 0, text(150))
@@ -175,7 +175,7 @@ def test_what_nobody_asked_the_exact_view_to_note_is_no_news() -> None:
     assert lower.choices == [None]
 
 
-def test_a_share_of_the_context_grows_with_it() -> None:
+def test_relative_budget_grows_with_context() -> None:
     rounds = Rounds(budget=Budget(share=0.5))
     sights = []
     for _ in range(60):
@@ -187,7 +187,7 @@ def test_a_share_of_the_context_grows_with_it() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 33, 66])
-def test_a_verification_of_any_width_is_news(width: int) -> None:
+def test_verification_of_any_width_refreshes(width: int) -> None:
     """gamma_1 and gamma_2 may be 32: so wide a pass must tell the lower view what it saw, too."""
     rounds = Rounds(length=100)
     rounds.round()

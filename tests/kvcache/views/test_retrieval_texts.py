@@ -63,13 +63,13 @@ def plain_alone(tokens: int) -> list[list[int]]:
     ],
     ids=lambda how: "-".join(f"{value}" for value in how.values()),
 )  # fmt: skip
-def test_texts_are_those_of_plain_decoding(how: dict[str, Any]) -> None:
+def test_retrieval_texts_equal_plain_decoding(how: dict[str, Any]) -> None:
     how = dict(how)
     assert generate(how.pop("mode", "retrieval"), PROMPTS, 32, **how)[0] == plain(32)
 
 
 @pytest.mark.parametrize("selection", POLICIES)
-def test_generation_far_beyond_the_budget(selection: str) -> None:
+def test_retrieval_generation_far_beyond_budget_is_exact(selection: str) -> None:
     """Six times the budget from a short prompt, and the sight stays as small as asked."""
     texts, batch = generate("retrieval", PROMPTS[:1], 200, budget=32, selection=selection)
     assert texts == plain_alone(200)

@@ -47,7 +47,7 @@ def guess(decoder: Decoder, prompt: list[int], budget: int, searched: set[int]) 
     return feed(decoder, lower, [[5, 6]])[0]
 
 
-def test_what_a_search_asks_for() -> None:
+def test_search_request_names_layers_and_budget() -> None:
     lower = view(small_decoder(), text(400), 64)
     lower.searched_layers = frozenset({1})
     lower.begin(lower.lengths_B * 0 + 2, 2)
@@ -59,7 +59,7 @@ def test_what_a_search_asks_for() -> None:
     assert found.starts == [400] and recent // 4 > choice.tokens and found.units.shape == (1, CONTEXT // PAGE)
 
 
-def test_everything_is_seen_where_the_memory_does_not_search() -> None:
+def test_memory_without_search_sees_everything() -> None:
     decoder = small_decoder()
     searched = guess(decoder, text(400), 64, {0, 1})
     torch.testing.assert_close(searched, guess(decoder, text(400), 1000, set()), **CLOSE)
@@ -67,7 +67,7 @@ def test_everything_is_seen_where_the_memory_does_not_search() -> None:
 
 
 @needs_native
-def test_a_search_finds_more_than_a_selection_from_the_past(pair: Path) -> None:
+def test_search_recalls_more_than_past_selection(pair: Path) -> None:
     decoder = load(str(pair / "target"), dtype="float32", device="cpu").decoder
     errors = dict.fromkeys(("chosen", "searched"), 0.0)
     for seed in range(8):
@@ -80,7 +80,7 @@ def test_a_search_finds_more_than_a_selection_from_the_past(pair: Path) -> None:
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("lower", ["same", pytest.param("int8", marks=needs_native)])
 @pytest.mark.parametrize("mode", ["retrieval", "triforce", "auto"])
-def test_texts_are_those_of_plain_decoding(
+def test_searched_layers_texts_equal_plain_decoding(
     pair: Path, mode: str, lower: str, sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = cycle([frozenset({0}), frozenset(), frozenset({0, 1})])

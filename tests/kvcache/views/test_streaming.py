@@ -26,34 +26,34 @@ from triforce.ragged import ints
 torch.set_num_threads(1)
 
 
-def test_the_window_matters() -> None:
+def test_streaming_window_changes_logits() -> None:
     """Else every test below would pass with any window."""
     assert (slow_logits(IDS, window=WINDOW + 1)[-1] - SLOW[-1]).abs().max() > 1e-2
     assert (slow_logits(IDS, sinks=SINKS + 1, window=WINDOW - 1)[-1] - SLOW[-1]).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_however_the_text_is_cut_into_passes(seed: int) -> None:
+def test_streaming_any_passes_equal_reference(seed: int) -> None:
     """Through sinks, the first wrap of the ring (at 4 + 9 + 6 = 19) and three more."""
     same(in_pieces(view(), IDS, Random(seed)), SLOW)
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 6])
-def test_passes_of_one_width(width: int) -> None:
+def test_streaming_equal_widths_equal_reference(width: int) -> None:
     cache = view()
     same(torch.cat([feed(DECODER, cache, [IDS[i : i + width]])[0] for i in range(0, 70, width)]), SLOW)
 
 
 @pytest.mark.parametrize(("sinks", "window", "slack"), [(0, 5, 3), (1, 1, 1), (16, 3, 2), (4, 40, 1), (5, 7, 70)])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_other_sizes(sinks: int, window: int, slack: int, kv_heads: int) -> None:
+def test_streaming_other_sizes_equal_reference(sinks: int, window: int, slack: int, kv_heads: int) -> None:
     decoder = small_decoder(seed=1, kv_heads=kv_heads)
     ids = IDS[:50]
     cache = view(decoder=decoder, slack=slack, window=window, sinks=sinks)
     same(in_pieces(cache, ids, Random(1), decoder), slow_logits(ids, decoder, window, sinks))
 
 
-def test_a_long_text_stays_close() -> None:
+def test_streaming_long_text_stays_close() -> None:
     """Positions in the hundreds: the float32 rotation of true positions loses little against that of places."""
     ids = text(700, seed=3)
     decoder = small_decoder(layers=2)
@@ -61,7 +61,7 @@ def test_a_long_text_stays_close() -> None:
 
 
 @pytest.mark.parametrize("length", [1, SINKS, SINKS + 1, 12, 13, 19, 20, 31, 32, 69])
-def test_prefill_skips_only_what_cannot_be_seen(length: int) -> None:
+def test_streaming_prefill_skips_only_unseen_tokens(length: int) -> None:
     """After `resume` the view goes on as if it had been fed the whole text."""
     cache, fed = view(2), []
     in_pieces(cache.row(0), IDS[:5], Random(0))  # a neighbour
@@ -76,7 +76,7 @@ def test_prefill_skips_only_what_cannot_be_seen(length: int) -> None:
 
 
 @pytest.mark.parametrize("change", [1, 3, SLACK, SLACK + 1, 20, 60, 66, 69])
-def test_resume_goes_on_with_a_changed_text(change: int) -> None:
+def test_streaming_resume_follows_changed_text(change: int) -> None:
     """All but the last `change` tokens are shared: within the slack the rest is fed, else the window anew."""
     cache = view()
     prefill(DECODER, cache, 0, text(70, seed=0)[: 70 - change] + text(change, seed=9))
@@ -87,7 +87,7 @@ def test_resume_goes_on_with_a_changed_text(change: int) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 10])
-def test_a_window_that_was_overwritten_is_fed_anew(ahead: int) -> None:
+def test_streaming_overwritten_window_is_fed_again(ahead: int) -> None:
     """Taken back by more than the slack, and wanted only a little further on: what lies before is gone as well."""
     cache, length = view(), 50
     prefill(DECODER, cache, 0, [*IDS[:length], *text(20, seed=12)])
@@ -97,7 +97,7 @@ def test_a_window_that_was_overwritten_is_fed_anew(ahead: int) -> None:
     same(feed(DECODER, cache, [IDS[length + ahead : length + ahead + 5]])[0], SLOW[length + ahead : length + ahead + 5])
 
 
-def test_resume_after_a_cut_into_the_sinks() -> None:
+def test_streaming_resume_after_cut_into_sinks() -> None:
     cache, other = view(), text(60, seed=11)
     prefill(DECODER, cache, 0, IDS)
     cache.rewind(ints([2]))
@@ -106,7 +106,7 @@ def test_resume_after_a_cut_into_the_sinks() -> None:
     same(feed(DECODER, cache, [[1, 2]])[0], slow_logits([*changed, 1, 2])[-2:])
 
 
-def test_rows_do_not_meet() -> None:
+def test_streaming_rows_are_independent() -> None:
     """Ragged rows, one of them still empty, in one pass: each as if it were alone. Padding harms nobody."""
     cache, lengths = view(4), [0, 3, 25, 60]
     for b, length in enumerate(lengths):
@@ -122,7 +122,7 @@ def test_rows_do_not_meet() -> None:
             assert logits[b].isfinite().all()
 
 
-def test_a_pass_of_nothing_but_padding_is_finite() -> None:
+def test_streaming_all_padding_pass_is_finite() -> None:
     cache = view(2)
     ids_BT = longs([1, 2, 3, 4]).view(2, 2)
     cache.begin(ints([0, 0]), 2)
@@ -130,7 +130,7 @@ def test_a_pass_of_nothing_but_padding_is_finite() -> None:
     same(in_pieces(cache.row(0), IDS, Random(0)), SLOW)
 
 
-def test_fork_copies() -> None:
+def test_streaming_fork_copies_state() -> None:
     cache = view(3)
     in_pieces(cache.row(2), IDS[:30], Random(0))
     cache.fork(2, 0)
@@ -141,7 +141,7 @@ def test_fork_copies() -> None:
     same(feed(DECODER, cache, [IDS[30:36], [], []])[0], SLOW[30:36])
 
 
-def test_memory_does_not_grow() -> None:
+def test_streaming_memory_is_constant() -> None:
     cache = view()
     before = cache.memory.keys_LGSD.shape
     in_pieces(cache, IDS, Random(0))

@@ -77,7 +77,7 @@ class Rewinds(RuleBasedStateMachine):
             assert self.cache.lengths_B.tolist() == [len(ids) for ids in self.texts]
 
 
-def test_what_is_taken_back_was_never_there() -> None:
+def test_streaming_rewind_leaves_no_trace() -> None:
     run_state_machine_as_test(
         Rewinds, settings=settings(max_examples=20, stateful_step_count=15, deadline=None, derandomize=True)
     )
@@ -85,12 +85,12 @@ def test_what_is_taken_back_was_never_there() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_what_is_taken_back_was_never_there_at_length() -> None:
+def test_streaming_rewind_leaves_no_trace_long() -> None:
     run_state_machine_as_test(Rewinds, settings=settings(max_examples=200, stateful_step_count=50, deadline=None))
 
 
 @pytest.mark.parametrize("length", [3, 12, 19, 20, 40])
-def test_the_whole_slack_may_be_taken_back(length: int) -> None:
+def test_streaming_whole_slack_can_be_rewound(length: int) -> None:
     cache = view()
     in_pieces(cache, IDS[:length], Random(0))
     feed(DECODER, cache, [text(SLACK, seed=5)])
@@ -99,7 +99,7 @@ def test_the_whole_slack_may_be_taken_back(length: int) -> None:
 
 
 @pytest.mark.parametrize("back", [1, 2, 30])
-def test_taking_back_more_than_the_slack_is_refused(back: int) -> None:
+def test_streaming_rewind_beyond_slack_raises(back: int) -> None:
     cache = view()
     in_pieces(cache, IDS[:40], Random(0))
     cache.rewind(ints([40 - SLACK - back]))
@@ -108,7 +108,7 @@ def test_taking_back_more_than_the_slack_is_refused(back: int) -> None:
     assert cache.lengths_B.tolist() == [40 - SLACK - back]
 
 
-def test_running_ahead_by_more_than_the_slack_is_refused() -> None:
+def test_streaming_ahead_beyond_slack_raises() -> None:
     cache = view(2)
     with pytest.raises(CacheError, match="slack 6"):
         feed(DECODER, cache, [[1], IDS[: SLACK + 1]])
@@ -116,7 +116,7 @@ def test_running_ahead_by_more_than_the_slack_is_refused() -> None:
     same(in_pieces(cache.row(1), IDS, Random(0)), SLOW)
 
 
-def test_a_row_that_is_done_may_lie_far_back() -> None:
+def test_streaming_finished_row_may_lag() -> None:
     """Only rows that are fed are asked about their slack."""
     cache = view(2)
     in_pieces(cache.row(0), IDS[:40], Random(0))

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("full_layers", ["none", "0", "0,1"])
 @pytest.mark.parametrize("parts", [256, 5])
-def test_it_counts_the_lists_that_a_page_stands_in(
+def test_trace_counts_selections_of_each_page(
     folder: Path, full_layers: str, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coverage, "PARTS", parts)
@@ -55,7 +55,7 @@ def test_it_counts_the_lists_that_a_page_stands_in(
     assert len({tuple(told) for told in checked}) > 1 or full_layers == "0,1"
 
 
-def test_a_view_that_is_not_asked_sees_nothing(folder: Path) -> None:
+def test_trace_without_request_is_empty(folder: Path) -> None:
     """Mode auto has a retrieval tier, and begins without it: lists are blank then, which else is to see all."""
     *pieces, _ = llm(folder).stream(ids(400), ask(look=True), mode="auto")
     looks = [piece.look for piece in pieces]
@@ -65,13 +65,13 @@ def test_a_view_that_is_not_asked_sees_nothing(folder: Path) -> None:
     assert not asked[0] and any(asked)
 
 
-def test_it_costs_nothing_where_nobody_looks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_unread_is_not_computed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triforce.engine.batch.in_sight", None)
     *pieces, _ = llm(folder).stream(ids(400), ask(), mode="triforce")
     assert all(isinstance(piece, OutputChunk) and piece.look is None for piece in pieces)
 
 
-def test_where_no_tier_selects_there_is_nothing_to_see(folder: Path) -> None:
+def test_trace_without_selection_is_empty(folder: Path) -> None:
     *pieces, output = llm(folder).stream(ids(400), ask(look=True), mode="ar")
     looks = [piece.look for piece in pieces]
     assert [each.seen for each in looks] == [[]] * 24

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 from tests.helpers.playground_page import DOCUMENT, answer, compare, expect, headline, read, spans, told
 
 
-def test_the_first_view_has_a_sample_and_a_button(page: Page) -> None:
+def test_browser_first_view_has_sample_and_button(page: Page) -> None:
     page.reload()
     page.get_by_label("Key of this server").fill(KEY)
     page.keyboard.press("Tab")
@@ -33,7 +33,7 @@ def test_the_first_view_has_a_sample_and_a_button(page: Page) -> None:
     assert page.locator("#lengths button[aria-pressed=true]").count() == 0
 
 
-def test_a_text_comes_coloured_and_is_that_of_plain_decoding(page: Page, url: str) -> None:
+def test_browser_text_is_coloured_and_equals_plain_decoding(page: Page, url: str) -> None:
     with page.expect_response("**/v1/completions") as heard:
         compare(page)
     headline(page, r"^\d+(\.\d)? times as fast, the same text$")
@@ -64,7 +64,7 @@ def test_a_text_comes_coloured_and_is_that_of_plain_decoding(page: Page, url: st
         (1.0, 500, "full", "As fast as plain decoding, the same text", "the KV cache of 500 tokens.*is chance"),
     ],
 )
-def test_the_headline_is_what_was_measured(
+def test_browser_headline_equals_measurement(
     page: Page, seconds: float, tokens: int, tier: str, said: str, why: str
 ) -> None:
     text = "twenty tokens of text"
@@ -74,7 +74,7 @@ def test_the_headline_is_what_was_measured(
     assert re.search(why, page.locator("#why").inner_text())
 
 
-def test_a_difference_is_said(page: Page) -> None:
+def test_browser_difference_is_shown(page: Page) -> None:
     def lie(route: Any) -> None:
         if '"mode":"ar"' in route.request.post_data:
             return route.continue_(post_data=route.request.post_data.replace('"seed":7', '"seed":8'))
@@ -86,14 +86,14 @@ def test_a_difference_is_said(page: Page) -> None:
     expect(page.locator("#why")).to_contain_text("Only the coupling seeded promises")
 
 
-def test_few_tokens_say_nothing_of_the_speed(page: Page) -> None:
+def test_browser_few_tokens_show_no_speedup(page: Page) -> None:
     answer(page, [told("few"), read(9000)])
     compare(page)
     headline(page, "^The same text$")
     expect(page.locator("#facts")).to_contain_text("too few")
 
 
-def test_the_time_left_is_told_while_a_document_is_read(page: Page) -> None:
+def test_browser_time_left_is_shown_while_reading(page: Page) -> None:
     """By the page's own clock, with a stream that goes on as long as nobody stops it."""
     page.evaluate(
         """() => {
@@ -116,7 +116,7 @@ def test_the_time_left_is_told_while_a_document_is_read(page: Page) -> None:
     assert page.locator("#bar").evaluate("bar => bar.value") == 0.3
 
 
-def test_a_document_that_is_read_is_told_of_by_the_server(page: Page) -> None:
+def test_browser_reading_progress_comes_from_server(page: Page) -> None:
     page.evaluate(
         """() => {
             window.told = [];
@@ -134,7 +134,7 @@ def test_a_document_that_is_read_is_told_of_by_the_server(page: Page) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 360, 1280])
-def test_it_fits_and_can_be_read(page: Page, scheme: Any, width: int) -> None:
+def test_browser_layout_fits_and_has_contrast(page: Page, scheme: Any, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     answer(page, [told("twenty tokens of text", seen=(0, 30, 100)), read(500)])

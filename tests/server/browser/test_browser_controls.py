@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 from tests.helpers.playground_page import DOCUMENT, compare, expect, headline
 
 
-def test_by_keyboard_alone(page: Page) -> None:
+def test_browser_keyboard_alone_suffices(page: Page) -> None:
     page.locator("summary").click()
     page.get_by_role("button", name="Open a file").focus()
     visited = []
@@ -33,7 +33,7 @@ def test_by_keyboard_alone(page: Page) -> None:
     headline(page, "the same text$")
 
 
-def test_a_question(page: Page) -> None:
+def test_browser_question_is_answered(page: Page) -> None:
     page.get_by_label("Document", exact=True).fill("the cat sat")
     page.get_by_label("Question").fill("what did it do")
     page.get_by_label("Compare with plain decoding").uncheck()
@@ -44,7 +44,7 @@ def test_a_question(page: Page) -> None:
     assert page.locator("#tiered").text_content() and not page.locator("#beside").is_visible()
 
 
-def test_a_model_that_does_not_chat_is_asked_nothing(page: Page) -> None:
+def test_browser_base_model_has_no_question(page: Page) -> None:
     def base(route: Any) -> None:
         card = route.fetch().json()
         card["data"][0]["triforce"]["chats"] = False
@@ -61,7 +61,7 @@ def test_a_model_that_does_not_chat_is_asked_nothing(page: Page) -> None:
     headline(page, "the same text$")
 
 
-def test_it_stops_when_told(page: Page) -> None:
+def test_browser_stop_ends_generation(page: Page) -> None:
     """Before the first word, as nobody knows how fast a text is done: the server takes as long as it likes here."""
     page.route("**/v1/completions", lambda route: None)
     compare(page)
@@ -70,7 +70,7 @@ def test_it_stops_when_told(page: Page) -> None:
     assert page.get_by_role("button", name="Compare").is_enabled()
 
 
-def test_a_file_is_dropped_or_opened(page: Page, tmp_path: Path) -> None:
+def test_browser_file_is_dropped_or_opened(page: Page, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("the cat of a file")
     page.locator("#file").set_input_files(tmp_path / "book.txt")
     expect(page.get_by_label("Document", exact=True)).to_have_value("the cat of a file")
@@ -85,7 +85,7 @@ def test_a_file_is_dropped_or_opened(page: Page, tmp_path: Path) -> None:
     expect(page.get_by_label("Document", exact=True)).to_have_value("the dropped cat")
 
 
-def test_what_is_refused_is_said(page: Page) -> None:
+def test_browser_refusal_is_shown(page: Page) -> None:
     page.get_by_label("Document", exact=True).fill("")
     compare(page)
     expect(page.get_by_role("alert")).to_contain_text("prompt")
@@ -99,7 +99,7 @@ def test_what_is_refused_is_said(page: Page) -> None:
     assert page.locator("#keyed").is_visible() and not page.locator("#result").is_visible()
 
 
-def test_what_is_wrong_under_advanced_is_shown(page: Page) -> None:
+def test_browser_bad_advanced_setting_is_shown(page: Page) -> None:
     page.get_by_label("Tokens at most").fill("")
     page.locator("summary").click()
     assert not page.get_by_label("Tokens at most").is_visible()
@@ -107,7 +107,7 @@ def test_what_is_wrong_under_advanced_is_shown(page: Page) -> None:
     assert page.get_by_label("Tokens at most").is_visible() and not page.locator("#result").is_visible()
 
 
-def test_the_key_is_kept_nowhere(page: Page, url: str) -> None:
+def test_browser_key_is_not_stored(page: Page, url: str) -> None:
     kept = page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])")
     assert KEY not in kept
     page.reload()

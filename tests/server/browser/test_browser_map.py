@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 from tests.helpers.playground_page import answer, compare, expect, headline, read, told
 
 
-def test_the_map_shows_what_retrieval_sees(page: Page) -> None:
+def test_browser_map_shows_retrieved_pages(page: Page) -> None:
     compare(page)
     headline(page, "the same text$")
     label = page.locator("#map").get_attribute("aria-label") or ""
@@ -24,7 +24,7 @@ def test_the_map_shows_what_retrieval_sees(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_more_is_stronger_on_the_map_and_on_its_scale(page: Page, scheme: Any) -> None:
+def test_browser_map_darkens_with_count(page: Page, scheme: Any) -> None:
     """Against the ground it lies on, whichever that is."""
     page.emulate_media(color_scheme=scheme)
     answer(page, [told("twenty tokens of text", seen=(0, 30, 100)), read(9000)])
@@ -47,7 +47,7 @@ def test_more_is_stronger_on_the_map_and_on_its_scale(page: Page, scheme: Any) -
     ("seen", "said"),
     [((), "was not used"), ((100, 100), "It read the whole text"), ((0, 100), "")],
 )
-def test_there_is_no_map_where_there_is_nothing_to_see(page: Page, seen: tuple[int, ...], said: str) -> None:
+def test_browser_map_is_absent_without_retrieval(page: Page, seen: tuple[int, ...], said: str) -> None:
     answer(page, [told("twenty tokens of text", seen=seen), read(9000)])
     compare(page)
     headline(page, "the same text$")
