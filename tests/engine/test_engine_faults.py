@@ -88,7 +88,7 @@ FAULTS = [
 def test_faults_are_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch, fault: Edit | None) -> None:
     noticed = []
     for coupling, refresh in (("seeded", 1), ("rejection", 1), ("seeded", 0)):
-        model = llm(folder, coupling=coupling, refresh=refresh)
+        model = llm(folder, coupling=coupling, retrieval_refresh=refresh)
         for length, tokens in ((91, TOKENS), (150, TOKENS), (260, TOKENS), (150, LATE)):
             alone(model, length, mode="triforce", tokens=tokens)
         with monkeypatch.context() as patch:

@@ -51,7 +51,7 @@ DECISIONS = [
     Mutant(
         "no residual anywhere",
         [Edit(verification, "rejection", (OWED, "owed_BV = p_BV"))],
-        ("one verification", "two tiers", "three tiers", "lookup", "the engine"),
+        ("one verification", "two tiers", "three tiers", "ngram", "the engine"),
     ),
     Mutant(
         "no residual in the middle tier only",  # the fault of the published code
@@ -101,12 +101,12 @@ DECISIONS = [
     Mutant(
         "padding accepted",
         [Edit(verification, "_leading", ("(fits_BK & real_BK)", "fits_BK"))],
-        ("one verification", "three tiers", "lookup", "seeded"),
+        ("one verification", "three tiers", "ngram", "seeded"),
     ),
     Mutant(
         "one uniform to accept and to draw",
         [Edit(verification, "rejection", ("uniforms_BJ[:, 1:]", "uniforms_BJ[:, :-1]"))],
-        ("one verification", "three tiers", "lookup"),
+        ("one verification", "three tiers", "ngram"),
     ),
     Mutant(
         "accepted a little too easily",
@@ -125,7 +125,7 @@ DECISIONS = [
                 ),
             )
         ],
-        ("lookup", "lookup above a draft"),
+        ("ngram", "ngram above a draft"),
     ),
     Mutant("rewind forgotten", [Edit(Tier, "settle", ("self.rewind(kept)", "pass"))], ("gamma 1",)),
     Mutant(

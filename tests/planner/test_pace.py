@@ -64,7 +64,7 @@ def test_what_one_plain_text_weighed_the_next_one_does_not(monkeypatch: pytest.M
         it, prefix, each = listening(monkeypatch, costs)
         weighed.append(each)
         goes_on(it, prefix, 30)
-        assert it.plain > 0 and it.foretold == it.plain
+        assert it.plain > 0 and it.predicted == it.plain
         it.close(prefix)
     assert weighed[0] == [True] and 2 <= sum(map(len, weighed)) <= 4
     it, prefix, each = listening(monkeypatch, costs)

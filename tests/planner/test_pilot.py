@@ -103,7 +103,7 @@ def test_and_the_law_of_many_texts(coupling: str, whims: list[Plan]) -> None:
 def test_and_as_it_decides_itself() -> None:
     batch = piloted()
     assert torch.equal(finished(batch), plain())
-    assert [tier.name for tier in batch.tiers] == ["lookup", "draft", "retrieval", "full"]
+    assert [tier.name for tier in batch.tiers] == ["ngram", "draft", "retrieval", "full"]
     assert {origin for job in batch.jobs for origin in job.origins} <= {tier.name for tier in batch.tiers}
     for job in batch.jobs:
         assert sum(stretch.tokens for stretch in job.timeline) == len(job.tokens)
@@ -112,7 +112,7 @@ def test_and_as_it_decides_itself() -> None:
 def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> CostModel:
     costs = CostModel()
     for tokens in (1, 9) * 20:
-        for tier, seconds in (("full", full), ("retrieval", retrieval), ("lookup", 5e-3)):
+        for tier, seconds in (("full", full), ("retrieval", retrieval), ("ngram", 5e-3)):
             costs.observe(tier, tokens, 1, 100, seconds)
         costs.observe("draft", tokens, 1, BURST, tokens * draft)
     return costs
@@ -244,7 +244,7 @@ def test_where_attention_went_is_looked_at_only_for_who_needs_it() -> None:
 
 def test_what_is_not_known_is_seen_in_the_first_text_and_only_there() -> None:
     """Plain decoding first, then every tier, wide and narrow; a text that ends before shows nothing."""
-    paces = {"lookup": (2e-5, 0.0), "draft": (3e-4, 0.0), "retrieval": (1.6e-3, 1e-4), "full": (8e-3, 2e-4)}
+    paces = {"ngram": (2e-5, 0.0), "draft": (3e-4, 0.0), "retrieval": (1.6e-3, 1e-4), "full": (8e-3, 2e-4)}
     costs, world = CostModel(), World(paces, {"draft": 0.6, "retrieval": 0.95})
     it, batch = steered(costs, steps=0)
     tried: list[Plan] = []

@@ -65,7 +65,7 @@ def params(**changes: Any) -> SamplingParams:
 
 def play(pair: Path, ranks: TPGroup, scene: Scene, change: Callable[[LLM], object] = lambda llm: None) -> Any:
     """A scene in front of rank 0's worker, whom the others follow; what came of it, of them None."""
-    llm = LLM(pair / "target", pair / "draft", budget=64, full_layers="none", ranks=ranks)
+    llm = LLM(pair / "target", pair / "draft", retrieval_budget=64, searched_layers="none", ranks=ranks)
     change(llm)
     if ranks.rank:
         return crew.follow(llm, LIMITS)
@@ -126,7 +126,7 @@ def busy(stop: str) -> Scene:
         late = await results(
             worker,
             GenerationRequest(prompt(5, 30), params(grammar=SCHEMA, ignore_eos=False, max_tokens=80), "triforce"),
-            GenerationRequest(prompt(2), params(n=5, seed=6), "hybrid"),
+            GenerationRequest(prompt(2), params(n=5, seed=6), "draft-ngram"),
             GenerationRequest(prompt(6), params(max_tokens=5000), "ar", "of another key"),
             GenerationRequest(prompt(2), params(logprobs=1), "retrieval"),
         )
@@ -137,7 +137,7 @@ def busy(stop: str) -> Scene:
 
 @NATIVE
 def test_requests_get_the_text_of_one_process(pair: Path, crews: list[TPMirror]) -> None:
-    llm = LLM(pair / "target", pair / "draft", budget=64, full_layers="none")
+    llm = LLM(pair / "target", pair / "draft", retrieval_budget=64, searched_layers="none")
     whole = llm.generate(prompt(2), params(max_tokens=40), mode="ar")[0].outputs[0].text
     scene = busy(whole[20:23])
     wanted = play(pair, ALONE, scene)
