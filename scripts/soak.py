@@ -24,7 +24,7 @@ import psutil
 from soak_clients import CONTEXT, Soak
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 FLAT = 0.05
 MAX_ITL = 0.2  # seconds
@@ -76,7 +76,7 @@ def verdict(seen: list[tuple[float, int]], soak: Soak, gave_back: bool, opened: 
 
 def tiny_models(folder: Path) -> list[str]:
     """Arguments that serve a random pair."""
-    from tiny_checkpoint import tiny_pair
+    from tests.helpers.tiny_checkpoint import tiny_pair
 
     pair = tiny_pair(folder, positions=CONTEXT, chat_template=TEMPLATE)
     return [str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64"]

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine_scene import (
+from torch import Tensor
+
+from tests.helpers.engine_scene import (
     CHUNK,
     KV_TOKENS,
     READ,
@@ -20,9 +22,7 @@ from engine_scene import (
     finish,
     request,
 )
-from tiny_llm import MODES, ask, counted, ids, llm
-from torch import Tensor
-
+from tests.helpers.tiny_llm import MODES, ask, counted, ids, llm
 from triforce.backends import native_loader
 from triforce.engine.batch import Batch
 from triforce.engine.engine import Request

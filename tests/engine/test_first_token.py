@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_checkpoint import save, tiny_model
-from tiny_llm import CONTEXT, ask, counted, ids
 
+from tests.helpers.tiny_checkpoint import save, tiny_model
+from tests.helpers.tiny_llm import CONTEXT, ask, counted, ids
 from triforce.llm import LLM
 from triforce.planner import CostModel
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.laws.tiny import finished, started
-from tests.laws.toy import PLAIN, Ladder
-from tests.samplers import Sampler, each_sampler, torch_sampling
+from tests.helpers.laws.tiny import finished, started
+from tests.helpers.laws.toy import PLAIN, Ladder
+from tests.helpers.samplers import Sampler, each_sampler, torch_sampling
 from triforce.backends.token_sampler import make_noise
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools

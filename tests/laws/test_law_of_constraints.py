@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.laws.cases import EXACT
-from tests.laws.palette import mixed, table
+from tests.helpers.laws.cases import EXACT
+from tests.helpers.laws.palette import mixed, table
+from tests.helpers.laws.toy import Ladder, Law, chain_law, distance, law
+from tests.helpers.samplers import Sampler, each_sampler, torch_sampling
 from tests.laws.test_law_seeded import ASSIGNED, HORIZON, SETTINGS, Assigned
-from tests.laws.toy import Ladder, Law, chain_law, distance, law
-from tests.samplers import Sampler, each_sampler, torch_sampling
 from triforce.backends.token_sampler import RestrictedSampling
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, Ints

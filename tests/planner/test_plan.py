@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tests.planner.world import plans, worth
+from tests.helpers.simulated_tiers import plans, worth
 from triforce.engine.config import FARTHEST
 from triforce.planner.plan import Amount, Plan, expected, families, rate
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import psutil
 import pytest
-from asking import SAMPLED
-from process import ROOT
+
+from tests.helpers.asgi_client import SAMPLED
+from tests.helpers.server_process import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 LINES = 6

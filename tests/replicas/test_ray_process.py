@@ -10,8 +10,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from process import KEY, served
-from test_process import (  # noqa: F401
+
+from tests.helpers.server_process import KEY, served
+from tests.server.test_server_process import (  # noqa: F401
     test_a_body_that_is_too_large_is_refused_while_it_comes,
     test_a_client_that_goes_away_is_forgotten,
     test_errors_are_those_openai_knows,
@@ -21,7 +22,6 @@ from test_process import (  # noqa: F401
     test_what_is_no_http_is_refused,
     text,
 )
-
 from triforce.cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

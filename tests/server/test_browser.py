@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from process import KEY, served
+
+from tests.helpers.server_process import KEY, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from asking import SAMPLED, ask, events, good, refused
 from starlette.types import ASGIApp
 
+from tests.helpers.asgi_client import SAMPLED, ask, events, good, refused
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 

@@ -18,8 +18,9 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
-from process import KEY, served, wait_until_idle
-from tiny_checkpoint import tiny_pair
+
+from tests.helpers.server_process import KEY, served, wait_until_idle
+from tests.helpers.tiny_checkpoint import tiny_pair
 
 HEADERS = {"authorization": f"Bearer {KEY}"}
 PATHS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"]
