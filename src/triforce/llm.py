@@ -58,8 +58,8 @@ class LLM:
       which mode `auto` may take half or twice as many where KV is not offloaded.
     - retrieval_chunk: tokens that are selected together. retrieval_policy: what selects, one of `POLICIES`.
     - retrieval_refresh: verifications between selections; 0 is once, "auto" after a refusal.
-    - searched_layers: layers in which the retrieval tier sees the whole context, such as "0,1" or "none"; "auto" finds
-      those that need it, and has them search.
+    - searched_layers: layers that search the whole context for each token; "auto" finds those that need it. Layers
+      that are named, such as "0,1", read all of it; "none" search.
     - lower_tiers: with "int8" the tiers below the full one read int8 copies of weights and of the target's committed
       KV; with "same" they do not.
     - kv_offload: where the target's KV lies, "file" or "host" memory; kv_memory: how much of it stays in memory, on a

@@ -52,7 +52,7 @@ USUAL = Budget(2048, open=True)
 class RetrievalConfig:
     """How a retrieval view selects. `refresh`: verifications between selections; 0 is once, None is after a refusal.
 
-    `searched_layers`: the layers that see everything; with None some search (see planner.searched_layers).
+    `searched_layers`: the layers that read everything; with None some search (see planner.searched_layers).
     """
 
     budget: Budget = Budget(2048)
