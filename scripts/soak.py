@@ -79,7 +79,7 @@ def tiny_models(folder: Path) -> list[str]:
     from tests.helpers.tiny_checkpoint import tiny_pair
 
     pair = tiny_pair(folder, positions=CONTEXT, chat_template=TEMPLATE)
-    return [str(pair / "target"), "--draft", str(pair / "draft"), "--budget", "64"]
+    return [str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64"]
 
 
 def main() -> int:
@@ -98,7 +98,7 @@ def main() -> int:
             idle(url)
             time.sleep(1)  # for the connection that asked
             before = process.num_fds()
-            modes = ["ar", "retrieval", "auto"] if sys.argv[2:] else ["ar", "triforce", "hybrid"]
+            modes = ["ar", "retrieval", "auto"] if sys.argv[2:] else ["ar", "triforce", "draft-ngram"]
             soak = Soak(url, begun + 60 * minutes, modes)
 
             async def both() -> list[tuple[float, int]]:

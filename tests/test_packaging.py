@@ -27,7 +27,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
 def test_parser_choices_equal_engine() -> None:
     """The parser names them itself, so that --help does not wait for torch."""
     assert tuple(modes.MODES) == options.MODES and tuple(config.LOWER_TIERS) == options.LOWER_TIERS
-    assert tuple(POLICIES) == options.SELECTIONS and tuple(COUPLINGS) == options.COUPLINGS
+    assert tuple(POLICIES) == options.POLICIES and tuple(COUPLINGS) == options.COUPLINGS
 
 
 def python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -153,7 +153,14 @@ def test_wheel_without_compiler_holds_all_but_kernels(tmp_path: Path) -> None:
 def test_documented_defaults_equal_code() -> None:
     parsed = parse(["generate"])
     options = vars(parsed)
-    wanted = {"gamma_1": 2, "gamma_2": 6, "budget": "auto", "chunk": 16, "selection": "observed", "coupling": "seeded"}
+    wanted = {
+        "draft_tokens": 2,
+        "speculative_tokens": 6,
+        "retrieval_budget": "auto",
+        "retrieval_chunk": 16,
+        "retrieval_policy": "observed",
+        "coupling": "seeded",
+    }
     assert {name: options[name] for name in wanted} == wanted
     assert SamplingParams(**sampling(parsed)) == SamplingParams()
 
@@ -164,7 +171,7 @@ def test_documented_defaults_equal_code() -> None:
         ["generate", "a", "b", "c"],
         ["generate", "--mode", "magic"],
         ["generate", "--logit-bias", "5"],
-        ["generate", "--gamma-1", "two"],
+        ["generate", "--draft-tokens", "two"],
         ["info", "--json"],
     ],
 )

@@ -38,7 +38,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(pair: Path) -> object:
     from triforce.llm import LLM
 
-    return LLM(pair / "target", pair / "draft", dtype="float32", budget=64, full_layers="none")
+    return LLM(pair / "target", pair / "draft", dtype="float32", retrieval_budget=64, searched_layers="none")
 
 
 @pytest.fixture(scope="session")

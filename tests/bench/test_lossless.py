@@ -20,7 +20,7 @@ from triforce.llm import LLM
 
 FEW = ["--contexts", "300", "--temperatures", "0,0.8", "--batches", "1,2", "--workloads", "copy", "--tokens", "10"]
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
-MODES = ["--modes", "triforce,lookup"]
+MODES = ["--modes", "triforce,ngram"]
 
 
 def certify(bench: Callable[..., int], tmp_path: Path, *more: str) -> tuple[int, dict[str, Any]]:
@@ -37,7 +37,7 @@ def test_lossless_certificate_holds(
     assert report["tokens"] == 10 * report["texts"] == sum(row["tokens"] for row in report["rows"])
     assert report["comparisons"] == len(report["rows"])
     kinds = {(row["mode"], row["coupling"], row["temperature"]) for row in report["rows"]}
-    assert ("triforce", "seeded", 0.8) in kinds and ("lookup", "block", 0.0) in kinds
+    assert ("triforce", "seeded", 0.8) in kinds and ("ngram", "block", 0.0) in kinds
     assert not [kind for kind in kinds if kind[1] in ("rejection", "block") and kind[2] > 0]
     assert {row["batch"] for row in report["rows"] if row["with"] == "alone"} == {2}
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -51,7 +51,7 @@ def test_certificate_mutant_is_found(
     mutant.apply(monkeypatch)
     code, report = certify(bench, tmp_path)
     assert code == 1 and not report["lossless"] and report["differing"] == 2
-    assert {(row["mode"], row["first"], row["temperature"]) for row in report["where"]} == {("lookup", 9, 0.8)}
+    assert {(row["mode"], row["first"], row["temperature"]) for row in report["where"]} == {("ngram", 9, 0.8)}
     assert "DIFFERS" in capsys.readouterr().out
 
 

@@ -108,7 +108,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "saved cache of another model": (of_another_model, "another model"),
     "context that the model does not have": (lambda here: ["--context", "100000"], "--context"),
     "mode that needs a draft": (lambda here: ["--mode", "triforce", "--draft", "none"], "--draft"),
-    "int8 of parts of pages": (lambda here: ["--lower-tiers", "int8", "--chunk", "24"], "multiple of 16"),
+    "int8 of parts of pages": (lambda here: ["--lower-tiers", "int8", "--retrieval-chunk", "24"], "multiple of 16"),
     "int8 of what has no native kernels": (
         lambda here: ["--lower-tiers", "int8", "--dtype", "float16"],
         "--lower-tiers same",
@@ -132,7 +132,7 @@ def test_user_mistake_gives_one_clear_message(case: str, here: Path, capfd: pyte
 
 def test_command_without_mistake_succeeds(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = ["generate", str(here / "target"), "the cat sat on the mat", "--max-tokens", "4", "--seed", "1"]
-    assert main([*command, "--draft", str(here / "draft"), "--budget", "32", "--ignore-eos"]) == 0
+    assert main([*command, "--draft", str(here / "draft"), "--retrieval-budget", "32", "--ignore-eos"]) == 0
     assert capfd.readouterr().out
 
 

@@ -19,7 +19,7 @@ ALL = 30_000
 
 
 def settings(pair: Path, *more: str, tokens: int = 6) -> list[str]:
-    models = [str(pair / "target"), "--draft", str(pair / "draft"), "--dtype", "float32", "--budget", "64"]
+    models = [str(pair / "target"), "--draft", str(pair / "draft"), "--dtype", "float32", "--retrieval-budget", "64"]
     return [*models, "--temperature", "0", "--ignore-eos", "--max-tokens", str(tokens), *more]
 
 

@@ -57,14 +57,15 @@ def test_generate_chat_model_applies_template_on_request(
 
 
 def test_generate_arguments_reach_engine(llm: type[FakeLLM]) -> None:
-    engine = "--mode retrieval --draft none --budget 3% --refresh auto --gamma-2 4 --context 99 --dtype float32"
+    engine = "--mode retrieval --draft none --retrieval-budget 3% --retrieval-refresh auto"
+    engine += " --speculative-tokens 4 --context 99 --dtype float32"
     assert main(["generate", "org/model", "word", *engine.split(), "--save-cache", "kv"]) == 0
     wanted = {
         "model": "org/model",
         "draft": None,
         "mode": "retrieval",
-        "budget": "3%",
-        "refresh": "auto",
+        "retrieval_budget": "3%",
+        "retrieval_refresh": "auto",
         "context": 99,
     }
     assert {name: llm.made[name] for name in wanted} == wanted

@@ -36,7 +36,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(pair: Path, *arguments: str, prompt: str = PROMPT) -> list[str]:
-    models = (str(pair / "target"), prompt, "--draft", str(pair / "draft"), "--budget", "64", "--seed", "5")
+    models = (str(pair / "target"), prompt, "--draft", str(pair / "draft"), "--retrieval-budget", "64", "--seed", "5")
     return ["generate", *models, "--ignore-eos", *arguments]
 
 
@@ -73,7 +73,7 @@ def test_torch_group_operations_agree(tmp_path: Path, end: str, told: str) -> No
 
 def text_of(pair: Path, tokens: int, mode: str | None = None) -> list[int]:
     params = SamplingParams(seed=5, max_tokens=tokens, ignore_eos=True)
-    llm = LLM(pair / "target", pair / "draft", budget=64)
+    llm = LLM(pair / "target", pair / "draft", retrieval_budget=64)
     return llm.generate(PROMPT, params, mode=mode)[0].outputs[0].token_ids
 
 
@@ -198,10 +198,10 @@ def test_exit_codes_of_ranks_give_verdict(
         (["generate", "x y", "--tp", "0"], {}, "--tp is 0; give 1 to 64 processes"),
         (["generate", "x y", "--tp", "3"], {"WORLD_SIZE": "2"}, "but 2 processes were started; leave out --tp"),
         (["generate", "x y", "--device", "cuda:1"], {"WORLD_SIZE": "2"}, "use --device cuda"),
-        (["generate", "x y", "--tp-reduce"], {}, "such as --tp 2"),
+        (["generate", "x y", "--tp-all-reduce"], {}, "such as --tp 2"),
         (["serve", "--replicas", "2"], {"WORLD_SIZE": "2"}, "start it without torchrun"),
         (["batch", "x", "--tp", "65"], {}, "--tp is 65; give 1 to 64 processes"),
-        (["chat", "model", "--tp-reduce"], {}, "such as --tp 2"),
+        (["chat", "model", "--tp-all-reduce"], {}, "such as --tp 2"),
     ],
 )
 def test_tp_impossible_settings_raise(

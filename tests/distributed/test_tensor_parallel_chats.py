@@ -27,7 +27,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(pair: Path, ranks: TPGroup) -> LLM:
-    return LLM(pair / "target", pair / "draft", budget=64, full_layers="none", ranks=ranks, mode="triforce")
+    return LLM(
+        pair / "target", pair / "draft", retrieval_budget=64, searched_layers="none", ranks=ranks, mode="triforce"
+    )
 
 
 @pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")

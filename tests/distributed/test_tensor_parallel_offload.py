@@ -33,7 +33,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(pair: Path, ranks: TPGroup, mode: str, temperature: float = 0.8, **settings: Any) -> list[RequestOutput]:
-    settings = {"budget": 256, "full_layers": "none"} | settings
+    settings = {"retrieval_budget": 256, "searched_layers": "none"} | settings
     llm = LLM(pair / "target", pair / "draft", ranks=ranks, **settings)
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=12, ignore_eos=True)
     return llm.generate(PROMPTS, params, mode=mode)
@@ -58,7 +58,7 @@ def test_sharded_offloaded_texts_equal_one_process(pair: Path, mode: str, temper
 
 def test_sharded_searched_layers_keep_texts(pair: Path) -> None:
     wanted = texts(generate(pair, ALONE, "ar"))
-    how = dict(kv_offload="file", kv_memory="9MiB", full_layers="1")
+    how = dict(kv_offload="file", kv_memory="9MiB", searched_layers="1")
     for outputs in together(2, lambda ranks: generate(pair, ranks, "triforce", **how)):
         assert texts(outputs) == wanted
 

@@ -52,7 +52,7 @@ def busy(stop: str) -> Scene:
         late = await results(
             worker,
             GenerationRequest(prompt(5, 30), params(grammar=SCHEMA, ignore_eos=False, max_tokens=80), "triforce"),
-            GenerationRequest(prompt(2), params(n=5, seed=6), "hybrid"),
+            GenerationRequest(prompt(2), params(n=5, seed=6), "draft-ngram"),
             GenerationRequest(prompt(6), params(max_tokens=5000), "ar", "of another key"),
             GenerationRequest(prompt(2), params(logprobs=1), "retrieval"),
         )
@@ -63,7 +63,7 @@ def busy(stop: str) -> Scene:
 
 @NATIVE
 def test_sharded_requests_equal_one_process(pair: Path, crews: list[TPMirror]) -> None:
-    llm = LLM(pair / "target", pair / "draft", budget=64, full_layers="none")
+    llm = LLM(pair / "target", pair / "draft", retrieval_budget=64, searched_layers="none")
     whole = llm.generate(prompt(2), params(max_tokens=40), mode="ar")[0].outputs[0].text
     scene = busy(whole[20:23])
     wanted = play(pair, ALONE, scene)

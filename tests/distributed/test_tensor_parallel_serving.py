@@ -38,7 +38,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def triforce(command: str, pair: Path, *arguments: str, **pipes: Any) -> subprocess.Popen[str]:
-    models = (str(pair / "target"), "--draft", str(pair / "draft"), "--budget", "64", "--tp", "2")
+    models = (str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64", "--tp", "2")
     line = [sys.executable, "-m", "triforce", command, *models, *arguments]
     return subprocess.Popen(line, text=True, env=ENVIRONMENT, stdout=subprocess.PIPE, **pipes)
 
@@ -68,7 +68,7 @@ def gone(processes: dict[str, psutil.Process]) -> bool:
 
 
 def text_of(pair: Path, seed: int) -> str:
-    llm = LLM(pair / "target", pair / "draft", budget=64)
+    llm = LLM(pair / "target", pair / "draft", retrieval_budget=64)
     return llm.generate(PROMPT, SamplingParams(**SAMPLED, seed=seed))[0].outputs[0].text  # type: ignore[arg-type]
 
 
@@ -137,7 +137,16 @@ def test_sharded_batch_equals_one_process(pair: Path, tmp_path: Path) -> None:
     bodies = [{"prompt": PROMPT, "seed": seed, **SAMPLED} for seed in (5, 6)]
     jobs = [json.dumps(line | {"custom_id": str(i), "body": body}) for i, body in enumerate(bodies)]
     source.write_text("\n".join(jobs))
-    models = [str(source), str(pair / "target"), "--draft", str(pair / "draft"), "--budget", "64", "--tp", "2"]
+    models = [
+        str(source),
+        str(pair / "target"),
+        "--draft",
+        str(pair / "draft"),
+        "--retrieval-budget",
+        "64",
+        "--tp",
+        "2",
+    ]
     command = [sys.executable, "-m", "triforce", "batch", *models, "-o", str(output)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0 and "2 answered, 0 refused" in done.stderr, done.stderr

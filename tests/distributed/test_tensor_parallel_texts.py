@@ -28,7 +28,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def made(pair: Path, ranks: TPGroup, **settings: Any) -> LLM:
-    return LLM(pair / "target", pair / "draft", budget=64, full_layers="none", ranks=ranks, **settings)
+    return LLM(pair / "target", pair / "draft", retrieval_budget=64, searched_layers="none", ranks=ranks, **settings)
 
 
 def params(**changes: Any) -> SamplingParams:
@@ -42,7 +42,7 @@ def same(some: list[RequestOutput], others: list[RequestOutput]) -> bool:
 
 @NATIVE
 @pytest.mark.parametrize("temperature", [0, 0.8])
-@pytest.mark.parametrize("mode", ["ar", "triforce", "retrieval", "streaming", "hybrid"])
+@pytest.mark.parametrize("mode", ["ar", "triforce", "retrieval", "streaming", "draft-ngram"])
 def test_sharded_texts_equal_one_process(pair: Path, mode: str, temperature: float) -> None:
     wanted = made(pair, ALONE).generate(PROMPTS, params(temperature=temperature), mode=mode)
     for outputs in together(
@@ -82,7 +82,7 @@ def opinionated(pair: Path, ranks: TPGroup) -> LLM:
     llm.reset_prefix_cache()
     llm.runs.costs = CostModel()
     for step in range(40):
-        for tier in ("full", "retrieval", "draft", "lookup"):
+        for tier in ("full", "retrieval", "draft", "ngram"):
             llm.runs.costs.observe(tier, 1 + step % 7, 1, 150, 1.0 if (tier == "full") == (ranks.rank == 0) else 1e-3)
     return llm
 
@@ -124,7 +124,7 @@ def test_rank_with_other_request_is_detected(pair: Path, changes: dict[str, int]
 
 def test_rank_with_other_settings_is_detected(pair: Path) -> None:
     with pytest.raises(RankError, match="settings"):
-        together(2, lambda ranks: made(pair, ranks, gamma_1=2 + ranks.rank))
+        together(2, lambda ranks: made(pair, ranks, draft_tokens=2 + ranks.rank))
 
 
 def test_single_process_features_raise(pair: Path, tmp_path: Path) -> None:

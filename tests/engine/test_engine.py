@@ -232,7 +232,7 @@ def test_cached_prefixes_are_evicted_for_requests(folder: Path) -> None:
 
 @pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
 def test_reassigned_pages_drop_int8_copies(folder: Path) -> None:
-    model = llm(folder, lower_tiers="int8", budget=160)
+    model = llm(folder, lower_tiers="int8", retrieval_budget=160)
     texts = model.open(2, 420)
     for length in (400, 351, 402, 301):
         texts.submit([request(model, length, "triforce")])

@@ -64,7 +64,7 @@ def failures(folder: Path, mutant: Mutant | None) -> list[Exception]:
     """Of both schedules, under each coupling, with the mutant in place of the code."""
     found = []
     for coupling, refresh in (("seeded", 1), ("rejection", 1), ("seeded", 0)):
-        model = llm(folder, coupling=coupling, refresh=refresh)
+        model = llm(folder, coupling=coupling, retrieval_refresh=refresh)
         for length, tokens in ((91, TOKENS), (150, TOKENS), (260, TOKENS), (150, LATE)):
             alone(model, length, mode="triforce", tokens=tokens)
         with pytest.MonkeyPatch.context() as patch:

@@ -31,18 +31,18 @@ def passes(llm: LLM, mode: str, tokens: int) -> list[int]:
 
 
 def test_first_text_makes_plain_passes_only(deep: Path) -> None:
-    llm = LLM(deep, None, budget=BUDGET)
+    llm = LLM(deep, None, retrieval_budget=BUDGET)
     plain = passes(llm, "ar", 1)
     for mode in ("auto", "retrieval"):
         llm.reset_prefix_cache()
         llm.runs.costs = CostModel()  # nothing is known
         below = passes(llm, mode, 1)[len(plain) - 1 :]
-        guesses = llm.speculation.gamma_2 if mode == "retrieval" else 0
+        guesses = llm.speculation.speculative_tokens if mode == "retrieval" else 0
         assert below == [1] * guesses + [1 + guesses], "the proposal that gives it, and nothing before it"
 
 
 def test_speculation_starts_after_first_tokens(deep: Path) -> None:
-    llm = LLM(deep, None, budget=BUDGET)
+    llm = LLM(deep, None, retrieval_budget=BUDGET)
     llm.reset_prefix_cache()
     llm.runs.costs = CostModel()
     first = passes(llm, "auto", 8)
@@ -52,7 +52,7 @@ def test_speculation_starts_after_first_tokens(deep: Path) -> None:
 
 
 def test_first_text_profile_is_not_repeated(deep: Path) -> None:
-    llm = LLM(deep, None, budget=BUDGET)
+    llm = LLM(deep, None, retrieval_budget=BUDGET)
     llm.reset_prefix_cache()
     llm.runs.costs = CostModel()
     passes(llm, "auto", 80)

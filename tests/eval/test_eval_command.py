@@ -38,7 +38,7 @@ def test_eval_measures_shows_and_writes_all(
     assert evaluate(folders, texts, "--quick", "--max-context", "512", "--json", str(out)) == 0
     (shown, told), found = capsys.readouterr(), json.loads(out.read_text())
     assert f"forecast: {found['forecast']['seconds']:.0f} s" in told and "readings of at most 512 tokens" in told
-    assert "were foretold" in shown
+    assert "were predicted" in shown
     assert set(found["results"]) == set(MEASUREMENTS)
     skipped = {name for name, result in found["results"].items() if "skipped" in result}
     assert skipped == {"far"}

@@ -12,7 +12,7 @@ from triforce.eval import MEASUREMENTS, EvalContext, evaluate, hurry, plan, shor
 from triforce.eval import forecast as forecasts
 from triforce.eval.context import Text
 from triforce.eval.forecast import ReadingForecast, ReadingPace
-from triforce.eval.hurry import FORETOLD, MINUTE
+from triforce.eval.hurry import MINUTE, PREDICTED
 from triforce.llm import LLM
 
 SECONDS = {name: each.seconds for name, each in MEASUREMENTS.items()}
@@ -40,13 +40,13 @@ def test_quick_eval_of_slower_model_measures_less(llm: LLM, rate: float, longest
     given = long_text(llm)
     found = hurry.fit(given, EVERYTHING, ReadingForecast(ReadingPace(1 / rate, 0, 2 / rate)), SECONDS, 0.0)
     assert given.plan.deepest == longest and (not found.left_out) == whole
-    assert found.total <= FORETOLD and found.foretold.keys() | found.left_out.keys() == set(EVERYTHING)
+    assert found.total <= PREDICTED and found.predicted.keys() | found.left_out.keys() == set(EVERYTHING)
     assert found.rate == pytest.approx(rate)
 
 
 def test_quick_eval_makes_at_least_one_measurement(llm: LLM) -> None:
     found = hurry.fit(long_text(llm), ["needle"], ReadingForecast(ReadingPace(1, 0, 1)), SECONDS, 0.0)
-    assert list(found.foretold) == ["needle"] and found.total > MINUTE
+    assert list(found.predicted) == ["needle"] and found.total > MINUTE
 
 
 def test_quick_eval_counts_trace_once(llm: LLM) -> None:
@@ -54,7 +54,7 @@ def test_quick_eval_counts_trace_once(llm: LLM) -> None:
     both, one = (
         hurry.fit(given, names, ReadingForecast(pace), SECONDS, 0.0) for names in (["bits", "positions"], ["bits"])
     )
-    assert both.total == one.total > 0 == both.foretold["positions"]
+    assert both.total == one.total > 0 == both.predicted["positions"]
     alone = hurry.fit(given, ["positions"], ReadingForecast(pace), SECONDS, 0.0)
     assert alone.total == one.total
 
@@ -90,7 +90,7 @@ def test_quick_eval_forecasts_are_met(llm: LLM, monkeypatch: pytest.MonkeyPatch,
     began = clock.now
     found = shorten(given, [name for name in EVERYTHING if name not in ("loops", "agreement")])
     looked = clock.now
-    results = evaluate(given, list(found.foretold), lambda name, result: None, found)
+    results = evaluate(given, list(found.predicted), lambda name, result: None, found)
     assert any("skipped" not in result for result in results.values())
     assert clock.now - looked == pytest.approx(found.total, rel=0.35) and clock.now - began < MINUTE
 

@@ -20,4 +20,4 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(pair: Path) -> object:
     from triforce.llm import LLM
 
-    return LLM(pair / "target", pair / "draft", budget=64)
+    return LLM(pair / "target", pair / "draft", retrieval_budget=64)

@@ -64,7 +64,7 @@ def whims(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> CostModel:
     costs = CostModel()
     for tokens in (1, 9) * 20:
-        for tier, seconds in (("full", full), ("retrieval", retrieval), ("lookup", 5e-3)):
+        for tier, seconds in (("full", full), ("retrieval", retrieval), ("ngram", 5e-3)):
             costs.observe(tier, tokens, 1, 100, seconds)
         costs.observe("draft", tokens, 1, BURST, tokens * draft)
     return costs

@@ -60,7 +60,7 @@ def params(**changes: Any) -> SamplingParams:
 
 def play(pair: Path, ranks: TPGroup, scene: Scene, change: Callable[[LLM], object] = lambda llm: None) -> Any:
     """A scene in front of rank 0's worker, whom the others follow; what came of it, of them None."""
-    llm = LLM(pair / "target", pair / "draft", budget=64, full_layers="none", ranks=ranks)
+    llm = LLM(pair / "target", pair / "draft", retrieval_budget=64, searched_layers="none", ranks=ranks)
     change(llm)
     if ranks.rank:
         return crew.follow(llm, LIMITS)

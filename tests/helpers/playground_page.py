@@ -97,7 +97,7 @@ def told(text: str, seconds: float = 1.0, seen: tuple[int, ...] = (), tier: str 
     tiers = [{"name": name, "proposed": 50, "accepted": 10, "passes": 1} for name in ("retrieval", "full")]
     look = {"tokens": 9000, "seconds": seconds, "seen": seen, "tiers": tiers}
     many = {"token_tiers": [tier] * len(text), "token_characters": [1] * len(text)}
-    return {"choices": [{"index": 0, "text": text, "look": look, **many}]}
+    return {"choices": [{"index": 0, "text": text, "trace": look, **many}]}
 
 
 def read(tokens: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ KEY = "a-key-of-many-letters"
 @contextmanager
 def served(pair: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server process, and its address."""
-    models = (str(pair / "target"), "--draft", str(pair / "draft"), "--budget", "64")
+    models = (str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64")
     command = [sys.executable, "-m", "triforce", "serve", *models, "--port", "0", *arguments]
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"TRIFORCE_API_KEYS": KEY, "PYTHONPATH": path}

@@ -79,13 +79,13 @@ class World:
 
         def propose(level: int) -> int:
             tier, below = plan.tiers[level], plan.tiers[level - 1] if level else ""
-            if tier == "lookup":
+            if tier == "ngram":
                 passed(tier, 1)
                 return propose(level - 1) if level else 0
             held = 0
             while held < (*plan.gammas, 1)[level]:
                 guesses = propose(level - 1) if level else 0
-                guesser = "draft" if below == "lookup" and level > 1 else below
+                guesser = "draft" if below == "ngram" and level > 1 else below
                 kept = 0
                 while kept < guesses and self.dice.random() < self.share(guesser):
                     kept += 1

@@ -18,7 +18,7 @@ from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 CONTEXT = 640
-MODES = ["ar", "draft", "retrieval", "streaming", "triforce", "lookup", "hybrid", "auto"]
+MODES = ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram", "auto"]
 
 
 def checkpoints(folder: Path, **draft: Any) -> tuple[Path, Path]:
@@ -43,7 +43,9 @@ def _loaded(folder: Path, how: tuple[tuple[str, Any], ...]) -> LLM:
 
 
 def llm(folder: Path, **how: Any) -> LLM:
-    return _loaded(folder, tuple((dict(budget=64, gamma_2=4, full_layers="none") | how).items()))
+    return _loaded(
+        folder, tuple((dict(retrieval_budget=64, speculative_tokens=4, searched_layers="none") | how).items())
+    )
 
 
 def ask(**changes: Any) -> SamplingParams:

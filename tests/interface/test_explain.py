@@ -15,7 +15,7 @@ from triforce.interface.sampling_params import SamplingParams
 from triforce.interface.stats import PlanSegment, TierStats, total
 
 DRAFT = TierStats("draft", 200, 130, 100, 0.03)
-RETRIEVAL = TierStats("retrieval", 180, 160, 60, 0.10, histogram=[2, 3, 25], sees=2100)
+RETRIEVAL = TierStats("retrieval", 180, 160, 60, 0.10, histogram=[2, 3, 25], visible_tokens=2100)
 FULL = TierStats("full", 190, 190, 30, 0.15)
 DEEP = "draft 2 > retrieval 6 > full"
 
@@ -37,15 +37,15 @@ def test_explain_good_run_gives_no_advice() -> None:
 
 
 POOR_DRAFT = TierStats("draft", 200, 50, 100, 0.03)
-NARROW = TierStats("retrieval", 180, 100, 60, 0.10, histogram=[9, 9], sees=2100)
-CERTAIN = TierStats("retrieval", 180, 175, 60, 0.10, histogram=[1, 0, 0, 0, 0, 0, 29], sees=2100)
-COPIES = TierStats("lookup", 200, 180, 60, 0.01)
+NARROW = TierStats("retrieval", 180, 100, 60, 0.10, histogram=[9, 9], visible_tokens=2100)
+CERTAIN = TierStats("retrieval", 180, 175, 60, 0.10, histogram=[1, 0, 0, 0, 0, 0, 29], visible_tokens=2100)
+COPIES = TierStats("ngram", 200, 180, 60, 0.01)
 ADVICE = {
     "a short prompt": (dict(mode="auto", prompt=500, timeline=stretches(60, 2)), "your prompt is short: plain"),
     "guesses that do not pay": (dict(mode="auto", timeline=stretches(60, 2)), "plain decoding is best"),
     "a mode that loses": (dict(seconds=(0.5, 2.0)), "slower than plain decoding, which would give 200 tokens/s"),
     "a narrow budget": (dict(tiers=[DRAFT, NARROW, FULL]), "a larger budget would have more guesses kept"),
-    "a low gamma": (dict(tiers=[DRAFT, CERTAIN, FULL]), "a larger --gamma-2"),
+    "a low gamma": (dict(tiers=[DRAFT, CERTAIN, FULL]), "a larger --speculative-tokens"),
     "a poor draft": (dict(tiers=[POOR_DRAFT, RETRIEVAL, FULL]), "25% is kept"),
     "a loop": (dict(tiers=[COPIES, RETRIEVAL, FULL]), "repeats itself: 180 guesses"),
     "a long prompt, a short answer": (dict(seconds=(30.0, 0.3)), "99% of the time went into reading"),
@@ -68,7 +68,7 @@ def chose(*budgets: int) -> list[str]:
 def test_explain_weighed_budget_is_not_advised() -> None:
     assert chose(2048) == chose(2048, 1024) == chose(2048, 4096, 2048) == []
     (line,) = chose(2048, 4096)
-    assert "--budget 8192" in line and "4,096 is the most" in line
+    assert "--retrieval-budget 8192" in line and "4,096 is the most" in line
 
 
 @pytest.mark.parametrize(("given", "words"), ADVICE.values(), ids=ADVICE)
@@ -92,16 +92,16 @@ def test_explain_fixed_plan_needs_reason_to_be_slow() -> None:
 def test_explain_figures_add_up() -> None:
     ours = said("auto", timeline=stretches(10, 30))
     assert ours.tokens_per_second == pytest.approx(190 / 0.3)
-    assert ours.foretold == pytest.approx((0.1 * 300 + 0.2 * 700) / 0.3) and ours.plain == pytest.approx(300)
+    assert ours.predicted == pytest.approx((0.1 * 300 + 0.2 * 700) / 0.3) and ours.plain == pytest.approx(300)
     assert [part.milliseconds for part in ours.tiers] == pytest.approx([0.3, 100 / 60, 5.0])
     assert json.loads(json.dumps(ours.as_json()))["timeline"][1]["plan"] == DEEP
     assert said("ar", tiers=[FULL]).plain == said("ar", tiers=[FULL]).tokens_per_second
-    assert said(timeline=[]).foretold is None
+    assert said(timeline=[]).predicted is None
 
 
 def test_explain_tiers_of_several_texts_are_summed() -> None:
     (both,) = total([[RETRIEVAL], [CERTAIN]])
-    assert (both.proposed, both.accepted, both.sees) == (360, 335, 2100)
+    assert (both.proposed, both.accepted, both.visible_tokens) == (360, 335, 2100)
     assert both.histogram == [3, 3, 25, 0, 0, 0, 29]
 
 
@@ -135,7 +135,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
 def test_explain_command_prints_tables(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "a prompt"]) == 0
     out = capsys.readouterr().out
-    assert "== Tiers ==" in out and "== Plans ==" in out and DEEP in out and "633.3 tokens/s; foretold were" in out
+    assert "== Tiers ==" in out and "== Plans ==" in out and DEEP in out and "633.3 tokens/s; predicted were" in out
     assert "- nothing that was measured" in out
 
 
@@ -155,7 +155,7 @@ def test_explain_fixed_mode_has_no_timeline(fake: type[FakeLLM], capsys: pytest.
 def test_explain_json_holds_all_figures(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "a prompt", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["mode"] == "auto" and told["tiers"][1]["sees"] == 2100 and len(told["timeline"]) == 2
+    assert told["mode"] == "auto" and told["tiers"][1]["visible_tokens"] == 2100 and len(told["timeline"]) == 2
 
 
 def test_explain_mistakes_equal_those_of_generate(capsys: pytest.CaptureFixture[str]) -> None:

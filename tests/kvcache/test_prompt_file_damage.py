@@ -126,7 +126,9 @@ def test_other_kernels_raise(pair: Path, kept: Path, monkeypatch: pytest.MonkeyP
     named = {"another level": lowest, "torch": "torch"}.get(other, f"{level} and torch")
     if other == "torch":
         monkeypatch.setattr(native_loader, "native", None)
-    model = LLM(pair / "target", None, dtype="bfloat16", budget=64, chunk=8 if "chunk" in other else 16)
+    model = LLM(
+        pair / "target", None, dtype="bfloat16", retrieval_budget=64, retrieval_chunk=8 if "chunk" in other else 16
+    )
     if other == "another level":
         native.use(lowest)
     try:

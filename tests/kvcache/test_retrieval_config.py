@@ -47,11 +47,11 @@ def test_budget_share_grows_with_context(share: float, context: int) -> None:
     [
         dict(chunk=0),
         dict(chunk=-1),
-        dict(full_layers="-1"),
-        dict(full_layers="some"),
-        dict(full_layers="0,"),
-        dict(full_layers="3-1"),
-        dict(full_layers="0-1-2"),
+        dict(searched_layers="-1"),
+        dict(searched_layers="some"),
+        dict(searched_layers="0,"),
+        dict(searched_layers="3-1"),
+        dict(searched_layers="0-1-2"),
         dict(refresh="often"),
         dict(refresh=-1),
         dict(refresh="1.5"),
@@ -60,7 +60,7 @@ def test_budget_share_grows_with_context(share: float, context: int) -> None:
 )
 def test_retrieval_config_bad_values_raise(changes: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
-        RetrievalConfig.parse(**(dict(budget=64, chunk=16, refresh=1, full_layers="none") | changes))
+        RetrievalConfig.parse(**(dict(budget=64, chunk=16, refresh=1, searched_layers="none") | changes))
 
 
 def test_retrieval_config_parses_user_values() -> None:

@@ -54,7 +54,7 @@ def accepted() -> None:
 
 
 def races() -> None:
-    for name in ("three tiers, gamma 1 and 2", "lookup"):
+    for name in ("three tiers, gamma 1 and 2", "ngram"):
         ladder = seeded.random_ladder(BY_NAME[name], PLAIN)
         assert torch.equal(seeded.speculated(ladder), seeded.plain(ladder))
 
@@ -87,8 +87,8 @@ CHECKS: dict[str, Callable[[], None]] = {
     "gamma 1": loop("two tiers, gamma 1"),
     "two tiers": loop("two tiers, gamma 3"),
     "three tiers": loop("three tiers, gamma 1 and 2"),
-    "lookup": loop("lookup"),
-    "lookup above a draft": loop("lookup above a draft"),
+    "ngram": loop("ngram"),
+    "ngram above a draft": loop("ngram above a draft"),
     "temperature": loop("high temperature"),
     "acceptance": accepted,
     "noise": replayed,

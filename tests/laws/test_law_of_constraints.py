@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 V, TEXT = 4, 6
 INSIDE = [(1, 1), (1, 0), (0, 1)]
 PALETTE = [(*a, *b) for a, b in product(INSIDE, INSIDE)]
-LADDERS = {"plain": (), "draft": (2,), "three tiers": (1, 2), "lookup": (2, 2)}
+LADDERS = {"plain": (), "draft": (2,), "three tiers": (1, 2), "ngram": (2, 2)}
 WARPERS = SETTINGS | {
     "a huge bias": SamplingParams(0.5, logit_bias={0: 1e9, 2: -1e9}),
     "a tiny temperature": SamplingParams(5e-324, min_p=0.5),
@@ -58,7 +58,7 @@ class Pairs:
 
 
 def tables(name: str) -> list[torch.Tensor]:
-    own = [table(PALETTE, 2, seed) for seed in range(1, len(LADDERS[name]) + 2 - (name == "lookup"))]
+    own = [table(PALETTE, 2, seed) for seed in range(1, len(LADDERS[name]) + 2 - (name == "ngram"))]
     return [*(mixed(laws, own[-1], seed) for seed, laws in enumerate(own[:-1], 1)), own[-1]]
 
 
@@ -70,7 +70,7 @@ def ladder(name: str, sampler: Sampler, stale: bool = False) -> Ladder:
         return RestrictedSampling(free, [Pairs(stale)] * len(params), prompts)
 
     logits = [laws.log() for laws in tables(name)]
-    tiers = list(zip([None] * (name == "lookup") + logits, [*LADDERS[name], 1], strict=True))
+    tiers = list(zip([None] * (name == "ngram") + logits, [*LADDERS[name], 1], strict=True))
     return Ladder(tiers, sampler=restricted)
 
 

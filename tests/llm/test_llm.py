@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> LLM:
-    return LLM(folder / "target", folder / "draft", budget=32)
+    return LLM(folder / "target", folder / "draft", retrieval_budget=32)
 
 
 def params(**changes: object) -> SamplingParams:
@@ -56,7 +56,7 @@ def tokens(llm: LLM, *arguments: object, **options: object) -> list[int]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("mode", MODES)
 def test_llm_modes_run_in_every_dtype(folder: Path, mode: str, dtype: str) -> None:
-    llm = LLM(folder / "target", folder / "draft", budget=32, dtype=dtype)
+    llm = LLM(folder / "target", folder / "draft", retrieval_budget=32, dtype=dtype)
     output = llm.generate(PROMPT, params(), mode=mode)[0]
     assert output.completion_tokens == 24 and output.mode == mode
     assert output.outputs[0].tiers[-1].prefill_seconds > 0
@@ -108,7 +108,8 @@ def test_llm_sampling_defaults_come_from_checkpoint(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "options", [{"gamma_1": 0}, {"gamma_2": 33}, {"gamma_1": 2.5}, {"mode": "fast"}, {"coupling": "x"}]
+    "options",
+    [{"draft_tokens": 0}, {"speculative_tokens": 33}, {"draft_tokens": 2.5}, {"mode": "fast"}, {"coupling": "x"}],
 )
 def test_llm_bad_settings_raise(folder: Path, options: dict[str, object]) -> None:
     with pytest.raises(RequestError):
@@ -220,10 +221,10 @@ def test_llm_retrieval_tier_reads_within_budget(
         read.append(max(map(sum, zip(lists.starts, lists.counts, strict=True))))
 
     monkeypatch.setattr(RetrievalView, "begin", counting)
-    how = dict(mode="triforce", budget=64, refresh=refresh, full_layers="none")
+    how = dict(mode="triforce", retrieval_budget=64, retrieval_refresh=refresh, searched_layers="none")
     fresh = LLM(folder / "target", folder / "draft", **how)
     assert tokens(fresh, PROMPT, params(max_tokens=300)) == tokens(llm, PROMPT, params(max_tokens=300), mode="ar")
-    assert max(read) <= 64 + fresh.speculation.gamma_1 + fresh.speculation.gamma_2 + 1
+    assert max(read) <= 64 + fresh.speculation.draft_tokens + fresh.speculation.speculative_tokens + 1
 
 
 def test_llm_plain_decoding_does_not_observe_attention(llm: LLM) -> None:

@@ -42,7 +42,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def int8(pair: Path, **how: Any) -> LLM:
     """With a budget of some blocks of 64 keys: part of one is not read from copies."""
-    return llm(pair, **(dict(lower_tiers="int8", budget=160) | how))
+    return llm(pair, **(dict(lower_tiers="int8", retrieval_budget=160) | how))
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])

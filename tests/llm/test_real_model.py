@@ -45,13 +45,13 @@ def test_real_model_first_token_needs_one_prefill(llm: LLM, saved: tuple[list[in
             llm.generate(prompt, SamplingParams(max_tokens=1), mode=mode, load_cache=file)
         return made
 
-    guesses = llm.speculation.gamma_2 if mode == "retrieval" else 0
+    guesses = llm.speculation.speculative_tokens if mode == "retrieval" else 0
     *read, last = passes("ar")
     assert passes(mode) == [*read, *[last] * guesses, last + guesses]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
-@pytest.mark.parametrize("mode", ["auto", "retrieval", "lookup"])
+@pytest.mark.parametrize("mode", ["auto", "retrieval", "ngram"])
 def test_real_model_texts_equal_plain_decoding(
     llm: LLM, saved: tuple[list[int], Path], mode: str, temperature: float
 ) -> None:

@@ -30,7 +30,7 @@ SEED = 11
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     """The shipped pair, with a budget that most of the prompts exceed."""
-    return LLM(budget=256)
+    return LLM(retrieval_budget=256)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,9 @@ def test_few_texts_equal_plain_decoding(llm: LLM, prompts: list[list[int]], mode
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("mode", ["retrieval", "triforce"])
 def test_few_int8_texts_equal_plain_decoding(prompts: list[list[int]], mode: str, temperature: float) -> None:
-    check(LLM(budget=256, lower_tiers="int8"), [prompts[17], prompts[31]], mode, temperature, tokens=32, rows=2)
+    check(
+        LLM(retrieval_budget=256, lower_tiers="int8"), [prompts[17], prompts[31]], mode, temperature, tokens=32, rows=2
+    )
 
 
 @pytest.mark.slow

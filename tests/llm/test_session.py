@@ -155,7 +155,7 @@ def test_session_interrupted_pass_leaves_no_trace(pair: Path, monkeypatch: pytes
 def test_session_answer_stopping_inside_step_continues(pair: Path) -> None:
     """Verified tokens past a stop token are in the pool, but not in the conversation."""
     model = llm(pair, mode="ar")
-    speculating = llm(pair, mode="retrieval", budget=640)  # sees all, so that whole guesses are kept
+    speculating = llm(pair, mode="retrieval", retrieval_budget=640)  # sees all, so that whole guesses are kept
     conversation = ids(60)
     for at in range(3, 15, 2):
         stop = fresh(model, conversation, ask())[at]

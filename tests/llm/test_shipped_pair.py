@@ -68,7 +68,7 @@ def test_shipped_pair_perplexity_equals_transformers(llm: LLM, book: list[int], 
 def test_shipped_pair_acceptance_holds_beyond_budget(llm: LLM, book: list[int]) -> None:
     """Three times the budget is generated; the last third is accepted as often as the first, within five points."""
     budget = 256
-    short = LLM(budget=budget)
+    short = LLM(retrieval_budget=budget)
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=3 * budget, ignore_eos=True)
     prompts = [book[start : start + 1024] for start in (0, 7000, 14000, 21000)]
     kept: dict[str, list[float]] = {"first": [], "last": []}
@@ -105,5 +105,5 @@ def test_shipped_pair_most_tokens_need_no_full_pass(llm: LLM, book: list[int]) -
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_shipped_pair_peak_memory_is_weights_and_kv() -> None:
     done = subprocess.run([sys.executable, MEASURE, "32700"], capture_output=True, text=True, check=True)
-    peak, foretold = map(int, done.stdout.split())
-    assert peak <= 1.15 * foretold + FIXED
+    peak, predicted = map(int, done.stdout.split())
+    assert peak <= 1.15 * predicted + FIXED

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def full_passes(folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool) -> set[tuple[int, int, int]]:
     """Rows, width and columns at which a GPU would run the passes of the full tier that score something."""
-    llm = LLM(folder / "target", folder / "draft", budget=64, gamma_2=4, strict=strict)
+    llm = LLM(folder / "target", folder / "draft", retrieval_budget=64, speculative_tokens=4, strict=strict)
     shapes: set[PassShape] = set()
     forward = FullView.forward
 
@@ -40,7 +40,7 @@ def full_passes(folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool) -> 
         return forward(self, model, ids_BT, at_BJ)
 
     monkeypatch.setattr(FullView, "forward", spy)
-    for mode in ("ar", "triforce", "retrieval", "draft", "hybrid", "auto"):
+    for mode in ("ar", "triforce", "retrieval", "draft", "draft-ngram", "auto"):
         for rows in (1, 3):
             llm.generate([ids(150, seed) for seed in range(rows)], ask(max_tokens=8), mode=mode)
     for mode in ("ar", "triforce"):
@@ -71,7 +71,7 @@ def test_strict_full_passes_have_one_shape(folder: Path, monkeypatch: pytest.Mon
 def test_strict_prefill_passes_end_at_same_places(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever they begin; and prompts share what whole passes have read, not a part of it, nor what was decoded."""
     monkeypatch.setattr(full, "PREFILL_ON_CPU", 64)
-    llm = LLM(folder / "target", budget=64, strict=True)
+    llm = LLM(folder / "target", retrieval_budget=64, strict=True)
     texts = llm.open(1, 640)
     passes: list[tuple[int, int]] = []
     resume = FullView.resume

@@ -64,7 +64,7 @@ def test_similar_plain_texts_are_seldom_planned(monkeypatch: pytest.MonkeyPatch)
         it, prefix, each = listening(monkeypatch, costs)
         weighed.append(each)
         goes_on(it, prefix, 30)
-        assert it.plain > 0 and it.foretold == it.plain
+        assert it.plain > 0 and it.predicted == it.plain
         it.close(prefix)
     assert weighed[0] == [True] and 2 <= sum(map(len, weighed)) <= 4
     it, prefix, each = listening(monkeypatch, costs)

@@ -53,7 +53,7 @@ def test_random_plans_keep_law_of_many_texts(coupling: str, whims: list[Plan]) -
 def test_controller_plans_keep_seeded_text() -> None:
     batch = piloted()
     assert torch.equal(finished(batch), plain())
-    assert [tier.name for tier in batch.tiers] == ["lookup", "draft", "retrieval", "full"]
+    assert [tier.name for tier in batch.tiers] == ["ngram", "draft", "retrieval", "full"]
     assert {origin for job in batch.jobs for origin in job.origins} <= {tier.name for tier in batch.tiers}
     for job in batch.jobs:
         assert sum(stretch.tokens for stretch in job.timeline) == len(job.tokens)

@@ -114,7 +114,7 @@ def test_controller_observes_attention_only_for_retrieval() -> None:
 
 def test_controller_profiles_unknown_tiers_in_first_text() -> None:
     """Plain decoding first, then every tier, wide and narrow; a text that ends before shows nothing."""
-    paces = {"lookup": (2e-5, 0.0), "draft": (3e-4, 0.0), "retrieval": (1.6e-3, 1e-4), "full": (8e-3, 2e-4)}
+    paces = {"ngram": (2e-5, 0.0), "draft": (3e-4, 0.0), "retrieval": (1.6e-3, 1e-4), "full": (8e-3, 2e-4)}
     costs, world = CostModel(), World(paces, {"draft": 0.6, "retrieval": 0.95})
     it, batch = steered(costs, steps=0)
     tried: list[Plan] = []

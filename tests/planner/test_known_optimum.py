@@ -14,7 +14,7 @@ from triforce.planner.forecast import BURST
 
 MS = 1e-3
 LONG = {
-    "lookup": (0.02 * MS, 0.0),
+    "ngram": (0.02 * MS, 0.0),
     "draft": (0.3 * MS, 0.0),
     "retrieval": (1.6 * MS, 0.1 * MS),
     "full": (8 * MS, 0.2 * MS),

@@ -25,7 +25,7 @@ LENGTHS = 700, 350, 90  # tokens; the budget hides something of the first two
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(budget=256)
+    return LLM(retrieval_budget=256)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_random_plans_keep_bits_of_conversation(llm: LLM, prompts: list[list[int
 
 
 def test_random_plans_without_draft_keep_bits(prompts: list[list[int]], whims: list[Plan]) -> None:
-    alone = LLM(None, None, budget=256)
+    alone = LLM(None, None, retrieval_budget=256)
     params = SamplingParams(0.8, seed=5, max_tokens=60, ignore_eos=True)
     assert texts(alone.generate(prompts, params)) == texts(alone.generate(prompts, params, mode="ar"))
     assert not any("draft" in plan.tiers for plan in whims)

@@ -165,7 +165,7 @@ def test_unread_keys_cost_at_most_full_tier() -> None:
     def true(tokens: int, keys: float) -> float:
         return 1 * MS + (0.1 + 0.001 * keys) * tokens * MS
 
-    def foretold() -> float:
+    def predicted() -> float:
         return float(np.ravel(Forecast(it.costs, it._watch, it._echo, view, [size]).cost("retrieval", 1))[0])
 
     for i in range(12):
@@ -174,11 +174,11 @@ def test_unread_keys_cost_at_most_full_tier() -> None:
     for _ in range(60):
         it.costs.observe("full", 1, 1, size, true(1, size))
     assert it.costs.seconds("retrieval", 1, 1, budget) > 1.5 * true(1, budget)
-    assert foretold() == pytest.approx(true(1, budget), rel=0.2)
+    assert predicted() == pytest.approx(true(1, budget), rel=0.2)
     dear = 3 * true(1, budget)
     for _ in range(20):
         it.costs.observe("retrieval", 1, 1, budget, dear * dice.uniform(0.9, 1.1))
-    assert foretold() == pytest.approx(dear, rel=0.2)  # now it is known, whatever the exact tier takes
+    assert predicted() == pytest.approx(dear, rel=0.2)  # now it is known, whatever the exact tier takes
 
 
 def test_budget_arrays_equal_single_budgets() -> None:

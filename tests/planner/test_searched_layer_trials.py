@@ -21,7 +21,7 @@ from triforce.planner import Findings, SearchedLayers
 from triforce.planner.searched_layers import BLOCK, LEFT, MOST, TRIED, Finding
 
 PARAMS = SamplingParams(0.8, max_tokens=40)
-OPEN = replace(SETTING, retrieval=replace(SETTING.retrieval, full_layers=None))
+OPEN = replace(SETTING, retrieval=replace(SETTING.retrieval, searched_layers=None))
 ONE = np.array([True])
 LENGTH = 20_000
 
@@ -121,7 +121,7 @@ def test_searched_layers_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST >= 1 and all(layers == {0} for layers in played(it, {(): 0.5, (0,): 0.5, (0, 1): 1.0}, 100))
 
 
-@pytest.mark.parametrize("mode", ["retrieval", "triforce", "lookup"])
+@pytest.mark.parametrize("mode", ["retrieval", "triforce", "ngram"])
 def test_layer_trials_keep_text(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triforce.planner.searched_layers.JUDGED", 3)
     monkeypatch.setattr("triforce.planner.searched_layers.BLOCK", 1)
@@ -172,4 +172,4 @@ def test_missed_mass_is_outside_of_selection() -> None:
 
 def test_remembered_layers_beyond_model_are_ignored(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="0 to 5"):
-        LLM(full_layers="6")
+        LLM(searched_layers="6")

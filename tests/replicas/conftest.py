@@ -51,7 +51,7 @@ def served(cluster: Any, pair: Path, limits: Any) -> Iterator[tuple[Any, Any]]:
     """What requests are read with, and a replica on each node."""
     from triforce.replicas.cluster import replicated
 
-    settings = {"model": str(pair / "target"), "draft": str(pair / "draft"), "budget": 64, "device": "cpu"}
+    settings = {"model": str(pair / "target"), "draft": str(pair / "draft"), "retrieval_budget": 64, "device": "cpu"}
     desk, engine = replicated(settings, limits, 2, cluster.address, "tests", lambda running, message: None)
     yield desk, engine
     asyncio.run(engine.close())

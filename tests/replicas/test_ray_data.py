@@ -39,7 +39,12 @@ def answer(cluster: Any, pair: Path, tmp_path: Path) -> Answer:
         bodies = [{"prompt": prompt(i), "seed": i, **SAMPLED} for i in range(LINES)]
         head = {"method": "POST", "url": "/v1/completions"}
         asked = "".join(json.dumps(head | {"custom_id": str(i), "body": b}) + "\n" for i, b in enumerate(bodies))
-        settings = {"model": str(pair / "target"), "draft": str(pair / "draft"), "budget": 64, "device": "cpu"}
+        settings = {
+            "model": str(pair / "target"),
+            "draft": str(pair / "draft"),
+            "retrieval_budget": 64,
+            "device": "cpu",
+        }
         with Answers(tmp_path / "out.jsonl", lambda: None) as answers:
             ray_data.answer(settings, "tiny", 2, cluster.address, BytesIO(asked.encode()), answers)
         made = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]

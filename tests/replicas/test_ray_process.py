@@ -43,7 +43,7 @@ def test_ray_server_needs_key_and_host(url: str) -> None:
 
 
 def test_ray_server_full_queue_and_sigterm(pair: Path) -> None:
-    arguments = ("--replicas", "1", "--max-rows", "1", "--max-queue", "0", "--grace", "0.2")
+    arguments = ("--replicas", "1", "--max-num-seqs", "1", "--max-queue", "0", "--shutdown-timeout", "0.2")
     with served(pair, *arguments) as (process, url):
         family = psutil.Process(process.pid).children(recursive=True)
         asked = {"json": BODY | {"max_tokens": 2000, "stream": True}, "headers": KEYED, "timeout": 60}

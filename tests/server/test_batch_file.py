@@ -32,7 +32,7 @@ def line(name: str, url: str, body: dict[str, Any], method: str = "POST") -> str
 
 
 def arguments(pair: Path, source: Path, output: Path) -> list[str]:
-    models = [str(pair / "target"), "--draft", str(pair / "draft"), "--budget", "64"]
+    models = [str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64"]
     return ["batch", str(source), *models, "-o", str(output)]
 
 

@@ -31,7 +31,7 @@ def test_completions_text_equals_generate(app: ASGIApp, llm: LLM) -> None:
     assert answer["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 0}}
 
 
-@pytest.mark.parametrize("mode", ["ar", "draft", "retrieval", "streaming", "triforce", "lookup", "hybrid"])
+@pytest.mark.parametrize("mode", ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram"])
 def test_completions_mode_texts_are_equal(app: ASGIApp, llm: LLM, mode: str) -> None:
     answer = good(ask(app, PATH, {"prompt": PROMPT, **SAMPLED, "mode": mode}))
     assert answer["choices"][0]["text"] == wanted(llm).outputs[0].text

@@ -84,7 +84,7 @@ def test_playground_tokens_have_lengths_and_pieces_offsets(app: ASGIApp, stop: A
         "stop": stop,
         "stream": True,
         "tier_stats": True,
-        "look": True,
+        "trace": True,
         "mode": "triforce",
     }
     told = events(ask(app, "/v1/completions", body))
@@ -94,7 +94,7 @@ def test_playground_tokens_have_lengths_and_pieces_offsets(app: ASGIApp, stop: A
     text = "".join(choice["text"] for choice in choices)
     assert len(lengths) == sum(len(choice["token_tiers"]) for choice in choices)
     assert len(text) == sum(lengths) or (stop and last["finish_reason"] == "stop" and len(text) < sum(lengths))
-    looks = [choice["look"] for choice in choices]
+    looks = [choice["trace"] for choice in choices]
     assert all(0 <= percent <= 100 for look in looks for percent in look["seen"])
     assert [tier["name"] for tier in looks[-1]["tiers"]] == ["draft", "retrieval", "full"]
     assert looks[0]["tiers"][0]["proposed"] < looks[-1]["tiers"][0]["proposed"] or len(looks) == 1
@@ -105,7 +105,7 @@ def test_playground_tokens_have_lengths_and_pieces_offsets(app: ASGIApp, stop: A
 def test_playground_prefill_progress_precedes_text(app: ASGIApp, path: str) -> None:
     text = f"{path} has never been read before. " + PROMPT * 4
     said = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
-    told = events(ask(app, path, {**said, **SAMPLED, "stream": True, "look": True, "stream_options": USAGE}))
+    told = events(ask(app, path, {**said, **SAMPLED, "stream": True, "trace": True, "stream_options": USAGE}))
     kinds = "".join("r" if "reading" in event else "t" if event["choices"] else "u" for event in told)
     assert re.fullmatch("t?r+t+u", kinds)  # a chat begins with its role
     readings = [event["reading"] for event in told if "reading" in event]
@@ -122,7 +122,7 @@ def test_playground_events_are_ignored_by_openai_client(app: ASGIApp) -> None:
     async def go() -> tuple[int, list[str]]:
         http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
         async with openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="none", http_client=http) as client:
-            asked = {"look": True, "ignore_eos": True}
+            asked = {"trace": True, "ignore_eos": True}
             stream = await client.completions.create(
                 model="tiny", prompt="no client has read this " * 30, max_tokens=8, stream=True, extra_body=asked
             )
@@ -134,19 +134,19 @@ def test_playground_events_are_ignored_by_openai_client(app: ASGIApp) -> None:
 
 
 def test_playground_chat_sends_trace(app: ASGIApp) -> None:
-    body = {"messages": [{"role": "user", "content": PROMPT}], **SAMPLED, "stream": True, "look": True}
+    body = {"messages": [{"role": "user", "content": PROMPT}], **SAMPLED, "stream": True, "trace": True}
     told = [event["choices"][0] for event in events(ask(app, "/v1/chat/completions", body)) if event["choices"]]
     assert sum(n for choice in told for n in choice.get("token_characters", [])) == sum(
         len(choice["delta"].get("content") or "") for choice in told
     )
-    assert any(choice.get("look") for choice in told)
+    assert any(choice.get("trace") for choice in told)
 
 
 def test_playground_trace_needs_request(app: ASGIApp) -> None:
     body = {"prompt": PROMPT, **SAMPLED, "stream": True, "tier_stats": True}
     told = json.dumps(events(ask(app, "/v1/completions", body | {"prompt": "nobody looks here " * 40})))
-    assert "look" not in told.replace("nobody looks", "") and "reading" not in told
-    assert "needs stream" in refused(ask(app, "/v1/completions", {"prompt": "a", "look": True}))
+    assert "trace" not in told.replace("nobody looks", "") and "reading" not in told
+    assert "needs stream" in refused(ask(app, "/v1/completions", {"prompt": "a", "trace": True}))
 
 
 def test_playground_model_reports_abilities(app: ASGIApp) -> None:

@@ -57,7 +57,7 @@ def test_responses_keep_to_json_schema(app: ASGIApp, llm: LLM) -> None:
     assert answer["output"][0]["content"][0]["text"] == wanted(llm, Grammar.json(SCHEMA), chatted(llm))
 
 
-@pytest.mark.parametrize("mode", ["ar", "triforce", "lookup"])
+@pytest.mark.parametrize("mode", ["ar", "triforce", "ngram"])
 def test_completions_keep_to_every_format_in_every_mode(app: ASGIApp, llm: LLM, mode: str) -> None:
     pattern = "(the |cat ){3}[0-9]{2}"
     for form, grammar in (

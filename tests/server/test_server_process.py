@@ -40,7 +40,7 @@ def url(pair: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def text(pair: Path) -> str:
-    llm = LLM(pair / "target", pair / "draft", budget=64)
+    llm = LLM(pair / "target", pair / "draft", retrieval_budget=64)
     return llm.generate(PROMPT, SamplingParams(**SAMPLED))[0].outputs[0].text  # type: ignore[arg-type]
 
 
@@ -176,7 +176,7 @@ def test_shipped_examples_run(url: str, example: str) -> None:
 def test_sigterm_drains_or_reports(pair: Path, grace: str, tokens: int, ends: str) -> None:
     body = {"prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "stream": True, "seed": 5}
     headers = {"authorization": f"Bearer {KEY}"}
-    with served(pair, "--grace", grace) as (process, url):
+    with served(pair, "--shutdown-timeout", grace) as (process, url):
         with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as response:
             lines = response.iter_lines()
             first = next(lines)
@@ -189,7 +189,7 @@ def test_sigterm_drains_or_reports(pair: Path, grace: str, tokens: int, ends: st
         assert [line["event"] for line in log] == ["listening", "stopping", "request"]
     events = [json.loads(line.removeprefix("data: ")) for line in [first, *rest] if line.startswith("data: {")]
     text = "".join(event["choices"][0]["text"] for event in events if "choices" in event)
-    llm = LLM(pair / "target", pair / "draft", budget=64)
+    llm = LLM(pair / "target", pair / "draft", retrieval_budget=64)
     params = SamplingParams(seed=5, max_tokens=tokens, ignore_eos=True)
     whole = ""
     with closing(llm.stream(PROMPT, params)) as pieces:

@@ -44,7 +44,7 @@ BODY = {"messages": [{"role": "user", "content": "the cat?"}], "tools": TOOLS, "
 
 def writing(form: str, pair: Path) -> Iterator[ASGIApp]:
     """The server on a model that writes calls in this form."""
-    llm = LLM(pair / "target", pair / "draft", budget=64)
+    llm = LLM(pair / "target", pair / "draft", retrieval_budget=64)
     assert llm.tokenizer
     llm.tokenizer.templates = {"default": TURNS.replace("CALL", CALLS[form])}
     engine = Worker(llm, Limits(waiting=2))
@@ -104,7 +104,7 @@ def test_tool_calls_stream_equals_whole(app: ASGIApp) -> None:
 
 def test_tool_calls_equal_in_every_mode(app: ASGIApp) -> None:
     answers = []
-    for mode in ("ar", "triforce", "lookup"):
+    for mode in ("ar", "triforce", "ngram"):
         (answer,) = good(ask(app, CHAT, BODY | {"tool_choice": "required", "mode": mode}))["choices"]
         answers.append([call["function"] for call in answer["message"]["tool_calls"]])
     assert answers[0] and answers[0] == answers[1] == answers[2]

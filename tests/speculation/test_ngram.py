@@ -135,7 +135,7 @@ def test_ngram_proposal_law_is_point_mass(coupling: type) -> None:
 
 def hybrid(rows: int, coupling: str = "seeded", prompt: list[int] | None = None) -> Batch:
     jobs = [TokenSequence(prompt or PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
-    batch = Batch(MODELS, MODES["hybrid"], SpeculativeConfig(sinks=4, window=24), coupling, jobs)
+    batch = Batch(MODELS, MODES["draft-ngram"], SpeculativeConfig(sinks=4, window=24), coupling, jobs)
     deque(batch.prefill(), maxlen=0)
     return batch
 
@@ -153,7 +153,7 @@ def test_ngram_and_draft_are_counted_apart(coupling: str) -> None:
     if coupling == "seeded":
         assert torch.equal(texts_BT, finished(started("ar", "seeded", PARAMS, 4)))
     draft, above, middle, _ = (tier.counters for tier in batch.tiers)
-    names = ["draft", "lookup", "retrieval", "full"]
+    names = ["draft", "ngram", "retrieval", "full"]
     assert [tier.name for tier in batch.tiers] == names
     for counters in (draft, above):
         assert 0 < counters.accepted_B.sum() < counters.proposed_B.sum()
@@ -227,4 +227,4 @@ def test_ngram_retires_behind_better_draft_and_returns() -> None:
 def test_ngram_benchmark_script_runs(capsys: pytest.CaptureFixture[str]) -> None:
     benchmark(["--context", "300", "--tokens", "8"])
     page = capsys.readouterr().out
-    assert page.count("hybrid") == 3 and "| from 1 |" in page
+    assert page.count("draft-ngram") == 3 and "| from 1 |" in page

@@ -14,4 +14,4 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> object:
     from triforce.llm import LLM
 
     folder = tiny_pair(tmp_path_factory.mktemp("pair"), positions=1024)
-    return LLM(folder / "target", folder / "draft", budget=64)
+    return LLM(folder / "target", folder / "draft", retrieval_budget=64)

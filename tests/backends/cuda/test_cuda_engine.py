@@ -16,7 +16,14 @@ from triforce.llm import LLM
 
 
 def texts(folder: Path, mode: str, tokens: int, prompts: list[list[int]], temperature: float) -> list[list[int]]:
-    llm = LLM(folder / "target", folder / "draft", dtype="float32", budget=32, gamma_2=4, full_layers="none")
+    llm = LLM(
+        folder / "target",
+        folder / "draft",
+        dtype="float32",
+        retrieval_budget=32,
+        speculative_tokens=4,
+        searched_layers="none",
+    )
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=tokens, ignore_eos=True)
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params, mode=mode)]
 
@@ -54,7 +61,7 @@ def test_cuda_batch_rows_equal_torch(folder: Path, by_torch: Callable[..., list[
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("mode", ["ar", "draft", "retrieval", "streaming", "triforce", "lookup", "hybrid"])
+@pytest.mark.parametrize("mode", ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_cuda_mode_text_equals_plain_decoding(
     folder: Path, mode: str, temperature: float, by_torch: Callable[..., list[list[int]]], by_name: None

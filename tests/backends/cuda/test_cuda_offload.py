@@ -45,7 +45,7 @@ def ids(length: int) -> list[int]:
 def answers(
     folder: Path, mode: str, prompts: list[list[int]], temperature: float, tokens: int = 4, **how: Any
 ) -> list[RequestOutput]:
-    settings = dict(dtype="float32", budget=32, gamma_2=4, full_layers="none") | how
+    settings = dict(dtype="float32", retrieval_budget=32, speculative_tokens=4, searched_layers="none") | how
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=tokens, ignore_eos=True)
     return LLM(folder / "target", folder / "draft", **settings).generate(prompts, params, mode=mode)
 
@@ -68,7 +68,7 @@ def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
 
 
 def host(memory: str, layers: int) -> dict[str, Any]:
-    return dict(kv_offload="host", kv_memory=memory, kv_layers=layers)
+    return dict(kv_offload="host", kv_memory=memory, kv_resident_layers=layers)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_offloaded_batch_rows_equal_memory(folder: Path, plainly: Any, by_name: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("mode", ["ar", "draft", "retrieval", "streaming", "triforce", "lookup", "hybrid"])
+@pytest.mark.parametrize("mode", ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram"])
 @pytest.mark.parametrize(("temperature", "layers"), [(0.0, 0), (0.8, 1)])
 def test_offloaded_mode_text_equals_memory(
     folder: Path, mode: str, temperature: float, layers: int, plainly: Any, by_name: None
@@ -133,7 +133,7 @@ def test_offload_without_triton_raises(needs: CudaKVSizing, monkeypatch: pytest.
 def test_offload_too_little_memory_reports_minimum(folder: Path, by_name: None) -> None:
     with pytest.raises(CacheError, match=r"give [0-9]+[KM]iB or more"):
         answers(folder, "ar", [ids(70)], 0.0, **host("20KiB", 0))
-    with pytest.raises(CacheError, match="smaller --kv-layers"):
+    with pytest.raises(CacheError, match="smaller --kv-resident-layers"):
         answers(folder, "ar", [ids(300)], 0.0, **host("300KiB", 1))
 
 

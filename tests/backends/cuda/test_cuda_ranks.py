@@ -17,7 +17,8 @@ PROMPT = "the cat sat on the mat, the hat and the cat. " * 3
 
 def token_ids(pair: Path, mode: str, count: int) -> list[int]:
     command = [sys.executable, "-m", "triforce", "generate", str(pair / "target"), PROMPT, "--mode", mode, "--json"]
-    asked = f"--temperature 0 --max-tokens 6 --ignore-eos --budget 32 --full-layers none --dtype float32 --tp {count}"
+    asked = f"--temperature 0 --max-tokens 6 --ignore-eos --dtype float32 --tp {count}"
+    asked += " --retrieval-budget 32 --searched-layers none"
     paths = [entry for entry in sys.path if entry]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(paths), "TRIFORCE_KERNELS": "triton", "TRITON_INTERPRET": "1",

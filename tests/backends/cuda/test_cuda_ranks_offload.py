@@ -47,7 +47,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def text(folder: Path, mode: str, ranks: TPGroup = ALONE, **how: Any) -> list[int]:
-    llm = LLM(folder, ranks=ranks, device="cpu", dtype="float32", budget=32, full_layers="none", **how)
+    llm = LLM(folder, ranks=ranks, device="cpu", dtype="float32", retrieval_budget=32, searched_layers="none", **how)
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)
     output = llm.generate([PROMPT], params, mode=mode)[0]
     assert output.kv.host_bytes > 0 or not how
@@ -55,7 +55,7 @@ def text(folder: Path, mode: str, ranks: TPGroup = ALONE, **how: Any) -> list[in
 
 
 def of_ranks(folder: Path, mode: str, layers: int) -> list[list[int]]:
-    how = dict(kv_offload="host", kv_memory="500KiB", kv_layers=layers)
+    how = dict(kv_offload="host", kv_memory="500KiB", kv_resident_layers=layers)
     return together(2, lambda ranks: text(folder, mode, ranks, **how))
 
 

@@ -95,7 +95,15 @@ def watch(by_name: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 
 def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: Any) -> tuple[list[str], int]:
     """What the host waited for in a few steps, and how many passes these had."""
-    llm = LLM(folder / "target", folder / "draft", dtype="float32", budget=32, gamma_2=2, full_layers="none", **how)
+    llm = LLM(
+        folder / "target",
+        folder / "draft",
+        dtype="float32",
+        retrieval_budget=32,
+        speculative_tokens=2,
+        searched_layers="none",
+        **how,
+    )
     texts, passes = llm.open(1, 200), []
     texts.submit([llm.request(ids(70), SamplingParams(seed=3, max_tokens=9, ignore_eos=True), mode="triforce")])
     while not texts.engine._batches:

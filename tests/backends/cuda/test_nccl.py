@@ -31,7 +31,9 @@ def ranks(tmp_path: Path) -> Iterator[TorchGroup]:
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("mode", ["ar", "retrieval"])
 def test_nccl_text_equals_unsharded_model(tmp_path: Path, ranks: TorchGroup, mode: str, exact: bool) -> None:
-    llm = LLM(save(tiny_model(vocab_size=40), tmp_path / "tiny"), dtype="float32", budget=32, full_layers="none")
+    llm = LLM(
+        save(tiny_model(vocab_size=40), tmp_path / "tiny"), dtype="float32", retrieval_budget=32, searched_layers="none"
+    )
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
     texts, ranks.exact = [llm.generate([ids(90)], params, mode=mode)], exact
     decoder: Decoder = llm.target.decoder

@@ -60,7 +60,9 @@ class Side:
         self.look()
 
     def look(self, layers: frozenset[int] = frozenset()) -> None:
-        self.lower = RetrievalView(self.full, POLICIES[self.selection], RetrievalConfig(Budget(48), full_layers=layers))
+        self.lower = RetrievalView(
+            self.full, POLICIES[self.selection], RetrievalConfig(Budget(48), searched_layers=layers)
+        )
 
     def begin(self, b: int, ids: list[int]) -> list[Tensor]:
         """Another text in row b, read to its end."""

@@ -23,7 +23,7 @@ COINS = shuffled((1, 1), (2, 1), (1, 0))
 
 @dataclass(frozen=True)
 class Case:
-    """A ladder by its gammas from the lowest tier to the one below the top. `lookup`: the level that has no model."""
+    """A ladder by its gammas from the lowest tier to the one below the top. `ngram`: the level that has no model."""
 
     name: str
     gammas: tuple[int, ...]
@@ -96,13 +96,13 @@ CASES = [
     Case("three tiers, gamma 1 and 3", (1, 3), 5),
     Case("three tiers, thirds", (1, 1), 3, THIRDS, order=1),
     Case("four tiers", (1, 1, 1), 6),
-    Case("lookup", (2,), lookup=0),
-    Case("lookup in three tiers", (2, 2), lookup=0),
-    Case("lookup above a draft", (1, 2), lookup=1),
-    Case("lookup above a draft in three tiers", (1, 2, 2), 5, lookup=1),
+    Case("ngram", (2,), lookup=0),
+    Case("ngram in three tiers", (2, 2), lookup=0),
+    Case("ngram above a draft", (1, 2), lookup=1),
+    Case("ngram above a draft in three tiers", (1, 2, 2), 5, lookup=1),
     Case("a stop token inside drafts", (3,), stop=frozenset({0})),
     Case("a stop token inside drafts of three tiers", (1, 2), stop=frozenset({1})),
-    Case("a stop token inside lookup", (3,), stop=frozenset({1}), lookup=0),
+    Case("a stop token inside ngram", (3,), stop=frozenset({1}), lookup=0),
     Case("a draft that looks where the top tier looked", (2,), selects=True),
     Case("a deep draft that looks where the top tier looked", (1, 2), 5, selects=True),
     Case("greedy", (2, 2), params=SamplingParams(temperature=0), palette=shuffled((1, 0, 0))),
@@ -133,9 +133,9 @@ BLOCKS = [
     Case("a block: gamma 3", (3,), 4, block=True),
     Case("a block: thirds", (2,), 3, THIRDS, order=1, block=True),
     Case("a block: a stop token", (2,), 5, stop=frozenset({0}), block=True),
-    Case("a block: lookup", (3,), 6, lookup=0, block=True),
-    Case("a block: lookup in three tiers", (2, 1), 4, lookup=0, block=True),
-    Case("a block: lookup above a draft", (1, 2), 5, lookup=1, block=True),
+    Case("a block: ngram", (3,), 6, lookup=0, block=True),
+    Case("a block: ngram in three tiers", (2, 1), 4, lookup=0, block=True),
+    Case("a block: ngram above a draft", (1, 2), 5, lookup=1, block=True),
     Case("a block: three tiers", (1, 1), 5, block=True),
     Case("a block: three tiers, gamma 2 and 1", (2, 1), 3, block=True),
     Case("a block: a draft that looks where the top tier looked", (2,), 4, selects=True, block=True),

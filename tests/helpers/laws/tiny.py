@@ -25,7 +25,9 @@ V, C, HEADS, GROUPS, D, LAYERS = 6, 32, 4, 2, 8, 2
 PROMPTS = [
     torch.randint(V, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (150, 163, 121)
 ]
-SETTING = SpeculativeConfig(gamma_1=2, gamma_2=4, retrieval=RetrievalConfig(Budget(48)), sinks=4, window=24)
+SETTING = SpeculativeConfig(
+    draft_tokens=2, speculative_tokens=4, retrieval=RetrievalConfig(Budget(48)), sinks=4, window=24
+)
 """The middle tier sees 48 of at least 121 tokens, the draft 28."""
 
 

@@ -42,7 +42,7 @@ def wrong_token(texts: Any) -> Any:
 
     def wrong(llm: Any, asked: Any, params: Any, mode: str, earlier: Any) -> list[list[int]]:
         found: list[list[int]] = texts(llm, asked, params, mode, earlier)
-        if mode == "lookup" and params.temperature > 0:
+        if mode == "ngram" and params.temperature > 0:
             found[-1][-1] += 1
         return found
 

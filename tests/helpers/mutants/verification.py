@@ -12,7 +12,7 @@ GUESSES = [
         "no residual anywhere",
         TEST,
         (Edit("triforce.speculation.verification:rejection", (OWED, "owed_BV = p_BV")),),
-        ("one verification", "two tiers", "three tiers", "lookup", "the engine"),
+        ("one verification", "two tiers", "three tiers", "ngram", "the engine"),
     ),
     Mutant(
         "no residual in the middle tier only",  # the fault of the published code
@@ -66,13 +66,13 @@ GUESSES = [
         "padding accepted",
         TEST,
         (Edit("triforce.speculation.verification:_leading", ("(fits_BK & real_BK)", "fits_BK")),),
-        ("one verification", "three tiers", "lookup", "seeded"),
+        ("one verification", "three tiers", "ngram", "seeded"),
     ),
     Mutant(
         "one uniform to accept and to draw",
         TEST,
         (Edit("triforce.speculation.verification:rejection", ("uniforms_BJ[:, 1:]", "uniforms_BJ[:, :-1]")),),
-        ("one verification", "three tiers", "lookup"),
+        ("one verification", "three tiers", "ngram"),
     ),
     Mutant(
         "accepted a little too easily",
@@ -92,7 +92,7 @@ GUESSES = [
                 ),
             ),
         ),
-        ("lookup", "lookup above a draft"),
+        ("ngram", "ngram above a draft"),
     ),
     Mutant(
         "rewind forgotten",

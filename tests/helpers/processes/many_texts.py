@@ -22,7 +22,7 @@ LENGTH = 600  # tokens of a prompt, more than twice the budget
 def main(prompts: int, tokens: int, kv_memory: str, modes: str, rank: int, count: int, meeting: str) -> None:
     ranks: TPGroup = TorchGroup(rank, count, meeting, cuda=False, patience=250) if count > 1 else ALONE
     offload = {} if kv_memory == "all" else {"kv_offload": "file", "kv_memory": kv_memory}
-    llm = LLM(budget=256, ranks=ranks, **offload)
+    llm = LLM(retrieval_budget=256, ranks=ranks, **offload)
     assert llm.tokenizer
     book = (resources.files("triforce") / "assets" / "dracula.txt").read_text(encoding="utf-8")
     ids = llm.tokenizer.encode(book[: prompts * LENGTH * 8])

@@ -1,4 +1,4 @@
-"""Prints what `triforce info` foretells of a run whose KV is offloaded, and the most that it came to, in bytes.
+"""Prints what `triforce info` predicts of a run whose KV is offloaded, and the most that it came to, in bytes.
 
 Run in a process of its own: python tests/helpers/processes/measure_offload.py PROMPT_TOKENS KV_MEMORY
 """
@@ -19,7 +19,7 @@ from triforce.llm import LLM
 
 
 def main(tokens: int, memory: str) -> None:
-    how = dict(kv_offload="file", kv_memory=memory, kv_layers="auto")
+    how = dict(kv_offload="file", kv_memory=memory, kv_resident_layers="auto")
     config = LLM(draft=None, context=tokens + 16).target.config
     told = offloaded(config, torch.bfloat16, torch.device("cpu"), parameters(config) * 2, Namespace(**how))
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew

@@ -18,7 +18,7 @@ from triforce.server.limits import Limits
 
 
 async def main(folder: str, prompt: str) -> None:
-    settings = {"model": f"{folder}/target", "draft": f"{folder}/draft", "budget": 64, "device": "cpu"}
+    settings = {"model": f"{folder}/target", "draft": f"{folder}/draft", "retrieval_budget": 64, "device": "cpu"}
     llm, limits = LLM(**settings | accompanied(settings, Limits(), 2, True, 1)), Limits()  # type: ignore[arg-type]
     worker = Worker(llm, limits)
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=24, ignore_eos=True)

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def llm(folder: Path, kind: str = "none", memory: str = "auto", **how: Any) -> LLM:
-    settings = dict(budget=256, gamma_2=4, full_layers="none") | how
+    settings = dict(retrieval_budget=256, speculative_tokens=4, searched_layers="none") | how
     return LLM(folder / "target", folder / "draft", kv_offload=kind, kv_memory=memory, **settings)
 
 
@@ -143,7 +143,7 @@ def test_file_is_private_and_removed(folder: Path, tmp_path: Path, monkeypatch: 
 
 def crossed(folder: Path) -> tuple[int, int, int]:
     """Pages that were read ahead, read on demand, and kept as they came by."""
-    model = llm(folder, "file", "6MiB", kv_layers=0)
+    model = llm(folder, "file", "6MiB", kv_resident_layers=0)
     texts = model.open(1, LONG + 200)
     request = model.request(PROMPT, ask(max_tokens=24), "retrieval")
     texts.submit([request])
@@ -160,13 +160,13 @@ def test_streamed_selected_pages_stay_resident(folder: Path) -> None:
 
 @pytest.mark.parametrize("selection", ["mean_key", "quest"])
 def test_key_selections_of_offloaded_pages_equal_memory(folder: Path, selection: str) -> None:
-    wanted = tokens(llm(folder, selection=selection), mode="retrieval")
-    assert tokens(llm(folder, "host", "6MiB", selection=selection), mode="retrieval") == wanted
+    wanted = tokens(llm(folder, retrieval_policy=selection), mode="retrieval")
+    assert tokens(llm(folder, "host", "6MiB", retrieval_policy=selection), mode="retrieval") == wanted
 
 
 def test_offload_with_searched_layers_and_batches_keeps_texts(folder: Path) -> None:
     prompts = [PROMPT[:1500], PROMPT[:1500], PROMPT[100:1300]]
-    how: dict[str, Any] = dict(full_layers="1,3")
+    how: dict[str, Any] = dict(searched_layers="1,3")
     wanted = llm(folder, **how).generate(prompts, ask(max_tokens=12, n=2), mode="triforce")
     found = llm(folder, "host", "12MiB", **how).generate(prompts, ask(max_tokens=12, n=2), mode="triforce")
     texts = [[[c.token_ids for c in output.outputs] for output in outputs] for outputs in (wanted, found)]
@@ -188,7 +188,7 @@ def test_saved_prompts_load_with_and_without_offload(folder: Path, tmp_path: Pat
     ("how", "says"),
     [
         (dict(kv_memory="100KiB"), "give [0-9]+MiB or more"),
-        (dict(kv_memory=MEMORY, kv_layers=6), "smaller --kv-layers"),
+        (dict(kv_memory=MEMORY, kv_resident_layers=6), "smaller --kv-resident-layers"),
     ],
 )
 def test_too_little_memory_reports_minimum(folder: Path, how: dict[str, Any], says: str) -> None:
@@ -199,9 +199,10 @@ def test_too_little_memory_reports_minimum(folder: Path, how: dict[str, Any], sa
 @pytest.mark.parametrize(
     "how",
     [
-        dict(kv_offload="disk"), dict(kv_memory="1GiB"), dict(kv_layers=2), dict(kv_offload="file", kv_memory="lots"),
-        dict(kv_offload="file", kv_layers="all"), dict(kv_offload="file", lower_tiers="int8"),
-        dict(kv_offload="file", chunk=8),
+        dict(kv_offload="disk"), dict(kv_memory="1GiB"), dict(kv_resident_layers=2),
+        dict(kv_offload="file", kv_memory="lots"),
+        dict(kv_offload="file", kv_resident_layers="all"), dict(kv_offload="file", lower_tiers="int8"),
+        dict(kv_offload="file", retrieval_chunk=8),
     ],
 )  # fmt: skip
 def test_contradictory_offload_settings_raise(folder: Path, how: dict[str, Any]) -> None:
@@ -222,7 +223,7 @@ def test_memory_report_without_offload_counts_device_bytes(folder: Path) -> None
 
 def test_changed_file_changes_text(folder: Path) -> None:
     """The control of what is above: KV is read from where it lies."""
-    texts, first, _ = two_requests(llm(folder, "file", "8MiB", kv_layers=0))
+    texts, first, _ = two_requests(llm(folder, "file", "8MiB", kv_resident_layers=0))
     store = memory_of(texts).room.store
     os.pwrite(store.file, bytes(store.bytes), 0)
     assert outcomes(texts)[first].outputs[0].token_ids != tokens(llm(folder))

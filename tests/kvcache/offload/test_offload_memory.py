@@ -1,4 +1,4 @@
-"""What a run with offloaded KV takes is what `triforce info` foretells."""
+"""What a run with offloaded KV takes is what `triforce info` predicts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_reported_minimum_memory_suffices(needs: KVSizing) -> None:
         needs.split(OffloadConfig("file"), 1 << 20)
     enough = str(error.value).split("give ")[1].split(" ")[0]
     needs.split(OffloadConfig("file"), size_of(enough))
-    with pytest.raises(CacheError, match="more, or a smaller --kv-layers") as error:
+    with pytest.raises(CacheError, match="more, or a smaller --kv-resident-layers") as error:
         needs.split(OffloadConfig("file", layers=3), 64 << 20)
     more = size_of(str(error.value).split("give ")[1].split(" ")[0])
     needs.split(OffloadConfig("file", layers=3), (64 << 20) + more)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.simple_cache import DEVICE
-from tests.helpers.small_decoder import CLOSE, dense, feed, make_pool, prefill, slots_of, text
-from tests.kvcache.views.test_retrieval_texts import DECODER
+from tests.helpers.small_decoder import CLOSE, dense, feed, make_pool, prefill, slots_of, small_decoder, text
 from triforce.kvcache import PAGE, FullView, RetrievalConfig, RetrievalView
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES, Policy, Recent
@@ -22,6 +21,7 @@ torch.set_num_threads(1)
 
 
 ALL: dict[str, Callable[[], Policy]] = {**POLICIES, "recent": Recent}
+DECODER = small_decoder()
 
 
 class Spy:
@@ -155,7 +155,9 @@ def test_searched_layers_see_whole_context() -> None:
     for layers in ((), (0,), (1,), (0, 1)):
         full = FullView(make_pool(DECODER, 1, 224))
         prefill(DECODER, full, 0, text(150))
-        lower = RetrievalView(full, POLICIES["observed"], RetrievalConfig(Budget(32), full_layers=frozenset(layers)))
+        lower = RetrievalView(
+            full, POLICIES["observed"], RetrievalConfig(Budget(32), searched_layers=frozenset(layers))
+        )
         results.append(feed(DECODER, lower, [[1, 2, 3]])[0])
     exact = feed(DECODER, dense(DECODER, text(150)), [[1, 2, 3]])[0]
     torch.testing.assert_close(results.pop(), exact, **CLOSE)
@@ -188,7 +190,7 @@ def test_relative_budget_grows_with_context() -> None:
 
 @pytest.mark.parametrize("width", [1, 33, 66])
 def test_verification_of_any_width_refreshes(width: int) -> None:
-    """gamma_1 and gamma_2 may be 32: so wide a pass must tell the lower view what it saw, too."""
+    """draft_tokens and speculative_tokens may be 32: so wide a pass must tell the lower view what it saw, too."""
     rounds = Rounds(length=100)
     rounds.round()
     before = rounds.full.sights[1].passes

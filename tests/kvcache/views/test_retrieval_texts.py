@@ -22,13 +22,14 @@ torch.set_num_threads(1)
 
 
 DECODER = small_decoder()
+GAMMAS = ("draft_tokens", "speculative_tokens", "retrieval_policy")
 
 
 def generate(mode: str, prompts: list[list[int]], tokens: int, **how: Any) -> tuple[list[list[int]], Batch]:
     params = SamplingParams(temperature=0.8, max_tokens=tokens)
     jobs = [TokenSequence(prompt, params, seed=5 + b) for b, prompt in enumerate(prompts)]
-    gammas = {name: how.pop(name) for name in ("gamma_1", "gamma_2", "selection") if name in how}
-    retrieval = RetrievalConfig.parse(**(dict(budget=48, chunk=16, refresh=1, full_layers="none") | how))
+    gammas = {name: how.pop(name) for name in GAMMAS if name in how}
+    retrieval = RetrievalConfig.parse(**(dict(budget=48, chunk=16, refresh=1, searched_layers="none") | how))
     models = ModelSet(DECODER, small_decoder(seed=3, layers=1))
     batch = Batch(models, MODES[mode], SpeculativeConfig(**gammas, retrieval=retrieval), "seeded", jobs)
     for _ in batch.prefill():
@@ -54,12 +55,14 @@ def plain_alone(tokens: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     "how",
     [
-        *(dict(chunk=chunk, selection=name) for chunk in (8, 16, 32, 100) for name in POLICIES),
+        *(dict(chunk=chunk, retrieval_policy=name) for chunk in (8, 16, 32, 100) for name in POLICIES),
         *(dict(refresh=refresh) for refresh in (0, 1, 3, "auto")),
-        dict(full_layers="1"), dict(full_layers="0-1"), dict(budget="20%"), dict(budget="1%", selection="quest"),
-        dict(mode="streaming"), dict(mode="streaming", chunk=8), dict(mode="lookup"), dict(mode="triforce"),
-        dict(mode="triforce", gamma_1=1, gamma_2=1, refresh="auto"), dict(gamma_2=24), dict(gamma_2=24, refresh=0),
-        dict(mode="lookup", gamma_1=20, gamma_2=20, selection="mean_key"),
+        dict(searched_layers="1"), dict(searched_layers="0-1"), dict(budget="20%"),
+        dict(budget="1%", retrieval_policy="quest"),
+        dict(mode="streaming"), dict(mode="streaming", chunk=8), dict(mode="ngram"), dict(mode="triforce"),
+        dict(mode="triforce", draft_tokens=1, speculative_tokens=1, refresh="auto"),
+        dict(speculative_tokens=24), dict(speculative_tokens=24, refresh=0),
+        dict(mode="ngram", draft_tokens=20, speculative_tokens=20, retrieval_policy="mean_key"),
     ],
     ids=lambda how: "-".join(f"{value}" for value in how.values()),
 )  # fmt: skip
@@ -68,10 +71,10 @@ def test_retrieval_texts_equal_plain_decoding(how: dict[str, Any]) -> None:
     assert generate(how.pop("mode", "retrieval"), PROMPTS, 32, **how)[0] == plain(32)
 
 
-@pytest.mark.parametrize("selection", POLICIES)
-def test_retrieval_generation_far_beyond_budget_is_exact(selection: str) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_retrieval_generation_far_beyond_budget_is_exact(policy: str) -> None:
     """Six times the budget from a short prompt, and the sight stays as small as asked."""
-    texts, batch = generate("retrieval", PROMPTS[:1], 200, budget=32, selection=selection)
+    texts, batch = generate("retrieval", PROMPTS[:1], 200, budget=32, retrieval_policy=policy)
     assert texts == plain_alone(200)
     choice = batch.top.below.cache.choices[0]
     assert choice.tokens <= 32 and choice.recent > 180

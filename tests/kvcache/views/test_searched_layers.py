@@ -85,7 +85,7 @@ def test_searched_layers_texts_equal_plain_decoding(
 ) -> None:
     turns = cycle([frozenset({0}), frozenset(), frozenset({0, 1})])
     monkeypatch.setattr(SearchedLayers, "turn", lambda *_: next(turns))
-    model = LLM(pair / "target", pair / "draft", budget=64, gamma_2=4, lower_tiers=lower)
+    model = LLM(pair / "target", pair / "draft", retrieval_budget=64, speculative_tokens=4, lower_tiers=lower)
     prompts = [ids(length, seed=length) for length in (70, 250, 333)]
     texts, plain = (
         [output.outputs[0].token_ids for output in model.generate(prompts, ask(**sampling), mode=how)]

@@ -33,7 +33,7 @@ def test_trace_counts_selections_of_each_page(
     def check(batch: Batch) -> None:
         plain(batch)
         view = batch.tiers[-2].cache
-        told, table = batch.jobs[0].look.seen, view.full.pool.tables[0]
+        told, table = batch.jobs[0].trace.seen, view.full.pool.tables[0]
         if not told:
             return
         pages = -(-int(view.full.lengths_B[0]) // PAGE)
@@ -50,15 +50,15 @@ def test_trace_counts_selections_of_each_page(
         checked.append(told)
 
     monkeypatch.setattr(Batch, "_look", check)
-    model = llm(folder, full_layers=full_layers)
-    list(model.stream(ids(400), ask(look=True), mode="triforce"))
+    model = llm(folder, searched_layers=full_layers)
+    list(model.stream(ids(400), ask(trace=True), mode="triforce"))
     assert len({tuple(told) for told in checked}) > 1 or full_layers == "0,1"
 
 
 def test_trace_without_request_is_empty(folder: Path) -> None:
     """Mode auto has a retrieval tier, and begins without it: lists are blank then, which else is to see all."""
-    *pieces, _ = llm(folder).stream(ids(400), ask(look=True), mode="auto")
-    looks = [piece.look for piece in pieces]
+    *pieces, _ = llm(folder).stream(ids(400), ask(trace=True), mode="auto")
+    looks = [piece.trace for piece in pieces]
     passes = [next(tier.passes for tier in each.tiers if tier.name == "retrieval") for each in looks]
     asked = [now > before for before, now in pairwise([0, *passes])]
     assert [bool(each.seen) for each in looks] == asked
@@ -68,12 +68,12 @@ def test_trace_without_request_is_empty(folder: Path) -> None:
 def test_trace_unread_is_not_computed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triforce.engine.batch.in_sight", None)
     *pieces, _ = llm(folder).stream(ids(400), ask(), mode="triforce")
-    assert all(isinstance(piece, OutputChunk) and piece.look is None for piece in pieces)
+    assert all(isinstance(piece, OutputChunk) and piece.trace is None for piece in pieces)
 
 
 def test_trace_without_selection_is_empty(folder: Path) -> None:
-    *pieces, output = llm(folder).stream(ids(400), ask(look=True), mode="ar")
-    looks = [piece.look for piece in pieces]
+    *pieces, output = llm(folder).stream(ids(400), ask(trace=True), mode="ar")
+    looks = [piece.trace for piece in pieces]
     assert [each.seen for each in looks] == [[]] * 24
     assert [each.tokens for each in looks] == [400 + n for n in range(24)]
     assert [each.tiers[0].passes for each in looks] == list(range(1, 25))

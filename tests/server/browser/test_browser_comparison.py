@@ -159,7 +159,7 @@ CONTRASTS = """() => {
         const color = numbers(getComputedStyle(element).backgroundColor);
         return color.length > 3 && !color[3] ? ground(element.parentElement) : color;
     };
-    for (const tier of ["draft", "lookup", "retrieval", "streaming", "full"]) {
+    for (const tier of ["draft", "ngram", "retrieval", "streaming", "full"]) {
         const span = Object.assign(document.createElement("span"), {className: tier, textContent: tier});
         document.getElementById("tiered").append(span);
     }
