@@ -2,4 +2,4 @@
 
 from tests.helpers import mirrored_worker
 
-pair, crews = mirrored_worker.pair, mirrored_worker.crews  # fixtures
+pair, mirrors = mirrored_worker.pair, mirrored_worker.mirrors  # fixtures

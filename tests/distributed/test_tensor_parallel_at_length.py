@@ -40,7 +40,7 @@ def run(script: str, *arguments: str, count: int, folder: Path) -> list[Any]:
 
 
 def test_shipped_pair_few_texts_equal_one_process(tmp_path: Path) -> None:
-    """Of the deepest ladder, greedy and drawn; other modes are in the long versions, and in test_shared_texts.py."""
+    """Of all tiers, greedy and drawn; other modes are in the long versions, and in test_shared_texts.py."""
     (alone,) = run("many_texts.py", "1", "12", "all", "triforce", count=1, folder=tmp_path)
     for texts in run("many_texts.py", "1", "12", "all", "triforce", count=2, folder=tmp_path):
         assert texts == alone

@@ -44,7 +44,7 @@ def test_rank_mutant_is_noticed(pair: Path, monkeypatch: pytest.MonkeyPatch, mut
 
 
 def test_request_failing_on_one_rank_starts_on_none(
-    pair: Path, monkeypatch: pytest.MonkeyPatch, crews: list[TPMirror]
+    pair: Path, monkeypatch: pytest.MonkeyPatch, mirrors: list[TPMirror]
 ) -> None:
     """A grammar that the second cannot compile; KV that it has no room for. And what no rank has room for."""
     batch = engine_module.Batch
@@ -73,7 +73,7 @@ def test_request_failing_on_one_rank_starts_on_none(
     outputs, _ = together(2, lambda ranks: play(pair, ranks, scene, second))
     assert [type(each) for each in outputs] == [RequestOutput, RequestError, CacheError, CacheError, RequestOutput]
     assert "cannot serve this" in str(outputs[1]) and "no room" in str(outputs[2])
-    assert [held(each) for each in crews] == [0, 0]
+    assert [held(each) for each in mirrors] == [0, 0]
 
 
 def test_rank_failure_ends_engine(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def busy(stop: str) -> Scene:
 
 
 @NATIVE
-def test_sharded_requests_equal_one_process(pair: Path, crews: list[TPMirror]) -> None:
+def test_sharded_requests_equal_one_process(pair: Path, mirrors: list[TPMirror]) -> None:
     llm = LLM(pair / "target", pair / "draft", retrieval_budget=64, searched_layers="none")
     whole = llm.generate(prompt(2), params(max_tokens=40), mode="ar")[0].outputs[0].text
     scene = busy(whole[20:23])
@@ -73,7 +73,7 @@ def test_sharded_requests_equal_one_process(pair: Path, crews: list[TPMirror]) -
     for mine, theirs in zip(got, wanted, strict=True):
         assert texts(mine) == texts(theirs)
     assert got[-1].outputs[0].logprobs == wanted[-1].outputs[0].logprobs
-    assert [held(each) for each in crews] == [0, 0, 0]
+    assert [held(each) for each in mirrors] == [0, 0, 0]
 
 
 def test_drawn_seed_is_shared_by_ranks(pair: Path) -> None:

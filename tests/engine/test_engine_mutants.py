@@ -18,11 +18,11 @@ from triforce.llm import LLM
 def play(model: LLM, mode: str) -> None:
     """One schedule: two rows outlive one that came before them, and see another one come, to pages that are shared."""
     texts = model.open(ROWS, 900)
-    early, twins, last = (request(model, length, mode, n=n) for length, n in ((150, 1), (91, 2), (260, 1)))
+    early, both, last = (request(model, length, mode, n=n) for length, n in ((150, 1), (91, 2), (260, 1)))
     texts.submit([early])
     for _ in range(4):
         texts.step()
-    texts.submit([twins])
+    texts.submit([both])
     outputs: dict[Request, RequestOutput] = {}
     while early not in outputs:
         outputs.update((one, event) for one, event in texts.step() if isinstance(event, RequestOutput))
@@ -36,9 +36,9 @@ def play(model: LLM, mode: str) -> None:
 def play_aside(model: LLM, mode: str) -> None:
     """Another one: two rows are put aside in the middle of their texts, and come back to pages that are others."""
     texts = model.open(ROWS, 900)
-    twins, other = request(model, 150, mode, n=2, max_tokens=LATE), request(model, 260, mode, seed=11)
-    texts.submit([twins])
-    (group,) = twins.groups
+    both, other = request(model, 150, mode, n=2, max_tokens=LATE), request(model, 260, mode, seed=11)
+    texts.submit([both])
+    (group,) = both.groups
     while len(group.jobs[0].tokens) < 9:
         texts.step()
         assert group.error is None
@@ -55,7 +55,7 @@ def play_aside(model: LLM, mode: str) -> None:
                 outputs[one] = event
         moved |= group in texts.engine._groups and tables[0] not in texts.engine._batches[mode].top.cache.pool.tables
     assert moved
-    check_same(outputs[twins].outputs, alone(model, 150, mode=mode, tokens=LATE))
+    check_same(outputs[both].outputs, alone(model, 150, mode=mode, tokens=LATE))
     check_same(outputs[other].outputs, alone(model, 260, mode=mode))
     check_empty(texts)
 

@@ -26,7 +26,7 @@ DEEP = Plan(("draft", "retrieval", "full"), (2, 6))
 LIVE = np.array([True])
 
 
-def piloted(coupling: str = "seeded", models: ModelSet = MODELS, rows: int = ROWS) -> Batch:
+def controlled(coupling: str = "seeded", models: ModelSet = MODELS, rows: int = ROWS) -> Batch:
     return read(CostModel(), coupling, models, rows)
 
 
@@ -38,22 +38,22 @@ def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = M
     return batch
 
 
-def with_whims(plan: Plan, dice: random.Random, lengths: list[int]) -> Plan:
+def with_random_budgets(plan: Plan, dice: random.Random, lengths: list[int]) -> Plan:
     """A plan with budgets as the dice have it, for each size of context."""
     sizes = sorted({length.bit_length() for length in lengths}) if "retrieval" in plan.tiers else []
     return replace(plan, times=tuple((bits, dice.choice(TIMES)) for bits in sizes))
 
 
 @pytest.fixture
-def whims(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+def random_plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """Another plan at each proposal, drawn from all, with other budgets; those that were drawn."""
     dice, drawn = random.Random(3), list[Plan]()
 
-    def whim(self: PlanController, lengths: list[int], widely: bool) -> Plan:
-        drawn.append(with_whims(dice.choice(list(plans("draft" in self._parts, True))), dice, lengths))
+    def random_plan(self: PlanController, lengths: list[int], widely: bool) -> Plan:
+        drawn.append(with_random_budgets(dice.choice(list(plans("draft" in self._parts, True))), dice, lengths))
         return drawn[-1]
 
-    monkeypatch.setattr(PlanController, "_best", whim)
+    monkeypatch.setattr(PlanController, "_best", random_plan)
     monkeypatch.setattr(CostModel, "knows", lambda *_: True)
     monkeypatch.setattr(controller, "EVERY", 1)
     monkeypatch.setattr(cadence, "WORTH", 0.0)

@@ -36,7 +36,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def crews(monkeypatch: pytest.MonkeyPatch) -> list[TPMirror]:
+def mirrors(monkeypatch: pytest.MonkeyPatch) -> list[TPMirror]:
     """All that are made."""
     made: list[TPMirror] = []
 

@@ -1,4 +1,4 @@
-"""A world whose best plan is known: tiers cost what they are said to, and their guesses are kept by dice."""
+"""A simulation whose best plan is known: tiers cost what they are said to, and their guesses are kept by dice."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def plans(draft: bool, retrieval: bool) -> Iterator[Plan]:
             yield Plan(tiers, one)
 
 
-def worth(plan: Plan, world: Known) -> float:
+def worth(plan: Plan, simulation: Known) -> float:
     """Tokens per second of each row that are to be expected of one plan."""
-    return float(rate(plan.tiers, plan.gammas, world))
+    return float(rate(plan.tiers, plan.gammas, simulation))
 
 
 @dataclass
-class World:
+class Simulation:
     """Seconds of a pass (whatever it feeds, and for each token), and the share of each tier's guesses that is kept.
 
     burst: the seconds more that a draft's guesses take, however many are made one after another.
@@ -98,30 +98,30 @@ class World:
         return propose(len(plan.tiers) - 1), spent
 
 
-class Silence:
-    """An echo of a world in which nothing repeats itself."""
+class NoHindsight:
+    """An echo of a simulation in which nothing repeats itself."""
 
-    def __init__(self, world: World) -> None:
-        self.of = world.echo
+    def __init__(self, simulation: Simulation) -> None:
+        self.of = simulation.echo
 
     def listen(self, prefix: object, b: int) -> tuple[int, int]:
         return 0, 0
 
 
-def flown(it: PlanController, prefix: Any, world: World, proposals: int) -> float:
-    """Tokens per second of a pilot in a world."""
-    it._echo = Silence(world)  # type: ignore[assignment]
+def simulated_rate(it: PlanController, prefix: Any, simulation: Simulation, proposals: int) -> float:
+    """Tokens per second of a controller in a simulation."""
+    it._echo = NoHindsight(simulation)  # type: ignore[assignment]
     tokens = seconds = 0.0
     for _ in range(proposals):
         it.steer(prefix, LIVE)
-        new, took = world.play(it.plan, it._parts)
+        new, took = simulation.play(it.plan, it._parts)
         it.learn([int(prefix.lengths_B[0])], new, took)
         tokens, seconds = tokens + new, seconds + took
     return tokens / seconds
 
 
-def fixed(plan: Plan, world: World, proposals: int = 4000) -> float:
-    """Tokens per second of one plan in a world, with dice of its own."""
-    world = replace(world, dice=random.Random(7))
-    tokens, seconds = (sum(each) for each in zip(*(world.play(plan) for _ in range(proposals)), strict=True))
+def fixed(plan: Plan, simulation: Simulation, proposals: int = 4000) -> float:
+    """Tokens per second of one plan in a simulation, with dice of its own."""
+    simulation = replace(simulation, dice=random.Random(7))
+    tokens, seconds = (sum(each) for each in zip(*(simulation.play(plan) for _ in range(proposals)), strict=True))
     return tokens / seconds

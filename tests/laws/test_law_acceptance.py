@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.laws.enumeration import Ladder
+from tests.helpers.laws.enumeration import TierStack
 from tests.helpers.laws.markov import PLAIN
 from tests.helpers.laws.tiny import finished, started
 from tests.helpers.samplers import Sampler, each_sampler, torch_sampling
@@ -64,25 +64,25 @@ class Watched:
         return float((kept - likely).sum() / (likely * (1 - likely)).sum().sqrt())
 
 
-def watched_ladder(coupling: type, gammas: list[int], sampler: Sampler = torch_sampling) -> Watched:
-    """PROPOSALS of a ladder of random chains, with the engine's own noise."""
+def watched_stack(coupling: type, gammas: list[int], sampler: Sampler = torch_sampling) -> Watched:
+    """PROPOSALS of a stack of random chains, with the engine's own noise."""
     generator = torch.Generator().manual_seed(4)
     common = torch.randn(V, V, V, generator=generator, dtype=torch.float64)
     tables = [common + 0.7 * torch.randn(V, V, V, generator=generator, dtype=torch.float64) for _ in gammas]
     noise = make_noise([9] * ROWS, range(ROWS))
     inner = sampler([PLAIN] * ROWS, [0] * ROWS, V, coupling(noise))
     watched = Watched(inner, [table.softmax(-1) for table in tables])
-    ladder = Ladder(list(zip(tables, gammas, strict=True)), sampler=lambda *_: watched)
-    worlds = ladder.start(PROPOSALS * (sum(gammas) + 1), ROWS)
+    stack = TierStack(list(zip(tables, gammas, strict=True)), sampler=lambda *_: watched)
+    branches = stack.start(PROPOSALS * (sum(gammas) + 1), ROWS)
     for _ in range(PROPOSALS):
-        worlds = ladder.play(worlds, noise)
+        branches = stack.play(branches, noise)
     return watched
 
 
 @each_sampler
 @pytest.mark.parametrize("gammas", [[1, 1], [2, 1], [1, 2, 1], [1, 1, 1, 1]], ids=str)
 def test_rejection_accepts_overlap_of_laws(gammas: list[int], sampler: Sampler) -> None:
-    watched = watched_ladder(Rejection, gammas, sampler)
+    watched = watched_stack(Rejection, gammas, sampler)
     assert all(abs(watched.excess(tier)) < LIMIT for tier in range(1, len(gammas)))
 
 
@@ -90,7 +90,7 @@ def test_rejection_accepts_overlap_of_laws(gammas: list[int], sampler: Sampler) 
 @pytest.mark.parametrize("gammas", [[1, 1], [3, 1], [1, 2, 1]], ids=str)
 def test_seeded_accepts_common_race_winners(gammas: list[int], sampler: Sampler) -> None:
     """Of the top tier only: a lower one may come back to a position, and finds the same noise there."""
-    assert abs(watched_ladder(Seeded, gammas, sampler).excess(len(gammas) - 1)) < LIMIT
+    assert abs(watched_stack(Seeded, gammas, sampler).excess(len(gammas) - 1)) < LIMIT
 
 
 @pytest.mark.parametrize("mode", ["draft", "triforce", "ngram"])

@@ -13,7 +13,7 @@ from tests.helpers.laws.replay import replay_error
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.laws import test_law_seeded as seeded
-from tests.laws.test_law_acceptance import LIMIT, watched_ladder
+from tests.laws.test_law_acceptance import LIMIT, watched_stack
 from tests.laws.test_law_of_one_verification import deviation, laws
 from tests.laws.test_law_of_the_engine import PLAIN, Trial
 from triforce.backends import native_loader
@@ -49,14 +49,14 @@ def replayed() -> None:
 
 
 def accepted() -> None:
-    watched = watched_ladder(Rejection, [1, 1, 1])
+    watched = watched_stack(Rejection, [1, 1, 1])
     assert all(abs(watched.excess(tier)) < LIMIT for tier in (1, 2))
 
 
 def races() -> None:
     for name in ("three tiers, gamma 1 and 2", "ngram"):
-        ladder = seeded.random_ladder(BY_NAME[name], PLAIN)
-        assert torch.equal(seeded.speculated(ladder), seeded.plain(ladder))
+        stack = seeded.random_stack(BY_NAME[name], PLAIN)
+        assert torch.equal(seeded.speculated(stack), seeded.plain(stack))
 
 
 def same_text(mode: str) -> Callable[[], None]:

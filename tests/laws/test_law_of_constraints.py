@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.helpers.laws.cases import EXACT
-from tests.helpers.laws.enumeration import Ladder, chain_law, distance, law
+from tests.helpers.laws.enumeration import TierStack, chain_law, distance, law
 from tests.helpers.laws.markov import Law
 from tests.helpers.laws.palette import mixed, table
 from tests.helpers.samplers import Sampler, each_sampler, torch_sampling
@@ -62,7 +62,7 @@ def tables(name: str) -> list[torch.Tensor]:
     return [*(mixed(laws, own[-1], seed) for seed, laws in enumerate(own[:-1], 1)), own[-1]]
 
 
-def ladder(name: str, sampler: Sampler, stale: bool = False) -> Ladder:
+def stack(name: str, sampler: Sampler, stale: bool = False) -> TierStack:
     def restricted(
         params: Sequence[SamplingParams], prompts: Sequence[int], vocab_size: int, coupling: Verification
     ) -> TokenSampler:
@@ -71,14 +71,16 @@ def ladder(name: str, sampler: Sampler, stale: bool = False) -> Ladder:
 
     logits = [laws.log() for laws in tables(name)]
     tiers = list(zip([None] * (name == "ngram") + logits, [*LADDERS[name], 1], strict=True))
-    return Ladder(tiers, sampler=restricted)
+    return TierStack(tiers, sampler=restricted)
 
 
 def truth(name: str) -> Law:
     top = tables(name)[-1]
 
     def next_law(text: tuple[int, ...]) -> list[float]:
-        weights = [w * (token // 2 == pair(text)) for token, w in enumerate(top[(*Ladder.prompt, *text)[-2:]].tolist())]
+        weights = [
+            w * (token // 2 == pair(text)) for token, w in enumerate(top[(*TierStack.prompt, *text)[-2:]].tolist())
+        ]
         return [w / sum(weights) for w in weights]
 
     return chain_law(next_law, TEXT)
@@ -87,13 +89,13 @@ def truth(name: str) -> Law:
 @each_sampler
 @each_ladder
 def test_rejection_follows_constrained_law(name: str, sampler: Sampler) -> None:
-    assert distance(law(ladder(name, sampler), TEXT), truth(name)) < EXACT
+    assert distance(law(stack(name, sampler), TEXT), truth(name)) < EXACT
 
 
 @pytest.mark.parametrize("name", ["draft", "three tiers"])
 def test_forgetful_constraint_is_detected(name: str) -> None:
     """Negative control."""
-    assert distance(law(ladder(name, torch_sampling, stale=True), TEXT), truth(name)) > 0.01
+    assert distance(law(stack(name, torch_sampling, stale=True), TEXT), truth(name)) > 0.01
 
 
 @each_sampler
@@ -102,15 +104,15 @@ def test_forgetful_constraint_is_detected(name: str) -> None:
 def test_seeded_constrained_texts_equal_plain_decoding(name: str, sampler: Sampler, params: SamplingParams) -> None:
     """And no warper brings back a token."""
 
-    def texts(which: Ladder) -> torch.Tensor:
+    def texts(which: TierStack) -> torch.Tensor:
         which = replace(which, coupling=Seeded)
-        worlds, noise = which.start(HORIZON, len(ASSIGNED)), Assigned(len(which.prompt), V)
-        while worlds.live_B.any():
-            worlds = which.play(worlds, noise)
-            worlds.live_B = worlds.lengths_B < len(which.prompt) + HORIZON
-        return worlds.ids_BS[:, len(which.prompt) :][:, :HORIZON]
+        branches, noise = which.start(HORIZON, len(ASSIGNED)), Assigned(len(which.prompt), V)
+        while branches.live_B.any():
+            branches = which.play(branches, noise)
+            branches.live_B = branches.lengths_B < len(which.prompt) + HORIZON
+        return branches.ids_BS[:, len(which.prompt) :][:, :HORIZON]
 
-    whole = replace(ladder(name, sampler), params=params)
+    whole = replace(stack(name, sampler), params=params)
     plain = texts(replace(whole, tiers=whole.tiers[-1:]))
     assert torch.equal(texts(whole), plain)
     assert all(token // 2 == pair(text[:i]) for text in plain.tolist() for i, token in enumerate(text))

@@ -18,7 +18,7 @@ from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 
 torch.set_num_threads(1)
-LATE = 12  # windows begin here: the ladder has gone through several proposals, ragged rows are at different ones
+LATE = 12  # windows begin here: several proposals have been verified, and ragged rows are at different ones
 ROWS = 300
 PLAIN = SamplingParams()
 WARPED = SamplingParams(0.7, top_p=0.97, presence_penalty=0.2, frequency_penalty=0.01, logit_bias={3: 0.3})

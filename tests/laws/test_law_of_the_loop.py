@@ -1,4 +1,4 @@
-"""The law of what a ladder makes is that of its top tier, to 1e-10: counted over every outcome of every draw."""
+"""The law of a stack of tiers is that of its top tier, to 1e-10: counted over every outcome of every draw."""
 
 from dataclasses import replace
 
@@ -45,13 +45,13 @@ def test_noise_cells_integrate_every_decision() -> None:
     """Twice or three times as many cells change nothing."""
     for case in (BY_NAME["two tiers, gamma 1"], replace(BY_NAME["a block: gamma 2"], horizon=3)):
         for finer in (2, 3):
-            cells = [[width / finer for width in widths for _ in range(finer)] for widths in case.ladder().cells]
+            cells = [[width / finer for width in widths for _ in range(finer)] for widths in case.stack().cells]
             assert case.error(cells=cells) < EXACT
 
 
 def test_stop_tokens_inside_drafts_end_texts() -> None:
     """Otherwise the cases with a stop token would show nothing."""
     for case in (case for case in CASES if case.stop):
-        texts = law(case.ladder(), case.horizon, case.stop)
+        texts = law(case.stack(), case.horizon, case.stop)
         assert len({len(text) for text in texts}) > 3
         assert all(not case.stop & set(text[:-1]) for text in texts)

@@ -1,4 +1,4 @@
-"""Under `seeded` the text is plain decoding's, whatever the ladder: for every noise of a finite set at every position.
+"""Under `seeded` the text is plain decoding's, whatever the tiers: for every noise of a finite set at every position.
 
 Equal texts under equal noise have equal laws; that the exponential race draws from p is shown at the end, exactly.
 Shape suffixes: B rows, V vocabulary, J columns, M noises, H positions, N nodes, P corners.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.laws.cases import CASES, EXACT, Case
-from tests.helpers.laws.enumeration import Ladder
+from tests.helpers.laws.enumeration import TierStack
 from tests.helpers.samplers import Sampler, each_sampler, needs_native, torch_sampling
 from triforce.backends.token_sampler import NativeSampling
 from triforce.interface.sampling_params import SamplingParams
@@ -58,44 +58,44 @@ class Given:
         return self.exponentials_BV[:, None].expand(-1, positions_BJ.shape[1], -1).contiguous()
 
 
-def random_ladder(case: Case, params: SamplingParams, sampler: Sampler = torch_sampling) -> Ladder:
+def random_stack(case: Case, params: SamplingParams, sampler: Sampler = torch_sampling) -> TierStack:
     """The tiers of a case with arbitrary laws that resemble each other."""
     generator = torch.Generator().manual_seed(3)
     common = torch.randn(V, V, V, generator=generator, dtype=torch.float64)
     sizes = [(V,) * (3 + (case.selects and level == 0)) for level in range(case.models)]
     tables = [common + torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
-    return replace(case.ladder(tables), params=params, coupling=Seeded, sampler=sampler)
+    return replace(case.stack(tables), params=params, coupling=Seeded, sampler=sampler)
 
 
-def speculated(ladder: Ladder) -> Tensor:
+def speculated(stack: TierStack) -> Tensor:
     """The first HORIZON tokens under each assignment of noise."""
-    worlds, noise = ladder.start(HORIZON, len(ASSIGNED)), Assigned(len(ladder.prompt), ladder.vocab_size)
-    while worlds.live_B.any():
-        worlds = ladder.play(worlds, noise)
-        worlds.live_B = worlds.lengths_B < len(ladder.prompt) + HORIZON
-    return worlds.ids_BS[:, len(ladder.prompt) :][:, :HORIZON]
+    branches, noise = stack.start(HORIZON, len(ASSIGNED)), Assigned(len(stack.prompt), stack.vocab_size)
+    while branches.live_B.any():
+        branches = stack.play(branches, noise)
+        branches.live_B = branches.lengths_B < len(stack.prompt) + HORIZON
+    return branches.ids_BS[:, len(stack.prompt) :][:, :HORIZON]
 
 
-def plain(ladder: Ladder) -> Tensor:
+def plain(stack: TierStack) -> Tensor:
     """The same without tiers and drafts: one law, one pick, one token at a time."""
-    noise = Assigned(len(ladder.prompt), ladder.vocab_size)
-    ids_BS = torch.tensor(ladder.prompt).repeat(len(ASSIGNED), 1)
-    warper = Warper([ladder.params] * len(ASSIGNED), [len(ladder.prompt)] * len(ASSIGNED), ladder.vocab_size)
+    noise = Assigned(len(stack.prompt), stack.vocab_size)
+    ids_BS = torch.tensor(stack.prompt).repeat(len(ASSIGNED), 1)
+    warper = Warper([stack.params] * len(ASSIGNED), [len(stack.prompt)] * len(ASSIGNED), stack.vocab_size)
     for t in range(HORIZON):
         lengths_B = torch.full((len(ASSIGNED),), ids_BS.shape[1])
-        logits_BV = ladder.tiers[-1][0][ids_BS[:, -2], ids_BS[:, -1]]
+        logits_BV = stack.tiers[-1][0][ids_BS[:, -2], ids_BS[:, -1]]
         probs_BV = warper(logits_BV[:, None], ids_BS, lengths_B)[:, 0]
         times_BV = torch.where(probs_BV > 0, noise.noise_MV[ASSIGNED[:, t]] / probs_BV, torch.inf)
         ids_BS = torch.cat([ids_BS, times_BV.argmin(1, keepdim=True)], 1)
-    return ids_BS[:, len(ladder.prompt) :]
+    return ids_BS[:, len(stack.prompt) :]
 
 
 @each_sampler
 @pytest.mark.parametrize("params", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("case", LADDERS.values(), ids=lambda case: case.name)
 def test_seeded_text_equals_plain_decoding(case: Case, params: SamplingParams, sampler: Sampler) -> None:
-    ladder = random_ladder(case, params, sampler)
-    assert torch.equal(speculated(ladder), plain(ladder))
+    stack = random_stack(case, params, sampler)
+    assert torch.equal(speculated(stack), plain(stack))
 
 
 Race = Callable[[Tensor, Tensor], Tensor]

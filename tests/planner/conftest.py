@@ -2,4 +2,4 @@
 
 from tests.helpers import controlled_batch
 
-whims = controlled_batch.whims  # a fixture
+random_plans = controlled_batch.random_plans  # a fixture

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.controlled_batch import DEEP, PARAMS, ROWS, piloted
+from tests.helpers.controlled_batch import DEEP, PARAMS, ROWS, controlled
 from tests.helpers.laws.gtest import ALPHA, ranks, window_surprise
 from tests.helpers.laws.tiny import MODELS, finished, laws, started
 from triforce.engine.tier_builder import ModelSet
@@ -19,39 +19,39 @@ def plain() -> Tensor:
     return finished(started("ar", "seeded", PARAMS, ROWS))
 
 
-def test_random_plans_keep_seeded_text(whims: list[Plan]) -> None:
-    monkey = piloted()
-    assert torch.equal(finished(monkey), plain())
-    assert len({plan.tiers for plan in whims}) > 4
+def test_random_plans_keep_seeded_text(random_plans: list[Plan]) -> None:
+    batch = controlled()
+    assert torch.equal(finished(batch), plain())
+    assert len({plan.tiers for plan in random_plans}) > 4
 
 
-def test_random_plans_without_draft_keep_text(whims: list[Plan]) -> None:
-    assert torch.equal(finished(piloted(models=ModelSet(MODELS.target))), plain())
-    assert not any("draft" in plan.tiers for plan in whims)
+def test_random_plans_without_draft_keep_text(random_plans: list[Plan]) -> None:
+    assert torch.equal(finished(controlled(models=ModelSet(MODELS.target))), plain())
+    assert not any("draft" in plan.tiers for plan in random_plans)
 
 
-def law_stays(coupling: str, whims: list[Plan], rows: int, bound: float) -> None:
-    texts_BT = finished(piloted(coupling, rows=rows))
+def law_stays(coupling: str, random_plans: list[Plan], rows: int, bound: float) -> None:
+    texts_BT = finished(controlled(coupling, rows=rows))
     laws_BTV = laws(texts_BT, PARAMS)
     likings_BTV = laws_BTV / (laws(texts_BT, PARAMS, MODELS.draft) + 1e-9)  # where a fault would show most
     p_value, least = window_surprise(ranks(texts_BT, laws_BTV, likings_BTV), 12, 2, 4)
     print(f"p = {p_value:.3f}; detectable total variation {least:.4f}")
-    assert least < bound and p_value > ALPHA and len({plan.tiers for plan in whims}) > 3
+    assert least < bound and p_value > ALPHA and len({plan.tiers for plan in random_plans}) > 3
 
 
 @pytest.mark.parametrize("coupling", ["rejection", "block"])
-def test_random_plans_keep_law_under_rejection(coupling: str, whims: list[Plan]) -> None:
-    law_stays(coupling, whims, 120, 0.08)
+def test_random_plans_keep_law_under_rejection(coupling: str, random_plans: list[Plan]) -> None:
+    law_stays(coupling, random_plans, 120, 0.08)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("coupling", ["rejection", "block"])
-def test_random_plans_keep_law_of_many_texts(coupling: str, whims: list[Plan]) -> None:
-    law_stays(coupling, whims, 300, 0.05)
+def test_random_plans_keep_law_of_many_texts(coupling: str, random_plans: list[Plan]) -> None:
+    law_stays(coupling, random_plans, 300, 0.05)
 
 
 def test_controller_plans_keep_seeded_text() -> None:
-    batch = piloted()
+    batch = controlled()
     assert torch.equal(finished(batch), plain())
     assert [tier.name for tier in batch.tiers] == ["ngram", "draft", "retrieval", "full"]
     assert {origin for job in batch.jobs for origin in job.origins} <= {tier.name for tier in batch.tiers}
@@ -60,7 +60,7 @@ def test_controller_plans_keep_seeded_text() -> None:
 
 
 def test_rejoined_draft_sees_missed_tokens() -> None:
-    batch = piloted(rows=2)
+    batch = controlled(rows=2)
     it, live_B = batch.pilot, np.array([True, True])
     assert it
     draft = it._parts["draft"]

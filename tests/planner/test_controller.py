@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.controlled_batch import DEEP, LIVE, known, steered
-from tests.helpers.simulated_tiers import World
+from tests.helpers.simulated_tiers import Simulation
 from triforce.planner import CostModel, Plan, PlanController, cadence, choose, controller, fallback
 from triforce.planner.forecast import BURST
 
@@ -115,17 +115,17 @@ def test_controller_observes_attention_only_for_retrieval() -> None:
 def test_controller_profiles_unknown_tiers_in_first_text() -> None:
     """Plain decoding first, then every tier, wide and narrow; a text that ends before shows nothing."""
     paces = {"ngram": (2e-5, 0.0), "draft": (3e-4, 0.0), "retrieval": (1.6e-3, 1e-4), "full": (8e-3, 2e-4)}
-    costs, world = CostModel(), World(paces, {"draft": 0.6, "retrieval": 0.95})
+    costs, simulation = CostModel(), Simulation(paces, {"draft": 0.6, "retrieval": 0.95})
     it, batch = steered(costs, steps=0)
     tried: list[Plan] = []
     for _ in range(controller.PLAINLY + len(controller.FIRST["draft"])):
         it.steer(batch.prefix, LIVE)
         tried.append(it.plan)
-        it.learn([100], *world.play(it.plan, it._parts))
+        it.learn([100], *simulation.play(it.plan, it._parts))
     assert tried[: controller.PLAINLY] == [Plan()] * controller.PLAINLY
     assert [plan.gammas for plan in tried[controller.PLAINLY :]] == controller.FIRST["draft"]
     it.steer(batch.prefix, LIVE)
     assert costs.knows("full", "retrieval", "draft")
     for tier, width, keys in (("full", 1, 100), ("full", 7, 100), ("retrieval", 3, 48)):
-        assert costs.seconds(tier, width, 1, keys) == pytest.approx(world.cost(tier, width), rel=0.2)
+        assert costs.seconds(tier, width, 1, keys) == pytest.approx(simulation.cost(tier, width), rel=0.2)
     assert steered(costs, steps=1)[0]._unseen is None

@@ -1,4 +1,4 @@
-"""Whatever a pilot decides, the text of a seed is that of plain decoding: on the native kernels, bit for bit."""
+"""Whatever a controller decides, the text of a seed is that of plain decoding: on the native kernels, bit for bit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import resources
 
 import pytest
 
-from tests.helpers.controlled_batch import with_whims
+from tests.helpers.controlled_batch import with_random_budgets
 from tests.helpers.simulated_tiers import plans
 from triforce import LLM, SamplingParams
 from triforce.backends import native_loader
@@ -35,18 +35,18 @@ def prompts(llm: LLM) -> list[list[int]]:
 
 
 @pytest.fixture(params=[1, 2])
-def whims(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+def random_plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """Another plan and other budgets at each proposal, and now and then plain decoding for a while."""
     dice, drawn = random.Random(request.param), list[Plan]()
 
-    def whim(self: PlanController, lengths: list[int], widely: bool) -> Plan:
+    def random_plan(self: PlanController, lengths: list[int], widely: bool) -> Plan:
         self._grounded = self._steps + 3 * (dice.random() < 0.1)
         tiers = dice.choice([tiers for tiers, _ in families("draft" in self._parts, max(lengths) > 256)])
         alike = [plan for plan in plans(True, True) if plan.tiers == tiers]
-        drawn.append(with_whims(dice.choice(alike), dice, lengths))
+        drawn.append(with_random_budgets(dice.choice(alike), dice, lengths))
         return drawn[-1]
 
-    monkeypatch.setattr(PlanController, "_best", whim)
+    monkeypatch.setattr(PlanController, "_best", random_plan)
     monkeypatch.setattr(CostModel, "knows", lambda *_: True)
     monkeypatch.setattr(controller, "EVERY", 1)
     monkeypatch.setattr(cadence, "WORTH", 0.0)
@@ -60,18 +60,18 @@ def texts(outputs: list[RequestOutput]) -> list[list[int]]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_random_plans_keep_bits_of_texts(
-    llm: LLM, prompts: list[list[int]], temperature: float, whims: list[Plan]
+    llm: LLM, prompts: list[list[int]], temperature: float, random_plans: list[Plan]
 ) -> None:
     params = [SamplingParams(temperature, seed=i, n=2, max_tokens=50 + 20 * i, ignore_eos=True) for i in range(3)]
     outputs = llm.generate(prompts, params)
     assert texts(outputs) == texts(llm.generate(prompts, params, mode="ar"))
-    assert {output.exactness for output in outputs} == {"bitwise"} and len({plan.tiers for plan in whims}) > 4
-    assert {times for plan in whims for _, times in plan.times} == set(TIMES)
+    assert {output.exactness for output in outputs} == {"bitwise"} and len({plan.tiers for plan in random_plans}) > 4
+    assert {times for plan in random_plans for _, times in plan.times} == set(TIMES)
     for completion in (completion for output in outputs for completion in output.outputs):
         assert sum(stretch.tokens for stretch in completion.timeline) == len(completion.token_ids)
 
 
-def test_random_plans_keep_bits_of_conversation(llm: LLM, prompts: list[list[int]], whims: list[Plan]) -> None:
+def test_random_plans_keep_bits_of_conversation(llm: LLM, prompts: list[list[int]], random_plans: list[Plan]) -> None:
     session, text = Session(llm), list(prompts[1])
     for turn in range(3):
         params = SamplingParams(0.7, seed=turn, max_tokens=40, ignore_eos=True)
@@ -81,15 +81,15 @@ def test_random_plans_keep_bits_of_conversation(llm: LLM, prompts: list[list[int
         text += output.outputs[0].token_ids + prompts[2][:20]
 
 
-def test_random_plans_without_draft_keep_bits(prompts: list[list[int]], whims: list[Plan]) -> None:
+def test_random_plans_without_draft_keep_bits(prompts: list[list[int]], random_plans: list[Plan]) -> None:
     alone = LLM(None, None, retrieval_budget=256)
     params = SamplingParams(0.8, seed=5, max_tokens=60, ignore_eos=True)
     assert texts(alone.generate(prompts, params)) == texts(alone.generate(prompts, params, mode="ar"))
-    assert not any("draft" in plan.tiers for plan in whims)
+    assert not any("draft" in plan.tiers for plan in random_plans)
 
 
 def test_cheating_controller_is_detected(
-    llm: LLM, prompts: list[list[int]], whims: list[Plan], monkeypatch: pytest.MonkeyPatch
+    llm: LLM, prompts: list[list[int]], random_plans: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It leaves the exact tier out now and then."""
     wire, turns = PlanController.wire, iter(range(10**6))

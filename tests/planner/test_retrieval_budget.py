@@ -1,4 +1,4 @@
-"""The pilot chooses how much the retrieval tier reads where nobody asked for a number, by the size of a row."""
+"""The controller chooses how much the retrieval tier reads where nobody asked for a number, by the size of a row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING
-from tests.helpers.simulated_tiers import Silence, World, flown, worth
+from tests.helpers.simulated_tiers import NoHindsight, Simulation, simulated_rate, worth
 from tests.planner.test_known_optimum import LONG, MS
 from triforce.engine.batch import Batch
 from triforce.engine.modes import MODES
@@ -28,14 +28,14 @@ DEEP = Plan(("draft", "retrieval", "full"), (2, 6))
 CHEAP = LONG | {"draft": (0.1 * MS, 0.0), "retrieval": (0.5 * MS, 0.02 * MS)}
 
 
-def world(*budgets: tuple[float, float]) -> World:
+def simulation(*budgets: tuple[float, float]) -> Simulation:
     """Of half, once and twice the budget: seconds more of a pass, and the share of guesses kept."""
-    return World(CHEAP, {"draft": 0.5}, budgets=dict(zip(TIMES, budgets, strict=True)))
+    return Simulation(CHEAP, {"draft": 0.5}, budgets=dict(zip(TIMES, budgets, strict=True)))
 
 
-LARGER = world((0.05 * MS, 0.6), (0.1 * MS, 0.7), (0.2 * MS, 0.95))
-SMALLER = world((0.7 * MS, 0.90), (1.4 * MS, 0.90), (2.8 * MS, 0.90))
-EQUAL = world((0.05 * MS, 0.9), (0.1 * MS, 0.9), (0.2 * MS, 0.9))
+LARGER = simulation((0.05 * MS, 0.6), (0.1 * MS, 0.7), (0.2 * MS, 0.95))
+SMALLER = simulation((0.7 * MS, 0.90), (1.4 * MS, 0.90), (2.8 * MS, 0.90))
+EQUAL = simulation((0.05 * MS, 0.9), (0.1 * MS, 0.9), (0.2 * MS, 0.9))
 
 
 def batch(*prompts: list[int], setting: RetrievalConfig = OPEN) -> Batch:
@@ -45,30 +45,32 @@ def batch(*prompts: list[int], setting: RetrievalConfig = OPEN) -> Batch:
     return made
 
 
-def informed(world: World) -> CostModel:
+def informed(simulation: Simulation) -> CostModel:
     """Passes of all tiers were seen, and of the retrieval tier with all budgets."""
     costs = CostModel()
-    for times, tier, width in [(t, tier, width) for t in TIMES for tier in world.costs for width in (1, 3, 7) * 4]:
-        world.times = times
+    for times, tier, width in [(t, tier, width) for t in TIMES for tier in simulation.costs for width in (1, 3, 7) * 4]:
+        simulation.times = times
         keys = OPEN.budget.of(400, times) if tier == "retrieval" else 400 * times
-        costs.observe(tier, width, 1, keys, world.seen(tier, width))
+        costs.observe(tier, width, 1, keys, simulation.seen(tier, width))
     return costs
 
 
-def followed(world: World, setting: RetrievalConfig = OPEN, proposals: int = 600) -> tuple[list[float], float]:
+def followed(
+    simulation: Simulation, setting: RetrievalConfig = OPEN, proposals: int = 600
+) -> tuple[list[float], float]:
     """The budgets of all proposals, in times of the usual one; and tokens per second."""
     made, seen = batch(LONGER, setting=setting), []
-    world.dice = random.Random(1)  # the same ones, whatever was played before
-    it = PlanController(made.top, 1, informed(world), clock=lambda: 0.0)
+    simulation.dice = random.Random(1)  # the same ones, whatever was played before
+    it = PlanController(made.top, 1, informed(simulation), clock=lambda: 0.0)
     speed = 0.0
     for _ in range(proposals):
-        speed += flown(it, made.prefix, world, 1) / proposals
-        seen.append(world.times if "retrieval" in it.plan.tiers else 1.0)
+        speed += simulated_rate(it, made.prefix, simulation, 1) / proposals
+        seen.append(simulation.times if "retrieval" in it.plan.tiers else 1.0)
     return seen, speed
 
 
 @pytest.mark.parametrize(("given", "times"), [(LARGER, 2.0), (SMALLER, 0.5)], ids=["larger", "smaller"])
-def test_best_budget_is_found_and_kept(given: World, times: float) -> None:
+def test_best_budget_is_found_and_kept(given: Simulation, times: float) -> None:
     seen, speed = followed(given)
     assert np.mean(np.array(seen[100:]) == times) > 0.95
     asked, usual = followed(given, RetrievalConfig(Budget(64)))
@@ -112,7 +114,7 @@ def test_budget_candidates_are_neighbours_up_to_half_context() -> None:
 def both() -> tuple[PlanController, Batch]:
     made = batch(LONGER, SHORTER)
     it = PlanController(made.top, 2, informed(LARGER), clock=lambda: 0.0)
-    it._echo = Silence(LARGER)  # type: ignore[assignment]
+    it._echo = NoHindsight(LARGER)  # type: ignore[assignment]
     return it, made
 
 

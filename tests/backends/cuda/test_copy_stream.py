@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 import triforce.backends.cuda.offload.prefill
-from tests.helpers.cuda import torch_kernels, twins
+from tests.helpers.cuda import paired_pools, torch_kernels
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from triforce.backends.cuda import kv
@@ -83,7 +83,7 @@ class Watch:
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
-    monkeypatch.setitem(shapes.SHAPES, "twins", twins.SHAPE)
+    monkeypatch.setitem(shapes.SHAPES, "paired", paired_pools.SHAPE)
     torch_kernels.replace_kernels(monkeypatch)
     watch = Watch()
 
@@ -104,9 +104,9 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 
 def races(watch: Watch, seeds: int = 1) -> int:
-    decoder = shapes.decoder("twins", twins.CAPACITY)
+    decoder = shapes.decoder("paired", paired_pools.CAPACITY)
     for seed in range(seeds):
-        pair = twins.Twins(twins.room(decoder, whole=0), seed)
+        pair = paired_pools.PairedPools(paired_pools.room(decoder, whole=0), seed)
         memory = pair.sides[1].pool.memory
         watch.regions = [memory.keys_LGSD, memory.values_LGSD, memory._hosted.places._store]
         pair.run(12)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.helpers.cuda import torch_kernels, twins
+from tests.helpers.cuda import paired_pools, torch_kernels
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from triforce.backends.cuda.kv import TritonKV
@@ -16,14 +16,14 @@ from triforce.bench import shapes
 @pytest.fixture(autouse=True)
 def fast() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(shapes.SHAPES, "twins", twins.SHAPE)
+        patch.setitem(shapes.SHAPES, "paired", paired_pools.SHAPE)
         torch_kernels.replace_kernels(patch)
         yield
 
 
-def run(seed: int, whole: int = 1, steps: int = 40, selection: str = "observed") -> twins.Twins:
-    decoder = shapes.decoder("twins", twins.CAPACITY)
-    pair = twins.Twins(twins.room(decoder, whole), seed, selection)
+def run(seed: int, whole: int = 1, steps: int = 40, selection: str = "observed") -> paired_pools.PairedPools:
+    decoder = shapes.decoder("paired", paired_pools.CAPACITY)
+    pair = paired_pools.PairedPools(paired_pools.room(decoder, whole), seed, selection)
     pair.run(steps)
     return pair
 
@@ -41,8 +41,8 @@ def test_offloaded_key_selections_equal_memory(selection: str) -> None:
 
 def fetched() -> int:
     """Pages of single KV heads that passes below read from the host, between ten verifications."""
-    pair = twins.Twins(twins.room(shapes.decoder("twins", twins.CAPACITY), 0, seats=20), 0)
-    for b in range(twins.ROWS):
+    pair = paired_pools.PairedPools(paired_pools.room(shapes.decoder("paired", paired_pools.CAPACITY), 0, seats=20), 0)
+    for b in range(paired_pools.ROWS):
         pair.same("begin", b, pair.ids(190))
     pair.verify(4)
     memory = pair.sides[1].pool.memory._hosted
@@ -64,8 +64,8 @@ def test_lower_tier_passes_are_captured(monkeypatch: pytest.MonkeyPatch) -> None
     """And those that stream are not."""
     captured: list[bool] = []
     monkeypatch.setattr(TritonKV, "_run", lambda self, replay: captured.append(True) or plain(self, replay))
-    pair = twins.Twins(twins.room(shapes.decoder("twins", twins.CAPACITY), 0), 0)
-    for b in range(twins.ROWS):
+    pair = paired_pools.PairedPools(paired_pools.room(shapes.decoder("paired", paired_pools.CAPACITY), 0), 0)
+    for b in range(paired_pools.ROWS):
         pair.same("begin", b, pair.ids(120))
     side = pair.sides[1]
     captured.clear()

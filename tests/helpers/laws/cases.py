@@ -1,4 +1,4 @@
-"""Ladders whose law is counted: of every depth and every setting of the warper, and the laws that they must have."""
+"""Stacks of tiers whose law is counted, of every depth and setting of the warper; and the laws they must have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import exp, log
 
 from torch import Tensor
 
-from tests.helpers.laws.enumeration import Ladder, chain_law, distance, law
+from tests.helpers.laws.enumeration import TierStack, chain_law, distance, law
 from tests.helpers.laws.markov import PLAIN, Law
 from tests.helpers.laws.palette import Weights, cells_of, logits_of, mixed, shuffled, table
 from triforce.interface.sampling_params import SamplingParams
@@ -23,7 +23,7 @@ COINS = shuffled((1, 1), (2, 1), (1, 0))
 
 @dataclass(frozen=True)
 class Case:
-    """A ladder by its gammas from the lowest tier to the one below the top. `ngram`: the level that has no model."""
+    """A stack by its gammas from the lowest tier to the one below the top. `ngram`: the level that has no model."""
 
     name: str
     gammas: tuple[int, ...]
@@ -52,7 +52,7 @@ class Case:
         own = [table(self.laws, order, seed) for seed, order in enumerate(orders, self.seed)]
         return [*(mixed(laws, own[-1], seed) for seed, laws in enumerate(own[:-1], self.seed)), own[-1]]
 
-    def ladder(self, tables: list[Tensor] | None = None) -> Ladder:
+    def stack(self, tables: list[Tensor] | None = None) -> TierStack:
         """The tiers, by default those of `tables()`, or with these logits."""
         logits: list[Tensor | None] = [*(tables or (logits_of(laws, self.params) for laws in self.tables()))]
         if self.lookup is not None:
@@ -61,11 +61,11 @@ class Case:
         reached = COINS if self.params.presence_penalty else self.laws
         cells = cells_of(reached, reached, sum(self.gammas) if self.block else 0)
         coupling = couplings.BlockRejection if self.block else couplings.Rejection
-        return Ladder(tiers, cells, self.params, selects=self.selects, coupling=coupling)
+        return TierStack(tiers, cells, self.params, selects=self.selects, coupling=coupling)
 
     def truth(self) -> Law:
         """The law of the top tier's chain on its own."""
-        top, prompt = self.tables()[-1], Ladder.prompt
+        top, prompt = self.tables()[-1], TierStack.prompt
 
         def next_law(text: tuple[int, ...]) -> list[float]:
             fresh = exp(self.params.presence_penalty)
@@ -78,7 +78,7 @@ class Case:
 
     def error(self, **changes: object) -> float:
         """How far the law of the text is from the truth."""
-        return distance(law(replace(self.ladder(), **changes), self.horizon, self.stop), self.truth())
+        return distance(law(replace(self.stack(), **changes), self.horizon, self.stop), self.truth())
 
 
 PENALTY = SamplingParams(presence_penalty=log(2))

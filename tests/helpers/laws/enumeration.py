@@ -3,9 +3,9 @@
 A chain reads its context from its memory of the tokens it was fed, not from the text, so a memory that is not rewound
 is a wrong law. Its laws lie on a palette for which a few cells have every threshold of a decision (p / q, and the
 cumulative weights of p and of max(p - q, 0)) on their borders: then their midpoints integrate each uniform exactly, and
-the law of the text over all strings of cells is exact. Equal worlds are merged after each proposal of the top tier.
+the law of the text over all strings of cells is exact. Equal branches are merged after each proposal of the top tier.
 
-Shape suffixes: B worlds, S text capacity, T tokens fed, J columns, V vocabulary, D digits (cells, in order of use),
+Shape suffixes: B branches, S text capacity, T tokens fed, J columns, V vocabulary, D digits (cells, in order of use),
 R roles of uniforms, C cells.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tests.helpers.laws.markov import PLAIN, POISON, Cells, Chain, Grid, Law, Memory, Worlds
+from tests.helpers.laws.markov import PLAIN, POISON, Branches, Cells, Chain, Grid, Law, Memory
 from tests.helpers.samplers import torch_sampling
 from triforce.engine.sequence import TokenSequence
 from triforce.interface.sampling_params import SamplingParams
@@ -27,7 +27,7 @@ from triforce.speculation import verification as couplings
 
 
 @dataclass(frozen=True)
-class Ladder:
+class TierStack:
     """Tiers from the lowest to the full one: its logits and its gamma. A lookup tier has no logits.
 
     `selects`: the first index of the lowest tier's table is the top tier's glance.
@@ -46,51 +46,51 @@ class Ladder:
     def vocab_size(self) -> int:
         return self.tiers[-1][0].shape[-1]
 
-    def build(self, worlds: Worlds) -> Proposer:
-        memories, below = list(worlds.memories), None
+    def build(self, branches: Branches) -> Proposer:
+        memories, below = list(branches.memories), None
         for level, (table, gamma) in enumerate(self.tiers):
             if table is None:
-                below = NgramProposer(len(worlds.ids_BS), gamma, below, least=1)
+                below = NgramProposer(len(branches.ids_BS), gamma, below, least=1)
                 continue
-            watched = worlds.memories[-1] if self.selects and level == 0 else None
+            watched = branches.memories[-1] if self.selects and level == 0 else None
             below = Tier(f"tier {level}", Chain(table, watched), memories.pop(0), gamma, below)
         return below
 
-    def play(self, worlds: Worlds, noise: object) -> Worlds:
+    def play(self, branches: Branches, noise: object) -> Branches:
         """One proposal of the top tier, as `engine.Batch.step` makes it."""
-        rows = len(worlds.ids_BS)
+        rows = len(branches.ids_BS)
         coupling, prompts = self.coupling(noise), [len(self.prompt)] * rows
         sampling = self.sampler([self.params] * rows, prompts, self.vocab_size, coupling)
-        prefix = SequenceState(worlds.ids_BS.numpy(), worlds.lengths_B.numpy())
-        after = prefix.append(self.build(worlds).propose(prefix, sampling, worlds.live_B.numpy()))
+        prefix = SequenceState(branches.ids_BS.numpy(), branches.lengths_B.numpy())
+        after = prefix.append(self.build(branches).propose(prefix, sampling, branches.live_B.numpy()))
         lengths_B = torch.from_numpy(after.lengths_B)
-        return Worlds(worlds.ids_BS, lengths_B, worlds.memories, worlds.live_B, worlds.weights_B)
+        return Branches(branches.ids_BS, lengths_B, branches.memories, branches.live_B, branches.weights_B)
 
-    def start(self, horizon: int, worlds: int = 1) -> Worlds:
+    def start(self, horizon: int, branches: int = 1) -> Branches:
         reach = sum(gamma for _, gamma in self.tiers) + len(self.tiers)
-        ids_BS = torch.full((worlds, len(self.prompt) + horizon + reach + 1), POISON)
+        ids_BS = torch.full((branches, len(self.prompt) + horizon + reach + 1), POISON)
         ids_BS[:, : len(self.prompt)] = torch.tensor(self.prompt)
-        seen_B = torch.full((worlds,), len(self.prompt) - 1)
+        seen_B = torch.full((branches,), len(self.prompt) - 1)
         models = sum(table is not None for table, _ in self.tiers)
         memories = [Memory(ids_BS.clone(), seen_B.clone(), torch.zeros_like(seen_B)) for _ in range(models)]
-        weights_B = torch.full((worlds,), 1 / worlds, dtype=torch.float64)
-        return Worlds(ids_BS, seen_B + 1, memories, torch.ones(worlds, dtype=torch.bool), weights_B)
+        weights_B = torch.full((branches,), 1 / branches, dtype=torch.float64)
+        return Branches(ids_BS, seen_B + 1, memories, torch.ones(branches, dtype=torch.bool), weights_B)
 
-    def job(self, worlds: Worlds, b: int, horizon: int, stop: frozenset[int]) -> TokenSequence:
-        """The real job that takes the tokens of a world: it ends at a stop token, or at the horizon."""
-        job = TokenSequence(list(self.prompt), self.params, seed=0, stop_ids=stop)
-        tokens = worlds.ids_BS[b, len(self.prompt) : int(worlds.lengths_B[b])].tolist()
-        job.accept(tokens, [""] * len(tokens), horizon)
-        return job
+    def sequence(self, branches: Branches, b: int, horizon: int, stop: frozenset[int]) -> TokenSequence:
+        """The engine's sequence that takes the tokens of a branch: it ends at a stop token, or at the horizon."""
+        sequence = TokenSequence(list(self.prompt), self.params, seed=0, stop_ids=stop)
+        tokens = branches.ids_BS[b, len(self.prompt) : int(branches.lengths_B[b])].tolist()
+        sequence.accept(tokens, [""] * len(tokens), horizon)
+        return sequence
 
 
-def branch(ladder: Ladder, worlds: Worlds) -> Worlds:
-    """Every way one proposal can go from every world: a string of digits that proves too short gets longer."""
-    of_B, digits_BD = torch.arange(len(worlds.ids_BS)), torch.zeros(len(worlds.ids_BS), 0, dtype=torch.long)
+def expand(stack: TierStack, branches: Branches) -> Branches:
+    """Every way one proposal can go from every branch: a string of digits that proves too short gets longer."""
+    of_B, digits_BD = torch.arange(len(branches.ids_BS)), torch.zeros(len(branches.ids_BS), 0, dtype=torch.long)
     chances_B, ended = torch.ones(len(of_B), dtype=torch.float64), []
     while len(of_B):
-        noise = ladder.noise(digits_BD, ladder.cells)
-        after = ladder.play(worlds.pick(of_B), noise)
+        noise = stack.noise(digits_BD, stack.cells)
+        after = stack.play(branches.pick(of_B), noise)
         after.weights_B = after.weights_B * chances_B
         short_B = noise.used_B > digits_BD.shape[1]
         ended.append(after.pick((~short_B).nonzero()[:, 0]).merged() if not short_B.all() else after.pick(of_B[:0]))
@@ -105,7 +105,7 @@ def branch(ladder: Ladder, worlds: Worlds) -> Worlds:
     return joined(ended).merged()
 
 
-def joined(parts: list[Worlds]) -> Worlds:
+def joined(parts: list[Branches]) -> Branches:
     memories = [
         Memory(*(torch.cat([getattr(m, name) for m in ms]) for name in ("ids_BS", "seen_B", "glance_B")))
         for ms in zip(*(part.memories for part in parts), strict=True)
@@ -113,19 +113,19 @@ def joined(parts: list[Worlds]) -> Worlds:
     ids_BS, lengths_B, live_B, weights_B = (
         torch.cat([getattr(part, name) for part in parts]) for name in ("ids_BS", "lengths_B", "live_B", "weights_B")
     )
-    return Worlds(ids_BS, lengths_B, memories, live_B, weights_B)
+    return Branches(ids_BS, lengths_B, memories, live_B, weights_B)
 
 
-def law(ladder: Ladder, horizon: int, stop: frozenset[int] = frozenset()) -> Law:
-    """The exact law of the text that a ladder makes."""
-    worlds = ladder.start(horizon)
-    while worlds.live_B.any():
-        worlds = branch(ladder, worlds)
-        jobs = [ladder.job(worlds, b, horizon, stop) for b in range(len(worlds.ids_BS))]
-        worlds.live_B = torch.tensor([job.finish is None for job in jobs])
+def law(stack: TierStack, horizon: int, stop: frozenset[int] = frozenset()) -> Law:
+    """The exact law of the text that a stack of tiers makes."""
+    branches = stack.start(horizon)
+    while branches.live_B.any():
+        branches = expand(stack, branches)
+        sequences = [stack.sequence(branches, b, horizon, stop) for b in range(len(branches.ids_BS))]
+        branches.live_B = torch.tensor([sequence.finish is None for sequence in sequences])
     texts: Law = defaultdict(float)
-    for job, weight in zip(jobs, worlds.weights_B.tolist(), strict=True):
-        texts[tuple(job.tokens)] += weight
+    for sequence, weight in zip(sequences, branches.weights_B.tolist(), strict=True):
+        texts[tuple(sequence.tokens)] += weight
     return texts
 
 

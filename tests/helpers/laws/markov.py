@@ -78,7 +78,7 @@ Cells = Sequence[Sequence[float]]
 
 
 class Grid:
-    """Uniforms at the midpoints of cells: a world's next draw, whichever tier makes it, takes its next digit."""
+    """Uniforms at the midpoints of cells: a branch's next draw, whichever tier makes it, takes its next digit."""
 
     def __init__(self, digits_BD: Tensor, cells: Cells) -> None:
         self.digits_BD = digits_BD
@@ -98,8 +98,8 @@ class Grid:
 
 
 @dataclass
-class Worlds:
-    """What distinguishes worlds between two proposals, and their probabilities."""
+class Branches:
+    """States of the enumeration between two proposals, and their probabilities."""
 
     ids_BS: Tensor
     lengths_B: Tensor
@@ -107,12 +107,12 @@ class Worlds:
     live_B: Tensor
     weights_B: Tensor
 
-    def pick(self, at_N: Tensor) -> Worlds:
+    def pick(self, at_N: Tensor) -> Branches:
         memories = [memory.pick(at_N) for memory in self.memories]
-        return Worlds(self.ids_BS[at_N], self.lengths_B[at_N], memories, self.live_B[at_N], self.weights_B[at_N])
+        return Branches(self.ids_BS[at_N], self.lengths_B[at_N], memories, self.live_B[at_N], self.weights_B[at_N])
 
-    def merged(self) -> Worlds:
-        """Equal worlds are one, of their total weight."""
+    def merged(self) -> Branches:
+        """Equal branches are one, of their total weight."""
         parts = [(self.ids_BS, self.lengths_B), *((memory.ids_BS, memory.seen_B) for memory in self.memories)]
         for ids_BS, lengths_B in parts:
             ids_BS.masked_fill_(columns(torch.zeros_like(lengths_B), ids_BS.shape[1]) >= lengths_B[:, None], POISON)
@@ -121,6 +121,6 @@ class Worlds:
         salt_X = torch.randint(-(2**62), 2**62, (key_BX.shape[1],), generator=torch.Generator().manual_seed(7))
         _, group_B = (key_BX * salt_X).sum(1).unique(return_inverse=True)
         one_N = torch.zeros(int(group_B.max()) + 1, dtype=torch.long).scatter_(0, group_B, torch.arange(len(group_B)))
-        worlds = self.pick(one_N)
-        worlds.weights_B = torch.zeros(len(one_N), dtype=torch.float64).index_add_(0, group_B, self.weights_B)
-        return worlds
+        branches = self.pick(one_N)
+        branches.weights_B = torch.zeros(len(one_N), dtype=torch.float64).index_add_(0, group_B, self.weights_B)
+        return branches

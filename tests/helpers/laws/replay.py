@@ -1,7 +1,7 @@
 """Noise that lives as long as a text: keyed by tier and draw count, as the engine's, and counted in whole texts.
 
 `toy.law` gives each proposal fresh digits, so it cannot see a draw that is used again by a later proposal. Here every
-world keeps its digits. Shape suffixes: B worlds, D digits, n draws.
+branch keeps its digits. Shape suffixes: B branches, D digits, n draws.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Keyed:
 
 
 def replay_error(case: Case) -> float:
-    """How far the law of HORIZON tokens of a ladder of two tiers is from the truth."""
+    """How far the law of HORIZON tokens of a stack of two tiers is from the truth."""
     (gamma,) = case.gammas
     sizes = [gamma * HORIZON, (gamma + 1) * HORIZON]  # each proposal makes at least one token
-    ladder = case.ladder()
-    assert all(widths == [0.5, 0.5] for widths in ladder.cells)
+    stack = case.stack()
+    assert all(widths == [0.5, 0.5] for widths in stack.cells)
     noise = Keyed(sizes)
-    worlds = ladder.start(HORIZON, len(noise.digits_BD))
-    while worlds.live_B.any():
-        worlds = ladder.play(worlds, noise)
-        worlds.live_B = worlds.lengths_B < len(ladder.prompt) + HORIZON
+    branches = stack.start(HORIZON, len(noise.digits_BD))
+    while branches.live_B.any():
+        branches = stack.play(branches, noise)
+        branches.live_B = branches.lengths_B < len(stack.prompt) + HORIZON
     texts: Law = defaultdict(float)
-    new_BT = worlds.ids_BS[:, len(ladder.prompt) :][:, :HORIZON]
+    new_BT = branches.ids_BS[:, len(stack.prompt) :][:, :HORIZON]
     for text, count in zip(*(x.tolist() for x in new_BT.unique(dim=0, return_counts=True)), strict=True):
         texts[tuple(text)] += count / len(new_BT)
     return distance(texts, replace(case, horizon=HORIZON).truth())

@@ -63,8 +63,10 @@ def started(
     mode: str, coupling: str, params: SamplingParams, rows: int, first: int = 0, setting: SpeculativeConfig = SETTING
 ) -> Batch:
     """A ragged batch that has read its prompts: row b is choice `first + b`, of prompt b modulo their number."""
-    jobs = [TokenSequence(PROMPTS[row % len(PROMPTS)], params, seed=1234, choice=first + row) for row in range(rows)]
-    batch = Batch(MODELS, MODES[mode], setting, coupling, jobs)
+    sequences = [
+        TokenSequence(PROMPTS[row % len(PROMPTS)], params, seed=1234, choice=first + row) for row in range(rows)
+    ]
+    batch = Batch(MODELS, MODES[mode], setting, coupling, sequences)
     deque(batch.prefill(), maxlen=0)
     return batch
 
@@ -73,7 +75,7 @@ def finished(batch: Batch) -> Tensor:
     """The new tokens of each row, (B, max_tokens)."""
     while not batch.done:
         batch.step()
-    return torch.tensor([job.tokens for job in batch.jobs])
+    return torch.tensor([sequence.tokens for sequence in batch.jobs])
 
 
 @torch.no_grad()

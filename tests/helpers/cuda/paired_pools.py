@@ -124,12 +124,12 @@ def assert_close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, atol=2e-4, rtol=2e-4)
 
 
-class Twins:
+class PairedPools:
     """Both pools, and whether all that they gave was the same."""
 
     def __init__(self, given: OffloadLayout, seed: int, selection: str = "observed") -> None:
         self.dice = Random(seed)
-        decoder = shapes.decoder("twins", CAPACITY, torch.float32)
+        decoder = shapes.decoder("paired", CAPACITY, torch.float32)
         self.sides = [Side(decoder, None, selection), Side(decoder, given, selection)]
         self.passes = 0
 
