@@ -24,7 +24,7 @@ def test_planning_takes_one_percent_of_time() -> None:
 def listening(
     monkeypatch: pytest.MonkeyPatch, costs: CostModel, told: int = 0
 ) -> tuple[PlanController, SequenceState, list[bool]]:
-    """A controller that is told so many tokens each time it listens; and whether all plans were weighed, time by time."""
+    """A controller that is told so many tokens each time it listens; and whether it weighed all plans, time by time."""
     ticks, weighed = iter(range(10**6)), list[bool]()
     batch = read(None)
     it = PlanController(batch.top, 1, costs, clock=lambda: 1e-5 * next(ticks))
