@@ -12,6 +12,7 @@ from tests.checkpoint.test_tokenizer import TEMPLATE, llama2_tokenizer
 from tests.helpers.tiny_checkpoint import edit
 from tests.helpers.tokenizer_folders import MADE, both, byte_level, set_class, with_files_of_old
 from triforce.checkpoint.tokenizer import Tokenizer, configured_eos_ids
+from triforce.checkpoint.tokenizer_files import read_tokenizer
 from triforce.errors import ModelError
 
 TEXTS = [
@@ -30,13 +31,13 @@ PLAIN = [text for text in TEXTS if not text.startswith((" ", "<")) and "<s>" not
 def test_tokenizer_folder_equals_transformers(tmp_path: Path, made: str) -> None:
     MADE[made](tmp_path)
     ours, theirs = both(tmp_path, "qwen2" if made.startswith("Qwen") else "llama")
-    assert ours._core.get_vocab() == theirs.get_vocab()
+    assert read_tokenizer(tmp_path).core.get_vocab() == theirs.get_vocab()
     for text in TEXTS:
         assert ours.encode(text) == theirs.encode(text), text
         assert ours.encode(text, add_special=False) == theirs.encode(text, add_special_tokens=False), text
     assert ours.eos_ids == {theirs.eos_token_id} - {None}
     named = {name: token for name, token in theirs.special_tokens_map.items() if token is not None}
-    assert dict(ours._special) == named
+    assert dict(read_tokenizer(tmp_path).special) == named
     special = {i for i, token in theirs.backend_tokenizer.get_added_tokens_decoder().items() if token.special}
     assert ours.special_ids == special
 
@@ -56,7 +57,9 @@ def test_oracle_missing_token_is_detected(tmp_path: Path, monkeypatch: pytest.Mo
     with_files_of_old(tmp_path)
     monkeypatch.setattr("triforce.checkpoint.tokenizer_files._missing", lambda *_: ())
     ours, theirs = both(tmp_path)
-    assert ours._core.get_vocab() != theirs.get_vocab() and ours.encode(TEXTS[5]) != theirs.encode(TEXTS[5])
+    assert read_tokenizer(tmp_path).core.get_vocab() != theirs.get_vocab() and ours.encode(TEXTS[5]) != theirs.encode(
+        TEXTS[5]
+    )
 
 
 def test_folder_without_tokenizer_json_is_converted(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ class SimpleCache:
     def __init__(self, config: ModelConfig, rows: int = 1, device: str | torch.device = "cpu") -> None:
         self.config = config
         self.lengths_B = np.zeros(rows, dtype=np.int64)
-        self._keys: list[list[Tensor]] = [[] for _ in range(config.layers)]
-        self._values: list[list[Tensor]] = [[] for _ in range(config.layers)]
+        self.keys: list[list[Tensor]] = [[] for _ in range(config.layers)]
+        self.values: list[list[Tensor]] = [[] for _ in range(config.layers)]
 
     def begin(self, counts_B: Ints, width: int) -> None:
         assert (counts_B == width).all(), "rows of equal length only"
@@ -36,9 +36,9 @@ class SimpleCache:
         T = q_BTHD.shape[1]
         positions_BT = torch.from_numpy(columns(self.lengths_B, T)).to(q_BTHD.device)
         cos_sin = self.config.rope.cos_sin(positions_BT)
-        self._keys[layer].append(rotate(k_BTGD, cos_sin))
-        self._values[layer].append(v_BTGD)
-        keys_values = (self._keys[layer], self._values[layer])
+        self.keys[layer].append(rotate(k_BTGD, cos_sin))
+        self.values[layer].append(v_BTGD)
+        keys_values = (self.keys[layer], self.values[layer])
         q, k, v = (torch.cat(x, 1).transpose(1, 2) for x in ([rotate(q_BTHD, cos_sin)], *keys_values))
         seen_TS = torch.arange(k.shape[2], device=k.device) <= positions_BT[0, :, None]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen_TS, enable_gqa=True).transpose(1, 2)
@@ -49,7 +49,7 @@ class SimpleCache:
     def rewind(self, lengths_B: Ints) -> None:
         self.lengths_B = np.minimum(self.lengths_B, lengths_B)
         S = int(self.lengths_B[0])
-        for stored in (*self._keys, *self._values):
+        for stored in (*self.keys, *self.values):
             stored[:] = [torch.cat(stored, 1)[:, :S]] if stored else []
 
 

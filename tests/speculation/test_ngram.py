@@ -172,10 +172,10 @@ def written_on(batch: Batch, count: int) -> SequenceState:
 def test_ngram_draft_skipped_for_long_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
     for far in (ngram.FAR, 10**9):
         monkeypatch.setattr(ngram, "FAR", far)
+        monkeypatch.setattr(ngram, "BEFORE_A_DRAFT", 50)  # nothing is found
         batch = hybrid(2)
         draft, it, *_ = batch.tiers
         assert isinstance(it, NgramProposer) and isinstance(draft, Tier)
-        it._least = 50  # nothing is found
         longer = written_on(batch, draft.cache.slack + 100)
         if far == 10**9:  # a negative control: its cache cannot take so much at once
             with pytest.raises(CacheError):

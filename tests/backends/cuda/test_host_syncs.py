@@ -5,7 +5,7 @@ Nothing is on a device here, so tensors are marked: those that are made with a `
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,7 +48,9 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _waits(func, args, kwargs):
-            caller = sys._getframe(1)
+            frame = inspect.currentframe()
+            assert frame and frame.f_back
+            caller = frame.f_back
             self.waits.append(f"{func.__name__} in {Path(caller.f_code.co_filename).name}, {caller.f_code.co_name}")
         result = func(*args, **kwargs)
         if func is Tensor.cpu:

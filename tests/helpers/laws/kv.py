@@ -33,7 +33,7 @@ def kv_error(mode: str) -> float:
     for b, length in enumerate(pool.lengths_B.tolist()):
         cache = SimpleCache(MODELS.target.config)
         score(MODELS.target, torch.from_numpy(batch.prefix.ids_BS[b : b + 1, :length]), cache)
-        for layer, dense in enumerate(zip(cache._keys, cache._values, strict=True)):
+        for layer, dense in enumerate(zip(cache.keys, cache.values, strict=True)):
             for paged_GSD, parts in zip(pool.span(layer, b, 0, length), dense, strict=True):
                 worst = max(worst, float((paged_GSD.transpose(0, 1) - torch.cat(parts, 1)[0]).abs().max()))
     return worst
