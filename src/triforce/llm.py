@@ -121,7 +121,7 @@ class LLM:
         """What the model's makers set of `SamplingParams`."""
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))
         self.runs = Runs(self.models, self.speculation, self.coupling, costs, self.target.fingerprint)
-        ranks.meet()
+        ranks.barrier()
         config = [getattr(self.target.config, f.name) for f in fields(ModelConfig) if f.name != "rope"]
         about = config, self.target.decoder.dtype, prints[1:], self.speculation, self.coupling, self.mode
         compare(ranks, "models, settings or kernels", about)
@@ -257,7 +257,7 @@ class LLM:
         ids, mode = self.encode(prompt), known("mode", mode or self.mode, MODES)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids")
-        seed = self.ranks.agree(secrets.randbits(32)) if params.seed is None else params.seed
+        seed = self.ranks.broadcast(secrets.randbits(32)) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         constraints = [self.follow(params.grammar) if params.grammar else None for _ in range(params.n)]
         jobs = [

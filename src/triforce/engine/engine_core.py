@@ -190,7 +190,7 @@ class EngineCore:
             raise
         except Exception as error:
             group.fail(error)
-        if self._models.target.ranks.unanimous(batch is not None) and batch:
+        if self._models.target.ranks.all_true(batch is not None) and batch:
             self._reading = group, batch, group.read(batch, self._pacer.grant)
             group.status = Status.PREFILLING
             return

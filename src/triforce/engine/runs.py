@@ -77,7 +77,7 @@ class Runs:
             texts.submit(requests, memory, earlier, on_prefill, on_read)
             try:
                 while texts.busy:
-                    self._ranks.agree(None)  # rank 0 may have waited for whoever reads its text
+                    self._ranks.broadcast(None)  # rank 0 may have waited for whoever reads its text
                     for request, event in texts.step():
                         if isinstance(event, Exception):
                             raise event
