@@ -201,7 +201,7 @@ class Silent:
         self.asked += 1
         return Draft.empty(1, 0)
 
-    judged = Tier.judged
+    judged = Tier.record_verdict
 
 
 def test_it_retires_where_the_draft_does_better_and_comes_back() -> None:
@@ -215,7 +215,7 @@ def test_it_retires_where_the_draft_does_better_and_comes_back() -> None:
         draft.asked = 0
         it.propose(prefix, Wanted(), LIVE)
         origin_BK = np.full((1, 2), draft.level if draft.asked else it.level)
-        it.judged(Draft(origin_BK, torch.empty(1, 2, 0), origin_BK, ints([2])), ints([kept]), LIVE)
+        it.record_verdict(Draft(origin_BK, torch.empty(1, 2, 0), origin_BK, ints([2])), ints([kept]), LIVE)
         return not draft.asked
 
     assert [guesses(kept=0) for _ in range(4)] == [True, True, True, False]  # eight tokens are not enough any more

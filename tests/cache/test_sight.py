@@ -77,7 +77,7 @@ class Rounds:
         else:
             for t in range(drafted):
                 feed(DECODER, self.lower, [[], [t]])
-                self.lower.rewind(ints([0, seen + t + 1]))  # as Tier.settle does
+                self.lower.rewind(ints([0, seen + t + 1]))  # as Tier.commit does
         feed(DECODER, self.full, [[], text(drafted + 1)])
         self.text += text(kept + 1)
         lengths_B = ints([0, len(self.text)])

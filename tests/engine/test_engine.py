@@ -1,4 +1,4 @@
-"""Who is read and who waits, what is put aside, cancelled, refused and shared."""
+"""Who is read and who waits, what is swapped out, cancelled, refused and shared."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_who_had_a_turn_makes_room_and_goes_on_later(folder: Path) -> None:
     short = request(model, 40, "ar", max_tokens=2)
     for one in [*long, short]:
         texts.submit([one])
-    asides, before = 0, list[SequenceGroup]()
+    swaps, before = 0, list[SequenceGroup]()
     done, started = list[Request](), {one: one.started for one in long}
     while texts.busy:
         for one, event in texts.step():
@@ -98,15 +98,15 @@ def test_who_had_a_turn_makes_room_and_goes_on_later(folder: Path) -> None:
                 done.append(one)
                 wanted = alone(model, len(one.prompt), mode=one.mode, tokens=one.jobs[0].params.max_tokens)
                 check_same(event.outputs, wanted)
-        aside = [group for group in texts.engine._waiting if group.aside]
-        asides, before = asides + len([group for group in aside if group not in before]), aside
-        assert sum(texts.engine._pages(group) for group in aside) <= 2 * texts.engine.store.pages
+        swapped = [group for group in texts.engine._waiting if group.swapped]
+        swaps, before = swaps + len([group for group in swapped if group not in before]), swapped
+        assert sum(texts.engine._pages(group) for group in swapped) <= 2 * texts.engine.store.pages
         started = {one: started[one] or one.started for one in long}
-    assert asides > 3 and done[0] is short and {one: one.started for one in long} == started
+    assert swaps > 3 and done[0] is short and {one: one.started for one in long} == started
     check_empty(texts)
 
 
-def test_nobody_is_put_aside_where_nobody_waits(folder: Path) -> None:
+def test_nobody_is_swapped_out_where_nobody_waits(folder: Path) -> None:
     texts = llm(folder).open(ROWS, KV_TOKENS, turn=1)
     texts.submit([request(llm(folder), 40, "ar", max_tokens=30)])
     while texts.busy:
@@ -115,7 +115,7 @@ def test_nobody_is_put_aside_where_nobody_waits(folder: Path) -> None:
     check_empty(texts)
 
 
-def test_what_was_put_aside_can_be_cancelled(folder: Path) -> None:
+def test_what_was_swapped_out_can_be_cancelled(folder: Path) -> None:
     model = llm(folder)
     texts = model.open(ROWS, KV_TOKENS)
     one = request(model, 91, "triforce", n=2)
@@ -123,12 +123,12 @@ def test_what_was_put_aside_can_be_cancelled(folder: Path) -> None:
     for _ in range(4):
         texts.step()
     (group,) = one.groups
-    texts.engine.put_aside(group)
-    assert group.aside and texts.engine.kv_tokens == 0
-    texts.engine.put_aside(group)  # nothing is there to be put aside
+    texts.engine.swap_out(group)
+    assert group.swapped and texts.engine.kv_tokens == 0
+    texts.engine.swap_out(group)  # nothing is there to be swapped out
     assert list(texts.engine._waiting) == [group]
     texts.cancel(one)
-    assert group.aside is None
+    assert group.swapped is None
     check_empty(texts)
 
 

@@ -33,7 +33,7 @@ def model(folder: Path) -> Iterator[None]:
 
 
 class Schedules(RuleBasedStateMachine):
-    """Any sequence of requests, steps, cancellations, and of rows put aside."""
+    """Any sequence of requests, steps, cancellations, and of rows swapped out."""
 
     model: ClassVar[LLM]
 
@@ -75,10 +75,10 @@ class Schedules(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 5))
-    def stand_aside(self, which: int) -> None:
+    def swap_out(self, which: int) -> None:
         one = list(self.running)[which % len(self.running)]
         for group in one.groups:
-            self.texts.engine.put_aside(group)
+            self.texts.engine.swap_out(group)
 
     def step(self) -> None:
         for one, event in self.texts.step():

@@ -127,7 +127,7 @@ DECISIONS = [
         ],
         ("lookup", "lookup above a draft"),
     ),
-    Mutant("rewind forgotten", [Edit(Tier, "settle", ("self.rewind(kept)", "pass"))], ("gamma 1",)),
+    Mutant("rewind forgotten", [Edit(Tier, "commit", ("self.rewind(kept)", "pass"))], ("gamma 1",)),
     Mutant(
         "rewind not passed down",
         [Edit(Tier, "rewind", ("    if self.below:\n        self.below.rewind(prefix)\n", ""))],

@@ -135,7 +135,7 @@ def test_rows_teach_the_share_of_their_size() -> None:
     it, made = both()
     it.wire(replace(DEEP, times=((9, 2.0),)), made.prefix, np.array([True, True]))
     it._live_B, it._calm = np.array([True, True]), False
-    it._parts["retrieval"].counters.judged(np.array([4, 4]), np.array([4, 1]), np.array([True, True]))
+    it._parts["retrieval"].counters.record_verdict(np.array([4, 4]), np.array([4, 1]), np.array([True, True]))
     it.learn([400, 150], 8, 0.02)
     assert it.costs.shares.sums["retrieval 3 9 x2"] == [4.0, 0.0]
     assert it.costs.shares.sums["retrieval 3 8"] == [1.0, 1.0]

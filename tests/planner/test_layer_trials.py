@@ -51,7 +51,7 @@ def played(
         layers = it.turn(LENGTH, left)
         share = kept.get(tuple(sorted(layers)), kept[()])
         run = next((n for n in range(6) if dice.random() > share), 6)
-        it.tier.counters.judged(np.array([6]), np.array([run]), ONE)
+        it.tier.counters.record_verdict(np.array([6]), np.array([run]), ONE)
         it.learn()
         searched.append(set(layers))
     return searched

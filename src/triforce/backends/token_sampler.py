@@ -21,7 +21,7 @@ from torch import Tensor
 
 from triforce.backends import native_loader
 from triforce.interface.sampling_params import SamplingParams
-from triforce.ragged import Bools, Ints, columns, there
+from triforce.ragged import Bools, Ints, columns, to_device
 from triforce.sampling import Constraint, Noise, Warper
 from triforce.sampling.logits import check, check_bias, no_law
 from triforce.speculation import BlockRejection, Draft, Rejection, Seeded, SequenceState, TokenSampler, Verification
@@ -88,7 +88,7 @@ class RestrictedSampling:
             if live_B[b]:
                 text_T = prefix.ids_BS[b, prompt_length : prefix.lengths_B[b]]
                 allowed_JV = constraint.allowed(text_T, guess.tokens_BK[b, : guess.counts_B[b]])
-                banned_JV = there(~allowed_JV, logits_BJV.device)
+                banned_JV = to_device(~allowed_JV, logits_BJV.device)
                 logits_BJV[b, : len(banned_JV)].masked_fill_(banned_JV, -math.inf)
         return self.unrestricted.verify(guess, logits_BJV, prefix, live_B, tier)
 

@@ -179,12 +179,12 @@ class Batch:
         self._sample(self.noise.draws[:, list(rows)])
         self._keep_logits()
 
-    def aside(self, job: TokenSequence) -> SwappedSequence:
+    def swap_out(self, job: TokenSequence) -> SwappedSequence:
         """What the row of a job holds, before it leaves for others to have its room."""
         b = self.jobs.index(job)
-        return SwappedSequence(self.noise.draws[:, b].clone(), [tier.aside(b) for tier in self.tiers])
+        return SwappedSequence(self.noise.draws[:, b].clone(), [tier.swap_out(b) for tier in self.tiers])
 
-    def bring_back(self, rows: Sequence[SwappedSequence]) -> None:
+    def swap_in(self, rows: Sequence[SwappedSequence]) -> None:
         """Let the rows of a fresh batch go on where they were put aside, in the place of `prefill`."""
         for b, (job, row) in enumerate(zip(self.jobs, rows, strict=True)):
             length = len(job.prompt) + len(job.tokens)
@@ -192,7 +192,7 @@ class Batch:
             self.prefix.lengths_B[b] = length
             self.noise.draws[:, b] = row.draws
             for tier, held in zip(self.tiers, row.tiers, strict=True):
-                tier.bring_back(b, held)
+                tier.swap_in(b, held)
 
     @property
     def bitwise(self) -> bool:

@@ -77,7 +77,7 @@ class EngineCore:
         match group.status:
             case Status.WAITING | Status.SWAPPED if group in self._waiting:
                 self._waiting.remove(group)
-                group.aside = None
+                group.swapped = None
             case Status.PREFILLING:
                 self._stop_reading()
             case Status.RUNNING:
@@ -85,13 +85,13 @@ class EngineCore:
                 self._drop(group.mode, group.jobs)
         group.status = Status.FINISHED
 
-    def put_aside(self, group: SequenceGroup) -> None:
+    def swap_out(self, group: SequenceGroup) -> None:
         """Copy what it holds to host memory, and let it wait again behind all others. Only one that is decoded can be.
 
         Its text will be the same. A group that goes on with a memory of its owner's keeps it.
         """
         if group.status is Status.RUNNING and not group.memory:
-            group.aside = [self._batches[group.mode].aside(job) for job in group.left]
+            group.swapped = [self._batches[group.mode].swap_out(job) for job in group.left]
             self._groups.remove(group)
             self._drop(group.mode, group.jobs)
             self._waiting.append(group)
@@ -169,14 +169,14 @@ class EngineCore:
         return rows + len(group.left) <= self.store.rows and self._prefixes.make_room(self._pages(group) - begun)
 
     def _make_way(self) -> None:
-        """Put aside one that has had its turn, if others wait for room and what lies aside then would fit the store."""
+        """Put swapped one that has had its turn, if others wait for room and what lies swapped then would fit the store."""
         if self._turn is None or self._admit() or not self._waiting:
             return
         _, *others = self._waiting
-        aside = sum(self._pages(group) for group in others if group.status is Status.SWAPPED)
+        swapped = sum(self._pages(group) for group in others if group.status is Status.SWAPPED)
         for group in self._groups:
-            if group.steps >= self._turn and not group.memory and aside + self._pages(group) <= self.store.pages:
-                return self.put_aside(group)
+            if group.steps >= self._turn and not group.memory and swapped + self._pages(group) <= self.store.pages:
+                return self.swap_out(group)
 
     def _begin(self, group: SequenceGroup, begun: list[int]) -> None:
         group.started, group.steps = group.started or perf_counter(), 0
@@ -235,7 +235,7 @@ class EngineCore:
             return self._stop_reading()
         if progress:
             return
-        self._reading, group.aside = None, None
+        self._reading, group.swapped = None, None
         self._note(batch, group.jobs[:1])
         self._groups.append(group)
         group.status = Status.RUNNING

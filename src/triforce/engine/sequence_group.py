@@ -52,7 +52,7 @@ class SequenceGroup:
     """Steps since its turn came."""
     cached: int = 0
     """Tokens of the prompt that need not be read, as others have read them."""
-    aside: list[SwappedSequence] | None = None
+    swapped: list[SwappedSequence] | None = None
     """What the rows of its jobs that are not done hold, while others have their room."""
     error: Exception | None = None
     """What ended it before its time."""
@@ -77,14 +77,14 @@ class SequenceGroup:
         """Pages that it can begin with."""
         first = self.jobs[0]
         scored = first.params.prompt_logprobs is not None  # every position is needed
-        if self.aside or self.memory or self.earlier or scored:
+        if self.swapped or self.memory or self.earlier or scored:
             return []
         return prefixes.find(first.scope, first.prompt)
 
     def read(self, batch: Batch, grant: Grant) -> Iterator[tuple[int, int]]:
         """All that comes before the next token, as `Batch.prefill` yields it."""
-        if self.aside:
-            batch.bring_back(self.aside)
+        if self.swapped:
+            batch.swap_in(self.swapped)
             return
         if self.earlier:
             batch.restore(self.earlier)

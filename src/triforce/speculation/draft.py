@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.ragged import Bools, Ints, columns, rows, there
+from triforce.ragged import Bools, Ints, columns, rows, to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,6 @@ def _put(cells_BK: Ints, at_BJ: Ints, values_BJ: Ints) -> Ints:
 def _laws(before_BKV: Tensor, after_BJV: Tensor, at_BJ: Ints) -> Tensor:
     both_BKV = torch.cat((before_BKV.to(after_BJV.device), after_BJV), 1)
     if both_BKV.shape[2]:
-        at_BJ1 = there(at_BJ, both_BKV.device)[..., None]
+        at_BJ1 = to_device(at_BJ, both_BKV.device)[..., None]
         both_BKV.scatter_(1, at_BJ1.expand_as(after_BJV), after_BJV)
     return both_BKV

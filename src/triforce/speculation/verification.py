@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triforce.ragged import Bools, Ints, columns, rows, there
+from triforce.ragged import Bools, Ints, columns, rows, to_device
 from triforce.speculation.draft import Draft
 
 
@@ -27,8 +27,8 @@ def rejection(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Ten
     row is for the draw and the others for its guesses, so that a row with fewer guesses than its mates uses fewer.
     """
     (B, K), device = draft.tokens_BK.shape, probs_BJV.device
-    rows_B, counts_B = torch.arange(B, device=device), there(draft.counts_B, device)
-    laws_BKV, tokens_BK1 = draft.laws_BKV.to(device), there(draft.tokens_BK, device)[..., None]
+    rows_B, counts_B = torch.arange(B, device=device), to_device(draft.counts_B, device)
+    laws_BKV, tokens_BK1 = draft.laws_BKV.to(device), to_device(draft.tokens_BK, device)[..., None]
     p_BK = probs_BJV[:, :K].gather(2, tokens_BK1).squeeze(2)
     q_BK = laws_BKV.gather(2, tokens_BK1).squeeze(2)
     kept_B = _leading(draft, uniforms_BJ[:, 1:] * q_BK < p_BK)
@@ -50,9 +50,9 @@ def block(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor,
     the last guess q = 0, and that is reach_j. The uniforms are those of `rejection`.
     """
     (B, K), device = draft.tokens_BK.shape, probs_BJV.device
-    rows_B, counts_B = torch.arange(B, device=device), there(draft.counts_B, device)
+    rows_B, counts_B = torch.arange(B, device=device), to_device(draft.counts_B, device)
     columns_J = torch.arange(K + 1, device=device)
-    tokens_BK1 = there(draft.tokens_BK, device)[..., None]
+    tokens_BK1 = to_device(draft.tokens_BK, device)[..., None]
     laws_BJV = F.pad(draft.laws_BKV.to(device), (0, 0, 0, 1)) * (columns_J < counts_B[:, None])[..., None]
     ratios_BK = (probs_BJV[:, :K].gather(2, tokens_BK1) / laws_BJV[:, :K].gather(2, tokens_BK1)).squeeze(2)
     one_B = torch.ones(B, dtype=probs_BJV.dtype, device=device)
@@ -73,7 +73,7 @@ def seeded(draft: Draft, probs_BJV: Tensor, exponentials_BJV: Tensor) -> tuple[T
     share the E of a position, so the picks of a text do not depend on what was guessed.
     """
     picks_BJ = race(probs_BJV, exponentials_BJV)
-    kept_B = _leading(draft, there(draft.tokens_BK, picks_BJ.device) == picks_BJ[:, :-1])
+    kept_B = _leading(draft, to_device(draft.tokens_BK, picks_BJ.device) == picks_BJ[:, :-1])
     return kept_B, picks_BJ.gather(1, kept_B[:, None]).squeeze(1)
 
 
@@ -93,7 +93,7 @@ def draw(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
 
 
 def _leading(draft: Draft, fits_BK: Tensor) -> Tensor:
-    real_BK = there(np.arange(fits_BK.shape[1]) < draft.counts_B[:, None], fits_BK.device)
+    real_BK = to_device(np.arange(fits_BK.shape[1]) < draft.counts_B[:, None], fits_BK.device)
     return (fits_BK & real_BK).long().cumprod(1).sum(1)
 
 
@@ -126,7 +126,7 @@ class Rejection:
 
     def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
         uniforms_BJ = self.noise.uniforms(tier, probs_BJV.shape[1], (draft.counts_B + 1) * live_B)
-        return settle(draft, *rejection(draft, probs_BJV, uniforms_BJ), probs_BJV, tier)
+        return accepted_draft(draft, *rejection(draft, probs_BJV, uniforms_BJ), probs_BJV, tier)
 
 
 class BlockRejection(Rejection):
@@ -134,7 +134,7 @@ class BlockRejection(Rejection):
 
     def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
         uniforms_BJ = self.noise.uniforms(tier, probs_BJV.shape[1], (draft.counts_B + 1) * live_B)
-        return settle(draft, *block(draft, probs_BJV, uniforms_BJ), probs_BJV, tier)
+        return accepted_draft(draft, *block(draft, probs_BJV, uniforms_BJ), probs_BJV, tier)
 
 
 class Seeded:
@@ -147,12 +147,12 @@ class Seeded:
         return 0
 
     def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
-        positions_BJ = there(columns(lengths_B, probs_BJV.shape[1]), probs_BJV.device)
+        positions_BJ = to_device(columns(lengths_B, probs_BJV.shape[1]), probs_BJV.device)
         exponentials_BJV = self.noise.exponentials(positions_BJ, probs_BJV.shape[2])
-        return settle(draft, *seeded(draft, probs_BJV, exponentials_BJV), probs_BJV[..., :0], tier)
+        return accepted_draft(draft, *seeded(draft, probs_BJV, exponentials_BJV), probs_BJV[..., :0], tier)
 
 
-def settle(draft: Draft, kept_B: Tensor, tokens_B: Tensor, laws_BJV: Tensor, tier: int) -> Draft:
+def accepted_draft(draft: Draft, kept_B: Tensor, tokens_B: Tensor, laws_BJV: Tensor, tier: int) -> Draft:
     """The kept guesses with the drawn token behind them, as a draft of the verifier's law: the host waits here."""
     kept_B1, drawn_B1 = torch.stack((kept_B, tokens_B)).cpu().numpy()[..., None]
     none_B1 = np.zeros_like(kept_B1)

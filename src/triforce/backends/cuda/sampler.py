@@ -13,11 +13,11 @@ from torch import Tensor
 
 from triforce.backends.cuda.triton.sampler import KEPT, SamplerInputs, by_race, by_rejection
 from triforce.interface.sampling_params import SamplingParams
-from triforce.ragged import Bools, Ints, there
+from triforce.ragged import Bools, Ints, to_device
 from triforce.sampling import Noise, Warper
 from triforce.sampling.logits import check
 from triforce.speculation import Draft, Rejection, Seeded, SequenceState
-from triforce.speculation.verification import settle
+from triforce.speculation.verification import accepted_draft
 
 
 class TritonSampling:
@@ -43,14 +43,14 @@ class TritonSampling:
             text = torch.from_numpy(prefix.ids_BS), torch.from_numpy(prefix.lengths_B)
             logits_BJV = self._warper.adjusted(logits_BJV, *text)
         lasts_B = np.where(live_B, guess.counts_B, -1)
-        places_2B = there(np.stack((prefix.lengths_B, lasts_B)), logits_BJV.device)
+        places_2B = to_device(np.stack((prefix.lengths_B, lasts_B)), logits_BJV.device)
         asked = SamplerInputs(logits_BJV, self._settings_5B, places_2B)
         decided_2BJ, laws_BJV = self._decide(asked, guess, live_B, tier)
         verdicts_BJ, peaks_BJ = decided_2BJ.cpu()  # here the host waits
         check(peaks_BJ.view(torch.float64))
         kept_B = _leading(verdicts_BJ.numpy(), guess, isinstance(self.coupling, Seeded))
         tokens_B = verdicts_BJ[torch.arange(len(kept_B)), kept_B]
-        return settle(guess, kept_B, tokens_B, laws_BJV, tier)
+        return accepted_draft(guess, kept_B, tokens_B, laws_BJV, tier)
 
     def _decide(self, asked: SamplerInputs, guess: Draft, live_B: Bools, tier: int) -> tuple[Tensor, Tensor]:
         """Verdicts and peaks (2, B, J), and the laws that a draft must carry."""
@@ -60,7 +60,7 @@ class TritonSampling:
             nothing_BJV = guess.laws_BKV.new_empty(*asked.logits_BJV.shape[:2], 0)
             return by_race(asked, noise.seeds_B, noise.choices_B), nothing_BJV
         uniforms_BJ = noise.uniforms(tier, asked.logits_BJV.shape[1], (guess.counts_B + 1) * live_B)
-        tokens_BK = there(np.ascontiguousarray(guess.tokens_BK), device)
+        tokens_BK = to_device(np.ascontiguousarray(guess.tokens_BK), device)
         return by_rejection(asked, tokens_BK, guess.laws_BKV.to(device), uniforms_BJ.to(device))
 
 
