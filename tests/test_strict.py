@@ -53,7 +53,7 @@ def swapped_out_and_in(llm: LLM, mode: str) -> None:
     texts = llm.open(1, 240)
     first, second = (llm.request(ids(150, seed), ask(max_tokens=12), mode=mode) for seed in (0, 1))
     texts.submit([first])
-    while len(first.jobs[0].tokens) < 4:
+    while len(first.sequences[0].tokens) < 4:
         texts.step()
     texts.submit([second])
     texts.engine.swap_out(first.groups[0])

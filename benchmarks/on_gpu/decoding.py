@@ -77,7 +77,7 @@ def timed(batch: Batch, kept: dict[int, float]) -> float:
         steps.append((graphs.captured() - known, batch.decode_seconds - before, taken))
     steps = steps[1:] or steps  # the first compiles kernels
     steps = [step for step in steps if not step[0]] or steps
-    return sum(seconds for _, seconds, _ in steps) * len(batch.jobs) / sum(taken for *_, taken in steps)
+    return sum(seconds for _, seconds, _ in steps) * len(batch.sequences) / sum(taken for *_, taken in steps)
 
 
 def _require_room(setup: Setup, shape: str, context: int, rows: int) -> None:

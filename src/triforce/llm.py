@@ -260,11 +260,11 @@ class LLM:
         seed = self.ranks.broadcast(secrets.randbits(32)) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         constraints = [self.follow(params.grammar) if params.grammar else None for _ in range(params.n)]
-        jobs = [
+        sequences = [
             TokenSequence(ids, params, seed, choice, stop_ids, scope, constraint)
             for choice, constraint in enumerate(constraints)
         ]
-        return Request(ids, [OutputStream(job, self.tokenizer) for job in jobs], mode, self.coupling)
+        return Request(ids, [OutputStream(sequence, self.tokenizer) for sequence in sequences], mode, self.coupling)
 
 
 def _require_params(params: object) -> None:

@@ -207,16 +207,16 @@ def test_a_verification_of_any_width_is_news(width: int) -> None:
 
 def generate(mode: str, prompts: list[list[int]], tokens: int, **how: Any) -> tuple[list[list[int]], Batch]:
     params = SamplingParams(temperature=0.8, max_tokens=tokens)
-    jobs = [TokenSequence(prompt, params, seed=5 + b) for b, prompt in enumerate(prompts)]
+    sequences = [TokenSequence(prompt, params, seed=5 + b) for b, prompt in enumerate(prompts)]
     gammas = {name: how.pop(name) for name in ("gamma_1", "gamma_2", "selection") if name in how}
     retrieval = RetrievalConfig.parse(**(dict(budget=48, chunk=16, refresh=1, full_layers="none") | how))
     models = ModelSet(DECODER, small_decoder(seed=3, layers=1))
-    batch = Batch(models, MODES[mode], SpeculativeConfig(**gammas, retrieval=retrieval), "seeded", jobs)
+    batch = Batch(models, MODES[mode], SpeculativeConfig(**gammas, retrieval=retrieval), "seeded", sequences)
     for _ in batch.prefill():
         pass
     while not batch.done:
         batch.step()
-    return [job.tokens for job in jobs], batch
+    return [sequence.tokens for sequence in sequences], batch
 
 
 PROMPTS = [text(30, seed=20), text(77, seed=21), text(150, seed=22)]

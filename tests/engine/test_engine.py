@@ -96,7 +96,7 @@ def test_who_had_a_turn_makes_room_and_goes_on_later(folder: Path) -> None:
             assert not isinstance(event, Exception), event
             if isinstance(event, RequestOutput):
                 done.append(one)
-                wanted = alone(model, len(one.prompt), mode=one.mode, tokens=one.jobs[0].params.max_tokens)
+                wanted = alone(model, len(one.prompt), mode=one.mode, tokens=one.sequences[0].params.max_tokens)
                 check_same(event.outputs, wanted)
         swapped = [group for group in texts.engine._waiting if group.swapped]
         swaps, before = swaps + len([group for group in swapped if group not in before]), swapped
@@ -150,7 +150,7 @@ def test_a_pass_that_fails_ends_those_who_were_in_it(folder: Path, monkeypatch: 
     model, plain = llm(folder), Batch.step
 
     def step(batch: Batch) -> list[int]:
-        if len(batch.tiers) > 1 and len(batch.jobs) > 1:
+        if len(batch.tiers) > 1 and len(batch.sequences) > 1:
             raise ValueError("broken")
         return plain(batch)
 

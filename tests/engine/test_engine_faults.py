@@ -41,7 +41,7 @@ def play_swapped(model: LLM, mode: str) -> None:
     twins, other = request(model, 150, mode, n=2, max_tokens=LATE), request(model, 260, mode, seed=11)
     texts.submit([twins])
     (group,) = twins.groups
-    while len(group.jobs[0].tokens) < 9:
+    while len(group.sequences[0].tokens) < 9:
         texts.step()
         assert group.error is None
     tables = texts.engine._batches[mode].top.cache.pool.tables
@@ -73,7 +73,7 @@ FAULTS = [
     Edit(PagePool, "disown", (" if not self._owners[page]", "")),
     Edit(Counters, "select", ("[list(rows)]", "[: len(rows)]")),
     Edit(Batch, "swap_in", ("= row.draws", "= 0")),
-    Edit(Batch, "swap_in", ("+ job.tokens", "+ job.prompt[: len(job.tokens)]")),
+    Edit(Batch, "swap_in", ("+ sequence.tokens", "+ sequence.prompt[: len(sequence.tokens)]")),
     Edit(FullView, "swap_in", ("= seen.sight", "= self.sights[0]")),
     Edit(RetrievalView, "swap_out", ("if choice:", "if False:")),
     Edit(RetrievalView, "swap_in", ("self.row_units(b)[choice.units]", "choice.units.int()")),

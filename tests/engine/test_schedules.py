@@ -88,7 +88,7 @@ class Schedules(RuleBasedStateMachine):
             assert isinstance(event, RequestOutput), event
             texts = [output.token_ids for output in event.outputs]
             assert texts == self.running.pop(one)
-            which, tokens = (len(one.prompt), self.temperatures[one]), one.jobs[0].params.max_tokens
+            which, tokens = (len(one.prompt), self.temperatures[one]), one.sequences[0].params.max_tokens
             plain = alone(self.model, *which, tokens=tokens)
             assert texts == [each.token_ids for each in plain[: len(texts)]] and len(texts[0]) == tokens
             if one.mode != "auto":  # whose pilot looks at all rows, and at the clock
@@ -109,8 +109,8 @@ class Schedules(RuleBasedStateMachine):
                 assert all(held.count(page) == 1 for page in table[length // 16 :]), (
                     "a row writes to its own pages only"
                 )
-        assert sum(len(batch.jobs) for batch in batches) <= it.store.rows
-        assert all(job.finish is None for batch in batches for job in batch.jobs)
+        assert sum(len(batch.sequences) for batch in batches) <= it.store.rows
+        assert all(sequence.finish is None for batch in batches for sequence in batch.sequences)
 
     def teardown(self) -> None:
         while self.running and self.texts.busy:

@@ -19,7 +19,7 @@ from triforce.kvcache import Budget, RetrievalConfig
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.model.weights import Layer, Weights
-from triforce.sampling import Warper
+from triforce.sampling import LogitsProcessor
 
 V, C, HEADS, GROUPS, D, LAYERS = 6, 32, 4, 2, 8, 2
 PROMPTS = [
@@ -61,8 +61,10 @@ def started(
     mode: str, coupling: str, params: SamplingParams, rows: int, first: int = 0, setting: SpeculativeConfig = SETTING
 ) -> Batch:
     """A ragged batch that has read its prompts: row b is choice `first + b`, of prompt b modulo their number."""
-    jobs = [TokenSequence(PROMPTS[row % len(PROMPTS)], params, seed=1234, choice=first + row) for row in range(rows)]
-    batch = Batch(MODELS, MODES[mode], setting, coupling, jobs)
+    sequences = [
+        TokenSequence(PROMPTS[row % len(PROMPTS)], params, seed=1234, choice=first + row) for row in range(rows)
+    ]
+    batch = Batch(MODELS, MODES[mode], setting, coupling, sequences)
     deque(batch.prefill(), maxlen=0)
     return batch
 
@@ -71,18 +73,18 @@ def finished(batch: Batch) -> Tensor:
     """The new tokens of each row, (B, max_tokens)."""
     while not batch.done:
         batch.step()
-    return torch.tensor([job.tokens for job in batch.jobs])
+    return torch.tensor([sequence.tokens for sequence in batch.sequences])
 
 
 @torch.no_grad()
 def laws(texts_BT: Tensor, params: SamplingParams, model: Decoder = MODELS.target) -> Tensor:
-    """The law of each of these tokens given those before it, (B, T, V): plain dense passes, and the real warper."""
+    """The law of each of these tokens given those before it, (B, T, V): plain dense passes and the real processor."""
     laws_BTV = torch.empty(*texts_BT.shape, V, dtype=torch.float64)
     for first, prompt in enumerate(PROMPTS):
         for rows in torch.arange(first, len(texts_BT), len(PROMPTS)).split(64):
             ids_RS = torch.cat([torch.tensor(prompt).repeat(len(rows), 1), texts_BT[rows]], 1)
             at_RT = (len(prompt) - 1 + torch.arange(texts_BT.shape[1])).repeat(len(rows), 1)
             lengths = [len(prompt)] * len(rows)
-            warper = Warper([params] * len(rows), lengths, V)
-            laws_BTV[rows] = warper(score(model, ids_RS, at_BJ=at_RT), ids_RS, torch.tensor(lengths))
+            processor = LogitsProcessor([params] * len(rows), lengths, V)
+            laws_BTV[rows] = processor(score(model, ids_RS, at_BJ=at_RT), ids_RS, torch.tensor(lengths))
     return laws_BTV

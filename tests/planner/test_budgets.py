@@ -39,8 +39,8 @@ EQUAL = world((0.05 * MS, 0.9), (0.1 * MS, 0.9), (0.2 * MS, 0.9))
 
 
 def batch(*prompts: list[int], setting: RetrievalConfig = OPEN) -> Batch:
-    jobs = [TokenSequence(prompt, SamplingParams(0.8, max_tokens=60), seed=1) for prompt in prompts]
-    made = Batch(MODELS, MODES["auto"], replace(SETTING, retrieval=setting), "seeded", jobs)
+    sequences = [TokenSequence(prompt, SamplingParams(0.8, max_tokens=60), seed=1) for prompt in prompts]
+    made = Batch(MODELS, MODES["auto"], replace(SETTING, retrieval=setting), "seeded", sequences)
     deque(made.prefill(), maxlen=0)
     return made
 
@@ -128,7 +128,7 @@ def test_rows_of_one_batch_have_the_budget_of_their_size() -> None:
     made.step()
     chosen = [choice.tokens for choice in it._view.choices if choice]
     assert 64 < chosen[0] <= 128 and chosen[1] <= 64
-    assert [stretch.budget for job in made.jobs for stretch in job.timeline] == [128, 64]
+    assert [stretch.budget for sequence in made.sequences for stretch in sequence.timeline] == [128, 64]
 
 
 def test_rows_teach_the_share_of_their_size() -> None:

@@ -27,8 +27,8 @@ LENGTH = 20_000
 
 
 def read(mode: str, findings: Findings | None, prompts: list[list[int]] = PROMPTS) -> Batch:
-    jobs = [TokenSequence(prompt, PARAMS, seed=7, choice=b) for b, prompt in enumerate(prompts)]
-    batch = Batch(MODELS, MODES[mode], OPEN, "seeded", jobs, findings=findings)
+    sequences = [TokenSequence(prompt, PARAMS, seed=7, choice=b) for b, prompt in enumerate(prompts)]
+    batch = Batch(MODELS, MODES[mode], OPEN, "seeded", sequences, findings=findings)
     deque(batch.prefill(), maxlen=0)
     return batch
 

@@ -36,8 +36,8 @@ def piloted(coupling: str = "seeded", models: ModelSet = MODELS, rows: int = ROW
 
 def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = MODELS, rows: int = 1) -> Batch:
     """All tiers, their prompts read; without costs nobody steers them yet."""
-    jobs = [TokenSequence(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
-    batch = Batch(models, MODES["auto"], SETTING, coupling, jobs, costs=costs)
+    sequences = [TokenSequence(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
+    batch = Batch(models, MODES["auto"], SETTING, coupling, sequences, costs=costs)
     deque(batch.prefill(), maxlen=0)
     return batch
 
@@ -104,9 +104,11 @@ def test_and_as_it_decides_itself() -> None:
     batch = piloted()
     assert torch.equal(finished(batch), plain())
     assert [tier.name for tier in batch.tiers] == ["lookup", "draft", "retrieval", "full"]
-    assert {origin for job in batch.jobs for origin in job.origins} <= {tier.name for tier in batch.tiers}
-    for job in batch.jobs:
-        assert sum(stretch.tokens for stretch in job.timeline) == len(job.tokens)
+    assert {origin for sequence in batch.sequences for origin in sequence.origins} <= {
+        tier.name for tier in batch.tiers
+    }
+    for sequence in batch.sequences:
+        assert sum(stretch.tokens for stretch in sequence.timeline) == len(sequence.tokens)
 
 
 def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> CostModel:

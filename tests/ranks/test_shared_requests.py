@@ -226,7 +226,7 @@ def test_a_rank_that_breaks_ends_the_engine(pair: Path, monkeypatch: pytest.Monk
     step, told = engine_module.Batch.step, []
 
     def breaking(self: Any) -> list[int]:
-        if self.target.ranks.rank and len(self.jobs[0].tokens) > 5:
+        if self.target.ranks.rank and len(self.sequences[0].tokens) > 5:
             raise MemoryError
         return step(self)
 

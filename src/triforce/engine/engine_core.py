@@ -82,7 +82,7 @@ class EngineCore:
                 self._stop_reading()
             case Status.RUNNING:
                 self._groups.remove(group)
-                self._drop(group.mode, group.jobs)
+                self._drop(group.mode, group.sequences)
         group.status = Status.FINISHED
 
     def swap_out(self, group: SequenceGroup) -> None:
@@ -91,9 +91,9 @@ class EngineCore:
         Its text will be the same. A group that goes on with a memory of its owner's keeps it.
         """
         if group.status is Status.RUNNING and not group.memory:
-            group.swapped = [self._batches[group.mode].swap_out(job) for job in group.left]
+            group.swapped = [self._batches[group.mode].swap_out(sequence) for sequence in group.left]
             self._groups.remove(group)
-            self._drop(group.mode, group.jobs)
+            self._drop(group.mode, group.sequences)
             self._waiting.append(group)
             group.status = Status.SWAPPED
 
@@ -136,19 +136,21 @@ class EngineCore:
                 self._fail(mode, error)
                 continue
             seconds += perf_counter() - started
-            outputs += [StepOutput(job, count) for job, count in zip(batch.jobs, taken, strict=True) if count]
-            self._leave(mode, [job for job in batch.jobs if job.finish])
+            outputs += [
+                StepOutput(sequence, count) for sequence, count in zip(batch.sequences, taken, strict=True) if count
+            ]
+            self._leave(mode, [sequence for sequence in batch.sequences if sequence.finish])
         self._pacer.stepped(seconds)
         for group in self._groups:
             group.steps += 1
         return outputs
 
-    def finish(self, job: TokenSequence, surplus: int) -> None:
+    def finish(self, sequence: TokenSequence, surplus: int) -> None:
         """End a sequence before its last `surplus` tokens, as a stop string ends there. It may have left already."""
-        job.cut(surplus)
+        sequence.cut(surplus)
         for mode, batch in list(self._batches.items()):
-            if job in batch.jobs:
-                self._leave(mode, [job])
+            if sequence in batch.sequences:
+                self._leave(mode, [sequence])
 
     def _admit(self) -> bool:
         """Whether there is something to read; the next in the queue, if it fits."""
@@ -165,11 +167,11 @@ class EngineCore:
         return self._reading is not None
 
     def _fits(self, group: SequenceGroup, begun: int) -> bool:
-        rows = sum(len(batch.jobs) for batch in self._batches.values())
+        rows = sum(len(batch.sequences) for batch in self._batches.values())
         return rows + len(group.left) <= self.store.rows and self._prefixes.make_room(self._pages(group) - begun)
 
     def _make_way(self) -> None:
-        """Put swapped one that has had its turn, if others wait for room and what lies swapped then would fit the store."""
+        """Swap out one that has had its turn, if others wait for room and the host has room for it."""
         if self._turn is None or self._admit() or not self._waiting:
             return
         _, *others = self._waiting
@@ -218,7 +220,7 @@ class EngineCore:
     def _pages(self, group: SequenceGroup) -> int:
         """Pages that it takes from the store: enough to come to its end."""
         context, reach = self._models.target.config.context, self._setting.reach
-        return 0 if group.memory else sum(pages_for(job.capacity(context, reach)) for job in group.left)
+        return 0 if group.memory else sum(pages_for(sequence.capacity(context, reach)) for sequence in group.left)
 
     def _read(self) -> None:
         """One pass over the prompts of the group whose turn it is."""
@@ -236,7 +238,7 @@ class EngineCore:
         if progress:
             return
         self._reading, group.swapped = None, None
-        self._note(batch, group.jobs[:1])
+        self._note(batch, group.sequences[:1])
         self._groups.append(group)
         group.status = Status.RUNNING
         if group.mode in self._batches:
@@ -244,15 +246,15 @@ class EngineCore:
         else:
             self._batches[group.mode] = batch
 
-    def _note(self, batch: Batch, jobs: list[TokenSequence]) -> None:
+    def _note(self, batch: Batch, sequences: list[TokenSequence]) -> None:
         """What these rows have seen may serve others."""
         pool = batch.top.cache.pool
-        for b, job in enumerate(batch.jobs):
-            if job in jobs and batch.memory is None:
+        for b, sequence in enumerate(batch.sequences):
+            if sequence in sequences and batch.memory is None:
                 # Strictly, what was read as a prompt is to be shared, and what was decoded is not: its bits differ.
-                seen = max(0, len(job.prompt) - 1 - TAIL) if self._setting.strict else pool.lengths_B[b]
+                seen = max(0, len(sequence.prompt) - 1 - TAIL) if self._setting.strict else pool.lengths_B[b]
                 whole = int(seen) // self.store.whole * self.store.whole
-                self._prefixes.note(job.scope, batch.prefix.ids_BS[b, :whole], pool.tables[b])
+                self._prefixes.note(sequence.scope, batch.prefix.ids_BS[b, :whole], pool.tables[b])
 
     def _stop_reading(self) -> None:
         assert self._reading
@@ -281,13 +283,13 @@ class EngineCore:
             self._groups.remove(group)
             group.status = Status.FINISHED
 
-    def _drop(self, mode: str, jobs: list[TokenSequence]) -> None:
+    def _drop(self, mode: str, sequences: list[TokenSequence]) -> None:
         """Some rows of a batch leave, if they are still there."""
         batch = self._batches.get(mode)
-        rows = [b for b, job in enumerate(batch.jobs) if job not in jobs] if batch else []
+        rows = [b for b, sequence in enumerate(batch.sequences) if sequence not in sequences] if batch else []
         if batch and not rows:
             self._close(batch)
-        if batch and len(rows) < len(batch.jobs):
+        if batch and len(rows) < len(batch.sequences):
             batch.keep(rows)
         if batch and not rows:
             del self._batches[mode]

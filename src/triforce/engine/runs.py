@@ -68,9 +68,13 @@ class Runs:
         """All of them on one engine, whose KV has room for as many texts as are made at a time."""
         if self._ranks.count > 1 and (files.save or files.load):
             raise RequestError("a saved KV cache is of one process; leave out --tp and torchrun, or the file")
-        compare(self._ranks, "requests", [(r.prompt, r.mode, r.jobs[0].params, r.jobs[0].seed) for r in requests])
+        compare(
+            self._ranks, "requests", [(r.prompt, r.mode, r.sequences[0].params, r.sequences[0].seed) for r in requests]
+        )
         context, reach = self._models.target.config.context, self._setting.reach
-        sizes = sorted(pages_for(job.capacity(context, reach)) for request in requests for job in request.jobs)
+        sizes = sorted(
+            pages_for(sequence.capacity(context, reach)) for request in requests for sequence in request.sequences
+        )
         rows, pages = min(len(sizes), MOST_ROWS), sum(sizes[-MOST_ROWS:])
         with self._engine(rows, pages, files, memory) as texts:
             earlier, on_read = self.prompt_files(files, texts.engine.store.pool, requests[0].prompt)

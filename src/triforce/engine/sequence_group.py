@@ -39,7 +39,7 @@ class SequenceGroup:
     the exact view once all prompts have been read.
     """
 
-    jobs: list[TokenSequence]
+    sequences: list[TokenSequence]
     mode: str
     memory: FullView | None = None
     earlier: SavedCache | None = None
@@ -60,7 +60,7 @@ class SequenceGroup:
     @property
     def left(self) -> list[TokenSequence]:
         """Jobs that are not done."""
-        return [job for job in self.jobs if job.finish is None]
+        return [sequence for sequence in self.sequences if sequence.finish is None]
 
     def fail(self, error: Exception) -> None:
         """It has ended before its time; of memory that ran out it is said what would need less."""
@@ -75,7 +75,7 @@ class SequenceGroup:
 
     def shared(self, prefixes: PrefixCache) -> list[int]:
         """Pages that it can begin with."""
-        first = self.jobs[0]
+        first = self.sequences[0]
         scored = first.params.prompt_logprobs is not None  # every position is needed
         if self.swapped or self.memory or self.earlier or scored:
             return []

@@ -66,7 +66,7 @@ class Tier(Generic[C]):
 
     def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
         """At least `gamma` tokens for each live row, each a sample of this tier's law given the text before it."""
-        draft = nothing = Draft.empty(len(live_B), sampling.coupling.law_size(sampling.vocab_size))
+        draft = nothing = Draft.empty(len(live_B), sampling.coupling.probs_size(sampling.vocab_size))
         going_on = False
         while (live_B := live_B & (draft.counts_B < self.gamma)).any():
             guess = self.below.propose(prefix, sampling, live_B) if self.below else nothing
@@ -106,7 +106,7 @@ class Tier(Generic[C]):
 
     def commit(self, prefix: SequenceState, step: Draft, live_B: Bools) -> SequenceState:
         """The text with what was kept behind it; what was refused is forgotten, here and below."""
-        kept = prefix.append(Draft(step.tokens_BK, step.laws_BKV, step.origins_BK, step.counts_B * live_B))
+        kept = prefix.append(Draft(step.tokens_BK, step.probs_BKV, step.origins_BK, step.counts_B * live_B))
         self.rewind(kept)
         return kept
 
