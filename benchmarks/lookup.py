@@ -20,7 +20,7 @@ import torch
 from triforce import LLM, SamplingParams
 from triforce.bench.acceptance.walk import TeacherForcing
 from triforce.bench.acceptance.workloads import Span
-from triforce.engine.config import SpeculativeConfig
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import TierBuilder
 from triforce.eval.agreement import overlap
 from triforce.interface.outputs import RequestOutput

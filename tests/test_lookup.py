@@ -12,10 +12,10 @@ import torch
 
 from benchmarks.lookup import main as benchmark
 from tests.laws.tiny import MODELS, PROMPTS, V, finished, started
-from triforce.engine.batch import Batch
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import CacheError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, ints
@@ -133,9 +133,9 @@ def test_the_law_of_a_guess_is_a_point_mass(coupling: type) -> None:
         assert draft.probs_BKV[0].tolist() == torch.eye(10, dtype=torch.float64)[[5, 6]].tolist()
 
 
-def hybrid(rows: int, coupling: str = "seeded", prompt: list[int] | None = None) -> Batch:
+def hybrid(rows: int, coupling: str = "seeded", prompt: list[int] | None = None) -> SequenceBatch:
     sequences = [TokenSequence(prompt or PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
-    batch = Batch(MODELS, MODES["hybrid"], SpeculativeConfig(sinks=4, window=24), coupling, sequences)
+    batch = SequenceBatch(MODELS, MODES["hybrid"], SpeculativeConfig(sinks=4, window=24), coupling, sequences)
     deque(batch.prefill(), maxlen=0)
     return batch
 
@@ -161,7 +161,7 @@ def test_both_guess_and_are_counted_apart(coupling: str) -> None:
     assert {origin for sequence in batch.sequences for origin in sequence.origins} == set(names)
 
 
-def written_on(batch: Batch, count: int) -> SequenceState:
+def written_on(batch: SequenceBatch, count: int) -> SequenceState:
     """The texts of a batch with so many random tokens more."""
     ids_BS = np.pad(batch.prefix.ids_BS, ((0, 0), (0, count)))
     for b, length in enumerate(batch.prefix.lengths_B.tolist()):

@@ -14,10 +14,10 @@ import torch
 
 from triforce.backends import native_loader
 from triforce.backends.token_sampler import make_noise
-from triforce.engine.batch import Batch
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.modes import MODES, ar
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
@@ -50,7 +50,7 @@ def texts(llm: LLM, prompts: list[list[int]], mode: str, params: SamplingParams,
 def margin(llm: LLM, text: list[int], params: SamplingParams, tokens: Sequence[int], prompt_length: int) -> float:
     """How far apart plain decoding's scores of two tokens are after `text`: log-probability plus Gumbel noise."""
     sequence = TokenSequence(text, params, params.seed or 0)
-    batch = Batch(llm.models, ar, SpeculativeConfig(), "seeded", [sequence])
+    batch = SequenceBatch(llm.models, ar, SpeculativeConfig(), "seeded", [sequence])
     batch.top.keeps_logits = True
     for _ in batch.prefill():
         pass

@@ -14,8 +14,6 @@ from triforce.checkpoint.known_drafts import SHIPPED, draft_for
 from triforce.checkpoint.sampling_defaults import sampling_defaults
 from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.engine.batch import COUPLINGS
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.engine import Engine, Request
 from triforce.engine.inputs import Message, Prompt, conversations, known, one_or_many, token_ids
 from triforce.engine.model_loader import Checkpoint, load
@@ -25,7 +23,9 @@ from triforce.engine.prefill_pacer import MAX_ITL
 from triforce.engine.release import trim_heap
 from triforce.engine.runs import MOST_ROWS, PromptCachePaths, Runs, compare
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import COUPLINGS
 from triforce.engine.sequence_group import OnPrefill
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.errors import ModelError, RequestError
 from triforce.interface.grammar import Grammar

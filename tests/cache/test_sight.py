@@ -13,10 +13,10 @@ from simple_cache import DEVICE
 from small import CLOSE, VOCAB, dense, feed, make_pool, prefill, slots_of, small_decoder, text
 from torch import Tensor
 
-from triforce.engine.batch import Batch
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, FullView, RetrievalConfig, RetrievalView
@@ -205,13 +205,13 @@ def test_a_verification_of_any_width_is_news(width: int) -> None:
     assert feed(DECODER, lower, [[], [1, 2]])[1].isfinite().all()
 
 
-def generate(mode: str, prompts: list[list[int]], tokens: int, **how: Any) -> tuple[list[list[int]], Batch]:
+def generate(mode: str, prompts: list[list[int]], tokens: int, **how: Any) -> tuple[list[list[int]], SequenceBatch]:
     params = SamplingParams(temperature=0.8, max_tokens=tokens)
     sequences = [TokenSequence(prompt, params, seed=5 + b) for b, prompt in enumerate(prompts)]
     gammas = {name: how.pop(name) for name in ("gamma_1", "gamma_2", "selection") if name in how}
     retrieval = RetrievalConfig.parse(**(dict(budget=48, chunk=16, refresh=1, full_layers="none") | how))
     models = ModelSet(DECODER, small_decoder(seed=3, layers=1))
-    batch = Batch(models, MODES[mode], SpeculativeConfig(**gammas, retrieval=retrieval), "seeded", sequences)
+    batch = SequenceBatch(models, MODES[mode], SpeculativeConfig(**gammas, retrieval=retrieval), "seeded", sequences)
     for _ in batch.prefill():
         pass
     while not batch.done:

@@ -24,8 +24,8 @@ from tiny_llm import MODES, ask, counted, ids, llm
 from torch import Tensor
 
 from triforce.backends import native_loader
-from triforce.engine.batch import Batch
 from triforce.engine.engine import Request
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import SequenceGroup
 from triforce.errors import CacheError
 from triforce.interface.outputs import RequestOutput
@@ -54,8 +54,8 @@ def test_running_texts_do_not_wait_for_a_long_prompt(folder: Path, monkeypatch: 
     short, long = request(model, 40, max_tokens=200), request(model, 501, max_tokens=2)
     texts.submit([short])
     texts.step()
-    plain = Batch.step
-    monkeypatch.setattr(Batch, "step", lambda batch: (fed.append(texts.engine.kv_tokens), plain(batch))[1])
+    plain = SequenceBatch.step
+    monkeypatch.setattr(SequenceBatch, "step", lambda batch: (fed.append(texts.engine.kv_tokens), plain(batch))[1])
     texts.submit([long])
     while long.groups[0] not in texts.engine._groups:
         assert any(one is short for one, _ in texts.step())
@@ -147,14 +147,14 @@ def test_what_is_cancelled_gives_its_pages_back_at_once(folder: Path, steps: int
 
 
 def test_a_pass_that_fails_ends_those_who_were_in_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, plain = llm(folder), Batch.step
+    model, plain = llm(folder), SequenceBatch.step
 
-    def step(batch: Batch) -> list[int]:
+    def step(batch: SequenceBatch) -> list[int]:
         if len(batch.tiers) > 1 and len(batch.sequences) > 1:
             raise ValueError("broken")
         return plain(batch)
 
-    monkeypatch.setattr(Batch, "step", step)
+    monkeypatch.setattr(SequenceBatch, "step", step)
     texts = model.open(ROWS, KV_TOKENS)
     requests = [request(model, 40, mode) for mode in ("retrieval", "ar", "retrieval")]
     for one in requests:

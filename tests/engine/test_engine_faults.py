@@ -9,8 +9,8 @@ from engine_scene import LATE, ROWS, TOKENS, alone, check_empty, check_same, fin
 from tiny_llm import llm
 
 from tests.laws.mutants import Edit
-from triforce.engine.batch import Batch
 from triforce.engine.engine import Request
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.interface.outputs import RequestOutput
 from triforce.kvcache import FullView, PagePool, RetrievalView, StreamingView
 from triforce.llm import LLM
@@ -63,7 +63,7 @@ def play_swapped(model: LLM, mode: str) -> None:
 
 
 FAULTS = [
-    Edit(Batch, "_sample", ("if draws is not None:", "if False:")),
+    Edit(SequenceBatch, "_sample", ("if draws is not None:", "if False:")),
     Edit(StreamingView, "select", ("[each[b] for b in rows]", "each[: len(rows)]")),
     Edit(StreamingView, "join", ("other.lengths_B))", "0 * other.lengths_B))")),
     Edit(RetrievalView, "select", ("[self.choices[b] for b in rows]", "self.choices[: len(rows)]")),
@@ -72,8 +72,8 @@ FAULTS = [
     Edit(PagePool, "select", ("self.lengths_B[list(rows)]", "self.lengths_B[: len(rows)]")),
     Edit(PagePool, "disown", (" if not self._owners[page]", "")),
     Edit(Counters, "select", ("[list(rows)]", "[: len(rows)]")),
-    Edit(Batch, "swap_in", ("= row.draws", "= 0")),
-    Edit(Batch, "swap_in", ("+ sequence.tokens", "+ sequence.prompt[: len(sequence.tokens)]")),
+    Edit(SequenceBatch, "swap_in", ("= row.draws", "= 0")),
+    Edit(SequenceBatch, "swap_in", ("+ sequence.tokens", "+ sequence.prompt[: len(sequence.tokens)]")),
     Edit(FullView, "swap_in", ("= seen.sight", "= self.sights[0]")),
     Edit(RetrievalView, "swap_out", ("if choice:", "if False:")),
     Edit(RetrievalView, "swap_in", ("self.row_units(b)[choice.units]", "choice.units.int()")),

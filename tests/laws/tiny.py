@@ -9,10 +9,10 @@ from torch import Tensor
 
 from tests.simple_cache import score
 from triforce.backends.decoder import Decoder
-from triforce.engine.batch import Batch
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
@@ -59,17 +59,17 @@ MODELS = ModelSet(decoder(LAYERS, 0.0), decoder(1, 0.1))
 
 def started(
     mode: str, coupling: str, params: SamplingParams, rows: int, first: int = 0, setting: SpeculativeConfig = SETTING
-) -> Batch:
+) -> SequenceBatch:
     """A ragged batch that has read its prompts: row b is choice `first + b`, of prompt b modulo their number."""
     sequences = [
         TokenSequence(PROMPTS[row % len(PROMPTS)], params, seed=1234, choice=first + row) for row in range(rows)
     ]
-    batch = Batch(MODELS, MODES[mode], setting, coupling, sequences)
+    batch = SequenceBatch(MODELS, MODES[mode], setting, coupling, sequences)
     deque(batch.prefill(), maxlen=0)
     return batch
 
 
-def finished(batch: Batch) -> Tensor:
+def finished(batch: SequenceBatch) -> Tensor:
     """The new tokens of each row, (B, max_tokens)."""
     while not batch.done:
         batch.step()

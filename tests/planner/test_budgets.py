@@ -13,9 +13,9 @@ import pytest
 from tests.laws.tiny import MODELS, PROMPTS, SETTING
 from tests.planner.test_worlds import LONG, MS
 from tests.planner.world import Silence, World, flown, worth
-from triforce.engine.batch import Batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.planner import CostModel, Plan, PlanController, forecast
@@ -38,9 +38,9 @@ SMALLER = world((0.7 * MS, 0.90), (1.4 * MS, 0.90), (2.8 * MS, 0.90))
 EQUAL = world((0.05 * MS, 0.9), (0.1 * MS, 0.9), (0.2 * MS, 0.9))
 
 
-def batch(*prompts: list[int], setting: RetrievalConfig = OPEN) -> Batch:
+def batch(*prompts: list[int], setting: RetrievalConfig = OPEN) -> SequenceBatch:
     sequences = [TokenSequence(prompt, SamplingParams(0.8, max_tokens=60), seed=1) for prompt in prompts]
-    made = Batch(MODELS, MODES["auto"], replace(SETTING, retrieval=setting), "seeded", sequences)
+    made = SequenceBatch(MODELS, MODES["auto"], replace(SETTING, retrieval=setting), "seeded", sequences)
     deque(made.prefill(), maxlen=0)
     return made
 
@@ -109,7 +109,7 @@ def test_other_budgets_are_one_step_away_and_no_more_than_half_the_context() -> 
     assert options(view, {9: 2.0}, [400, 200]) == [{9: 2.0}, {8: 0.5, 9: 2.0}, {}]
 
 
-def both() -> tuple[PlanController, Batch]:
+def both() -> tuple[PlanController, SequenceBatch]:
     made = batch(LONGER, SHORTER)
     it = PlanController(made.top, 2, informed(LARGER), clock=lambda: 0.0)
     it._echo = Silence(LARGER)  # type: ignore[assignment]

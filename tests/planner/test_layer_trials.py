@@ -13,9 +13,9 @@ import torch
 
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished
 from triforce import LLM, SamplingParams
-from triforce.engine.batch import Batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.errors import RequestError
 from triforce.planner import Findings, SearchedLayers
 from triforce.planner.searched_layers import BLOCK, LEFT, MOST, TRIED, Finding
@@ -26,9 +26,9 @@ ONE = np.array([True])
 LENGTH = 20_000
 
 
-def read(mode: str, findings: Findings | None, prompts: list[list[int]] = PROMPTS) -> Batch:
+def read(mode: str, findings: Findings | None, prompts: list[list[int]] = PROMPTS) -> SequenceBatch:
     sequences = [TokenSequence(prompt, PARAMS, seed=7, choice=b) for b, prompt in enumerate(prompts)]
-    batch = Batch(MODELS, MODES[mode], OPEN, "seeded", sequences, findings=findings)
+    batch = SequenceBatch(MODELS, MODES[mode], OPEN, "seeded", sequences, findings=findings)
     deque(batch.prefill(), maxlen=0)
     return batch
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from tests.laws.gtest import ALPHA, ranks, window_surprise
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
 from tests.planner.world import World, plans
-from triforce.engine.batch import Batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
 from triforce.planner import CostModel, Plan, PlanController, cadence, choose, controller, fallback
@@ -30,14 +30,14 @@ DEEP = Plan(("draft", "retrieval", "full"), (2, 6))
 LIVE = np.array([True])
 
 
-def piloted(coupling: str = "seeded", models: ModelSet = MODELS, rows: int = ROWS) -> Batch:
+def piloted(coupling: str = "seeded", models: ModelSet = MODELS, rows: int = ROWS) -> SequenceBatch:
     return read(CostModel(), coupling, models, rows)
 
 
-def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = MODELS, rows: int = 1) -> Batch:
+def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = MODELS, rows: int = 1) -> SequenceBatch:
     """All tiers, their prompts read; without costs nobody steers them yet."""
     sequences = [TokenSequence(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
-    batch = Batch(models, MODES["auto"], SETTING, coupling, sequences, costs=costs)
+    batch = SequenceBatch(models, MODES["auto"], SETTING, coupling, sequences, costs=costs)
     deque(batch.prefill(), maxlen=0)
     return batch
 
@@ -120,7 +120,9 @@ def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> CostMode
     return costs
 
 
-def steered(costs: CostModel, steps: int = 4, clock: Callable[[], float] = lambda: 0.0) -> tuple[PlanController, Batch]:
+def steered(
+    costs: CostModel, steps: int = 4, clock: Callable[[], float] = lambda: 0.0
+) -> tuple[PlanController, SequenceBatch]:
     batch = read(None)
     it = PlanController(batch.top, 1, costs, clock=clock)
     batch.pilot, batch.tiers = it, it.tiers

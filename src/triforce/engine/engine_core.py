@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
-from triforce.engine.batch import Batch
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.modes import MODES
 from triforce.engine.prefill_pacer import LEAST, LEAST_ON_GPU, MAX_ITL, PrefillPacer
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import SequenceGroup, Status
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, SharedKV
 from triforce.errors import CacheError, RankError
 from triforce.kvcache.pool import pages_for
@@ -53,12 +53,12 @@ class EngineCore:
         self.store, self._turn = store, turn
         self._models, self._setting, self._coupling, self._costs = models, setting, coupling, costs
         self._waiting: deque[SequenceGroup] = deque()
-        self._reading: tuple[SequenceGroup, Batch, Iterator[tuple[int, int]]] | None = None
+        self._reading: tuple[SequenceGroup, SequenceBatch, Iterator[tuple[int, int]]] | None = None
         least = LEAST if models.target.device.type == "cpu" else LEAST_ON_GPU
         self._pacer = PrefillPacer(max_itl, models.target.ranks, least, strict=setting.strict)
         self._groups: list[SequenceGroup] = []
         """Those that are being decoded, in the batches of their modes."""
-        self._batches: dict[str, Batch] = {}
+        self._batches: dict[str, SequenceBatch] = {}
         self._prefixes = PrefixCache(store.pool, store.whole)
 
     def submit(self, groups: Sequence[SequenceGroup]) -> None:
@@ -185,7 +185,7 @@ class EngineCore:
         ladder, how, batch = MODES[group.mode], (self._setting, self._coupling), None
         try:
             costs = self._costs if group.mode == "auto" else None
-            batch = Batch(
+            batch = SequenceBatch(
                 self._models, ladder, *how, group.left, group.memory, costs, self._findings, self.store, begun
             )
         except RankError:
@@ -210,7 +210,7 @@ class EngineCore:
             return None
         return self._costs.layers if self._coupling == "seeded" else {}
 
-    def _close(self, batch: Batch) -> None:
+    def _close(self, batch: SequenceBatch) -> None:
         """Its texts are done: what they told is kept."""
         if batch.pilot:
             batch.pilot.close(batch.prefix)
@@ -246,7 +246,7 @@ class EngineCore:
         else:
             self._batches[group.mode] = batch
 
-    def _note(self, batch: Batch, sequences: list[TokenSequence]) -> None:
+    def _note(self, batch: SequenceBatch, sequences: list[TokenSequence]) -> None:
         """What these rows have seen may serve others."""
         pool = batch.top.cache.pool
         for b, sequence in enumerate(batch.sequences):

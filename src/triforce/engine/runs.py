@@ -14,12 +14,12 @@ from zlib import crc32
 
 from triforce.backends import dispatch
 from triforce.distributed.group import TPGroup
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.engine import Engine, Request
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.output_stream import OutputChunk
 from triforce.engine.prefill_pacer import MAX_ITL
 from triforce.engine.sequence_group import OnPrefill
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, SharedKV
 from triforce.errors import CacheError, RequestError
 from triforce.interface.outputs import RequestOutput

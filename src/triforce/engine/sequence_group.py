@@ -9,8 +9,8 @@ from traceback import clear_frames
 
 import torch
 
-from triforce.engine.batch import Batch, SwappedSequence
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch, SwappedSequence
 from triforce.errors import CacheError
 from triforce.kvcache import FullView
 from triforce.kvcache.prefix_cache import PrefixCache
@@ -35,8 +35,8 @@ class Status(Enum):
 class SequenceGroup:
     """Jobs with one prompt and one mode that start together. Jobs of other groups may be of other modes.
 
-    `memory` is an exact view to go on with (see `Batch`), `earlier` a saved prompt to start from. `on_read` is shown
-    the exact view once all prompts have been read.
+    `memory` is an exact view to go on with (see `SequenceBatch`), `earlier` a saved prompt to start from. `on_read`
+    gets the exact view once all prompts have been read.
     """
 
     sequences: list[TokenSequence]
@@ -81,8 +81,8 @@ class SequenceGroup:
             return []
         return prefixes.find(first.scope, first.prompt)
 
-    def read(self, batch: Batch, grant: Grant) -> Iterator[tuple[int, int]]:
-        """All that comes before the next token, as `Batch.prefill` yields it."""
+    def read(self, batch: SequenceBatch, grant: Grant) -> Iterator[tuple[int, int]]:
+        """All that comes before the next token, as `SequenceBatch.prefill` yields it."""
         if self.swapped:
             batch.swap_in(self.swapped)
             return

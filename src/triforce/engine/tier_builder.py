@@ -9,8 +9,8 @@ from math import gcd
 
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.fused_draft import burst
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import RequestError
 from triforce.interface.outputs import KVMemoryUsage
 from triforce.kvcache import PAGE, FullView, PagePool, RetrievalView, StreamingView

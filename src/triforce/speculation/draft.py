@@ -29,7 +29,7 @@ class SequenceState:
         if width == 0:
             return self
         # Padding of a row at the end of its capacity has no place to go; it is folded onto the last column, which is
-        # scratch because a text is never filled to the brim (see batch.py).
+        # scratch because a text is never filled to the brim (see engine/sequence_batch.py).
         at_BK = np.minimum(columns(self.lengths_B, width), self.ids_BS.shape[1] - 1)
         self.ids_BS[rows(B), at_BK] = draft.tokens_BK
         return SequenceState(self.ids_BS, self.lengths_B + draft.counts_B)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from triforce.backends.token_sampler import make_noise, sampling
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.modes import ModeBuilder, tiers
 from triforce.engine.sequence import TokenSequence, logprobs_of
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, SharedKV, TierBuilder
 from triforce.interface.outputs import DecodingSnapshot
 from triforce.interface.stats import TierStats
@@ -51,7 +51,7 @@ class SwappedSequence(NamedTuple):
     tiers: list[tuple[Any, ...]]
 
 
-class Batch:
+class SequenceBatch:
     """A ladder and its rows: read with `prefill`, one by one, then decoded together with `step`.
 
     `store` is where other batches have their KV, too, and `begun` pages of it that the first row starts with. `memory`
@@ -163,7 +163,7 @@ class Batch:
         self._look()
         return taken
 
-    def join(self, other: Batch) -> None:
+    def join(self, other: SequenceBatch) -> None:
         """The rows of another batch of the same kind follow these; it is not to be used any more."""
         for mine, theirs in zip(self.tiers, other.tiers, strict=True):
             mine.join(theirs)
