@@ -124,7 +124,7 @@ def test_rows_of_one_batch_have_the_budget_of_their_size() -> None:
     it.steer(made.prefix, live_B)
     assert it.plan.times == ((9, 2.0),) and "retrieval" in it.plan.tiers
     assert [it.budget(length) for length in (400, 150)] == [128, 64]
-    made.pilot, made.tiers = it, it.tiers
+    made.controller, made.tiers = it, it.tiers
     made.step()
     chosen = [choice.tokens for choice in it._view.choices if choice]
     assert 64 < chosen[0] <= 128 and chosen[1] <= 64

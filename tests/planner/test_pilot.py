@@ -125,7 +125,7 @@ def steered(
 ) -> tuple[PlanController, SequenceBatch]:
     batch = read(None)
     it = PlanController(batch.top, 1, costs, clock=clock)
-    batch.pilot, batch.tiers = it, it.tiers
+    batch.controller, batch.tiers = it, it.tiers
     for _ in range(steps):
         it.steer(batch.prefix, LIVE)
     return it, batch
@@ -221,7 +221,7 @@ def test_shares_kept_are_learnt_and_remembered_by_the_next_batch() -> None:
 
 def test_a_draft_that_was_left_out_sees_what_was_written_meanwhile() -> None:
     batch = piloted(rows=2)
-    it, live_B = batch.pilot, np.array([True, True])
+    it, live_B = batch.controller, np.array([True, True])
     assert it
     draft = it._parts["draft"]
     for written in (10, 100):

@@ -43,7 +43,7 @@ class EngineCore:
     def __init__(
         self,
         models: ModelSet,
-        setting: SpeculativeConfig,
+        speculation: SpeculativeConfig,
         coupling: str,
         store: SharedKV,
         costs: CostModel,
@@ -51,11 +51,11 @@ class EngineCore:
         max_itl: float = MAX_ITL,
     ) -> None:
         self.store, self._turn = store, turn
-        self._models, self._setting, self._coupling, self._costs = models, setting, coupling, costs
+        self._models, self._speculation, self._coupling, self._costs = models, speculation, coupling, costs
         self._waiting: deque[SequenceGroup] = deque()
         self._reading: tuple[SequenceGroup, SequenceBatch, Iterator[tuple[int, int]]] | None = None
         least = LEAST if models.target.device.type == "cpu" else LEAST_ON_GPU
-        self._pacer = PrefillPacer(max_itl, models.target.ranks, least, strict=setting.strict)
+        self._pacer = PrefillPacer(max_itl, models.target.ranks, least, strict=speculation.strict)
         self._groups: list[SequenceGroup] = []
         """Those that are being decoded, in the batches of their modes."""
         self._batches: dict[str, SequenceBatch] = {}
@@ -182,11 +182,11 @@ class EngineCore:
 
     def _begin(self, group: SequenceGroup, begun: list[int]) -> None:
         group.started, group.steps = group.started or perf_counter(), 0
-        ladder, how, batch = MODES[group.mode], (self._setting, self._coupling), None
+        build, how, batch = MODES[group.mode], (self._speculation, self._coupling), None
         try:
             costs = self._costs if group.mode == "auto" else None
             batch = SequenceBatch(
-                self._models, ladder, *how, group.left, group.memory, costs, self._findings, self.store, begun
+                self._models, build, *how, group.left, group.memory, costs, self._findings, self.store, begun
             )
         except RankError:
             raise
@@ -206,20 +206,20 @@ class EngineCore:
     @property
     def _findings(self) -> Findings | None:
         """What is known of layers to search, if any may be; under other couplings a text depends on no other one."""
-        if self._setting.retrieval.full_layers is not None:
+        if self._speculation.retrieval.full_layers is not None:
             return None
         return self._costs.layers if self._coupling == "seeded" else {}
 
     def _close(self, batch: SequenceBatch) -> None:
         """Its texts are done: what they told is kept."""
-        if batch.pilot:
-            batch.pilot.close(batch.prefix)
-        if batch.pilot or (batch.search and batch.search.news):
+        if batch.controller:
+            batch.controller.close(batch.prefix)
+        if batch.controller or (batch.search and batch.search.news):
             self._costs.save()
 
     def _pages(self, group: SequenceGroup) -> int:
         """Pages that it takes from the store: enough to come to its end."""
-        context, reach = self._models.target.config.context, self._setting.reach
+        context, reach = self._models.target.config.context, self._speculation.reach
         return 0 if group.memory else sum(pages_for(sequence.capacity(context, reach)) for sequence in group.left)
 
     def _read(self) -> None:
@@ -252,7 +252,7 @@ class EngineCore:
         for b, sequence in enumerate(batch.sequences):
             if sequence in sequences and batch.memory is None:
                 # Strictly, what was read as a prompt is to be shared, and what was decoded is not: its bits differ.
-                seen = max(0, len(sequence.prompt) - 1 - TAIL) if self._setting.strict else pool.lengths_B[b]
+                seen = max(0, len(sequence.prompt) - 1 - TAIL) if self._speculation.strict else pool.lengths_B[b]
                 whole = int(seen) // self.store.whole * self.store.whole
                 self._prefixes.note(sequence.scope, batch.prefix.ids_BS[b, :whole], pool.tables[b])
 

@@ -45,9 +45,9 @@ class Runs:
     """What starts engines, and keeps one. `costs` are added to; `fingerprint` is the target's, for saved prompts."""
 
     def __init__(
-        self, models: ModelSet, setting: SpeculativeConfig, coupling: str, costs: CostModel, fingerprint: str
+        self, models: ModelSet, speculation: SpeculativeConfig, coupling: str, costs: CostModel, fingerprint: str
     ) -> None:
-        self._models, self._setting, self._coupling, self.costs = models, setting, coupling, costs
+        self._models, self._speculation, self._coupling, self.costs = models, speculation, coupling, costs
         self._ranks, self._fingerprint = models.target.ranks, fingerprint
         self._idle: Engine | None = None
 
@@ -55,8 +55,8 @@ class Runs:
         self, rows: int, pages: int, turn: int | None = None, max_itl: float = MAX_ITL, given: PagePool | None = None
     ) -> Engine:
         """Start an engine of its own; see `engine.Engine`. `given` is a pool that is there already."""
-        store = SharedKV(self._models, self._setting, rows, pages, given)
-        return Engine(EngineCore(self._models, self._setting, self._coupling, store, self.costs, turn, max_itl))
+        store = SharedKV(self._models, self._speculation, rows, pages, given)
+        return Engine(EngineCore(self._models, self._speculation, self._coupling, store, self.costs, turn, max_itl))
 
     def run(
         self,
@@ -71,7 +71,7 @@ class Runs:
         compare(
             self._ranks, "requests", [(r.prompt, r.mode, r.sequences[0].params, r.sequences[0].seed) for r in requests]
         )
-        context, reach = self._models.target.config.context, self._setting.reach
+        context, reach = self._models.target.config.context, self._speculation.reach
         sizes = sorted(
             pages_for(sequence.capacity(context, reach)) for request in requests for sequence in request.sequences
         )
@@ -124,7 +124,7 @@ class Runs:
             return texts
         self.clear()
         # Where KV is offloaded, pages that nobody needs would take memory from pages that could stay.
-        more = max(ROOM[0], int(pages * ROOM[1])) if self._setting.offload.kind == "none" else 0
+        more = max(ROOM[0], int(pages * ROOM[1])) if self._speculation.offload.kind == "none" else 0
         try:
             return self.start(rows, pages + more)
         except CacheError:

@@ -63,8 +63,8 @@ class SequenceBatch:
     def __init__(
         self,
         models: ModelSet,
-        ladder: ModeBuilder,
-        setting: SpeculativeConfig,
+        build: ModeBuilder,
+        speculation: SpeculativeConfig,
         coupling: str,
         sequences: Sequence[TokenSequence],
         memory: FullView | None = None,
@@ -80,15 +80,15 @@ class SequenceBatch:
             memory,
         )
         self._sample()
-        capacities = [sequence.capacity(models.target.config.context, setting.reach) for sequence in sequences]
-        self.top = ladder(TierBuilder(models, setting, capacities, memory, store, begun))
+        capacities = [sequence.capacity(models.target.config.context, speculation.reach) for sequence in sequences]
+        self.top = build(TierBuilder(models, speculation, capacities, memory, store, begun))
         self.search = self._search(findings) if findings is not None else None
-        self.pilot = (
+        self.controller = (
             PlanController(self.top, len(sequences), costs, _heat(sequences), ranks=models.target.ranks)
             if costs
             else None
         )
-        self.tiers = self.pilot.tiers if self.pilot else tiers(self.top)
+        self.tiers = self.controller.tiers if self.controller else tiers(self.top)
         self._keep_logits()
         ids_BS = np.zeros((len(sequences), max(capacities) + 1), dtype=np.int64)
         for b, sequence in enumerate(sequences):
@@ -129,13 +129,13 @@ class SequenceBatch:
         started, context = perf_counter(), self.target.config.context
         live = [sequence.finish is None for sequence in self.sequences]
         live_B, lengths = np.array(live), self.prefix.lengths_B[live].tolist()
-        if self.pilot:
-            self.pilot.steer(self.prefix, live_B)
-            if self.pilot.budget or self.pilot.changes != self._followed:
-                self._followed = self.pilot.changes
+        if self.controller:
+            self.controller.steer(self.prefix, live_B)
+            if self.controller.budget or self.controller.changes != self._followed:
+                self._followed = self.controller.changes
                 for sequence in compress(self.sequences, live):
-                    sequence.follow(self.pilot)
-        searching = self.search if not self.pilot or "retrieval" in self.pilot.plan.tiers else None
+                    sequence.follow(self.controller)
+        searching = self.search if not self.controller or "retrieval" in self.controller.plan.tiers else None
         if searching:
             left = max(sequence.limit(context) - len(sequence.tokens) for sequence in self.sequences)
             self._take_turn(searching, max(lengths), left, live_B)
@@ -152,8 +152,8 @@ class SequenceBatch:
             for b, sequence in enumerate(self.sequences)
         ]
         self._note_logprobs(taken)
-        if self.pilot:
-            self.pilot.learn(lengths, sum(taken), perf_counter() - steered)
+        if self.controller:
+            self.controller.learn(lengths, sum(taken), perf_counter() - steered)
         if searching:
             searching.learn()
         seconds = perf_counter() - started
@@ -243,8 +243,8 @@ class SequenceBatch:
     def _take_turn(self, search: SearchedLayers, length: int, left: int, live_B: Bools) -> None:
         """Search the layers that are to be searched in the next proposal from texts of such a length."""
         view, layers = search.tier.cache, search.turn(length, left)
-        if self.pilot and layers != view.searched_layers:
-            self.pilot.conclude(self.prefix, live_B)
+        if self.controller and layers != view.searched_layers:
+            self.controller.conclude(self.prefix, live_B)
         view.searched_layers, view.trying = layers, search.trying
 
     def _sample(self, draws: Tensor | None = None) -> None:

@@ -75,7 +75,7 @@ class Walk:
     @torch.no_grad()
     def attended_LGU(self) -> Tensor:
         """The attention that each unit of the prompt drew from all of its tokens: it is read elsewhere for that."""
-        rows = TierBuilder(self.models, self._rows.setting, [self.work.prompt])
+        rows = TierBuilder(self.models, self._rows.speculation, [self.work.prompt])
         return attended(self.models.target, rows.full(), self.read.ids_1S[:, : self.work.prompt - 1])
 
     def under(self, view: RetrievalView, foresight: bool = False) -> Iterator[tuple[Span, Tensor, Tensor]]:
