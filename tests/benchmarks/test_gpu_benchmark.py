@@ -95,7 +95,7 @@ def test_gpu_benchmark_capture_steps_are_excluded(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(graphs, "captured", lambda: next(captured))
 
     class Five:
-        jobs, sampling, decode_seconds, steps = (1, 2), None, 0.0, 0
+        sequences, sampling, decode_seconds, steps = (1, 2), None, 0.0, 0
 
         @property
         def done(self) -> bool:

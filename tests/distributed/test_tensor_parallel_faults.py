@@ -47,7 +47,7 @@ def test_request_failing_on_one_rank_starts_on_none(
     pair: Path, monkeypatch: pytest.MonkeyPatch, mirrors: list[TPMirror]
 ) -> None:
     """A grammar that the second cannot compile; KV that it has no room for. And what no rank has room for."""
-    batch = engine_module.Batch
+    batch = engine_module.SequenceBatch
 
     def full(models: Any, *arguments: Any) -> Any:
         if models.target.ranks.rank and arguments[3][0].prompt == prompt(7):
@@ -58,7 +58,7 @@ def test_request_failing_on_one_rank_starts_on_none(
         if llm.ranks.rank:
             llm._grammars = None
 
-    monkeypatch.setattr(engine_module, "Batch", full)
+    monkeypatch.setattr(engine_module, "SequenceBatch", full)
 
     async def scene(worker: Worker) -> list[Any]:
         return await results(
@@ -78,14 +78,14 @@ def test_request_failing_on_one_rank_starts_on_none(
 
 def test_rank_failure_ends_engine(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one process it would be the rows of that pass; but here the other one waits in it."""
-    step, told = engine_module.Batch.step, []
+    step, told = engine_module.SequenceBatch.step, []
 
     def breaking(self: Any) -> list[int]:
-        if self.target.ranks.rank and len(self.jobs[0].tokens) > 5:
+        if self.target.ranks.rank and len(self.sequences[0].tokens) > 5:
             raise MemoryError
         return step(self)
 
-    monkeypatch.setattr(engine_module.Batch, "step", breaking)
+    monkeypatch.setattr(engine_module.SequenceBatch, "step", breaking)
 
     async def scene(worker: Worker) -> None:
         told.extend(

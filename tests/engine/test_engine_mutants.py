@@ -33,17 +33,17 @@ def play(model: LLM, mode: str) -> None:
     check_empty(texts)
 
 
-def play_aside(model: LLM, mode: str) -> None:
-    """Another one: two rows are put aside in the middle of their texts, and come back to pages that are others."""
+def play_swapped(model: LLM, mode: str) -> None:
+    """Another one: two rows are swapped out in the middle of their texts, and swapped in to other pages."""
     texts = model.open(ROWS, 900)
     both, other = request(model, 150, mode, n=2, max_tokens=LATE), request(model, 260, mode, seed=11)
     texts.submit([both])
     (group,) = both.groups
-    while len(group.jobs[0].tokens) < 9:
+    while len(group.sequences[0].tokens) < 9:
         texts.step()
         assert group.error is None
     tables = texts.engine._batches[mode].top.cache.pool.tables
-    texts.engine.put_aside(group)
+    texts.engine.swap_out(group)
     texts.submit([other])
     texts.engine._waiting.rotate(1)
     outputs: dict[Request, RequestOutput] = {}
@@ -72,7 +72,7 @@ def failures(folder: Path, mutant: Mutant | None) -> list[Exception]:
                 mutant.apply(patch)
             try:
                 play(model, "triforce")
-                play_aside(model, "triforce")
+                play_swapped(model, "triforce")
             except Exception as error:
                 found.append(error)
     return found

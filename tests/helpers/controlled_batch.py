@@ -12,9 +12,9 @@ import pytest
 
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING
 from tests.helpers.simulated_tiers import plans
-from triforce.engine.batch import Batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
 from triforce.planner import CostModel, Plan, PlanController, cadence, controller
@@ -26,14 +26,14 @@ DEEP = Plan(("draft", "retrieval", "full"), (2, 6))
 LIVE = np.array([True])
 
 
-def controlled(coupling: str = "seeded", models: ModelSet = MODELS, rows: int = ROWS) -> Batch:
+def controlled(coupling: str = "seeded", models: ModelSet = MODELS, rows: int = ROWS) -> SequenceBatch:
     return read(CostModel(), coupling, models, rows)
 
 
-def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = MODELS, rows: int = 1) -> Batch:
+def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = MODELS, rows: int = 1) -> SequenceBatch:
     """All tiers, their prompts read; without costs nobody steers them yet."""
-    jobs = [TokenSequence(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
-    batch = Batch(models, MODES["auto"], SETTING, coupling, jobs, costs=costs)
+    sequences = [TokenSequence(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
+    batch = SequenceBatch(models, MODES["auto"], SETTING, coupling, sequences, costs=costs)
     deque(batch.prefill(), maxlen=0)
     return batch
 
@@ -70,10 +70,12 @@ def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> CostMode
     return costs
 
 
-def steered(costs: CostModel, steps: int = 4, clock: Callable[[], float] = lambda: 0.0) -> tuple[PlanController, Batch]:
+def steered(
+    costs: CostModel, steps: int = 4, clock: Callable[[], float] = lambda: 0.0
+) -> tuple[PlanController, SequenceBatch]:
     batch = read(None)
     it = PlanController(batch.top, 1, costs, clock=clock)
-    batch.pilot, batch.tiers = it, it.tiers
+    batch.controller, batch.tiers = it, it.tiers
     for _ in range(steps):
         it.steer(batch.prefix, LIVE)
     return it, batch

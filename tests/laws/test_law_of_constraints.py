@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from tests.helpers.laws.cases import EXACT
-from tests.helpers.laws.enumeration import TierStack, chain_law, distance, law
-from tests.helpers.laws.markov import Law
+from tests.helpers.laws.enumeration import Law, TierStack, chain_law, distance, law
 from tests.helpers.laws.palette import mixed, table
 from tests.helpers.samplers import Sampler, each_sampler, torch_sampling
 from tests.laws.test_law_seeded import ASSIGNED, HORIZON, SETTINGS, Assigned
@@ -102,7 +101,7 @@ def test_forgetful_constraint_is_detected(name: str) -> None:
 @each_ladder
 @pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
 def test_seeded_constrained_texts_equal_plain_decoding(name: str, sampler: Sampler, params: SamplingParams) -> None:
-    """And no warper brings back a token."""
+    """And no logits processor brings back a token."""
 
     def texts(which: TierStack) -> torch.Tensor:
         which = replace(which, coupling=Seeded)

@@ -20,8 +20,8 @@ def plain() -> Tensor:
 
 
 def test_random_plans_keep_seeded_text(random_plans: list[Plan]) -> None:
-    batch = controlled()
-    assert torch.equal(finished(batch), plain())
+    monkey = controlled()
+    assert torch.equal(finished(monkey), plain())
     assert len({plan.tiers for plan in random_plans}) > 4
 
 
@@ -54,14 +54,16 @@ def test_controller_plans_keep_seeded_text() -> None:
     batch = controlled()
     assert torch.equal(finished(batch), plain())
     assert [tier.name for tier in batch.tiers] == ["ngram", "draft", "retrieval", "full"]
-    assert {origin for job in batch.jobs for origin in job.origins} <= {tier.name for tier in batch.tiers}
-    for job in batch.jobs:
-        assert sum(stretch.tokens for stretch in job.timeline) == len(job.tokens)
+    assert {origin for sequence in batch.sequences for origin in sequence.origins} <= {
+        tier.name for tier in batch.tiers
+    }
+    for sequence in batch.sequences:
+        assert sum(stretch.tokens for stretch in sequence.timeline) == len(sequence.tokens)
 
 
 def test_rejoined_draft_sees_missed_tokens() -> None:
     batch = controlled(rows=2)
-    it, live_B = batch.pilot, np.array([True, True])
+    it, live_B = batch.controller, np.array([True, True])
     assert it
     draft = it._parts["draft"]
     for written in (10, 100):

@@ -91,7 +91,7 @@ def test_controller_acceptance_carries_to_next_batch() -> None:
     it, _ = steered(costs)
     counters = it._parts["draft"].counters
     for _ in range(50):
-        counters.judged(np.array([4]), np.array([0]), LIVE)
+        counters.record_verdict(np.array([4]), np.array([0]), LIVE)
         it.learn([100], 1, 1e-3)
     assert it._watch.share("draft", 100) < 0.1
     assert steered(costs)[0]._watch.share("draft", 100) < 0.2

@@ -82,7 +82,7 @@ def test_native_sampler_bits_independent_of_level_threads_batch(coupling: type, 
             for got, row in ((together, b), (alone, 0)):
                 assert int(got.counts_B[row]) == count
                 assert got.tokens_BK[row, :count].tolist() == expected.tokens_BK[b, :count].tolist()
-                assert torch.equal(got.laws_BKV[row, :count], expected.laws_BKV[b, :count])
+                assert torch.equal(got.probs_BKV[row, :count], expected.probs_BKV[b, :count])
 
 
 def law(logits: Tensor, **params: object) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Stacks of tiers whose law is counted, of every depth and setting of the warper; and the laws they must have."""
+"""Tiers whose law is counted: of every depth and all settings of the logits processor, and the law each must have."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from math import exp, log
 
 from torch import Tensor
 
-from tests.helpers.laws.enumeration import TierStack, chain_law, distance, law
-from tests.helpers.laws.markov import PLAIN, Law
+from tests.helpers.laws.enumeration import PLAIN, Law, TierStack, chain_law, distance, law
 from tests.helpers.laws.palette import Weights, cells_of, logits_of, mixed, shuffled, table
 from triforce.interface.sampling_params import SamplingParams
 from triforce.speculation import verification as couplings

@@ -77,7 +77,7 @@ class TierStack:
         return Branches(ids_BS, seen_B + 1, memories, torch.ones(branches, dtype=torch.bool), weights_B)
 
     def sequence(self, branches: Branches, b: int, horizon: int, stop: frozenset[int]) -> TokenSequence:
-        """The engine's sequence that takes the tokens of a branch: it ends at a stop token, or at the horizon."""
+        """The real sequence that takes the tokens of a branch: it ends at a stop token, or at the horizon."""
         sequence = TokenSequence(list(self.prompt), self.params, seed=0, stop_ids=stop)
         tokens = branches.ids_BS[b, len(self.prompt) : int(branches.lengths_B[b])].tolist()
         sequence.accept(tokens, [""] * len(tokens), horizon)

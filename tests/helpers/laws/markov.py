@@ -99,7 +99,7 @@ class Grid:
 
 @dataclass
 class Branches:
-    """States of the enumeration between two proposals, and their probabilities."""
+    """What distinguishes branches between two proposals, and their probabilities."""
 
     ids_BS: Tensor
     lengths_B: Tensor

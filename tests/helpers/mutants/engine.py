@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.helpers.mutants.mutation import Edit, Mutant, Swap
 
-BATCH = "triforce.engine.batch:Batch"
+BATCH = "triforce.engine.sequence_batch:SequenceBatch"
 FULL = "triforce.kvcache.views.full:FullView"
 RETRIEVAL = "triforce.kvcache.views.retrieval:RetrievalView"
 STREAMING = "triforce.kvcache.views.streaming:StreamingView"
@@ -27,17 +27,19 @@ ROWS: dict[str, tuple[str, tuple[str, str]]] = {
     "lengths of the pool by place": (f"{POOL}.select", ("self.lengths_B[list(rows)]", "self.lengths_B[: len(rows)]")),
     "shared pages freed": (f"{POOL}.disown", (" if not self._owners[page]", "")),
     "counters by place": (f"{COUNTERS}.select", ("[list(rows)]", "[: len(rows)]")),
-    "draws lost in swapping": (f"{BATCH}.bring_back", ("= row.draws", "= 0")),
-    "new tokens lost in swapping": (f"{BATCH}.bring_back", ("+ job.tokens", "+ job.prompt[: len(job.tokens)]")),
-    "another row's observation swapped in": (f"{FULL}.bring_back", ("= seen.sight", "= self.sights[0]")),
-    "selection lost in swapping": (f"{RETRIEVAL}.aside", ("if choice:", "if False:")),
+    "draws lost in swapping": (f"{BATCH}.swap_in", ("= row.draws", "= 0")),
+    "new tokens lost in swapping": (
+        f"{BATCH}.swap_in", ("+ sequence.tokens", "+ sequence.prompt[: len(sequence.tokens)]"),
+    ),
+    "another row's observation swapped in": (f"{FULL}.swap_in", ("= seen.sight", "= self.sights[0]")),
+    "selection lost in swapping": (f"{RETRIEVAL}.swap_out", ("if choice:", "if False:")),
     "selection swapped in to old pages": (
-        f"{RETRIEVAL}.bring_back", ("self.row_units(b)[choice.units]", "choice.units.int()"),
+        f"{RETRIEVAL}.swap_in", ("self.row_units(b)[choice.units]", "choice.units.int()"),
     ),
     "streaming window lost in swapping": (
-        f"{STREAMING}.bring_back", ("self.highest[b] = ring", "self.highest[b] = ring[0], 0, 0"),
+        f"{STREAMING}.swap_in", ("self.highest[b] = ring", "self.highest[b] = ring[0], 0, 0"),
     ),
-    "counters lost in swapping": (f"{COUNTERS}.bring_back", ("= count", "= 0")),
+    "counters lost in swapping": (f"{COUNTERS}.swap_in", ("= count", "= 0")),
 }  # fmt: skip
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from tests.helpers.mutants.mutation import Edit, Mutant
 
 TEST = "tests/laws/test_law_mutants.py::test_law_mutant_fails_its_checks"
-OWED = "owed_BV = (p_BV - q_BV).clamp_min(0)"
-JUDGED = "uniforms_BJ[:, 1:] * q_BK < p_BK"
+RESIDUAL = "residual_BV = (p_BV - q_BV).clamp_min(0)"
+ACCEPTED = "uniforms_BJ[:, 1:] * q_BK < p_BK"
 GUESSES = [
     Mutant(
         "no residual anywhere",
         TEST,
-        (Edit("triforce.speculation.verification:rejection", (OWED, "owed_BV = p_BV")),),
+        (Edit("triforce.speculation.verification:rejection", (RESIDUAL, "residual_BV = p_BV")),),
         ("one verification", "two tiers", "three tiers", "ngram", "the engine"),
     ),
     Mutant(
@@ -25,7 +25,7 @@ GUESSES = [
             Edit(
                 "triforce.speculation.verification:rejection",
                 ("uniforms_BJ: Tensor)", "uniforms_BJ: Tensor, middle: bool = False)"),
-                (OWED, "owed_BV = p_BV if middle else (p_BV - q_BV).clamp_min(0)"),
+                (RESIDUAL, "residual_BV = p_BV if middle else (p_BV - q_BV).clamp_min(0)"),
             ),
         ),
         ("three tiers", "the engine"),
@@ -54,8 +54,8 @@ GUESSES = [
             Edit(
                 "triforce.speculation.verification:rejection",
                 (
-                    "F.pad(laws_BKV, (0, 0, 0, 1))",
-                    "torch.cat([laws_BKV, laws_BKV[:, -1:] if K else 0 * probs_BJV], 1)",
+                    "F.pad(draft_probs_BKV, (0, 0, 0, 1))",
+                    "torch.cat([draft_probs_BKV, draft_probs_BKV[:, -1:] if K else 0 * probs_BJV], 1)",
                 ),
                 (" * refused_B[:, None]", ""),
             ),
@@ -77,7 +77,7 @@ GUESSES = [
     Mutant(
         "accepted a little too easily",
         TEST,
-        (Edit("triforce.speculation.verification:rejection", (JUDGED, f"0.99 * {JUDGED}")),),
+        (Edit("triforce.speculation.verification:rejection", (ACCEPTED, f"0.99 * {ACCEPTED}")),),
         ("one verification",),
     ),
     Mutant(
@@ -87,8 +87,8 @@ GUESSES = [
             Edit(
                 "triforce.speculation.ngram:NgramProposer.propose",
                 (
-                    "F.one_hot(torch.from_numpy(tokens_BK), sampling.vocab_size)[..., :law_size].double()",
-                    "torch.full((*tokens_BK.shape, law_size), 1 / sampling.vocab_size, dtype=torch.float64)",
+                    "F.one_hot(torch.from_numpy(tokens_BK), sampling.vocab_size)[..., :probs_size].double()",
+                    "torch.full((*tokens_BK.shape, probs_size), 1 / sampling.vocab_size, dtype=torch.float64)",
                 ),
             ),
         ),
@@ -97,7 +97,7 @@ GUESSES = [
     Mutant(
         "rewind forgotten",
         TEST,
-        (Edit("triforce.speculation.tier:Tier.settle", ("self.rewind(kept)", "pass")),),
+        (Edit("triforce.speculation.tier:Tier.commit", ("self.rewind(kept)", "pass")),),
         ("gamma 1",),
     ),
     Mutant(
@@ -138,7 +138,7 @@ GUESSES = [
         ("seeded", "same text: triforce"),
     ),
 ]
-OWED_THERE = "owed_BV, p_BV = owed_BJV[rows_B, kept_B]"
+RESIDUAL_THERE = "residual_BV, p_BV = residual_BJV[rows_B, kept_B]"
 BLOCKS = [
     Mutant(
         "block: reach not clamped",
@@ -152,7 +152,7 @@ BLOCKS = [
         (
             Edit(
                 "triforce.speculation.verification:block",
-                (OWED_THERE, "owed_BV, p_BV = (probs_BJV - laws_BJV).clamp_min(0)[rows_B, kept_B]"),
+                (RESIDUAL_THERE, "residual_BV, p_BV = (probs_BJV - draft_probs_BJV).clamp_min(0)[rows_B, kept_B]"),
             ),
         ),
         ("one block",),
@@ -163,7 +163,7 @@ BLOCKS = [
         (
             Edit(
                 "triforce.speculation.verification:block",
-                ("uniforms_BJ * (owed_BJ + (1 - reach_BJ)) < owed_BJ", "uniforms_BJ < reach_BJ"),
+                ("uniforms_BJ * (residual_BJ + (1 - reach_BJ)) < residual_BJ", "uniforms_BJ < reach_BJ"),
             ),
         ),
         ("one block", "blocks of two tiers"),
@@ -202,7 +202,7 @@ BLOCKS = [
             Edit(
                 "triforce.speculation.verification:block",
                 ("uniforms_BJ: Tensor)", "uniforms_BJ: Tensor, middle: bool = False)"),
-                (OWED_THERE, "owed_BV, p_BV = (probs_BJV if middle else owed_BJV)[rows_B, kept_B]"),
+                (RESIDUAL_THERE, "residual_BV, p_BV = (probs_BJV if middle else residual_BJV)[rows_B, kept_B]"),
             ),
         ),
         ("blocks of three tiers",),

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tests.helpers.simple_cache import DEVICE
-from tests.helpers.small_decoder import CLOSE, dense, feed, make_pool, prefill, slots_of, small_decoder, text
+from tests.helpers.small_decoder import CLOSE, dense, feed, make_pool, prefill, slots_of, text
+from tests.kvcache.views.test_retrieval_texts import DECODER
 from triforce.kvcache import PAGE, FullView, RetrievalConfig, RetrievalView
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES, Policy, Recent
@@ -21,7 +22,6 @@ torch.set_num_threads(1)
 
 
 ALL: dict[str, Callable[[], Policy]] = {**POLICIES, "recent": Recent}
-DECODER = small_decoder()
 
 
 class Spy:
@@ -70,7 +70,7 @@ class Rounds:
         else:
             for t in range(drafted):
                 feed(DECODER, self.lower, [[], [t]])
-                self.lower.rewind(ints([0, seen + t + 1]))  # as Tier.settle does
+                self.lower.rewind(ints([0, seen + t + 1]))  # as Tier.commit does
         feed(DECODER, self.full, [[], text(drafted + 1)])
         self.text += text(kept + 1)
         lengths_B = ints([0, len(self.text)])
