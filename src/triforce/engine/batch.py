@@ -17,7 +17,7 @@ from torch import Tensor
 
 from triforce.backends.token_sampler import make_noise, sampling
 from triforce.engine.config import SpeculativeConfig
-from triforce.engine.modes import ModeBuilder, tiers
+from triforce.engine.modes import ModeBuilder, tiers, unlinked
 from triforce.engine.sequence import TokenSequence, logprobs_of
 from triforce.engine.tier_builder import ModelSet, SharedKV, TierBuilder
 from triforce.interface.outputs import DecodingSnapshot
@@ -56,7 +56,7 @@ class Batch:
 
     `store` is where other batches have their KV, too, and `begun` pages of it that the first row starts with. `memory`
     is an exact view to go on with, of one row whose committed tokens are the start of the prompt; it stays its owner's.
-    With `costs` a pilot chooses among the tiers of the ladder as it goes; with `findings` the retrieval tier searches
+    With `costs` a plan controller chooses among the tiers of the ladder; with `findings` the retrieval tier searches
     layers in which that pays, and what is found is added to them. Raises TriforceError, and then holds no KV.
     """
 
@@ -78,10 +78,10 @@ class Batch:
         capacities = [job.capacity(models.target.config.context, setting.reach) for job in jobs]
         self.top = ladder(TierBuilder(models, setting, capacities, memory, store, begun))
         self.search = self._search(findings) if findings is not None else None
-        self.pilot = (
-            PlanController(self.top, len(jobs), costs, _heat(jobs), ranks=models.target.ranks) if costs else None
+        self.tiers = unlinked(self.top) if costs else tiers(self.top)
+        self.controller = (
+            PlanController(self.tiers, costs, _temperature(jobs), ranks=models.target.ranks) if costs else None
         )
-        self.tiers = self.pilot.tiers if self.pilot else tiers(self.top)
         self._keep_logits()
         ids_BS = np.zeros((len(jobs), max(capacities) + 1), dtype=np.int64)
         for b, job in enumerate(jobs):
@@ -107,7 +107,7 @@ class Batch:
         """
         sizes = [len(job.prompt) - 1 for job in self.jobs]
         started = perf_counter()
-        if self.search:  # what is known already: a pilot goes by it, and it had best stay in memory
+        if self.search:  # what is known already: the controller predicts by it, and offloading keeps it
             self._take_turn(self.search, max(sizes) + 1, 0, np.ones(len(sizes), bool))
         for b in range(len(self.jobs)):
             twin = self._twin(b)
@@ -122,13 +122,13 @@ class Batch:
         started, context = perf_counter(), self.target.config.context
         live = [job.finish is None for job in self.jobs]
         live_B, lengths = np.array(live), self.prefix.lengths_B[live].tolist()
-        if self.pilot:
-            self.pilot.steer(self.prefix, live_B)
-            if self.pilot.budget or self.pilot.changes != self._followed:
-                self._followed = self.pilot.changes
+        if self.controller:
+            self.controller.steer(self.prefix, live_B)
+            if self.controller.budget or self.controller.changes != self._followed:
+                self._followed = self.controller.changes
                 for job in compress(self.jobs, live):
-                    job.follow(self.pilot)
-        searching = self.search if not self.pilot or "retrieval" in self.pilot.plan.tiers else None
+                    job.follow(self.controller)
+        searching = self.search if not self.controller or "retrieval" in self.controller.plan.tiers else None
         if searching:
             left = max(job.limit(context) - len(job.tokens) for job in self.jobs)
             self._take_turn(searching, max(lengths), left, live_B)
@@ -145,10 +145,10 @@ class Batch:
             for b, job in enumerate(self.jobs)
         ]
         self._note_logprobs(taken)
-        if self.pilot:
-            self.pilot.learn(lengths, sum(taken), perf_counter() - steered)
+        if self.controller:
+            self.controller.observe(lengths, sum(taken), perf_counter() - steered)
         if searching:
-            searching.learn()
+            searching.observe()
         seconds = perf_counter() - started
         self.decode_seconds += seconds
         for job in compress(self.jobs, live):
@@ -233,9 +233,9 @@ class Batch:
 
     def _take_turn(self, search: SearchedLayers, length: int, left: int, live_B: Bools) -> None:
         """Search the layers that are to be searched in the next proposal from texts of such a length."""
-        view, layers = search.tier.cache, search.turn(length, left)
-        if self.pilot and layers != view.searched_layers:
-            self.pilot.conclude(self.prefix, live_B)
+        view, layers = search.tier.cache, search.next_layers(length, left)
+        if self.controller and layers != view.searched_layers:
+            self.controller.conclude(self.prefix, live_B)
         view.searched_layers, view.trying = layers, search.trying
 
     def _sample(self, draws: Tensor | None = None) -> None:
@@ -298,6 +298,6 @@ class Batch:
                 job.logprobs += logprobs_of(logits_BJV[b, :count], job.tokens[-count:], job.params.logprobs)
 
 
-def _heat(jobs: Sequence[TokenSequence]) -> float:
-    """The temperature of texts that are decoded together, in the mean."""
+def _temperature(jobs: Sequence[TokenSequence]) -> float:
+    """The mean temperature of texts that are decoded together."""
     return sum(job.params.temperature for job in jobs) / len(jobs)

@@ -210,9 +210,9 @@ class EngineCore:
 
     def _close(self, batch: Batch) -> None:
         """Its texts are done: what they told is kept."""
-        if batch.pilot:
-            batch.pilot.close(batch.prefix)
-        if batch.pilot or (batch.search and batch.search.news):
+        if batch.controller:
+            batch.controller.close(batch.prefix)
+        if batch.controller or (batch.search and batch.search.changed):
             self._costs.save()
 
     def _pages(self, group: SequenceGroup) -> int:
