@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.laws.gtest import ALPHA, ranks, window_surprise
-from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
-from tests.planner.simulated import plans
+from tests.helpers.laws.gtest import ALPHA, ranks, window_surprise
+from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
+from tests.helpers.simulated_tiers import plans
 from triforce.engine.batch import Batch
 from triforce.engine.modes import MODES, unlinked
 from triforce.engine.sequence import TokenSequence
@@ -104,7 +104,7 @@ def test_and_the_law_of_many_texts(coupling: str, random_plans: list[Plan]) -> N
 def test_and_as_it_decides_itself() -> None:
     batch = controlled()
     assert torch.equal(finished(batch), plain())
-    assert [tier.name for tier in batch.tiers] == ["lookup", "draft", "retrieval", "full"]
+    assert [tier.name for tier in batch.tiers] == ["ngram", "draft", "retrieval", "full"]
     assert {origin for job in batch.jobs for origin in job.origins} <= {tier.name for tier in batch.tiers}
     for job in batch.jobs:
         assert sum(stretch.tokens for stretch in job.timeline) == len(job.tokens)
@@ -113,7 +113,7 @@ def test_and_as_it_decides_itself() -> None:
 def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> CostModel:
     costs = CostModel()
     for tokens in (1, 9) * 20:
-        for tier, seconds in (("full", full), ("retrieval", retrieval), ("lookup", 5e-3)):
+        for tier, seconds in (("full", full), ("retrieval", retrieval), ("ngram", 5e-3)):
             costs.observe(tier, tokens, 1, 100, seconds)
         costs.observe("draft", tokens, 1, BURST_KEYS, tokens * draft)
     return costs

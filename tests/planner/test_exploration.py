@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planner.simulated import SimulatedTiers
+from tests.helpers.simulated_tiers import SimulatedTiers
 from tests.planner.test_controller import LIVE, steered
 from triforce.planner import CostModel, Plan, exploration
 
 
 def test_what_is_not_known_is_seen_in_the_first_text_and_only_there() -> None:
     """Plain decoding first, then every tier, wide and narrow; a text that ends before shows nothing."""
-    paces = {"lookup": (2e-5, 0.0), "draft": (3e-4, 0.0), "retrieval": (1.6e-3, 1e-4), "full": (8e-3, 2e-4)}
+    paces = {"ngram": (2e-5, 0.0), "draft": (3e-4, 0.0), "retrieval": (1.6e-3, 1e-4), "full": (8e-3, 2e-4)}
     costs, simulated = CostModel(), SimulatedTiers(paces, {"draft": 0.6, "retrieval": 0.95})
     it, batch = steered(costs, steps=0)
     tried: list[Plan] = []

@@ -7,7 +7,7 @@ from importlib import resources
 
 import pytest
 
-from tests.planner.simulated import plans
+from tests.helpers.simulated_tiers import plans
 from tests.planner.test_controller import with_random_budgets
 from triforce import LLM, SamplingParams
 from triforce.backends import native_loader
@@ -25,7 +25,7 @@ LENGTHS = 700, 350, 90  # tokens; the budget hides something of the first two
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(budget=256)
+    return LLM(retrieval_budget=256)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_of_a_conversation(llm: LLM, prompts: list[list[int]], random_plans: lis
 
 
 def test_of_a_model_without_a_draft(prompts: list[list[int]], random_plans: list[Plan]) -> None:
-    alone = LLM(None, None, budget=256)
+    alone = LLM(None, None, retrieval_budget=256)
     params = SamplingParams(0.8, seed=5, max_tokens=60, ignore_eos=True)
     assert texts(alone.generate(prompts, params)) == texts(alone.generate(prompts, params, mode="ar"))
     assert not any("draft" in plan.tiers for plan in random_plans)

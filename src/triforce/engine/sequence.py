@@ -48,7 +48,7 @@ class TokenSequence:
     """What each tier did for it, once it has left its batch."""
     chosen: list[PlanSegment] = field(default_factory=list)
     """Plans that a controller chose, if there is one; proposals, tokens and seconds are those before."""
-    look: DecodingSnapshot | None = None
+    trace: DecodingSnapshot | None = None
     """Where it stands, if that was asked for."""
     bitwise: bool = False
     prefill_seconds: float = 0.0

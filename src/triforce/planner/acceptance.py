@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 # Acceptance before anything was observed: high, so that tiers are tried. Of n-grams: times what hindsight predicts.
-PRIOR_ACCEPTANCE = {"lookup": 0.9, "draft": 0.7, "retrieval": 0.96}
+PRIOR_ACCEPTANCE = {"ngram": 0.9, "draft": 0.7, "retrieval": 0.96}
 TEMPERATURE_BOUNDS = (0.0, 0.5, 0.9, 1.1)  # between them, texts are about equally easy to predict
 PRIOR_WEIGHT = 4.0  # draft tokens that `PRIOR_ACCEPTANCE` counts as
 HISTORY_LIMIT = 400.0  # draft tokens of earlier texts that count, at most

@@ -30,7 +30,7 @@ def best_plan(
     plain = fallback.correction(False) / forecast.cost("full", 1)
     best, highest, present = PLAIN, plain, plain
     for tiers, gammas in among:
-        if "lookup" in tiers and not forecast.hindsight(1, tiers[0] == "lookup")[2]:
+        if "ngram" in tiers and not forecast.hindsight(1, tiers[0] == "ngram")[2]:
             continue
         rates_KN = _rates(tiers, gammas, forecast, fallback)
         if tiers == current.tiers:

@@ -55,7 +55,7 @@ class PlanController:
         self.tiers = list(tiers)
         self._by_name = {tier.name: tier for tier in tiers}
         self.top: Tier[FullView] = self._by_name["full"]  # type: ignore[assignment]
-        ngrams: NgramProposer = self._by_name["lookup"]  # type: ignore[assignment]
+        ngrams: NgramProposer = self._by_name["ngram"]  # type: ignore[assignment]
         self._view: RetrievalView = self._by_name["retrieval"].cache  # type: ignore[attr-defined]
         self.plan, self.name = PLAIN, str(PLAIN)
         self.changes = 0
@@ -79,7 +79,7 @@ class PlanController:
         self._live_B: Bools = np.zeros(len(self.top.cache.lengths_B), bool)
         self._learning_took = 0.0  # seconds
         self._unlearnt = Throughput()  # proposals since the last time
-        known = costs.knows(*(name for name in self._by_name if name != "lookup"))
+        known = costs.knows(*(name for name in self._by_name if name != "ngram"))
         self._exploration = None if ranks.agree(known) else Exploration("draft" in self._by_name)
 
     def steer(self, prefix: SequenceState, live_B: Bools) -> None:

@@ -95,7 +95,7 @@ class Forecast:
 
     def hindsight(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
         proposed, accepted, found = self._hindsight.of(gamma, alone)
-        trust = self._acceptance.of("lookup", self._longest)
+        trust = self._acceptance.of("ngram", self._longest)
         return trust * proposed, trust * accepted, trust * found
 
     def acceptance(self, tier: str) -> Amount:

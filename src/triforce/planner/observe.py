@@ -36,7 +36,7 @@ class Observer:
         Time between passes is divided among them, as it would not have been spent without.
         """
         passes = {name: self._tiers[name].counters.fresh() for name in plan.tiers}
-        self._ngram_calls = sum(rows for _, rows, _ in passes.get("lookup", ()))
+        self._ngram_calls = sum(rows for _, rows, _ in passes.get("ngram", ()))
         count = sum(len(some) for some in passes.values())
         between = max(0.0, seconds - sum(took for some in passes.values() for *_, took in some)) / max(1, count)
         for name, some in passes.items():

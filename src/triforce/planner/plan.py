@@ -85,8 +85,8 @@ class _Round:
 def rate(tiers: tuple[str, ...], gammas: tuple[Amount, ...], estimates: TierEstimates) -> Amount:
     """Tokens per second of each row to expect of plans of these tiers."""
     steps = list(zip(tiers, (*gammas, 1), strict=True))
-    if "lookup" in tiers:
-        at = tiers.index("lookup")
+    if "ngram" in tiers:
+        at = tiers.index("ngram")
         below, steps = _ngrams(estimates, steps[at][1], "draft" if at else None), steps[at + 1 :]
     else:
         below, steps = _drafted(estimates, *steps[0]), steps[1:]
@@ -110,7 +110,7 @@ def _ngrams(estimates: TierEstimates, gamma: Amount, below: str | None) -> _Roun
     """A round of n-grams, and of the draft below where there is no match."""
     proposed, accepted, found = estimates.hindsight(gamma, below is None)
     somewhere = 1 - (1 - found) ** estimates.rows
-    width, seconds = proposed / found * somewhere if found else 0.0 * proposed, estimates.cost("lookup", 1)
+    width, seconds = proposed / found * somewhere if found else 0.0 * proposed, estimates.cost("ngram", 1)
     if below is None:
         return _Round(proposed, seconds, 1 + accepted, width)
     rest, missing = _drafted(estimates, below, gamma), 1 - found
@@ -142,11 +142,11 @@ def families(draft: bool, retrieval: bool) -> tuple[tuple[tuple[str, ...], tuple
     low, high = (each.ravel() for each in np.meshgrid(narrow, wide))
     found: list[tuple[tuple[str, ...], tuple[np.ndarray, ...]]] = []
     if draft:
-        found += [(("draft", "full"), (narrow,)), (("draft", "lookup", "full"), (narrow, narrow))]
-    found.append((("lookup", "full"), (wide,)))
+        found += [(("draft", "full"), (narrow,)), (("draft", "ngram", "full"), (narrow, narrow))]
+    found.append((("ngram", "full"), (wide,)))
     if retrieval:
-        found += [(("retrieval", "full"), (wide,)), (("lookup", "retrieval", "full"), (low, high))]
+        found += [(("retrieval", "full"), (wide,)), (("ngram", "retrieval", "full"), (low, high))]
     if draft and retrieval:
         found.append((("draft", "retrieval", "full"), (low, high)))
-        found.append((("draft", "lookup", "retrieval", "full"), (low, low, high)))
+        found.append((("draft", "ngram", "retrieval", "full"), (low, low, high)))
     return tuple(found)
