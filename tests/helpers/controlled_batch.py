@@ -12,13 +12,13 @@ import pytest
 
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING
 from tests.helpers.simulated_tiers import plans
-from triforce.engine.modes import MODES
+from triforce.engine.modes import MODES, unlinked
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
 from triforce.planner import CostModel, Plan, PlanController, cadence, controller
-from triforce.planner.forecast import BURST, TIMES
+from triforce.planner.forecast import BUDGET_STEPS, BURST_KEYS
 
 PARAMS = SamplingParams(0.8, max_tokens=60)
 ROWS = 2 * len(PROMPTS)
@@ -41,7 +41,7 @@ def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = M
 def with_random_budgets(plan: Plan, dice: random.Random, lengths: list[int]) -> Plan:
     """A plan with budgets as the dice have it, for each size of context."""
     sizes = sorted({length.bit_length() for length in lengths}) if "retrieval" in plan.tiers else []
-    return replace(plan, times=tuple((bits, dice.choice(TIMES)) for bits in sizes))
+    return replace(plan, budget_factors=tuple((bits, dice.choice(BUDGET_STEPS)) for bits in sizes))
 
 
 @pytest.fixture
@@ -50,14 +50,14 @@ def random_plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     dice, drawn = random.Random(3), list[Plan]()
 
     def random_plan(self: PlanController, lengths: list[int], widely: bool) -> Plan:
-        drawn.append(with_random_budgets(dice.choice(list(plans("draft" in self._parts, True))), dice, lengths))
+        drawn.append(with_random_budgets(dice.choice(list(plans("draft" in self._by_name, True))), dice, lengths))
         return drawn[-1]
 
-    monkeypatch.setattr(PlanController, "_best", random_plan)
+    monkeypatch.setattr(PlanController, "_choose", random_plan)
     monkeypatch.setattr(CostModel, "knows", lambda *_: True)
-    monkeypatch.setattr(controller, "EVERY", 1)
-    monkeypatch.setattr(cadence, "WORTH", 0.0)
-    monkeypatch.setattr(cadence, "LISTEN", 0.0)
+    monkeypatch.setattr(controller, "REPLAN_EVERY", 1)
+    monkeypatch.setattr(cadence, "REPLAN_RATIO", 0.0)
+    monkeypatch.setattr(cadence, "WATCH_RATIO", 0.0)
     return drawn
 
 
@@ -66,7 +66,7 @@ def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> CostMode
     for tokens in (1, 9) * 20:
         for tier, seconds in (("full", full), ("retrieval", retrieval), ("ngram", 5e-3)):
             costs.observe(tier, tokens, 1, 100, seconds)
-        costs.observe("draft", tokens, 1, BURST, tokens * draft)
+        costs.observe("draft", tokens, 1, BURST_KEYS, tokens * draft)
     return costs
 
 
@@ -74,7 +74,7 @@ def steered(
     costs: CostModel, steps: int = 4, clock: Callable[[], float] = lambda: 0.0
 ) -> tuple[PlanController, SequenceBatch]:
     batch = read(None)
-    it = PlanController(batch.top, 1, costs, clock=clock)
+    it = PlanController(unlinked(batch.top), costs, clock=clock)
     batch.controller, batch.tiers = it, it.tiers
     for _ in range(steps):
         it.steer(batch.prefix, LIVE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers.controlled_batch import DEEP, LIVE, known, read, steered
+from triforce.engine.modes import unlinked
 from triforce.planner import CostModel, Plan, PlanController, cadence, fallback
 from triforce.speculation import SequenceState
 
@@ -14,48 +15,48 @@ def test_planning_takes_one_percent_of_time() -> None:
     it, batch = steered(known(full=20e-3), steps=1, clock=lambda: 5e-4 * next(ticks))  # a thought takes a millisecond
     thoughts = [0, 0]
     for step in range(800):
-        before = it._thought
-        it.learn([100], 1, 2e-3)
+        before = it._replanned_at
+        it.observe([100], 1, 2e-3)
         it.steer(batch.prefix, LIVE)
-        thoughts[step >= 400] += it._thought != before
+        thoughts[step >= 400] += it._replanned_at != before
     assert 7 <= thoughts[1] <= 8 < thoughts[0] <= 10
 
 
 def listening(
-    monkeypatch: pytest.MonkeyPatch, costs: CostModel, told: int = 0
+    monkeypatch: pytest.MonkeyPatch, costs: CostModel, hits: int = 0
 ) -> tuple[PlanController, SequenceState, list[bool]]:
-    """A controller that is told so many tokens each time it listens; and whether it weighed all plans, time by time."""
+    """A controller that gets so many hits each time it looks; and whether all plans were weighed, time by time."""
     ticks, weighed = iter(range(10**6)), list[bool]()
     batch = read(None)
-    it = PlanController(batch.top, 1, costs, clock=lambda: 1e-5 * next(ticks))
-    monkeypatch.setattr(it._echo, "listen", lambda prefix, b: (1, told))
-    best = it._best
-    monkeypatch.setattr(it, "_best", lambda lengths, widely: weighed.append(widely) or best(lengths, widely))
+    it = PlanController(unlinked(batch.top), costs, clock=lambda: 1e-5 * next(ticks))
+    monkeypatch.setattr(it._hindsight, "update", lambda prefix, b: (1, hits))
+    best = it._choose
+    monkeypatch.setattr(it, "_choose", lambda lengths, widely: weighed.append(widely) or best(lengths, widely))
     return it, batch.prefix, weighed
 
 
 def goes_on(it: PlanController, prefix: SequenceState, steps: int) -> None:
     for _ in range(steps):
         it.steer(prefix, LIVE)
-        it._parts["full"].counters.passed(LIVE, 1e-4)
-        it.learn([int(prefix.lengths_B[0])], 1, 1e-4)
+        it._by_name["full"].counters.passed(LIVE, 1e-4)
+        it.observe([int(prefix.lengths_B[0])], 1, 1e-4)
 
 
 def test_plain_text_without_signal_is_only_observed(monkeypatch: pytest.MonkeyPatch) -> None:
     it, prefix, weighed = listening(monkeypatch, known(full=1e-4, draft=1e-4))
     goes_on(it, prefix, 60)
-    assert weighed == [True] and it._thought > 0 and it.plan == Plan()
+    assert weighed == [True] and it._replanned_at > 0 and it.plan == Plan()
     goes_on(it, prefix, 200)
     assert 2 <= len(weighed) <= 4 and all(weighed)
 
 
 def test_plain_text_with_signal_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    def times(told: int) -> int:
-        it, prefix, weighed = listening(monkeypatch, known(full=1e-4, draft=1e-4), told)
+    def times(hits: int) -> int:
+        it, prefix, weighed = listening(monkeypatch, known(full=1e-4, draft=1e-4), hits)
         goes_on(it, prefix, 400)
         return weighed.count(False)
 
-    assert times(cadence.TOLD // 8) < times(cadence.TOLD) and times(0) == 0
+    assert times(cadence.MIN_HITS // 8) < times(cadence.MIN_HITS) and times(0) == 0
 
 
 def test_similar_plain_texts_are_seldom_planned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,19 +69,21 @@ def test_similar_plain_texts_are_seldom_planned(monkeypatch: pytest.MonkeyPatch)
         it.close(prefix)
     assert weighed[0] == [True] and 2 <= sum(map(len, weighed)) <= 4
     it, prefix, each = listening(monkeypatch, costs)
-    it._watch._heat += 1  # texts of another kind
+    it._acceptance._temperature += 1  # texts of another kind
     goes_on(it, prefix, 1)
     assert each == [True]
 
 
-@pytest.mark.parametrize(("told", "fewer"), [(0, True), (2 * cadence.TOLD, False)])
-def test_texts_without_signal_reduce_observation(told: int, fewer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cadence, "IN_VAIN", 1)
+@pytest.mark.parametrize(("hits", "fewer"), [(0, True), (2 * cadence.MIN_HITS, False)])
+def test_texts_without_signal_reduce_observation(hits: int, fewer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cadence, "MAX_NO_GAIN", 1)
     costs, heard = known(full=1e-4, draft=1e-4), list[int]()
     for _ in range(8):
-        it, prefix, _ = listening(monkeypatch, costs, told)
-        times, tell = list[int](), it._echo.listen
-        monkeypatch.setattr(it._echo, "listen", lambda *text, tell=tell, times=times: times.append(1) or tell(*text))
+        it, prefix, _ = listening(monkeypatch, costs, hits)
+        times, tell = list[int](), it._hindsight.update
+        monkeypatch.setattr(
+            it._hindsight, "update", lambda *text, tell=tell, times=times: times.append(1) or tell(*text)
+        )
         goes_on(it, prefix, 200)
         heard.append(len(times))
         it.close(prefix)
@@ -89,10 +92,10 @@ def test_texts_without_signal_reduce_observation(told: int, fewer: bool, monkeyp
 
 
 def test_text_with_signal_restores_observation() -> None:
-    quiet = cadence.Cadence(listen=1.0, quiet=cadence.QUIET)
-    quiet.hears(8, cadence.TOLD - 1)
-    assert quiet.kept()[0] == 1.0 and quiet.kept()[3] == cadence.QUIET
-    quiet.hears(8, 1)
+    quiet = cadence.Cadence(due_at=1.0, quiet=cadence.MAX_QUIET)
+    quiet.add_hits(8, cadence.MIN_HITS - 1)
+    assert quiet.kept()[0] == 1.0 and quiet.kept()[3] == cadence.MAX_QUIET
+    quiet.add_hits(8, 1)
     assert quiet.kept()[0] == 0.0 and quiet.kept()[3] == 1
 
 
@@ -101,17 +104,17 @@ def test_failed_speculation_lowers_trust_in_next_text() -> None:
     for off, plan in ((0.9, DEEP.tiers), (0.002, Plan().tiers)):
         it, batch = steered(costs, steps=1)
         assert it.plan.tiers == DEEP.tiers
-        it._guard._off[True], it._lengths = off, batch.prefix.lengths_B.tolist()
+        it._fallback._corrections[True], it._lengths = off, batch.prefix.lengths_B.tolist()
         it.close(batch.prefix)
         assert steered(costs, steps=1)[0].plan.tiers == plan
 
 
 def test_single_bad_text_counts_half() -> None:
     it = fallback.SpeculationFallback()
-    it._off[True] = fallback.BOUNDS[0]
-    assert fallback.BOUNDS[0] < it.kept() < fallback.SpeculationFallback(it.kept()).kept() < 1
+    it._corrections[True] = fallback.CORRECTION_BOUNDS[0]
+    assert fallback.CORRECTION_BOUNDS[0] < it.kept() < fallback.SpeculationFallback(it.kept()).kept() < 1
     again = fallback.SpeculationFallback(it.kept())
-    again._off[True] = fallback.BOUNDS[0]
+    again._corrections[True] = fallback.CORRECTION_BOUNDS[0]
     assert again.kept() < it.kept()
 
 

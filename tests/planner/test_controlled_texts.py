@@ -65,11 +65,11 @@ def test_rejoined_draft_sees_missed_tokens() -> None:
     batch = controlled(rows=2)
     it, live_B = batch.controller, np.array([True, True])
     assert it
-    draft = it._parts["draft"]
+    draft = it._by_name["draft"]
     for written in (10, 100):
         longer = SequenceState(batch.prefix.ids_BS, batch.prefix.lengths_B + written)
-        it.wire(Plan(), batch.prefix, live_B)
+        it.apply(Plan(), batch.prefix, live_B)
         before = draft.cache.lengths_B.copy()  # type: ignore[attr-defined]
-        it.wire(DEEP, longer, live_B)
+        it.apply(DEEP, longer, live_B)
         seen = longer.lengths_B - 1 if written > 64 else before  # a few tokens it sees in its next pass
         assert (draft.cache.lengths_B == seen).all()  # type: ignore[attr-defined]

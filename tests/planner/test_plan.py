@@ -14,7 +14,7 @@ from triforce.planner.plan import Amount, Plan, expected, families, rate
 
 
 @dataclass
-class KnownTiers:
+class FixedEstimates:
     """Fixed costs and shares; what lookup would tell is a share, too, and it always has a guess."""
 
     costs: dict[str, float]
@@ -25,13 +25,13 @@ class KnownTiers:
     def cost(self, tier: str, tokens: Amount) -> Amount:
         return self.costs[tier] + 0.0 * tokens
 
-    def alone(self, tier: str, tokens: Amount) -> Amount:
+    def draft_cost(self, tier: str, tokens: Amount) -> Amount:
         return tokens * self.cost(tier, 1)
 
-    def share(self, tier: str) -> float:
+    def acceptance(self, tier: str) -> float:
         return self.shares.get(tier, 1.0)
 
-    def echo(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
+    def hindsight(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
         return self.found * gamma, self.found * (expected(self.shares["ngram"], gamma) - 1), self.found
 
 
@@ -70,7 +70,7 @@ def played(plan: Plan, costs: dict[str, float], shares: dict[str, float], propos
 @pytest.mark.parametrize("shares", [{"draft": 0.6, "retrieval": 0.9}, {"draft": 0.2, "retrieval": 0.98}])
 def test_expected_tokens_equal_simulation(plan: Plan, shares: dict[str, float]) -> None:
     costs = {"draft": 0.2, "retrieval": 1.0, "full": 8.0}
-    predicted = worth(plan, KnownTiers(costs, shares))
+    predicted = worth(plan, FixedEstimates(costs, shares))
     assert predicted == pytest.approx(played(plan, costs, shares), rel=0.06)
 
 
@@ -80,7 +80,7 @@ def test_expected_tokens_of_verification_alone(acceptance: float, guesses: int, 
 
 
 def best(costs: dict[str, float], shares: dict[str, float]) -> Plan:
-    return max(plans(True, True), key=lambda plan: worth(plan, KnownTiers(costs, shares)))
+    return max(plans(True, True), key=lambda plan: worth(plan, FixedEstimates(costs, shares)))
 
 
 COSTS = {"ngram": 0.05, "draft": 0.2, "retrieval": 1.0, "full": 8.0}
@@ -114,24 +114,24 @@ def test_plans_name_existing_tiers_only() -> None:
 
 
 def test_plan_arrays_equal_single_plans() -> None:
-    simulation = KnownTiers(COSTS, {"ngram": 0.5, "draft": 0.6, "retrieval": 0.95}, rows=4, found=0.3)
-    one_by_one = [worth(plan, simulation) for plan in plans(True, True) if plan != Plan()]
-    together = [np.atleast_1d(rate(tiers, gammas, simulation)) for tiers, gammas in families(True, True)]
+    estimates = FixedEstimates(COSTS, {"ngram": 0.5, "draft": 0.6, "retrieval": 0.95}, rows=4, found=0.3)
+    one_by_one = [worth(plan, estimates) for plan in plans(True, True) if plan != Plan()]
+    together = [np.atleast_1d(rate(tiers, gammas, estimates)) for tiers, gammas in families(True, True)]
     np.testing.assert_allclose(np.concatenate(together), one_by_one)
 
 
 def test_draft_with_ngram_lies_between_both() -> None:
     shares = {"ngram": 0.9, "draft": 0.5, "retrieval": 0.95}
     mixed = [
-        worth(Plan(("draft", "ngram", "full"), (4, 4)), KnownTiers(COSTS, shares, found=x)) for x in (0.0, 0.5, 1.0)
+        worth(Plan(("draft", "ngram", "full"), (4, 4)), FixedEstimates(COSTS, shares, found=x)) for x in (0.0, 0.5, 1.0)
     ]
-    draft = worth(Plan(("draft", "full"), (4,)), KnownTiers(COSTS, shares))
-    lookup = worth(Plan(("ngram", "full"), (4,)), KnownTiers(COSTS, shares))
+    draft = worth(Plan(("draft", "full"), (4,)), FixedEstimates(COSTS, shares))
+    lookup = worth(Plan(("ngram", "full"), (4,)), FixedEstimates(COSTS, shares))
     assert mixed == sorted(mixed) and mixed[0] == pytest.approx(draft, rel=0.02) and mixed[2] == pytest.approx(lookup)
 
 
 def test_batch_waits_for_slowest_row() -> None:
     shares = {"draft": 0.6, "retrieval": 0.95}
     deep, flat = Plan(("draft", "retrieval", "full"), (2, 6)), Plan(("draft", "full"), (4,))
-    one, eight = KnownTiers(COSTS, shares), KnownTiers(COSTS, shares, rows=8)
+    one, eight = FixedEstimates(COSTS, shares), FixedEstimates(COSTS, shares, rows=8)
     assert worth(deep, eight) < 0.9 * worth(deep, one) and worth(flat, eight) == worth(flat, one)

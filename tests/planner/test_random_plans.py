@@ -13,7 +13,7 @@ from triforce import LLM, SamplingParams
 from triforce.backends import native_loader
 from triforce.interface.outputs import RequestOutput
 from triforce.planner import CostModel, Plan, PlanController, cadence, controller
-from triforce.planner.forecast import TIMES
+from triforce.planner.forecast import BUDGET_STEPS
 from triforce.planner.plan import families
 from triforce.session import Session
 
@@ -40,17 +40,17 @@ def random_plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     dice, drawn = random.Random(request.param), list[Plan]()
 
     def random_plan(self: PlanController, lengths: list[int], widely: bool) -> Plan:
-        self._grounded = self._steps + 3 * (dice.random() < 0.1)
-        tiers = dice.choice([tiers for tiers, _ in families("draft" in self._parts, max(lengths) > 256)])
+        self._fallback_until = self._proposals + 3 * (dice.random() < 0.1)
+        tiers = dice.choice([tiers for tiers, _ in families("draft" in self._by_name, max(lengths) > 256)])
         alike = [plan for plan in plans(True, True) if plan.tiers == tiers]
         drawn.append(with_random_budgets(dice.choice(alike), dice, lengths))
         return drawn[-1]
 
-    monkeypatch.setattr(PlanController, "_best", random_plan)
+    monkeypatch.setattr(PlanController, "_choose", random_plan)
     monkeypatch.setattr(CostModel, "knows", lambda *_: True)
-    monkeypatch.setattr(controller, "EVERY", 1)
-    monkeypatch.setattr(cadence, "WORTH", 0.0)
-    monkeypatch.setattr(cadence, "LISTEN", 0.0)
+    monkeypatch.setattr(controller, "REPLAN_EVERY", 1)
+    monkeypatch.setattr(cadence, "REPLAN_RATIO", 0.0)
+    monkeypatch.setattr(cadence, "WATCH_RATIO", 0.0)
     return drawn
 
 
@@ -66,7 +66,7 @@ def test_random_plans_keep_bits_of_texts(
     outputs = llm.generate(prompts, params)
     assert texts(outputs) == texts(llm.generate(prompts, params, mode="ar"))
     assert {output.exactness for output in outputs} == {"bitwise"} and len({plan.tiers for plan in random_plans}) > 4
-    assert {times for plan in random_plans for _, times in plan.times} == set(TIMES)
+    assert {times for plan in random_plans for _, times in plan.budget_factors} == set(BUDGET_STEPS)
     for completion in (completion for output in outputs for completion in output.outputs):
         assert sum(stretch.tokens for stretch in completion.timeline) == len(completion.token_ids)
 
@@ -92,15 +92,15 @@ def test_cheating_controller_is_detected(
     llm: LLM, prompts: list[list[int]], random_plans: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It leaves the exact tier out now and then."""
-    wire, turns = PlanController.wire, iter(range(10**6))
+    apply, turns = PlanController.apply, iter(range(10**6))
 
     def cheat(self: PlanController, plan: Plan, prefix: object, live_B: object) -> None:
-        wire(self, plan, prefix, live_B)  # type: ignore[arg-type]
-        retrieval = self._parts["retrieval"]
+        apply(self, plan, prefix, live_B)  # type: ignore[arg-type]
+        retrieval = self._by_name["retrieval"]
         if next(turns) % 2:
             self.top.model = lambda ids, cache, at: retrieval.model(ids, _Blind(cache), at)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(PlanController, "wire", cheat)
+    monkeypatch.setattr(PlanController, "apply", cheat)
     params = SamplingParams(0.8, seed=5, max_tokens=60, ignore_eos=True)
     assert texts(llm.generate(prompts[0], params)) != texts(llm.generate(prompts[0], params, mode="ar"))
 

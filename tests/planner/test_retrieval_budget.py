@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING
-from tests.helpers.simulated_tiers import NoHindsight, Simulation, simulated_rate, worth
+from tests.helpers.simulated_tiers import NoHindsight, SimulatedTiers, simulated_rate, worth
 from tests.planner.test_known_optimum import LONG, MS
-from triforce.engine.modes import MODES
+from triforce.engine.modes import MODES, unlinked
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.planner import CostModel, Plan, PlanController, forecast
-from triforce.planner.forecast import TIMES, Forecast, options
+from triforce.planner.forecast import BUDGET_STEPS, Forecast, budget_options
 from triforce.planner.plan import rate
+from triforce.planner.state import PlannerState
 
 OPEN = RetrievalConfig(Budget(64, open=True))
 LONGER, SHORTER = (PROMPTS[0] * 3)[:400], PROMPTS[0]
@@ -28,14 +29,14 @@ DEEP = Plan(("draft", "retrieval", "full"), (2, 6))
 CHEAP = LONG | {"draft": (0.1 * MS, 0.0), "retrieval": (0.5 * MS, 0.02 * MS)}
 
 
-def simulation(*budgets: tuple[float, float]) -> Simulation:
+def simulated(*budgets: tuple[float, float]) -> SimulatedTiers:
     """Of half, once and twice the budget: seconds more of a pass, and the share of guesses kept."""
-    return Simulation(CHEAP, {"draft": 0.5}, budgets=dict(zip(TIMES, budgets, strict=True)))
+    return SimulatedTiers(CHEAP, {"draft": 0.5}, budgets=dict(zip(BUDGET_STEPS, budgets, strict=True)))
 
 
-LARGER = simulation((0.05 * MS, 0.6), (0.1 * MS, 0.7), (0.2 * MS, 0.95))
-SMALLER = simulation((0.7 * MS, 0.90), (1.4 * MS, 0.90), (2.8 * MS, 0.90))
-EQUAL = simulation((0.05 * MS, 0.9), (0.1 * MS, 0.9), (0.2 * MS, 0.9))
+LARGER = simulated((0.05 * MS, 0.6), (0.1 * MS, 0.7), (0.2 * MS, 0.95))
+SMALLER = simulated((0.7 * MS, 0.90), (1.4 * MS, 0.90), (2.8 * MS, 0.90))
+EQUAL = simulated((0.05 * MS, 0.9), (0.1 * MS, 0.9), (0.2 * MS, 0.9))
 
 
 def batch(*prompts: list[int], setting: RetrievalConfig = OPEN) -> SequenceBatch:
@@ -45,32 +46,34 @@ def batch(*prompts: list[int], setting: RetrievalConfig = OPEN) -> SequenceBatch
     return made
 
 
-def informed(simulation: Simulation) -> CostModel:
+def informed(simulated: SimulatedTiers) -> CostModel:
     """Passes of all tiers were seen, and of the retrieval tier with all budgets."""
     costs = CostModel()
-    for times, tier, width in [(t, tier, width) for t in TIMES for tier in simulation.costs for width in (1, 3, 7) * 4]:
-        simulation.times = times
+    for times, tier, width in [
+        (t, tier, width) for t in BUDGET_STEPS for tier in simulated.costs for width in (1, 3, 7) * 4
+    ]:
+        simulated.times = times
         keys = OPEN.budget.of(400, times) if tier == "retrieval" else 400 * times
-        costs.observe(tier, width, 1, keys, simulation.seen(tier, width))
+        costs.observe(tier, width, 1, keys, simulated.seen(tier, width))
     return costs
 
 
 def followed(
-    simulation: Simulation, setting: RetrievalConfig = OPEN, proposals: int = 600
+    simulated: SimulatedTiers, setting: RetrievalConfig = OPEN, proposals: int = 600
 ) -> tuple[list[float], float]:
     """The budgets of all proposals, in times of the usual one; and tokens per second."""
     made, seen = batch(LONGER, setting=setting), []
-    simulation.dice = random.Random(1)  # the same ones, whatever was played before
-    it = PlanController(made.top, 1, informed(simulation), clock=lambda: 0.0)
+    simulated.dice = random.Random(1)  # the same ones, whatever was played before
+    it = PlanController(unlinked(made.top), informed(simulated), clock=lambda: 0.0)
     speed = 0.0
     for _ in range(proposals):
-        speed += simulated_rate(it, made.prefix, simulation, 1) / proposals
-        seen.append(simulation.times if "retrieval" in it.plan.tiers else 1.0)
+        speed += simulated_rate(it, made.prefix, simulated, 1) / proposals
+        seen.append(simulated.times if "retrieval" in it.plan.tiers else 1.0)
     return seen, speed
 
 
 @pytest.mark.parametrize(("given", "times"), [(LARGER, 2.0), (SMALLER, 0.5)], ids=["larger", "smaller"])
-def test_best_budget_is_found_and_kept(given: Simulation, times: float) -> None:
+def test_best_budget_is_found_and_kept(given: SimulatedTiers, times: float) -> None:
     seen, speed = followed(given)
     assert np.mean(np.array(seen[100:]) == times) > 0.95
     asked, usual = followed(given, RetrievalConfig(Budget(64)))
@@ -84,13 +87,13 @@ def test_budget_without_effect_is_kept() -> None:
 
 
 def test_optimistic_budget_prior_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triforce.planner.acceptance.FEWER", 3.0)
+    monkeypatch.setattr("triforce.planner.acceptance.BUDGET_EXPONENT", 3.0)
     seen, _ = followed(EQUAL)
     assert np.mean(np.array(seen[:50]) == 2.0) > 0.1
 
 
 def test_budget_small_gain_keeps_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast, "OTHER", 100.0)
+    monkeypatch.setattr(forecast, "MIN_GAIN_OF_BUDGET", 100.0)
     assert set(followed(LARGER)[0]) == {1.0}
 
 
@@ -100,31 +103,31 @@ def test_budget_small_gain_keeps_budget(monkeypatch: pytest.MonkeyPatch) -> None
     ids=["given", "once", "auto"],
 )
 def test_budget_stays_where_requested_or_unavailable(setting: RetrievalConfig) -> None:
-    it = PlanController(batch(LONGER, setting=setting).top, 1, CostModel())
-    assert options(it._view, {}, [400]) == [{}]
+    it = PlanController(unlinked(batch(LONGER, setting=setting).top), CostModel())
+    assert budget_options(it._view, {}, [400]) == [{}]
 
 
 def test_budget_candidates_are_neighbours_up_to_half_context() -> None:
-    view = PlanController(batch(LONGER).top, 1, CostModel())._view
-    assert options(view, {}, [400]) == [{}, {9: 0.5}, {9: 2.0}]
-    assert options(view, {9: 0.5}, [400]) == [{9: 0.5}, {}]
-    assert options(view, {9: 2.0}, [400, 200]) == [{9: 2.0}, {8: 0.5, 9: 2.0}, {}]
+    view = PlanController(unlinked(batch(LONGER).top), CostModel())._view
+    assert budget_options(view, {}, [400]) == [{}, {9: 0.5}, {9: 2.0}]
+    assert budget_options(view, {9: 0.5}, [400]) == [{9: 0.5}, {}]
+    assert budget_options(view, {9: 2.0}, [400, 200]) == [{9: 2.0}, {8: 0.5, 9: 2.0}, {}]
 
 
 def both() -> tuple[PlanController, SequenceBatch]:
     made = batch(LONGER, SHORTER)
-    it = PlanController(made.top, 2, informed(LARGER), clock=lambda: 0.0)
-    it._echo = NoHindsight(LARGER)  # type: ignore[assignment]
+    it = PlanController(unlinked(made.top), informed(LARGER), clock=lambda: 0.0)
+    it._hindsight = it._observer._hindsight = NoHindsight(LARGER)  # type: ignore[assignment]
     return it, made
 
 
 def test_batch_rows_have_budget_of_their_size() -> None:
     it, made = both()
     for kept, times in ((80, 1.0), (97, 2.0)):
-        it._watch.add("retrieval", 400, 10 * kept, 10 * (100 - kept), times)
+        it._acceptance.add("retrieval", 400, 10 * kept, 10 * (100 - kept), times)
     live_B = np.array([True, True])
     it.steer(made.prefix, live_B)
-    assert it.plan.times == ((9, 2.0),) and "retrieval" in it.plan.tiers
+    assert it.plan.budget_factors == ((9, 2.0),) and "retrieval" in it.plan.tiers
     assert [it.budget(length) for length in (400, 150)] == [128, 64]
     made.controller, made.tiers = it, it.tiers
     made.step()
@@ -135,12 +138,12 @@ def test_batch_rows_have_budget_of_their_size() -> None:
 
 def test_batch_rows_teach_acceptance_of_their_size() -> None:
     it, made = both()
-    it.wire(replace(DEEP, times=((9, 2.0),)), made.prefix, np.array([True, True]))
-    it._live_B, it._calm = np.array([True, True]), False
-    it._parts["retrieval"].counters.record_verdict(np.array([4, 4]), np.array([4, 1]), np.array([True, True]))
-    it.learn([400, 150], 8, 0.02)
-    assert it.costs.shares.sums["retrieval 3 9 x2"] == [4.0, 0.0]
-    assert it.costs.shares.sums["retrieval 3 8"] == [1.0, 1.0]
+    it.apply(replace(DEEP, budget_factors=((9, 2.0),)), made.prefix, np.array([True, True]))
+    it._live_B, it.state = np.array([True, True]), PlannerState.SPECULATING
+    it._by_name["retrieval"].counters.record_verdict(np.array([4, 4]), np.array([4, 1]), np.array([True, True]))
+    it.observe([400, 150], 8, 0.02)
+    assert it.costs.acceptance.sums["retrieval 3 9 x2"] == [4.0, 0.0]
+    assert it.costs.acceptance.sums["retrieval 3 8"] == [1.0, 1.0]
 
 
 def test_unvaried_keys_cost_like_full_tier() -> None:
@@ -150,7 +153,7 @@ def test_unvaried_keys_cost_like_full_tier() -> None:
         it.costs.observe("retrieval", width, 1, 64, 2 * MS)
         for keys in (100, 400):
             it.costs.observe("full", width, 1, keys, 3 * MS + keys * 0.01 * MS)
-    it_sees = it.costs, it._watch, it._echo, it._view, [400]
+    it_sees = it.costs, it._acceptance, it._hindsight, it._view, [400]
     few, usual, many = (
         np.ravel(Forecast(*it_sees, [{}, {9: 0.5}, {9: 2.0}]).cost("retrieval", 1))[i] for i in (1, 0, 2)
     )
@@ -168,7 +171,7 @@ def test_unread_keys_cost_at_most_full_tier() -> None:
         return 1 * MS + (0.1 + 0.001 * keys) * tokens * MS
 
     def predicted() -> float:
-        return float(np.ravel(Forecast(it.costs, it._watch, it._echo, view, [size]).cost("retrieval", 1))[0])
+        return float(np.ravel(Forecast(it.costs, it._acceptance, it._hindsight, view, [size]).cost("retrieval", 1))[0])
 
     for i in range(12):
         it.costs.observe("retrieval", 1 + i % 3, 1, few + i // 4, true(1 + i % 3, few) * (1 + 0.1 * (i // 4)))
@@ -185,8 +188,8 @@ def test_unread_keys_cost_at_most_full_tier() -> None:
 
 def test_budget_arrays_equal_single_budgets() -> None:
     it, _ = both()
-    budgets = options(it._view, {}, [400, 300, 150])
-    how = it.costs, it._watch, it._echo, it._view, [400, 300, 150]
+    budgets = budget_options(it._view, {}, [400, 300, 150])
+    how = it.costs, it._acceptance, it._hindsight, it._view, [400, 300, 150]
     together = np.ravel(rate(DEEP.tiers, DEEP.gammas, Forecast(*how, budgets)))
     alone = [worth(DEEP, Forecast(*how, [times])) for times in budgets]
     assert together == pytest.approx(alone) and len(set(alone)) == len(alone)
