@@ -50,7 +50,7 @@ def random_plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     dice, drawn = random.Random(3), list[Plan]()
 
     def random_plan(self: PlanController, lengths: list[int], widely: bool) -> Plan:
-        drawn.append(with_random_budgets(dice.choice(list(plans("draft" in self._by_name, True))), dice, lengths))
+        drawn.append(with_random_budgets(dice.choice(list(plans("draft" in self.by_name, True))), dice, lengths))
         return drawn[-1]
 
     monkeypatch.setattr(PlanController, "_choose", random_plan)

@@ -110,11 +110,11 @@ class NoHindsight:
 
 def simulated_rate(it: PlanController, prefix: Any, simulated: SimulatedTiers, proposals: int) -> float:
     """Tokens per second of simulated tiers under a controller."""
-    it._hindsight = it._observer._hindsight = NoHindsight(simulated)  # type: ignore[assignment]
+    it.hindsight = it.observer.hindsight = NoHindsight(simulated)  # type: ignore[assignment]
     tokens = seconds = 0.0
     for _ in range(proposals):
         it.steer(prefix, LIVE)
-        new, took = simulated.play(it.plan, it._by_name)
+        new, took = simulated.play(it.plan, it.by_name)
         it.observe([int(prefix.lengths_B[0])], new, took)
         tokens, seconds = tokens + new, seconds + took
     return tokens / seconds

@@ -15,10 +15,10 @@ def test_planning_takes_one_percent_of_time() -> None:
     it, batch = steered(known(full=20e-3), steps=1, clock=lambda: 5e-4 * next(ticks))  # a thought takes a millisecond
     thoughts = [0, 0]
     for step in range(800):
-        before = it._replanned_at
+        before = it.replanned_at
         it.observe([100], 1, 2e-3)
         it.steer(batch.prefix, LIVE)
-        thoughts[step >= 400] += it._replanned_at != before
+        thoughts[step >= 400] += it.replanned_at != before
     assert 7 <= thoughts[1] <= 8 < thoughts[0] <= 10
 
 
@@ -29,7 +29,7 @@ def listening(
     ticks, weighed = iter(range(10**6)), list[bool]()
     batch = read(None)
     it = PlanController(unlinked(batch.top), costs, clock=lambda: 1e-5 * next(ticks))
-    monkeypatch.setattr(it._hindsight, "update", lambda prefix, b: (1, hits))
+    monkeypatch.setattr(it.hindsight, "update", lambda prefix, b: (1, hits))
     best = it._choose
     monkeypatch.setattr(it, "_choose", lambda lengths, widely: weighed.append(widely) or best(lengths, widely))
     return it, batch.prefix, weighed
@@ -38,14 +38,14 @@ def listening(
 def goes_on(it: PlanController, prefix: SequenceState, steps: int) -> None:
     for _ in range(steps):
         it.steer(prefix, LIVE)
-        it._by_name["full"].counters.passed(LIVE, 1e-4)
+        it.by_name["full"].counters.passed(LIVE, 1e-4)
         it.observe([int(prefix.lengths_B[0])], 1, 1e-4)
 
 
 def test_plain_text_without_signal_is_only_observed(monkeypatch: pytest.MonkeyPatch) -> None:
     it, prefix, weighed = listening(monkeypatch, known(full=1e-4, draft=1e-4))
     goes_on(it, prefix, 60)
-    assert weighed == [True] and it._replanned_at > 0 and it.plan == Plan()
+    assert weighed == [True] and it.replanned_at > 0 and it.plan == Plan()
     goes_on(it, prefix, 200)
     assert 2 <= len(weighed) <= 4 and all(weighed)
 
@@ -69,7 +69,7 @@ def test_similar_plain_texts_are_seldom_planned(monkeypatch: pytest.MonkeyPatch)
         it.close(prefix)
     assert weighed[0] == [True] and 2 <= sum(map(len, weighed)) <= 4
     it, prefix, each = listening(monkeypatch, costs)
-    it._acceptance._temperature += 1  # texts of another kind
+    it.acceptance._temperature += 1  # texts of another kind
     goes_on(it, prefix, 1)
     assert each == [True]
 
@@ -80,9 +80,9 @@ def test_texts_without_signal_reduce_observation(hits: int, fewer: bool, monkeyp
     costs, heard = known(full=1e-4, draft=1e-4), list[int]()
     for _ in range(8):
         it, prefix, _ = listening(monkeypatch, costs, hits)
-        times, tell = list[int](), it._hindsight.update
+        times, tell = list[int](), it.hindsight.update
         monkeypatch.setattr(
-            it._hindsight, "update", lambda *text, tell=tell, times=times: times.append(1) or tell(*text)
+            it.hindsight, "update", lambda *text, tell=tell, times=times: times.append(1) or tell(*text)
         )
         goes_on(it, prefix, 200)
         heard.append(len(times))
@@ -104,17 +104,17 @@ def test_failed_speculation_lowers_trust_in_next_text() -> None:
     for off, plan in ((0.9, DEEP.tiers), (0.002, Plan().tiers)):
         it, batch = steered(costs, steps=1)
         assert it.plan.tiers == DEEP.tiers
-        it._fallback._corrections[True], it._lengths = off, batch.prefix.lengths_B.tolist()
+        it._fallback.corrections[True], it._lengths = off, batch.prefix.lengths_B.tolist()
         it.close(batch.prefix)
         assert steered(costs, steps=1)[0].plan.tiers == plan
 
 
 def test_single_bad_text_counts_half() -> None:
     it = fallback.SpeculationFallback()
-    it._corrections[True] = fallback.CORRECTION_BOUNDS[0]
+    it.corrections[True] = fallback.CORRECTION_BOUNDS[0]
     assert fallback.CORRECTION_BOUNDS[0] < it.kept() < fallback.SpeculationFallback(it.kept()).kept() < 1
     again = fallback.SpeculationFallback(it.kept())
-    again._corrections[True] = fallback.CORRECTION_BOUNDS[0]
+    again.corrections[True] = fallback.CORRECTION_BOUNDS[0]
     assert again.kept() < it.kept()
 
 

@@ -65,7 +65,7 @@ def test_rejoined_draft_sees_missed_tokens() -> None:
     batch = controlled(rows=2)
     it, live_B = batch.controller, np.array([True, True])
     assert it
-    draft = it._by_name["draft"]
+    draft = it.by_name["draft"]
     for written in (10, 100):
         longer = SequenceState(batch.prefix.ids_BS, batch.prefix.lengths_B + written)
         it.apply(Plan(), batch.prefix, live_B)

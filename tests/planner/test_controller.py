@@ -79,8 +79,8 @@ def test_controller_overhead_is_shared_among_passes() -> None:
     it, batch = steered(CostModel(), steps=1)
     it.apply(Plan(("draft", "full"), (1,)), batch.prefix, LIVE)
     for _ in range(20):
-        it._by_name["full"].counters.passed(LIVE, 1e-3)
-        it._by_name["draft"].counters.passed(LIVE, 2e-4)
+        it.by_name["full"].counters.passed(LIVE, 1e-3)
+        it.by_name["draft"].counters.passed(LIVE, 2e-4)
         it.observe([100], 1, 1.6e-3)
     assert it.costs.seconds("full", 1, 1, 100) == pytest.approx(1.2e-3, rel=1e-3)
     assert it.costs.seconds("draft", 1, 1, BURST_KEYS) == pytest.approx(4e-4, rel=1e-3)
@@ -89,23 +89,23 @@ def test_controller_overhead_is_shared_among_passes() -> None:
 def test_controller_acceptance_carries_to_next_batch() -> None:
     costs = known(full=20e-3)
     it, _ = steered(costs)
-    counters = it._by_name["draft"].counters
+    counters = it.by_name["draft"].counters
     for _ in range(50):
         counters.record_verdict(np.array([4]), np.array([0]), LIVE)
         it.observe([100], 1, 1e-3)
-    assert it._acceptance.of("draft", 100) < 0.1
-    assert steered(costs)[0]._acceptance.of("draft", 100) < 0.2
+    assert it.acceptance.of("draft", 100) < 0.1
+    assert steered(costs)[0].acceptance.of("draft", 100) < 0.2
     fresh, _ = steered(known(full=20e-3))
-    assert fresh._acceptance.of("draft", 100) > 0.6
+    assert fresh.acceptance.of("draft", 100) > 0.6
 
 
 def test_controller_observes_attention_only_for_retrieval() -> None:
     it, batch = steered(known(full=20e-3), steps=1)
     assert it.top.cache.grain > 0 and it.plan.tiers == DEEP.tiers
-    it._current_plan = Plan()
+    it.current_plan = Plan()
     it.steer(batch.prefix, LIVE)
     assert it.plan == Plan() and it.top.cache.grain == 0
-    it._current_plan, it.state = DEEP, PlannerState.SPECULATING
+    it.current_plan, it.state = DEEP, PlannerState.SPECULATING
     it.steer(batch.prefix, LIVE)
     assert it.plan == Plan() and it.top.cache.grain > 0  # first the exact tier looks
     it.steer(batch.prefix, LIVE)

@@ -18,11 +18,11 @@ def test_controller_profiles_unknown_tiers_in_first_text() -> None:
     for _ in range(exploration.PLAIN_PROPOSALS + len(exploration.GAMMAS["draft"])):
         it.steer(batch.prefix, LIVE)
         tried.append(it.plan)
-        it.observe([100], *simulated.play(it.plan, it._by_name))
+        it.observe([100], *simulated.play(it.plan, it.by_name))
     assert tried[: exploration.PLAIN_PROPOSALS] == [Plan()] * exploration.PLAIN_PROPOSALS
     assert [plan.gammas for plan in tried[exploration.PLAIN_PROPOSALS :]] == exploration.GAMMAS["draft"]
     it.steer(batch.prefix, LIVE)
     assert costs.knows("full", "retrieval", "draft")
     for tier, width, keys in (("full", 1, 100), ("full", 7, 100), ("retrieval", 3, 48)):
         assert costs.seconds(tier, width, 1, keys) == pytest.approx(simulated.cost(tier, width), rel=0.2)
-    assert steered(costs, steps=1)[0]._exploration is None
+    assert steered(costs, steps=1)[0].exploration is None

@@ -41,7 +41,7 @@ def random_plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
     def random_plan(self: PlanController, lengths: list[int], widely: bool) -> Plan:
         self._fallback_until = self._proposals + 3 * (dice.random() < 0.1)
-        tiers = dice.choice([tiers for tiers, _ in families("draft" in self._by_name, max(lengths) > 256)])
+        tiers = dice.choice([tiers for tiers, _ in families("draft" in self.by_name, max(lengths) > 256)])
         alike = [plan for plan in plans(True, True) if plan.tiers == tiers]
         drawn.append(with_random_budgets(dice.choice(alike), dice, lengths))
         return drawn[-1]
@@ -96,7 +96,7 @@ def test_cheating_controller_is_detected(
 
     def cheat(self: PlanController, plan: Plan, prefix: object, live_B: object) -> None:
         apply(self, plan, prefix, live_B)  # type: ignore[arg-type]
-        retrieval = self._by_name["retrieval"]
+        retrieval = self.by_name["retrieval"]
         if next(turns) % 2:
             self.top.model = lambda ids, cache, at: retrieval.model(ids, _Blind(cache), at)  # type: ignore[attr-defined]
 

@@ -104,11 +104,11 @@ def test_budget_small_gain_keeps_budget(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_budget_stays_where_requested_or_unavailable(setting: RetrievalConfig) -> None:
     it = PlanController(unlinked(batch(LONGER, setting=setting).top), CostModel())
-    assert budget_options(it._view, {}, [400]) == [{}]
+    assert budget_options(it.view, {}, [400]) == [{}]
 
 
 def test_budget_candidates_are_neighbours_up_to_half_context() -> None:
-    view = PlanController(unlinked(batch(LONGER).top), CostModel())._view
+    view = PlanController(unlinked(batch(LONGER).top), CostModel()).view
     assert budget_options(view, {}, [400]) == [{}, {9: 0.5}, {9: 2.0}]
     assert budget_options(view, {9: 0.5}, [400]) == [{9: 0.5}, {}]
     assert budget_options(view, {9: 2.0}, [400, 200]) == [{9: 2.0}, {8: 0.5, 9: 2.0}, {}]
@@ -117,21 +117,21 @@ def test_budget_candidates_are_neighbours_up_to_half_context() -> None:
 def both() -> tuple[PlanController, SequenceBatch]:
     made = batch(LONGER, SHORTER)
     it = PlanController(unlinked(made.top), informed(LARGER), clock=lambda: 0.0)
-    it._hindsight = it._observer._hindsight = NoHindsight(LARGER)  # type: ignore[assignment]
+    it.hindsight = it.observer.hindsight = NoHindsight(LARGER)  # type: ignore[assignment]
     return it, made
 
 
 def test_batch_rows_have_budget_of_their_size() -> None:
     it, made = both()
     for kept, times in ((80, 1.0), (97, 2.0)):
-        it._acceptance.add("retrieval", 400, 10 * kept, 10 * (100 - kept), times)
+        it.acceptance.add("retrieval", 400, 10 * kept, 10 * (100 - kept), times)
     live_B = np.array([True, True])
     it.steer(made.prefix, live_B)
     assert it.plan.budget_factors == ((9, 2.0),) and "retrieval" in it.plan.tiers
     assert [it.budget(length) for length in (400, 150)] == [128, 64]
     made.controller, made.tiers = it, it.tiers
     made.step()
-    chosen = [choice.tokens for choice in it._view.choices if choice]
+    chosen = [choice.tokens for choice in it.view.choices if choice]
     assert 64 < chosen[0] <= 128 and chosen[1] <= 64
     assert [stretch.budget for sequence in made.sequences for stretch in sequence.timeline] == [128, 64]
 
@@ -140,7 +140,7 @@ def test_batch_rows_teach_acceptance_of_their_size() -> None:
     it, made = both()
     it.apply(replace(DEEP, budget_factors=((9, 2.0),)), made.prefix, np.array([True, True]))
     it._live_B, it.state = np.array([True, True]), PlannerState.SPECULATING
-    it._by_name["retrieval"].counters.record_verdict(np.array([4, 4]), np.array([4, 1]), np.array([True, True]))
+    it.by_name["retrieval"].counters.record_verdict(np.array([4, 4]), np.array([4, 1]), np.array([True, True]))
     it.observe([400, 150], 8, 0.02)
     assert it.costs.acceptance.sums["retrieval 3 9 x2"] == [4.0, 0.0]
     assert it.costs.acceptance.sums["retrieval 3 8"] == [1.0, 1.0]
@@ -153,7 +153,7 @@ def test_unvaried_keys_cost_like_full_tier() -> None:
         it.costs.observe("retrieval", width, 1, 64, 2 * MS)
         for keys in (100, 400):
             it.costs.observe("full", width, 1, keys, 3 * MS + keys * 0.01 * MS)
-    it_sees = it.costs, it._acceptance, it._hindsight, it._view, [400]
+    it_sees = it.costs, it.acceptance, it.hindsight, it.view, [400]
     few, usual, many = (
         np.ravel(Forecast(*it_sees, [{}, {9: 0.5}, {9: 2.0}]).cost("retrieval", 1))[i] for i in (1, 0, 2)
     )
@@ -164,14 +164,14 @@ def test_unread_keys_cost_at_most_full_tier() -> None:
     """Passes of a short text, whose keys hardly vary, tell nothing of a long one: their line may point anywhere."""
     it, _ = both()
     it.costs, dice = CostModel(), random.Random(1)
-    view, size = it._view, 400
+    view, size = it.view, 400
     few, budget = 10, view.keys(size)
 
     def true(tokens: int, keys: float) -> float:
         return 1 * MS + (0.1 + 0.001 * keys) * tokens * MS
 
     def predicted() -> float:
-        return float(np.ravel(Forecast(it.costs, it._acceptance, it._hindsight, view, [size]).cost("retrieval", 1))[0])
+        return float(np.ravel(Forecast(it.costs, it.acceptance, it.hindsight, view, [size]).cost("retrieval", 1))[0])
 
     for i in range(12):
         it.costs.observe("retrieval", 1 + i % 3, 1, few + i // 4, true(1 + i % 3, few) * (1 + 0.1 * (i // 4)))
@@ -188,8 +188,8 @@ def test_unread_keys_cost_at_most_full_tier() -> None:
 
 def test_budget_arrays_equal_single_budgets() -> None:
     it, _ = both()
-    budgets = budget_options(it._view, {}, [400, 300, 150])
-    how = it.costs, it._acceptance, it._hindsight, it._view, [400, 300, 150]
+    budgets = budget_options(it.view, {}, [400, 300, 150])
+    how = it.costs, it.acceptance, it.hindsight, it.view, [400, 300, 150]
     together = np.ravel(rate(DEEP.tiers, DEEP.gammas, Forecast(*how, budgets)))
     alone = [worth(DEEP, Forecast(*how, [times])) for times in budgets]
     assert together == pytest.approx(alone) and len(set(alone)) == len(alone)

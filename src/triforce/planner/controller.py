@@ -53,10 +53,10 @@ class PlanController:
     ) -> None:
         self.costs, self._clock, self._ranks = costs, clock, ranks
         self.tiers = list(tiers)
-        self._by_name = {tier.name: tier for tier in tiers}
-        self.top: Tier[FullView] = self._by_name["full"]  # type: ignore[assignment]
-        ngrams: NgramProposer = self._by_name["ngram"]  # type: ignore[assignment]
-        self._view: RetrievalView = self._by_name["retrieval"].cache  # type: ignore[attr-defined]
+        self.by_name = {tier.name: tier for tier in tiers}
+        self.top: Tier[FullView] = self.by_name["full"]  # type: ignore[assignment]
+        ngrams: NgramProposer = self.by_name["ngram"]  # type: ignore[assignment]
+        self.view: RetrievalView = self.by_name["retrieval"].cache  # type: ignore[attr-defined]
         self.plan, self.name = PLAIN, str(PLAIN)
         self.changes = 0
         """Plans applied so far."""
@@ -65,22 +65,22 @@ class PlanController:
         self.budget: Callable[[int], int] | None = None
         """Tokens that the retrieval tier reads of a context of so many, where the plan chooses that."""
         self.state = PlannerState.IDLE_PLAIN
-        self._current_plan = PLAIN  # the one chosen; `plan` differs from it in other states than SPECULATING
+        self.current_plan = PLAIN  # the one chosen; `plan` differs from it in other states than SPECULATING
         self._budget_factors: BudgetFactors = {}
-        self._acceptance = AcceptanceTracker(costs.acceptance, temperature)
-        self._hindsight = NgramHindsight(ngrams)
-        self._observer = Observer(self._by_name, self._view, costs, self._acceptance, self._hindsight)
+        self.acceptance = AcceptanceTracker(costs.acceptance, temperature)
+        self.hindsight = NgramHindsight(ngrams)
+        self.observer = Observer(self.by_name, self.view, costs, self.acceptance, self.hindsight)
         self._fallback, self._cadence = SpeculationFallback(), Cadence()
         self._grain = self.top.cache.grain
-        self._proposals = self._replanned_at = 0
+        self._proposals = self.replanned_at = 0
         self._fallback_until = 0  # the proposal until which plain decoding goes on, as speculation lost
         self._kind = ""  # of the texts at their first proposal, see `AcceptanceTracker.kind`
         self._lengths: Sequence[int] = ()  # of the texts before the latest proposal
         self._live_B: Bools = np.zeros(len(self.top.cache.lengths_B), bool)
         self._learning_took = 0.0  # seconds
         self._unlearnt = Throughput()  # proposals since the last time
-        known = costs.knows(*(name for name in self._by_name if name != "ngram"))
-        self._exploration = None if ranks.broadcast(known) else Exploration("draft" in self._by_name)
+        known = costs.knows(*(name for name in self.by_name if name != "ngram"))
+        self.exploration = None if ranks.broadcast(known) else Exploration("draft" in self.by_name)
 
     def steer(self, prefix: SequenceState, live_B: Bools) -> None:
         """Link the tiers for the next proposal. While plain decoding is best, most calls return at once."""
@@ -112,30 +112,30 @@ class PlanController:
             return
         self.costs.trust[self._kind] = self._fallback.kept()
         self.costs.plain.pop(self._kind, None)
-        if self.state is PlannerState.IDLE_PLAIN and self._acceptance.kind(self._lengths) == self._kind:
+        if self.state is PlannerState.IDLE_PLAIN and self.acceptance.kind(self._lengths) == self._kind:
             for b in range(len(prefix.lengths_B)):
-                self._cadence.add_hits(*self._hindsight.update(prefix, b))  # to the end
+                self._cadence.add_hits(*self.hindsight.update(prefix, b))  # to the end
             self.costs.plain[self._kind] = self.plain, self._cadence.kept()
 
     def apply(self, plan: Plan, prefix: SequenceState, live_B: Bools) -> None:
         """Link the tiers by a plan. Passes that are not learnt from by now are dropped."""
-        link(self._by_name, plan, self.plan, prefix, live_B)
+        link(self.by_name, plan, self.plan, prefix, live_B)
         if plan.tiers != self.plan.tiers:
             self._fallback.restart()
         if "retrieval" in plan.tiers:
-            self._view.times = dict(plan.budget_factors)
-        chosen = "retrieval" in plan.tiers and self._view.setting.budget.open
-        self.plan, self.name, self.budget = plan, str(plan), self._view.budget if chosen else None
+            self.view.times = dict(plan.budget_factors)
+        chosen = "retrieval" in plan.tiers and self.view.setting.budget.open
+        self.plan, self.name, self.budget = plan, str(plan), self.view.budget if chosen else None
         self.changes += 1
         self._unlearnt = Throughput()
-        self._observer.discard()
+        self.observer.discard()
 
     def _decide(self, prefix: SequenceState, live_B: Bools) -> None:
         if not self._kind:
             self._begin(prefix.lengths_B[live_B].tolist())
-        if self._exploration is not None and self._explore(self._exploration, prefix, live_B):
+        if self.exploration is not None and self._explore(self.exploration, prefix, live_B):
             return
-        due = self._cadence.due and (self._proposals == 0 or self._proposals - self._replanned_at >= REPLAN_EVERY)
+        due = self._cadence.due and (self._proposals == 0 or self._proposals - self.replanned_at >= REPLAN_EVERY)
         if self._ranks.broadcast(due):
             self._replan(prefix, live_B)
         elif self.state is PlannerState.IDLE_PLAIN and self._proposals:
@@ -144,7 +144,7 @@ class PlanController:
 
     def _begin(self, lengths: list[int]) -> None:
         """Start from what other texts of the kind have shown."""
-        self._kind = self._acceptance.kind(lengths)
+        self._kind = self.acceptance.kind(lengths)
         self._fallback = SpeculationFallback(self.costs.trust.get(self._kind, 1.0))
         if self._kind in self.costs.plain:
             self.plain, kept = self.costs.plain[self._kind]
@@ -156,7 +156,7 @@ class PlanController:
             self.conclude(prefix, live_B)
             self.costs.settle()
             self._cadence.replan_now()
-            self._exploration = None
+            self.exploration = None
             return False
         plan = exploration.plan(self._proposals)
         self.top.cache.grain = self._grain if exploration.speculates_next(self._proposals) else 0
@@ -169,49 +169,49 @@ class PlanController:
     def _replan(self, prefix: SequenceState, live_B: Bools) -> None:
         """Look for n-grams that repeat, and choose a plan; while plain decoding is best, only after enough hits."""
         began, rows, lengths = self._clock(), live_B.nonzero()[0].tolist(), prefix.lengths_B[live_B].tolist()
-        hits = self._cadence.add_hits(*self._hindsight.update(prefix, rows[self._proposals % len(rows)]))
+        hits = self._cadence.add_hits(*self.hindsight.update(prefix, rows[self._proposals % len(rows)]))
         review, idle = self._cadence.review_due, self.state is PlannerState.IDLE_PLAIN
         self._cadence.watched(self._clock() - began)
         if hits or review or not idle:
             if review and idle:
                 self.conclude(prefix, live_B)
-            self._current_plan = self._choose(lengths, review)
-            self._cadence.planned(self._clock() - began, hits, review, no_gain=self._current_plan.plain)
-        self._replanned_at = self._proposals
+            self.current_plan = self._choose(lengths, review)
+            self._cadence.planned(self._clock() - began, hits, review, no_gain=self.current_plan.plain)
+        self.replanned_at = self._proposals
 
     def _choose(self, lengths: list[int], review: bool) -> Plan:
         """The plan from now on. Without `review`, other budgets are left out, and while decoding is plain all tiers.
 
         N-grams alone remain then.
         """
-        all_tiers = review or not self._current_plan.plain
-        sparse = all_tiers and any(length > self._view.budget(length) for length in lengths)
-        budgets = budget_options(self._view, self._budget_factors, lengths) if sparse else [{}]
+        all_tiers = review or not self.current_plan.plain
+        sparse = all_tiers and any(length > self.view.budget(length) for length in lengths)
+        budgets = budget_options(self.view, self._budget_factors, lengths) if sparse else [{}]
         forecast = self._forecast(lengths, budgets if review else budgets[:1])
         exact = forecast.cost("full", 1)
         self.plain = self._fallback.correction(False) / exact
         sparse = sparse and np.min(forecast.cost("retrieval", 1)) < exact
-        among = families(all_tiers and "draft" in self._by_name, sparse)
-        plan, self.predicted = best_plan(among, forecast, self._current_plan, self._fallback)
+        among = families(all_tiers and "draft" in self.by_name, sparse)
+        plan, self.predicted = best_plan(among, forecast, self.current_plan, self._fallback)
         return plan
 
     def _forecast(self, lengths: Sequence[int], budgets: Sequence[BudgetFactors]) -> Forecast:
-        return Forecast(self.costs, self._acceptance, self._hindsight, self._view, lengths, budgets)
+        return Forecast(self.costs, self.acceptance, self.hindsight, self.view, lengths, budgets)
 
     def _follow(self, prefix: SequenceState, live_B: Bools) -> None:
         """Apply the current plan, or plain decoding in its place: to probe, in fallback, and to observe attention."""
-        probing = self._proposals % PROBE_EVERY == PROBE_EVERY - 1 and not self._current_plan.plain
+        probing = self._proposals % PROBE_EVERY == PROBE_EVERY - 1 and not self.current_plan.plain
         falls_back = self._proposals < self._fallback_until
-        wanted = PLAIN if probing or falls_back else self._current_plan
-        wanted, self._current_plan = self._ranks.broadcast((wanted, self._current_plan))
-        if "retrieval" in self._current_plan.tiers:
-            self._budget_factors = dict(self._current_plan.budget_factors)
+        wanted = PLAIN if probing or falls_back else self.current_plan
+        wanted, self.current_plan = self._ranks.broadcast((wanted, self.current_plan))
+        if "retrieval" in self.current_plan.tiers:
+            self._budget_factors = dict(self.current_plan.budget_factors)
         retrieves = "retrieval" in wanted.tiers
         ready = not retrieves or self.top.cache.grain == self._grain
-        self.top.cache.grain = self._grain if retrieves or "retrieval" in self._current_plan.tiers else 0
+        self.top.cache.grain = self._grain if retrieves or "retrieval" in self.current_plan.tiers else 0
         if ready and wanted is not self.plan and wanted != self.plan:
             self.apply(wanted, prefix, live_B)
-        self._live_B, self.state = live_B, state_of(self.plan, self._current_plan, probing, falls_back)
+        self._live_B, self.state = live_B, state_of(self.plan, self.current_plan, probing, falls_back)
 
     def _learning_is_due(self) -> bool:
         """Whether enough was decoded for the time that learning takes; sooner after a probe, and where drafts lose."""
@@ -224,12 +224,12 @@ class PlanController:
     def _learn(self) -> None:
         """Learn from the latest proposals, and fall back where speculation lost to plain decoding."""
         began, lengths = self._clock(), self._lengths
-        self._observer.passes(self.plan, lengths, self._unlearnt.seconds)
+        self.observer.passes(self.plan, lengths, self._unlearnt.seconds)
         if self.plan.plain:
             costed = 1 / self.costs.seconds("full", 1, len(lengths), sum(lengths))
             self.plain = self._fallback.observe_plain(self._unlearnt, costed)
         else:
-            self._observer.verdicts(self.plan, lengths, self._live_B, self._unlearnt.proposals)
+            self.observer.verdicts(self.plan, lengths, self._live_B, self._unlearnt.proposals)
             pause = self._fallback.observe_speculation(self._unlearnt, self.predicted, self.plain)
             if pause:
                 self._fallback_until = self._proposals + pause

@@ -39,7 +39,7 @@ class SpeculationFallback:
     def __init__(self, trust: float = 1.0) -> None:
         self._trust = trust
         self._pause = PAUSE[0]
-        self._corrections = {False: 1.0}  # of plain decoding, and of speculation (True) once it was tried
+        self.corrections = {False: 1.0}  # of plain decoding, and of speculation (True) once it was tried
         self._window: deque[Throughput] = deque()
 
     def correction(self, speculation: bool) -> float:
@@ -48,9 +48,9 @@ class SpeculationFallback:
         Before it was tried, speculation is corrected like plain decoding, as both wait for one machine, and by what
         other texts have shown.
         """
-        if speculation in self._corrections:
-            return self._corrections[speculation]
-        return self._trust * self._corrections[False]
+        if speculation in self.corrections:
+            return self.corrections[speculation]
+        return self._trust * self.corrections[False]
 
     def kept(self) -> float:
         """The trust for the next text of the kind: shortfalls alone are remembered, each time less of them.
@@ -89,4 +89,4 @@ class SpeculationFallback:
     def _correct(self, speculation: bool, ratio: float, proposals: int) -> None:
         """Multiply a correction by measured over predicted throughput; few proposals count in part."""
         now = self.correction(speculation) * ratio ** min(1.0, proposals / WINDOW[0])
-        self._corrections[speculation] = min(CORRECTION_BOUNDS[1], max(CORRECTION_BOUNDS[0], now))
+        self.corrections[speculation] = min(CORRECTION_BOUNDS[1], max(CORRECTION_BOUNDS[0], now))

@@ -27,7 +27,7 @@ class Observer:
         hindsight: NgramHindsight,
     ) -> None:
         self._tiers, self._view = tiers, view
-        self._costs, self._acceptance, self._hindsight = costs, acceptance, hindsight
+        self._costs, self._acceptance, self.hindsight = costs, acceptance, hindsight
         self._ngram_calls = 0  # rows that n-grams were looked up for, in the proposals whose passes were read
 
     def passes(self, plan: Plan, lengths: Sequence[int], seconds: float) -> None:
@@ -65,7 +65,7 @@ class Observer:
             self._acceptance.add(name, max(lengths), *news_B2.sum(0).tolist())
         elif isinstance(tier, NgramProposer):
             accepted = int(news_B2[:, 0].sum())
-            predicted = self._ngram_calls * self._hindsight.of(tier.gamma, tier.below is None)[1]
+            predicted = self._ngram_calls * self.hindsight.of(tier.gamma, tier.below is None)[1]
             self._acceptance.add(name, max(lengths), accepted, max(0.0, predicted - accepted))
         elif name == "retrieval":
             bits_B = [length.bit_length() for length in lengths]
