@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.cuda.prompts import ids
 from triforce.backends import dispatch, native_loader
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.model import TritonModel
@@ -26,10 +27,6 @@ def texts(folder: Path, mode: str, tokens: int, prompts: list[list[int]], temper
     )
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=tokens, ignore_eos=True)
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params, mode=mode)]
-
-
-def ids(length: int) -> list[int]:
-    return [(7 * i * i + 3 * i) % 38 + 2 for i in range(length)]
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.helpers.cuda import torch_kernels
+from tests.helpers.cuda.prompts import ids
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from triforce.backends import dispatch, native_loader
 from triforce.backends.cuda.offload.kv import TritonOffloadedKV
@@ -36,10 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save(tiny_model(**SIZE), folder / "target")
     save(tiny_model(**SIZE | {"hidden_size": 16, "head_dim": 8, "num_hidden_layers": 1}), folder / "draft")
     return folder
-
-
-def ids(length: int) -> list[int]:
-    return [(7 * i * i + 3 * i) % 38 + 2 for i in range(length)]
 
 
 def answers(

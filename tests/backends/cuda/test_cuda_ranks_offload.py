@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.cuda.test_cuda_offload import ids
 from tests.helpers.cuda import torch_kernels
+from tests.helpers.cuda.prompts import ids
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import save, tiny_model

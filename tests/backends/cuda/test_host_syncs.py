@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from triton.runtime import interpreter
 
-from tests.backends.cuda.test_cuda_engine import ids
+from tests.helpers.cuda.prompts import ids
 from tests.helpers.mutants.registry import caught_in
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.tensor_parallel import ShardedModel

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.backends.cuda.test_cuda_offload import ids
+from tests.helpers.cuda.prompts import ids
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from triforce.backends.cuda import graphs
 from triforce.backends.decoder import Decoder
