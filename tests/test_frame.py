@@ -108,7 +108,7 @@ def test_the_guard_sees_what_is_imported() -> None:
 
 
 def test_the_collector_leaves_torch_alone() -> None:
-    code = "from triforce.imports import import_torch; import gc; import_torch(); import_torch()\n"
+    code = "from triforce.backends.torch_import import import_torch; import gc; import_torch(); import_torch()\n"
     done = python(code + "print(gc.isenabled(), gc.get_freeze_count() > 10_000, gc.get_count()[2])")
     assert done.stdout.split() == ["True", "True", "0"], done.stderr
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from benchmarks.acceptance.locality import locality
+from benchmarks.acceptance.measure import Case, drafting
+from benchmarks.acceptance.teacher_forcing import Walk
 from benchmarks.paper.experiment import Experiment, Row, Setup, number
-from triforce.bench.acceptance.locality import locality
-from triforce.bench.acceptance.measure import Case, drafting
-from triforce.bench.acceptance.walk import Walk
 from triforce.interface.sampling_params import SamplingParams
 
 TABLE1 = {

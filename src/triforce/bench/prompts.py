@@ -10,14 +10,22 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from random import Random
 
-from triforce.bench.acceptance.workloads import CUE, NAMES, digits_at, numbers
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
 from triforce.eval import Text
 
 END = 32
 """Tokens at the end of a prompt of plain text that come from another place of it."""
+
+CUE = 32
+"""Tokens of a repeated passage that the prompt ends with, so that it is clear what comes."""
+
+NAMES = (
+    "Marlow", "Harper", "Winslow", "Barrett", "Clifton", "Preston", "Sheldon", "Merritt",
+    "Langley", "Denton", "Ashford", "Colby", "Grantham", "Milton", "Norwood", "Kingsley",
+)  # fmt: skip
 
 NEEDLES = 8
 
@@ -75,6 +83,21 @@ def _needle(sources: Sources, length: int, rows: int) -> tuple[list[int], list[l
         body += sources.prose[n * gap : (n + 1) * gap] + sentence
     ends = [told[row % NEEDLES][: digits_at(told[row % NEEDLES], sources.tokenizer.decode)] for row in range(rows)]
     return body + sources.prose[len(told) * gap :], ends
+
+
+def numbers() -> list[int]:
+    """Of five digits each, one for each of `NAMES`."""
+    return Random(0).sample(range(10_000, 100_000), len(NAMES))
+
+
+def digits_at(sentence: list[int], decode: Callable[[list[int]], str]) -> int:
+    """Where the number of a sentence begins."""
+    return next(i for i, token in enumerate(sentence) if has_digit(decode([token])))
+
+
+def has_digit(text: str) -> bool:
+    """Whether any character is a digit."""
+    return any(character.isdigit() for character in text)
 
 
 def _copy(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:

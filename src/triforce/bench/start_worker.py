@@ -11,8 +11,8 @@ import sys
 from time import time
 from typing import Any
 
+from triforce.backends.torch_import import import_torch
 from triforce.errors import TriforceError
-from triforce.imports import import_torch
 
 
 def first_token(asked: dict[str, Any]) -> dict[str, float]:

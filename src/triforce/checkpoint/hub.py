@@ -8,8 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from triforce.errors import ModelError
-from triforce.suggest import suggest
+from triforce.errors import ModelError, suggest
 
 # No *.py: code from a repository is never run. No other *.safetensors: some repositories hold the weights twice.
 TEXTS = ("*.json", "*.jinja", "tokenizer*")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from triforce.suggest import suggest
+from triforce.errors import suggest
 
 
 class Parser(argparse.ArgumentParser):

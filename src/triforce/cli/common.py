@@ -10,10 +10,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from triforce.backends.torch_import import import_torch
 from triforce.cli.options import DEFAULTS, NO_DRAFT
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
-from triforce.imports import import_torch
 from triforce.interface.grammar import Grammar
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams

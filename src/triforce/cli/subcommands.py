@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from triforce.cli.bench.options import bench
+from triforce.cli.bench.parts import bench
 from triforce.cli.options import (
     color,
     described,
@@ -211,6 +211,6 @@ COMMANDS = (
     ("batch", "answer a file of requests, as the server would", _batch),
     ("info", "say what a model is, its KV bytes per token, and what fits in memory", _info),
     ("demo", "continue a book from a long prompt, plainly and with TriForce: the same text", _demo),
-    ("bench", "measure speed and acceptance, certify texts, compare with other engines", bench),
+    ("bench", "measure speed, certify texts, compare with other engines", bench),
     ("eval", "measure a model on texts: loss, use of far context, agreement with its draft", _eval),
 )

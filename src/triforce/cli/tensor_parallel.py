@@ -12,9 +12,9 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from triforce.backends.torch_import import import_torch
 from triforce.distributed import spawn
 from triforce.errors import RequestError
-from triforce.imports import import_torch
 
 if TYPE_CHECKING:
     from triforce.distributed.group import TPGroup

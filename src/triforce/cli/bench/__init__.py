@@ -1,4 +1,4 @@
-"""`triforce bench`: speed, acceptance, what eviction costs, the certificate, other engines. A file for each part."""
+"""`triforce bench`: speed, the certificate, other engines, kernels, the start. A file for each part."""
 
 from __future__ import annotations
 

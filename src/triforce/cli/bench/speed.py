@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triforce.cli.bench.common import about, load, modes, show, sources, write
+from triforce.cli.bench.report import about, show, write
+from triforce.cli.bench.setup import load, modes, sources
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 
@@ -81,8 +82,8 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
 
 
 def _report(rows: list[Row]) -> int:
+    from triforce.bench.speed_tables import speed_tables
     from triforce.bench.summary import verdict
-    from triforce.bench.tables import speed_tables
 
     found = verdict(rows)
     show(speed_tables(rows))

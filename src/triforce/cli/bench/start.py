@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from triforce.cli.bench.common import about, machine, show, write
+from triforce.cli.bench.report import about, machine, show, write
 from triforce.cli.common import read_text
 from triforce.cli.demo import BOOK
 from triforce.cli.options import NO_DRAFT

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from triforce.cli.chat import conversation
 from triforce.cli.chat.talk import Talk, tell, turns
-from triforce.errors import RequestError
-from triforce.suggest import suggest
+from triforce.errors import RequestError, suggest
 
 
 class Leave(Exception):

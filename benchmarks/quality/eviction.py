@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.acceptance.h2o import Heavy, added, attended
 from triforce.backends.decoder import Decoder
-from triforce.bench.acceptance.heavy import Heavy, added, attended
 from triforce.engine.config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, TierBuilder
 from triforce.kvcache import Budget, RetrievalConfig, RetrievalView
 from triforce.kvcache.selection import Policy, Recent
-from triforce.ragged import ints
+from triforce.ragged import common_prefix, ints
 
 EVICTIONS: dict[str, Callable[[Tensor], Policy]] = {
     "StreamingLLM": lambda mass_LGU: Recent(),
@@ -56,5 +55,4 @@ class EvictingDecoder:
 def shared(prompts: Sequence[list[int]]) -> int:
     """Tokens that all prompts begin with, short of the last one of the shortest."""
     least = min(map(len, prompts)) - 1
-    same_N = (np.array([prompt[:least] for prompt in prompts]) == prompts[0][:least]).all(0)
-    return int(same_N.argmin()) if not same_N.all() else least
+    return min(least, *(common_prefix(prompts[0], prompt) for prompt in prompts))

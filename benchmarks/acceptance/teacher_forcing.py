@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.acceptance.h2o import attended
+from benchmarks.acceptance.workloads import Span, Workload
 from triforce.backends.decoder import Decoder
-from triforce.bench.acceptance.heavy import attended
-from triforce.bench.acceptance.workloads import Span, Workload
 from triforce.engine.config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, TierBuilder
 from triforce.interface.sampling_params import SamplingParams

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from triforce.bench.acceptance.report import SWEPT, Report, mean, selections, swept
+from benchmarks.acceptance.report import SWEPT, Report, mean, selections, swept
 
 
 def draw(report: Report, folder: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from triforce.bench.acceptance.heavy import Heavy
-from triforce.bench.acceptance.walk import Walk
+from benchmarks.acceptance.h2o import Heavy
+from benchmarks.acceptance.teacher_forcing import Walk
 from triforce.eval.agreement import overlap, same_pick
 from triforce.kvcache import Budget, RetrievalConfig, RetrievalView
 from triforce.kvcache.selection import POLICIES, MeanKey, Observed, Policy, Recent

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triforce.bench.acceptance.measure import Case, Row, about
-from triforce.bench.acceptance.walk import Walk
+from benchmarks.acceptance.measure import Case, Row, about
+from benchmarks.acceptance.teacher_forcing import Walk
 from triforce.kvcache import PAGE, FullView, RetrievalView
 from triforce.kvcache.selection import Policy
 

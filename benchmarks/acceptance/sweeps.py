@@ -10,11 +10,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from triforce.bench.acceptance.locality import locality
-from triforce.bench.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting
-from triforce.bench.acceptance.report import Report
-from triforce.bench.acceptance.walk import Walk
-from triforce.bench.acceptance.workloads import Size, Workload, copy, needle, plain
+from benchmarks.acceptance.locality import locality
+from benchmarks.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting
+from benchmarks.acceptance.report import Report
+from benchmarks.acceptance.teacher_forcing import Walk
+from benchmarks.acceptance.workloads import Size, Workload, copy, needle, plain
 from triforce.bench.prompts import Sources
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from triforce.bench.acceptance.measure import SELECTIONS, Case, Row
+from benchmarks.acceptance.measure import SELECTIONS, Case, Row
 from triforce.eval import Table
 
 Report = dict[str, Any]

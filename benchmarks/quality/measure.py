@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from triforce.bench.acceptance.workloads import CUE, numbers
+from benchmarks.quality.eviction import EVICTIONS, EvictingDecoder
 from triforce.bench.batch_runner import Prompts, together, varied
-from triforce.bench.eviction import EVICTIONS, EvictingDecoder
-from triforce.bench.prompts import NEEDLES, Sources, copied_from, prompts
+from triforce.bench.prompts import CUE, NEEDLES, Sources, copied_from, numbers, prompts
 from triforce.engine.sequence_group import OnPrefill
 from triforce.errors import RequestError
 from triforce.eval import Table
@@ -20,6 +19,7 @@ from triforce.eval.tables import percent, tokens
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget
 from triforce.llm import LLM
+from triforce.ragged import common_prefix
 
 Row = dict[str, Any]
 PLAIN = "plain decoding"
@@ -89,8 +89,7 @@ def _judged(sources: Sources, task: str, texts: list[list[int]], plain: list[lis
 
 def alike(text: Sequence[int], other: Sequence[int]) -> float:
     """The share of a text that stands before its first difference from the other."""
-    same = (a == b for a, b in zip(text, other, strict=False))
-    return next((n for n, equal in enumerate(same) if not equal), len(text)) / len(text)
+    return common_prefix(text, other) / len(text)
 
 
 def tables(found: Sequence[Row]) -> list[Table]:
