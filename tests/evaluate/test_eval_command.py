@@ -10,8 +10,8 @@ from recaller import noise
 
 from triforce.cli import main
 from triforce.eval import MEASUREMENTS, Table, plan
-from triforce.eval.config import QUICK
 from triforce.eval.context import kind_of
+from triforce.eval.sizes import QUICK
 from triforce.llm import LLM
 
 
@@ -38,7 +38,7 @@ def test_everything_is_measured_shown_and_written(
     assert evaluate(folders, texts, "--quick", "--max-context", "512", "--json", str(out)) == 0
     (shown, told), found = capsys.readouterr(), json.loads(out.read_text())
     assert f"forecast: {found['forecast']['seconds']:.0f} s" in told and "readings of at most 512 tokens" in told
-    assert "were foretold" in shown
+    assert "were predicted" in shown
     assert set(found["results"]) == set(MEASUREMENTS)
     skipped = {name for name, result in found["results"].items() if "skipped" in result}
     assert skipped == {"far"}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import KINDS, EvalContext, Text
-from triforce.eval.forecast import ReadingForecast
+from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.scoring import draft_view, full_view, parts, read, skim
 from triforce.eval.tables import Table, tokens
 from triforce.interface.sampling_params import SamplingParams

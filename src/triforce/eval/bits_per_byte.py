@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from triforce.eval.context import KINDS, EvalContext, Text
-from triforce.eval.forecast import ReadingForecast
+from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.scoring import draft_view, nats
 from triforce.eval.tables import Table
 

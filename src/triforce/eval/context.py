@@ -14,8 +14,8 @@ from tqdm import tqdm
 from triforce.backends.decoder import Decoder
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
-from triforce.eval.config import EvalConfig
 from triforce.eval.scoring import full_view, nats
+from triforce.eval.sizes import EvalConfig
 from triforce.llm import LLM
 
 CODE = {".c", ".cc", ".cpp", ".go", ".h", ".java", ".js", ".jl", ".py", ".rs", ".sh", ".ts"}

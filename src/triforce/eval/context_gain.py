@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import KINDS, EvalContext, Text
-from triforce.eval.forecast import ReadingForecast
+from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.scoring import cut_view, full_view, nats
 from triforce.eval.statistics import interval
 from triforce.eval.tables import Table, tokens

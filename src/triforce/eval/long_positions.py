@@ -6,7 +6,7 @@ from typing import Any
 
 from triforce.eval import positions
 from triforce.eval.context import EvalContext
-from triforce.eval.forecast import ReadingForecast
+from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.tables import Table
 
 READINGS = 2

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import EvalContext, Text
-from triforce.eval.forecast import ReadingForecast
+from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.scoring import full_view, greedy, skim
 from triforce.eval.tables import Table, percent, tokens
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import KINDS, EvalContext, Text
-from triforce.eval.forecast import ReadingForecast
+from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.tables import Table, tokens
 
 FIRST = 256

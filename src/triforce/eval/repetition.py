@@ -9,7 +9,7 @@ from typing import Any
 
 from triforce.engine.runs import MOST_ROWS
 from triforce.eval.context import EvalContext, Text
-from triforce.eval.forecast import ReadingForecast
+from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.tables import Table, percent
 from triforce.interface.sampling_params import SamplingParams
 

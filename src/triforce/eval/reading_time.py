@@ -64,7 +64,7 @@ class ReadingForecast:
         return ReadingForecast(self.target, self.draft)
 
 
-def look(subject: EvalContext) -> ReadingForecast:
+def measure_pace(subject: EvalContext) -> ReadingForecast:
     """Measure how fast the models of a subject are."""
     ids_N = max((text.ids_N for text in subject.texts), key=len)[: min(MOST, subject.plan.span)]
     target = _pace(subject.target, full_view(subject.target, len(ids_N)), ids_N)
