@@ -104,7 +104,7 @@ class _Progress:
         from tqdm import tqdm
 
         self._bar: Any = tqdm(desc="replicas", total=count, leave=False, disable=None, file=sys.stderr)
-        self._said = ""
+        self._status = ""
 
     def __enter__(self) -> _Progress:
         return self
@@ -114,7 +114,7 @@ class _Progress:
 
     def __call__(self, running: int, message: str) -> None:
         self._bar.update(running - self._bar.n)
-        if message not in ("", self._said):
+        if message not in ("", self._status):
             self._bar.clear()
             print(message, file=sys.stderr, flush=True)
-        self._said = message
+        self._status = message

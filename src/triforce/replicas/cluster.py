@@ -22,7 +22,7 @@ from triforce.server.limits import Limits
 ROUTER = "triforce.replicas.router.PrefixRouter"
 STORE_BYTES = 256 << 20
 """Of a Ray of our own, to pass on what is too large for a message: long prompts, and log-probabilities of them."""
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 DESK_SECONDS = 60.0
 KNOCK_SECONDS = 10.0
 _DEPLOYMENT = "replica"
@@ -73,14 +73,14 @@ def replicated(
         )
         _wait(name, on_wait)
         handle = serve.get_app_handle(name)
-        desk = handle.desk.remote().result(timeout_s=DESK_SECONDS)
-        if isinstance(desk, TriforceError):
-            raise desk
+        frontend = handle.frontend.remote().result(timeout_s=DESK_SECONDS)
+        if isinstance(frontend, TriforceError):
+            raise frontend
     except BaseException:
         leave()
         raise
     most = limits.waiting + count * limits.rows
-    return desk, Replicas(handle.options(stream=True), most, lambda: _status(name)[0], leave)
+    return frontend, Replicas(handle.options(stream=True), most, lambda: _status(name)[0], leave)
 
 
 def connect(address: str | None) -> None:
@@ -152,7 +152,7 @@ def _wait(name: str, on_wait: OnWait) -> None:
         if status == "DEPLOY_FAILED":
             raise RequestError(f"the replicas do not start ({message}); triforce[ray] of one version must be installed "
                                "on all machines of this Ray, and the model be there")  # fmt: skip
-        sleep(LOOK_SECONDS)
+        sleep(POLL_SECONDS)
 
 
 def _status(name: str) -> tuple[int, str, str]:

@@ -36,41 +36,41 @@ class Replica:
             _keep_to_loopback()
         threads = use_share(ranks)
         self._name = str(serve.get_replica_context().replica_id.unique_id)
-        self._desk: ReplicaFrontend | TriforceError
+        self._frontend: ReplicaFrontend | TriforceError
         self._worker: Worker | None = None
         try:
             if ranks > 1:
                 settings = settings | accompanied(settings, limits, ranks, exact, threads)
             llm = LLM(**settings)
-            self._desk = ReplicaFrontend.of(llm)
+            self._frontend = ReplicaFrontend.of(llm)
             self._worker = Worker(llm, replace(limits, waiting=limits.rows))
         except TriforceError as error:
-            self._desk = error
+            self._frontend = error
 
-    def desk(self) -> ReplicaFrontend | TriforceError:
+    def frontend(self) -> ReplicaFrontend | TriforceError:
         """What requests are read with, or why there is no engine here."""
-        return self._desk
+        return self._frontend
 
     def check_health(self) -> None:
         """Ray asks now and then, and starts another replica for one that raises."""
         if self._worker and not self._worker.alive:
             raise ShuttingDown
 
-    async def answer(self, ask: GenerationRequest) -> AsyncGenerator[ReplicaMessage, None]:
+    async def answer(self, generation: GenerationRequest) -> AsyncGenerator[ReplicaMessage, None]:
         """The events of one request, which is cancelled when nobody takes them any more."""
         assert self._worker, "who asks has seen the desk"
-        yield self._word()
-        (answer,) = self._worker.submit([ask])
+        yield self._message()
+        (answer,) = self._worker.submit([generation])
         try:
             async with aclosing(aiter(answer)) as events:  # type: ignore[type-var]
                 async for event in events:
-                    yield self._word(event, answer.waited or 0.0)
+                    yield self._message(event, answer.waited or 0.0)
         except (TriforceError, ShuttingDown, ReplicaLost) as error:
-            yield self._word(error)
+            yield self._message(error)
         finally:
             answer.cancel()
 
-    def _word(self, event: Any = None, waited: float = 0.0) -> ReplicaMessage:
+    def _message(self, event: Any = None, waited: float = 0.0) -> ReplicaMessage:
         assert self._worker
         return ReplicaMessage(self._name, self._worker.load().kv_tokens, event, waited)
 

@@ -49,8 +49,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray publishes no typ
 def beginnings(request: PendingRequest) -> list[int]:
     """What stands for a request's beginnings, the shortest first. Those of another scope are others."""
     keys, size = [], LEAST
-    for ask in request.args:
-        while isinstance(ask, GenerationRequest) and size <= len(ask.prompt):
-            keys.append(hash((ask.scope, *ask.prompt[:size])))
+    for generation in request.args:
+        while isinstance(generation, GenerationRequest) and size <= len(generation.prompt):
+            keys.append(hash((generation.scope, *generation.prompt[:size])))
             size *= 2
     return keys

@@ -31,7 +31,7 @@ def accompanied(settings: dict[str, Any], limits: Limits, count: int, exact: boo
     All have so many threads, and of the limits they keep what `Crew` does. Raises RankError or RequestError.
     """
     lifeline, _ = os.pipe()  # the other end is closed when this process ends
-    told = pickle.dumps((settings, limits, exact, threads))
+    payload = pickle.dumps((settings, limits, exact, threads))
     with tempfile.TemporaryDirectory(prefix="triforce-") as folder:
         for rank in range(1, count):
             variables = spawn.introduce(rank, count, Path(folder))
@@ -39,7 +39,7 @@ def accompanied(settings: dict[str, Any], limits: Limits, count: int, exact: boo
             Thread(target=_end_with, args=(process,), daemon=True).start()
             assert process.stdin
             with process.stdin as stdin:
-                stdin.write(told)
+                stdin.write(payload)
         os.close(lifeline)
         os.environ |= spawn.introduce(0, count, Path(folder))
         return _joined(settings["device"], exact)

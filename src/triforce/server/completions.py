@@ -29,15 +29,15 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     """Continue one prompt or several."""
     service: Service = request.app.state.service
     served(body.model, service.name)
-    asks = await service.reader.completion(body)
-    return await service.answer(request, asks, CompletionReply(body, asks, service), body)
+    generations = await service.parser.completion(body)
+    return await service.answer(request, generations, CompletionWriter(body, generations, service), body)
 
 
-class CompletionReply:
+class CompletionWriter:
     """Choices are numbered through all prompts: those of the first, then those of the second."""
 
-    def __init__(self, body: CompletionBody, asks: Sequence[GenerationRequest], service: Service) -> None:
-        self._asks, self._n, self._tokenizer = asks, body.n or 1, service.reader.tokenizer
+    def __init__(self, body: CompletionBody, generations: Sequence[GenerationRequest], service: Service) -> None:
+        self._generations, self._n, self._tokenizer = generations, body.n or 1, service.parser.tokenizer
         self._head = {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time())}
         self._head |= {"model": service.name}
         self._tiers, self._scored_only = bool(body.tier_stats), body.max_tokens == 0
@@ -61,7 +61,7 @@ class CompletionReply:
             piece = replace(piece, text="", token_ids=[], origins=[], logprobs=piece.logprobs and [], look=None)
         choice = self._choice(prompt, piece.index, piece.text, piece.finish_reason)
         choice |= self._report(
-            choice["index"], self._asks[prompt].prompt, piece.token_ids, piece.logprobs, piece.origins
+            choice["index"], self._generations[prompt].prompt, piece.token_ids, piece.logprobs, piece.origins
         )
         yield self._chunk(choice | looked(piece))
 

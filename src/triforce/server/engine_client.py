@@ -19,14 +19,14 @@ from triforce.sampling import Constraint
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PrefillProgress:
     """How far a prompt has been read, of those who look: so many tokens of all there are to read."""
 
     tokens: int
     of: int
 
 
-Event = OutputChunk | RequestOutput | Reading
+Event = OutputChunk | RequestOutput | PrefillProgress
 """Pieces of the `n` texts as they are ready, and at the end the whole: what `LLM.stream` yields. Reading is before."""
 
 
@@ -104,7 +104,7 @@ class GenerationStream(Protocol):
 class EngineClient(Protocol):
     """Makes texts. All methods are called from one event loop and return at once, except `close`."""
 
-    def submit(self, asks: list[GenerationRequest]) -> Sequence[GenerationStream]:
+    def submit(self, generations: list[GenerationRequest]) -> Sequence[GenerationStream]:
         """Queue requests, all or none. Raises QueueFull or ShuttingDown."""
 
     def load(self) -> EngineLoad:

@@ -13,8 +13,8 @@ from fastapi import FastAPI
 
 from triforce.errors import RequestError
 from triforce.server import logs
+from triforce.server.acceptor import accept
 from triforce.server.connections import Connection, Connections
-from triforce.server.door import accept
 from triforce.server.engine_client import EngineClient
 from triforce.server.service import Service
 
@@ -55,7 +55,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, engine: EngineClient, grace: float) -> None:
         super().__init__(_config(app, grace))
         self._engine, self._grace = engine, grace
-        self._told = 0.0
+        self._stop_time = 0.0
         service: Service = app.state.service
         opened = cast(set[Connection], self.server_state.connections)
         self._limits, self._connections = service.limits, Connections(opened, service.limits, service.metrics)
@@ -92,9 +92,9 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called as a signal handler, between any two instructions."""
         now = monotonic()
-        if self.should_exit and now - self._told < TWICE:
+        if self.should_exit and now - self._stop_time < TWICE:
             return
-        self.force_exit, self._told = self.should_exit, now  # a second signal: at once
+        self.force_exit, self._stop_time = self.should_exit, now  # a second signal: at once
         self.should_exit = True
         self._loop.call_soon_threadsafe(self._wind_down)
 

@@ -40,12 +40,12 @@ async def tokenize(body: TokenizeBody, request: Request) -> JSONResponse:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "send prompt or messages, one of them")
     if body.messages is not None:
-        ids = await service.reader.conversation(body.messages)
+        ids = await service.parser.conversation(body.messages)
     else:
-        ids = await service.reader.tokens(body.prompt or "", special=body.add_special_tokens is not False)
-    answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.reader.context, "tokens": ids}
+        ids = await service.parser.tokens(body.prompt or "", special=body.add_special_tokens is not False)
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.parser.context, "tokens": ids}
     if body.return_token_strs:
-        answer["token_strs"] = [service.reader.tokenizer.bytes_of(i).decode(errors="replace") for i in ids]
+        answer["token_strs"] = [service.parser.tokenizer.bytes_of(i).decode(errors="replace") for i in ids]
     return JSONResponse(answer)
 
 
@@ -54,8 +54,8 @@ async def detokenize(body: DetokenizeBody, request: Request) -> JSONResponse:
     """The text of token ids, without special tokens."""
     service: Service = request.app.state.service
     served(body.model, service.name)
-    ids = await service.reader.ids(body.tokens) if body.tokens else []
-    return JSONResponse({"prompt": service.reader.tokenizer.decode(ids)})
+    ids = await service.parser.ids(body.tokens) if body.tokens else []
+    return JSONResponse({"prompt": service.parser.tokenizer.decode(ids)})
 
 
 @router.get("/health")
@@ -76,6 +76,6 @@ async def metrics(request: Request) -> Response:
 
 def _card(service: Service) -> dict[str, Any]:
     about = {"id": service.name, "object": "model", "created": _STARTED, "owned_by": "triforce"}
-    reader = service.reader
-    can = {"chats": reader.tokenizer.chats, "modes": reader.llm.modes}
-    return about | {"max_model_len": reader.context, "triforce": can}
+    parser = service.parser
+    can = {"chats": parser.tokenizer.chats, "modes": parser.llm.modes}
+    return about | {"max_model_len": parser.context, "triforce": can}

@@ -19,7 +19,7 @@ from triforce.server.errors import ApiError, wrong
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, Limits
 from triforce.server.response_format import Format
 from triforce.server.schemas import ChatBody, CompletionBody, CompletionFields, ResponsesBody, SamplingFields
-from triforce.server.tool_choice import ToolChoice, toolbox
+from triforce.server.tool_choice import ToolChoice, choose_tools
 
 _PASSED_ON = (
     *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
@@ -56,7 +56,7 @@ class RequestParser:
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else None,
         )
-        return [self._ask(await self.ids(prompt), params, body) for prompt in prompts]
+        return [self._request(await self.ids(prompt), params, body) for prompt in prompts]
 
     async def chat(self, body: ChatBody) -> GenerationRequest:
         """The request that a conversation is. Raises ApiError or RequestError."""
@@ -64,25 +64,25 @@ class RequestParser:
             raise wrong("top_logprobs", "top_logprobs needs logprobs: true")
         if None not in (body.max_tokens, body.max_completion_tokens):
             raise wrong("max_tokens", "max_tokens is the old name of max_completion_tokens; send one of them")
-        wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         tools = self.tools(body)
-        held = tools.forced if tools else _grammar(body.response_format)
+        grammar = tools.forced if tools else _grammar(body.response_format)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        params = await self._params(body, held, max_tokens=wanted, logprobs=logprobs)
+        params = await self._params(body, grammar, max_tokens=max_tokens, logprobs=logprobs)
         ids = await self.conversation(body.messages, tools.shown if tools else None)
-        return self._ask(ids, params, body)
+        return self._request(ids, params, body)
 
     def tools(self, body: ChatBody | ResponsesBody) -> ToolChoice | None:
         """What the answer may call. Raises ApiError or RequestError."""
-        return toolbox(body.wanted(), self.tokenizer.template)
+        return choose_tools(body.tool_request(), self.tokenizer.template)
 
     async def response(self, body: ResponsesBody) -> GenerationRequest:
         """The request that instructions and input are. Raises ApiError or RequestError."""
         tools = self.tools(body)
-        held = tools.forced if tools else _grammar(body.text.format if body.text else None)
-        params = await self._params(body, held, max_tokens=body.max_output_tokens)
+        grammar = tools.forced if tools else _grammar(body.text.format if body.text else None)
+        params = await self._params(body, grammar, max_tokens=body.max_output_tokens)
         ids = await self.conversation(turns(body), tools.shown if tools else None)
-        return self._ask(ids, params, body)
+        return self._request(ids, params, body)
 
     async def ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, or those given, checked. Raises RequestError."""
@@ -100,9 +100,9 @@ class RequestParser:
         """Token ids of a conversation, laid out by the model's chat template. Raises ApiError or RequestError."""
         if not self.tokenizer.chats:
             raise wrong("messages", "this model has no chat template; send a text to /v1/completions instead")
-        said = [plain(message) for message in messages]
-        self._bound(sum(len(turn["content"]) for turn in said))
-        ids = await asyncio.to_thread(self.tokenizer.chat, said, tools)
+        plain_messages = [plain(message) for message in messages]
+        self._bound(sum(len(turn["content"]) for turn in plain_messages))
+        ids = await asyncio.to_thread(self.tokenizer.chat, plain_messages, tools)
         return await self.ids(ids)
 
     def _bound(self, characters: int) -> None:
@@ -111,7 +111,7 @@ class RequestParser:
             raise wrong("prompt", f"the prompt has {characters} characters; the context of {self.context} tokens "
                         f"cannot hold more than {longest}. Shorten it")  # fmt: skip
 
-    def _ask(self, ids: list[int], params: SamplingParams, body: SamplingFields) -> GenerationRequest:
+    def _request(self, ids: list[int], params: SamplingParams, body: SamplingFields) -> GenerationRequest:
         check_bias([params], self.llm.target.config.vocab_size)
         rows, room = min(params.n, self.limits.rows), min(params.max_tokens, self.context - len(ids))
         most = self.limits.room(self.context)

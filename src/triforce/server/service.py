@@ -15,14 +15,14 @@ from fastapi.responses import JSONResponse, Response
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import RequestOutput
 from triforce.server import logs
-from triforce.server.engine_client import EngineClient, Event, GenerationRequest, GenerationStream, Reading
+from triforce.server.engine_client import EngineClient, Event, GenerationRequest, GenerationStream, PrefillProgress
 from triforce.server.errors import broken, refusal_for, took_too_long
 from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
 from triforce.server.request_parser import RequestParser
 from triforce.server.schemas import SamplingFields
-from triforce.server.sse import EventStream, frame, unless_gone
-from triforce.server.usage import read
+from triforce.server.sse import EventStream, frame, unless_disconnected
+from triforce.server.usage import prefill_frame
 
 
 class ResponseWriter(Protocol):
@@ -46,52 +46,55 @@ class Service:
     """What the endpoints share. `name` is what the model is called."""
 
     name: str
-    reader: RequestParser
+    parser: RequestParser
     engine: EngineClient
     metrics: Metrics
     limits: Limits
 
     async def answer(
-        self, request: Request, asks: list[GenerationRequest], reply: ResponseWriter, body: SamplingFields
+        self, request: Request, generations: list[GenerationRequest], writer: ResponseWriter, body: SamplingFields
     ) -> Response:
         """Have the texts made, and send them as `body` wants. Raises what `failures.refusal_for` knows, or HungUp."""
         scope = getattr(request.state, "scope", "")  # of the key, if one was needed (see security)
-        answers = self.engine.submit([replace(ask, scope=scope) for ask in asks])
+        answers = self.engine.submit([replace(generation, scope=scope) for generation in generations])
         report: dict[str, Any] = request.state.report
-        report |= {"prompts": len(asks), "prompt_tokens": sum(len(ask.prompt) for ask in asks)}
+        report |= {
+            "prompts": len(generations),
+            "prompt_tokens": sum(len(generation.prompt) for generation in generations),
+        }
         end = partial(_cancel, answers)
         if body.stream:
-            return EventStream(self._frames(answers, reply, report), end, body.headers)
+            return EventStream(self._frames(answers, writer, report), end, body.headers)
         try:
-            outputs = await unless_gone(request.receive, self._collect(answers))
+            outputs = await unless_disconnected(request.receive, self._collect(answers))
         finally:
             end()
-        report |= _made(outputs)
-        return JSONResponse(reply.whole(outputs), headers=body.headers)
+        report |= _summary(outputs)
+        return JSONResponse(writer.whole(outputs), headers=body.headers)
 
     async def _collect(self, answers: Sequence[GenerationStream]) -> list[RequestOutput]:
         async with aclosing(self._events(answers)) as events:
             return [event async for _, event in events if isinstance(event, RequestOutput)]
 
     async def _frames(
-        self, answers: Sequence[GenerationStream], reply: ResponseWriter, report: dict[str, Any]
+        self, answers: Sequence[GenerationStream], writer: ResponseWriter, report: dict[str, Any]
     ) -> AsyncGenerator[bytes, None]:
         """The whole stream. After the headers an error can only be its last frame."""
         outputs = []
         try:
-            for data in reply.opening():
+            for data in writer.opening():
                 yield data
             async with aclosing(self._events(answers)) as events:
                 async for prompt, event in events:
                     if isinstance(event, RequestOutput):
                         outputs.append(event)
-                    elif isinstance(event, Reading):
-                        yield frame(read(event))
+                    elif isinstance(event, PrefillProgress):
+                        yield frame(prefill_frame(event))
                     else:
-                        for data in reply.piece(prompt, event):
+                        for data in writer.piece(prompt, event):
                             yield data
-            report |= _made(outputs)
-            for data in reply.closing(outputs):
+            report |= _summary(outputs)
+            for data in writer.closing(outputs):
                 yield data
         except Exception as error:
             refusal = refusal_for(error)
@@ -121,6 +124,6 @@ def _cancel(answers: Sequence[GenerationStream]) -> None:
         answer.cancel()
 
 
-def _made(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+def _summary(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """What the log says of an answer."""
     return {"new_tokens": sum(o.completion_tokens for o in outputs), "mode": outputs[0].mode}

@@ -24,16 +24,16 @@ class Call:
     arguments: str
 
 
-Said = str | Call
+Parsed = str | Call
 
 
-class CallReader(Protocol):
+class ToolCallParser(Protocol):
     """Tells calls from other text while it grows. A text that only looks like a call is a text."""
 
-    def add(self, text: str) -> list[Said]:
+    def add(self, text: str) -> list[Parsed]:
         """What is certain by now."""
 
-    def end(self) -> list[Said]:
+    def end(self) -> list[Parsed]:
         """The rest."""
 
 
@@ -60,7 +60,7 @@ class CallFormat:
                 raise RequestError(f"the parameters of {name} cannot be kept to: {error}") from error
         return Grammar.lark("\n".join(rules))
 
-    def reader(self, names: Collection[str]) -> CallReader:
+    def parser(self, names: Collection[str]) -> ToolCallParser:
         """For one text, of a model that may call these functions."""
         return _Tagged(self, names) if self.tagged else _Whole(self, names)
 
@@ -89,63 +89,63 @@ def call_format(template: str) -> CallFormat | None:
     return LLAMA if '"parameters": ' in template and "ipython" in template else None
 
 
-class Plain:
+class NoCalls:
     """A `CallReader` of a model that has nothing to call."""
 
-    def add(self, text: str) -> list[Said]:
+    def add(self, text: str) -> list[Parsed]:
         return [text]
 
-    def end(self) -> list[Said]:
+    def end(self) -> list[Parsed]:
         return []
 
 
 class _Tagged:
     def __init__(self, form: CallFormat, names: Collection[str]) -> None:
         self._form, self._names = form, names
-        self._held, self._called = "", False
+        self._buffer, self._called = "", False
 
-    def add(self, text: str) -> list[Said]:
-        self._held += text
-        said: list[Said] = []
-        while (start := self._held.find(OPEN)) >= 0 and (stop := self._held.find(CLOSE, start)) >= 0:
-            call = self._form.call(self._held[start + len(OPEN) : stop], self._names)
+    def add(self, text: str) -> list[Parsed]:
+        self._buffer += text
+        parsed: list[Parsed] = []
+        while (start := self._buffer.find(OPEN)) >= 0 and (stop := self._buffer.find(CLOSE, start)) >= 0:
+            call = self._form.call(self._buffer[start + len(OPEN) : stop], self._names)
             if call is None:
-                said += self._say(stop + len(CLOSE))
+                parsed += self._release(stop + len(CLOSE))
                 continue
-            said += [*self._say(len(self._held[:start].rstrip())), call]
-            self._held, self._called = self._held.partition(CLOSE)[2], True
-        return said + self._say(len(self._held[: self._undecided(start)].rstrip()))
+            parsed += [*self._release(len(self._buffer[:start].rstrip())), call]
+            self._buffer, self._called = self._buffer.partition(CLOSE)[2], True
+        return parsed + self._release(len(self._buffer[: self._certain(start)].rstrip()))
 
-    def end(self) -> list[Said]:
-        return self._say(len(self._held.rstrip()) if self._called else len(self._held))
+    def end(self) -> list[Parsed]:
+        return self._release(len(self._buffer.rstrip()) if self._called else len(self._buffer))
 
-    def _undecided(self, start: int) -> int:
+    def _certain(self, start: int) -> int:
         """Where a call begins, or may begin."""
         if start >= 0:
             return start
-        longest = max((n for n in range(1, len(OPEN)) if self._held.endswith(OPEN[:n])), default=0)
-        return len(self._held) - longest
+        longest = max((n for n in range(1, len(OPEN)) if self._buffer.endswith(OPEN[:n])), default=0)
+        return len(self._buffer) - longest
 
-    def _say(self, length: int) -> list[Said]:
-        shown, self._held = self._held[:length], self._held[length:]
+    def _release(self, length: int) -> list[Parsed]:
+        shown, self._buffer = self._buffer[:length], self._buffer[length:]
         return [shown] if shown else []
 
 
 class _Whole:
     def __init__(self, form: CallFormat, names: Collection[str]) -> None:
         self._form, self._names = form, names
-        self._held, self._plain = "", False
+        self._buffer, self._plain = "", False
 
-    def add(self, text: str) -> list[Said]:
-        self._held += text
-        begun = self._held.lstrip()
+    def add(self, text: str) -> list[Parsed]:
+        self._buffer += text
+        begun = self._buffer.lstrip()
         self._plain = self._plain or begun[:1] not in ("", "{")
-        return self._say() if self._plain else []
+        return self._release() if self._plain else []
 
-    def end(self) -> list[Said]:
-        call = self._form.call(self._held, self._names)
-        return [call] if call else self._say()
+    def end(self) -> list[Parsed]:
+        call = self._form.call(self._buffer, self._names)
+        return [call] if call else self._release()
 
-    def _say(self) -> list[Said]:
-        shown, self._held = self._held, ""
+    def _release(self) -> list[Parsed]:
+        shown, self._buffer = self._buffer, ""
         return [shown] if shown else []

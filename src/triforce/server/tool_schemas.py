@@ -91,5 +91,5 @@ class ToolRequest:
     """Whether an answer may have several calls."""
     spoken: bool
     """Whether calls, or what they gave, are among the turns."""
-    held: str | None
+    output_format: str | None
     """The field that holds the answer to a format."""

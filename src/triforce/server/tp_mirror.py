@@ -13,7 +13,7 @@ from triforce.engine.engine import Event, Request
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM
-from triforce.server.engine_client import GenerationRequest, Reading
+from triforce.server.engine_client import GenerationRequest, PrefillProgress
 from triforce.server.limits import Limits
 
 
@@ -21,9 +21,9 @@ from triforce.server.limits import Limits
 class StepCommands:
     """What is done before a step. Requests are told apart by numbers."""
 
-    gone: list[int]
+    cancelled: list[int]
     """Those that nobody waits for any more."""
-    fresh: list[tuple[int, GenerationRequest]]
+    new: list[tuple[int, GenerationRequest]]
 
 
 class TPMirror:
@@ -34,44 +34,44 @@ class TPMirror:
         self.texts = llm.open(limits.rows, limits.room(llm.target.config.context), max_itl=limits.max_itl)
         self._requests: dict[int, Request] = {}
         self._numbers: dict[Request, int] = {}
-        self._readings: dict[int, Reading] = {}  # that nobody was told of yet
+        self._progress: dict[int, PrefillProgress] = {}  # that nobody was told of yet
 
-    def apply(self, orders: StepCommands) -> list[tuple[int, Event | Reading | Request | None]]:
+    def apply(self, commands: StepCommands) -> list[tuple[int, Event | PrefillProgress | Request | None]]:
         """Carry out orders and make a step. Returns by number None for who has gone, requests, and what comes of them.
 
         What this raises is no one request's fault.
         """
-        told: list[tuple[int, Event | Reading | Request | None]] = []
-        for number in orders.gone:
+        outcomes: list[tuple[int, Event | PrefillProgress | Request | None]] = []
+        for number in commands.cancelled:
             self._forget(number)
-            told.append((number, None))
-        for number, ask in orders.fresh:
-            begun = self._begin(number, ask)
-            if not isinstance(begun, Exception):
-                self._requests[number], self._numbers[begun] = begun, number
-            told.append((number, begun))
+            outcomes.append((number, None))
+        for number, generation in commands.new:
+            started = self._start(number, generation)
+            if not isinstance(started, Exception):
+                self._requests[number], self._numbers[started] = started, number
+            outcomes.append((number, started))
         events = self.texts.step()
-        told += self._readings.items()
-        self._readings.clear()
+        outcomes += self._progress.items()
+        self._progress.clear()
         for request, event in events:
             number = self._numbers[request]
             if isinstance(event, Exception | RequestOutput):
                 self._forget(number)
-            told.append((number, event))
-        return told
+            outcomes.append((number, event))
+        return outcomes
 
     def close(self) -> None:
         """Cancel all there are."""
         self.texts.close()
         self._requests.clear()
         self._numbers.clear()
-        self._readings.clear()
+        self._progress.clear()
 
-    def _begin(self, number: int, ask: GenerationRequest) -> Request | Exception:
+    def _start(self, number: int, generation: GenerationRequest) -> Request | Exception:
         """A request in the queue, or why not. What one rank has no use for (a grammar, say) none of them begins."""
         request, error = None, None
         try:
-            request = self._llm.request(ask.prompt, ask.params, ask.mode, ask.scope)
+            request = self._llm.request(generation.prompt, generation.params, generation.mode, generation.scope)
         except Exception as reason:
             error = reason
         if not self._llm.ranks.unanimous(error is None):
@@ -80,13 +80,13 @@ class TPMirror:
             )
         assert request
         try:
-            self.texts.submit([request], on_prefill=partial(self._read, number) if ask.params.look else None)
+            self.texts.submit([request], on_prefill=partial(self._read, number) if generation.params.look else None)
         except Exception as reason:
             return reason
         return request
 
     def _read(self, number: int, tokens: int, of: int) -> None:
-        self._readings[number] = Reading(tokens, of)
+        self._progress[number] = PrefillProgress(tokens, of)
 
     def _forget(self, number: int) -> None:
         request = self._requests.pop(number, None)
@@ -97,7 +97,7 @@ class TPMirror:
 
 def follow(llm: LLM, limits: Limits) -> None:
     """What every rank does that is not the first, until that one says that it was all. Raises RankError."""
-    crew = TPMirror(llm, limits)
-    unheard: StepCommands | None = None
-    while orders := llm.ranks.agree(unheard):
-        crew.apply(orders)
+    mirror = TPMirror(llm, limits)
+    ignored: StepCommands | None = None
+    while commands := llm.ranks.agree(ignored):
+        mirror.apply(commands)

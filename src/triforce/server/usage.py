@@ -9,7 +9,7 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import Logprob, RequestOutput, TokenLogprobs
 from triforce.interface.stats import TierStats, total
-from triforce.server.engine_client import Reading
+from triforce.server.engine_client import PrefillProgress
 
 LEAST = -9999.0
 """JSON has no infinity: the logarithm of a probability of zero."""
@@ -65,9 +65,9 @@ def usage(
     return counts | ({"tiers": _tiers(stats)} if tiers else {})
 
 
-def read(reading: Reading) -> dict[str, Any]:
+def prefill_frame(progress: PrefillProgress) -> dict[str, Any]:
     """How far a prompt has been read, for those who look: a chunk without choices, as that of usage is."""
-    return {"choices": [], "reading": {"tokens": reading.tokens, "of": reading.of}}
+    return {"choices": [], "reading": {"tokens": progress.tokens, "of": progress.of}}
 
 
 def looked(piece: OutputChunk) -> dict[str, Any]:

@@ -88,5 +88,5 @@ def _pythons(given: list[str]) -> dict[str, str]:
     if wrong := [name for name, _, path in pairs if not path]:
         raise RequestError(f"--python {wrong[0]}: give ENGINE=PATH")
     found = {known("engine", name, [*ENGINES, "all"]): path for name, _, path in pairs}
-    everyone = found.pop("all", None)
-    return {name: everyone for name in ENGINES if everyone and name != OURS} | found
+    others = found.pop("all", None)
+    return {name: others for name in ENGINES if others and name != OURS} | found

@@ -63,10 +63,10 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
 
     settings = {name: getattr(options, name) for name in ASKED if hasattr(options, name)}
     settings |= {"model": llm.target.path.name, "modes": names, "gammas": [options.gamma_1, options.gamma_2]}
-    journal = ResultsFile(options.json, about() | settings, ASKED)
-    left = [cell for cell in cells if str(cell) not in journal.cells]
+    results = ResultsFile(options.json, about() | settings, ASKED)
+    left = [cell for cell in cells if str(cell) not in results.cells]
     print(HEAD)
-    for row in journal.rows:
+    for row in results.rows:
         print(line(row))
     plan = speed.SpeedConfig(names, options.top_p, options.tokens, options.repeats, options.minutes * 60)
     with tempfile.TemporaryDirectory() as temporary:
@@ -75,10 +75,10 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
         kept = Prompts(llm, folder, partial(Prefill, options.quiet))
         texts = sources(llm, options.texts)
         for rows in speed.rows(llm, texts, left, plan, kept, keep=bool(options.caches)):
-            journal.add(rows)
+            results.add(rows)
             for row in rows:
                 print(line(row), flush=True)
-    return journal.rows
+    return results.rows
 
 
 def _report(rows: list[Row]) -> int:
