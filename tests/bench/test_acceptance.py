@@ -16,7 +16,7 @@ from benchmarks.acceptance.report import markdown, mean, usual
 from benchmarks.acceptance.sweeps import SweepConfig
 from benchmarks.acceptance.teacher_forcing import Walk
 from benchmarks.acceptance.workloads import Size, Workload, copy, needle, plain
-from tests.laws.tiny import LAYERS, MODELS, V
+from tests.helpers.laws.tiny import LAYERS, MODELS, V
 from triforce.bench.prompts import CUE, NAMES
 from triforce.bench.results_file import dumps
 from triforce.errors import RequestError

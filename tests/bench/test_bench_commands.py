@@ -12,7 +12,7 @@ from triforce.cli.parser import parse
 
 def test_what_is_not_said_is_as_usual(pair: Path) -> None:
     llm = load(parse(["bench", "speed", str(pair / "target"), "--draft", str(pair / "draft")]))
-    assert llm.draft and llm.speculation.retrieval.budget.tokens == 2048 and llm.speculation.gamma_2 == 6
+    assert llm.draft and llm.speculation.retrieval.budget.tokens == 2048 and llm.speculation.speculative_tokens == 6
 
 
 @pytest.mark.parametrize("part", ["acceptance", "locality", "quality"])

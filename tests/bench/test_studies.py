@@ -17,7 +17,7 @@ from benchmarks.acceptance.arguments import add_walk
 from triforce.cli.bench.setup import load
 from triforce.errors import RequestError
 
-SHORT = ["--context", "300", "--positions", "14", "--budget", "64"]
+SHORT = ["--context", "300", "--positions", "14", "--retrieval-budget", "64"]
 
 
 def test_overview_lists_each_study_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,14 +71,16 @@ def test_unknown_option_is_refused_with_the_one_that_was_meant(
 
 def test_arguments_left_out_are_as_usual(pair: Path) -> None:
     llm = load(studies.parse("acceptance", None, add_arguments, [str(pair / "target"), "--draft", str(pair / "draft")]))
-    assert llm.draft and llm.speculation.retrieval.budget.tokens == 2048 and llm.speculation.gamma_2 == 6
+    assert llm.draft and llm.speculation.retrieval.budget.tokens == 2048 and llm.speculation.speculative_tokens == 6
 
 
 @pytest.mark.parametrize("add", [add_arguments, add_walk])
 def test_arguments_given_are_taken(add: Callable[..., None], pair: Path) -> None:
-    asked = ["--draft", "none", "--budget", "512", "--gamma-2", "3", "--dtype", "float32"]
+    asked = ["--draft", "none", "--retrieval-budget", "512", "--speculative-tokens", "3", "--dtype", "float32"]
     llm = load(studies.parse("acceptance", None, add, ["-m", str(pair / "target"), *asked]))
-    assert llm.draft is None and llm.speculation.retrieval.budget.tokens == 512 and llm.speculation.gamma_2 == 3
+    assert (
+        llm.draft is None and llm.speculation.retrieval.budget.tokens == 512 and llm.speculation.speculative_tokens == 3
+    )
 
 
 def test_errors_of_a_study_have_the_exit_codes_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:

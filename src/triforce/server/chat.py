@@ -18,7 +18,7 @@ from triforce.server.service import Service
 from triforce.server.sse import DONE, frame
 from triforce.server.tool_call_parser import Call
 from triforce.server.tool_choice import ToolChoice, parser_of
-from triforce.server.usage import chat_logprobs, looked, usage
+from triforce.server.usage import chat_logprobs, decoding_trace, usage
 
 router = APIRouter()
 
@@ -54,7 +54,7 @@ class ChatWriter:
         parsed = self._parsers[piece.index]
         text, calls = parsed.add(piece.text, last=piece.finish_reason is not None)
         choice = {"index": piece.index, "delta": {"content": text}, "finish_reason": None}
-        yield self._chunk(choice | self._report(piece.logprobs, piece.origins) | looked(piece))
+        yield self._chunk(choice | self._report(piece.logprobs, piece.origins) | decoding_trace(piece))
         for call in calls:
             yield self._chunk({"index": piece.index, "delta": {"tool_calls": [call]}, "finish_reason": None})
         if piece.finish_reason:

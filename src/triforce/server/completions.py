@@ -19,7 +19,7 @@ from triforce.server.request_parser import served
 from triforce.server.schemas import CompletionBody
 from triforce.server.service import Service
 from triforce.server.sse import DONE, frame
-from triforce.server.usage import TextLogprobs, looked, usage
+from triforce.server.usage import TextLogprobs, decoding_trace, usage
 
 router = APIRouter()
 
@@ -58,12 +58,12 @@ class CompletionWriter:
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         if self._scored_only:
-            piece = replace(piece, text="", token_ids=[], origins=[], logprobs=piece.logprobs and [], look=None)
+            piece = replace(piece, text="", token_ids=[], origins=[], logprobs=piece.logprobs and [], trace=None)
         choice = self._choice(prompt, piece.index, piece.text, piece.finish_reason)
         choice |= self._report(
             choice["index"], self._generations[prompt].prompt, piece.token_ids, piece.logprobs, piece.origins
         )
-        yield self._chunk(choice | looked(piece))
+        yield self._chunk(choice | decoding_trace(piece))
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
         if self._with_usage:
