@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from triforce.engine.stop_strings import partial_match
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.structured_output.compiler import described
@@ -120,11 +121,10 @@ class _Tagged:
         return self._release(len(self._buffer.rstrip()) if self._called else len(self._buffer))
 
     def _certain(self, start: int) -> int:
-        """Where a call begins, or may begin."""
+        """Return where a call begins or may begin: text before that is no part of one."""
         if start >= 0:
             return start
-        longest = max((n for n in range(1, len(OPEN)) if self._buffer.endswith(OPEN[:n])), default=0)
-        return len(self._buffer) - longest
+        return len(self._buffer) - partial_match(self._buffer, [OPEN])
 
     def _release(self, length: int) -> list[Parsed]:
         shown, self._buffer = self._buffer[:length], self._buffer[length:]
