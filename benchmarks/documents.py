@@ -51,7 +51,7 @@ def measure(options: Namespace) -> int:
 
 @contextmanager
 def served() -> Iterator[str]:
-    """The address of a server that has read nothing yet."""
+    """Yield the address of a server that has read nothing yet."""
     command = [sys.executable, "-m", "triforce", "serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout
@@ -62,7 +62,7 @@ def served() -> Iterator[str]:
 
 
 def measured(web: httpx.Client, context: int, repeats: int) -> Row:
-    """Seconds to the first token of both questions, and the median of their ratios."""
+    """Return seconds to the first token of both questions, and the median of their ratios."""
     apart = context // 16
     book = ids(web, own_texts()[BOOK][: 8 * (context + repeats * apart)])
     first: list[float] = []
@@ -84,7 +84,7 @@ def ids(web: httpx.Client, text: str) -> list[int]:
 
 
 def ttft(web: httpx.Client, prompt: list[int]) -> float:
-    """Seconds from sending a prompt to the first token of its text."""
+    """Return seconds from sending a prompt to the first token of its text."""
     body = {"prompt": prompt, "max_tokens": 8, "stream": True, "ignore_eos": True, "seed": 1}
     started = perf_counter()
     with web.stream("POST", "/v1/completions", json=body) as answer:

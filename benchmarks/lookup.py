@@ -72,7 +72,7 @@ def measure(options: Namespace) -> int:
 
 
 def prompts(llm: LLM, context: int) -> Iterator[list[int]]:
-    """Two places of the sample book, and triforce's own source."""
+    """Yield two places of the sample book, and the package's own source."""
     encode = tokenizer_of(llm).encode
     book = encode((PACKAGE / "assets" / "dracula.txt").read_text(encoding="utf-8"))
     code = encode("\n".join(file.read_text(encoding="utf-8") for file in sorted(PACKAGE.rglob("*.py"))))
@@ -81,7 +81,7 @@ def prompts(llm: LLM, context: int) -> Iterator[list[int]]:
 
 
 def kept_and_passes(output: RequestOutput) -> tuple[int, int]:
-    """Of the tiers below the retrieval tier the guesses kept, and of that its passes."""
+    """Return guesses kept of the tiers below the retrieval tier, and passes of that."""
     *below, middle, _ = output.tiers
     return sum(tier.accepted for tier in below), middle.passes
 
@@ -90,7 +90,7 @@ def kept_and_passes(output: RequestOutput) -> tuple[int, int]:
 def by_length(
     llm: LLM, prompt: list[int], new: list[int], params: SamplingParams
 ) -> Iterator[tuple[int, float, float]]:
-    """For each new token with a match before it: its length, rounded down; what lookup and draft are worth there."""
+    """Yield for each new token with a match before it: its length, rounded down; worth of lookup and of the draft."""
     ids, rows = ints([*prompt, *new]), TierBuilder(llm.models, SpeculativeConfig(), [len(prompt) + len(new)])
     reader = TeacherForcing(ids[None], Warper([params], [len(prompt)], llm.target.config.vocab_size))
     span, laws = Span(len(prompt), len(ids), True), []

@@ -114,7 +114,7 @@ def streaming(ids: list[int], saved: Path, memory: str, tokens: int) -> Row:
 
 
 def _kv(tokens: int) -> int:
-    """Bytes of KV of the shipped target."""
+    """Return bytes of KV of the shipped target."""
     return 2 * 6 * 4 * 64 * 2 * tokens
 
 

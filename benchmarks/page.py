@@ -64,7 +64,7 @@ def read(file: Path) -> Report | None:
 
 
 def page(reports: dict[str, Report | None]) -> str:
-    """docs/benchmarks.md."""
+    """Return docs/benchmarks.md."""
     parts = [HEAD]
     for name, (title, command, section) in SECTIONS.items():
         report = reports.get(name)
@@ -100,7 +100,7 @@ def _paper(report: Report) -> str:
 
 
 def _kernels(rows: Sequence[Report]) -> list[Table]:
-    """Of each kernel its time, its bytes a second, and what share of the memory's that is."""
+    """Return of each kernel its time, bytes a second, and share of the memory's bandwidth."""
     lines = []
     for row in rows:
         where = [f"{name} {row[name]:,}" for name in ("context", "width", "vocabulary", "temperature") if name in row]
@@ -128,7 +128,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
     "kernels_cpu": ("Kernels", "triforce bench kernels", _tables(_kernels)),
     "paper": ("The paper's tables and figures", "python -m benchmarks.paper", _paper),
 }
-"""By the name of a file of rows: title, the command that makes it, and what is said of it."""
+"""Sections by the name of a file of rows: title, the command that makes it, and its text."""
 
 
 if __name__ == "__main__":

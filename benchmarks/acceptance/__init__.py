@@ -1,1 +1,1 @@
-"""How much of what a cheap view proposes the exact one keeps: the paper's ablations, measured on given texts."""
+"""Acceptance of retrieval on given texts: the paper's ablations."""

@@ -1,4 +1,4 @@
-"""What is compared with: `transformers` on the same shape; and the shipped pair with real text and real acceptance."""
+"""Comparisons: `transformers` on the same shape; the shipped pair with real text and acceptance."""
 
 from __future__ import annotations
 

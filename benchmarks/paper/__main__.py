@@ -61,7 +61,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def wanted(names: Sequence[str]) -> list[str]:
-    """Those named, or all. Raises RequestError."""
+    """Return the experiments named, or all. Raises RequestError."""
     if unknown := [name for name in names if name not in EXPERIMENTS]:
         why = speed.ABSENT.get(unknown[0], f"choose from {', '.join(EXPERIMENTS)}")
         raise RequestError(f"{unknown[0]} cannot be run: {why}")
@@ -79,7 +79,7 @@ def made(options: Namespace) -> Setup:
 
 
 def read(file: str | None) -> dict[str, Any]:
-    """What the file has of earlier experiments. Raises RequestError, before anything is measured."""
+    """Return the earlier experiments in a file. Raises RequestError, before anything is measured."""
     if file is None or not Path(file).exists():
         return {}
     try:
@@ -89,7 +89,7 @@ def read(file: str | None) -> dict[str, Any]:
 
 
 def absent() -> Table:
-    """What the paper has and cannot be run here."""
+    """Return a table of what the paper has and cannot be run here."""
     lines = [[name, why] for name, why in speed.ABSENT.items()]
     return Table("Absent", "Figures in brackets are the paper's.", ["what", "why"], lines)
 

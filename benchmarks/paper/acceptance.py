@@ -64,7 +64,7 @@ def swept_lines(rows: list[Row], what: str) -> tuple[list[str], list[list[str]]]
 
 
 def divergence(setup: Setup) -> list[Row]:
-    """How often the target refuses the draft, by context."""
+    """Measure how often the target refuses the draft, by context."""
     rows = []
     for context in (c for c in CONTEXTS if c <= setup.context):
         (work,) = setup.works(("prose",), context)

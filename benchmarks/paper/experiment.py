@@ -1,4 +1,4 @@
-"""What an experiment is, and what all of them measure with."""
+"""Experiments, and the setup that all of them measure with."""
 
 from __future__ import annotations
 

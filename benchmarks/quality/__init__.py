@@ -1,1 +1,1 @@
-"""What eviction costs: decoders that forget, beside one that does not."""
+"""Quality under eviction: decoders that forget, beside one that does not."""

@@ -1,4 +1,4 @@
-"""What eviction costs: needles found, and passages copied, by decoders that forget and by one that does not."""
+"""Quality under eviction: needles found and passages copied, beside lossless decoding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLAIN = "plain decoding"
 
 @dataclass(frozen=True)
 class QualityConfig:
-    """Prompt tokens; tokens that each decoder keeps in sight; how often each thing is asked; new tokens of a copy."""
+    """Prompt tokens; tokens that each decoder keeps; questions of each kind; new tokens of a copy."""
 
     contexts: Sequence[int]
     budgets: Sequence[int]
@@ -42,7 +42,7 @@ class QualityConfig:
 
 
 def rows(llm: LLM, sources: Sources, plan: QualityConfig, on_prefill: Callable[[], OnPrefill]) -> Iterator[Row]:
-    """A row for each task, context, budget and decoder. Raises RequestError for texts that are too short."""
+    """Yield a row for each task, context, budget and decoder. Raises RequestError for texts that are too short."""
     for context in plan.contexts:
         for task in ("needle", "copy"):
             asked = prompts(sources, task, context, plan.questions)
@@ -88,12 +88,12 @@ def _judged(sources: Sources, task: str, texts: list[list[int]], plain: list[lis
 
 
 def alike(text: Sequence[int], other: Sequence[int]) -> float:
-    """The share of a text that stands before its first difference from the other."""
+    """Return the share of a text that stands before its first difference from the other."""
     return common_prefix(text, other) / len(text)
 
 
 def tables(found: Sequence[Row]) -> list[Table]:
-    """One table, a line for each row."""
+    """Return a table, a line for each row."""
     lines = [
         [
             f"{row['task']}, {row['decoder']}", tokens(row["context"]), str(row["budget"] or "all"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.acceptance.h2o import Heavy
+from benchmarks.acceptance.h2o import HeavyHitters
 from benchmarks.quality.eviction import EVICTIONS, EvictingDecoder
 from triforce.bench import lossless
 from triforce.bench.batch_runner import together
@@ -104,7 +104,7 @@ def test_nothing_is_lost_while_the_budget_covers_the_text(llm: LLM, sources: Sou
 def test_h2o_keeps_what_drew_attention_and_never_takes_back_what_it_dropped(llm: LLM, sources: Sources) -> None:
     (prompt,) = prompts(sources, "books", 400, 1)
     full = EvictingDecoder(llm.target.decoder, [prompt], 1)
-    policy = Heavy(full.mass_LGU)
+    policy = HeavyHitters(full.mass_LGU)
     first = policy.pick(full.full, 0, 16, range(1, 20), 6)
     mass_LGN = full.mass_LGU[..., 1:20]
     assert first.tolist() == (mass_LGN.topk(6).indices.sort(-1).values + 1).tolist()

@@ -31,7 +31,7 @@ Row = dict[str, Any]
 WIDTHS = (1, 8, 16)
 BUDGET = 1024
 TURNS, SECONDS = 5, 0.1
-"""How often it is a kernel's turn, and for how long."""
+"""Turns of each kernel, and seconds of a turn."""
 
 
 def rows(contexts: Sequence[int], shape_names: Sequence[str]) -> Iterator[Row]:
@@ -62,7 +62,7 @@ def in_turns(calls: Sequence[Callable[[], object]]) -> list[float]:
 
 
 def reading() -> tuple[Callable[[], object], int]:
-    """To read a gigabyte with the threads of the kernels; and the bytes."""
+    """Return a function that reads a gigabyte with the threads of the kernels, and the bytes."""
     many = torch.ones(1 << 27, dtype=torch.int64)
     if native := native_loader.native:
         return partial(native.read, many), many.nbytes
@@ -148,7 +148,7 @@ def _prefill() -> Iterator[Row]:
 
 
 def _sampler(vocab: int) -> Iterator[Row]:
-    """One row of logits to one token, at the settings that people use."""
+    """Yield rows on sampling one token from one row of logits, at common settings."""
     logits_BJV = torch.randn(1, 1, vocab, generator=torch.Generator().manual_seed(0)) * 3
     prefix, live_B = SequenceState(ints([0] * 8)[None], ints([4])), np.array([True])
     for temperature, top_p in ((0.0, 1.0), (0.6, 0.9), (1.0, 1.0)):

@@ -32,7 +32,7 @@ NEEDLES = 8
 
 @dataclass(frozen=True)
 class Sources:
-    """What prompts are made of. Raises RequestError where there is none of a kind, or too little."""
+    """Texts that prompts are made of. Raises RequestError where there are too few of a kind."""
 
     tokenizer: Tokenizer
     texts: Sequence[Text]
@@ -53,7 +53,7 @@ class Sources:
 
 
 def prompts(sources: Sources, workload: str, length: int, rows: int) -> list[list[int]]:
-    """`rows` prompts of `length` tokens each, which differ in their last tokens only. Raises RequestError."""
+    """Return `rows` prompts of `length` tokens each, which differ in their last tokens only. Raises RequestError."""
     body, ends = MAKERS[workload](sources, length, rows)
     made = [_cut(workload, body, length - len(end)) + end for end in ends]
     return made
@@ -86,12 +86,12 @@ def _needle(sources: Sources, length: int, rows: int) -> tuple[list[int], list[l
 
 
 def numbers() -> list[int]:
-    """Of five digits each, one for each of `NAMES`."""
+    """Return five-digit numbers, one for each of `NAMES`."""
     return Random(0).sample(range(10_000, 100_000), len(NAMES))
 
 
 def digits_at(sentence: list[int], decode: Callable[[list[int]], str]) -> int:
-    """Where the number of a sentence begins."""
+    """Return the index of the token where a sentence's number begins."""
     return next(i for i, token in enumerate(sentence) if has_digit(decode([token])))
 
 
@@ -107,7 +107,7 @@ def _copy(sources: Sources, length: int, rows: int) -> tuple[list[int], list[lis
 
 
 def copied_from(length: int, rows: int, row: int) -> int:
-    """Where in the text the passage of a row of workload `copy` comes from."""
+    """Return where in the text the passage of a row of workload `copy` starts."""
     return length // 8 + row * (length // 4 // rows)
 
 

@@ -17,12 +17,12 @@ AXES = ("context", "batch", "temperature", "workload")
 
 
 def label(axis: str, value: Any) -> str:
-    """A value of an axis, for people."""
+    """Return a value of an axis as text."""
     return tokens(value) if axis == "context" else str(value)
 
 
 def means(rows: Sequence[Row], mode: str, axis: str) -> dict[Any, float]:
-    """The mean speedup of a mode by the values of an axis."""
+    """Return the mean speedup of a mode by the values of an axis."""
     found: dict[Any, list[float]] = {}
     for row in rows:
         if row["mode"] == mode:
@@ -32,7 +32,7 @@ def means(rows: Sequence[Row], mode: str, axis: str) -> dict[Any, float]:
 
 
 def speed_tables(rows: Sequence[Row]) -> list[Table]:
-    """Mean speedups along each axis, and every cell with what plain decoding did there."""
+    """Return tables of mean speedups along each axis, and of every cell beside plain decoding."""
     modes = [mode for mode in dict.fromkeys(row["mode"] for row in rows) if mode != PLAIN]
     return [*(_along(rows, modes, axis) for axis in AXES), _cells(rows, modes)]
 

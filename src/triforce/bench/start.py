@@ -1,4 +1,4 @@
-"""From a command to its first token: whole processes, one after the other, and what each step of them takes."""
+"""Time from a command to its first token: whole processes, one after the other, step by step."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _start(asked: dict[str, Any], cache: str) -> dict[str, float]:
 
 
 def _run(command: list[str], environment: dict[str, str]) -> tuple[str, float]:
-    """What a process prints, and the seconds it takes. Raises RequestError with its last words if it fails."""
+    """Return the output of a process and its seconds. Raises RequestError with its last words if it fails."""
     began = time()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

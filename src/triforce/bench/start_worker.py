@@ -1,4 +1,4 @@
-"""One start to a first token, timed step by step: what `start` runs as a process of its own.
+"""Times one start to a first token, step by step: the process that `start` runs.
 
 Run as: python -m triforce.bench.start_worker JSON. Prints an object of seconds, whose `end` is on the system's clock;
 or of what the user has to mend, as `error`.

@@ -1,4 +1,4 @@
-"""From the name of a model to a folder of files, and JSON out of them."""
+"""Model names as folders of files, and JSON from them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _snapshot(name: str) -> Path:
 
 
 def _nearby(missing: Path) -> str:
-    """What folder beside a missing one may be meant."""
+    """Return a suggestion of a folder beside a missing one; an empty text if none is near."""
     beside = missing.parent
     readable = beside.is_dir() and os.access(beside, os.R_OK)
     return suggest(str(missing), [str(each) for each in beside.iterdir() if each.is_dir()] if readable else [])

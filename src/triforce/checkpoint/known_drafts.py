@@ -1,4 +1,4 @@
-"""Which draft goes with which target, where that is known. A draft must share the target's vocabulary."""
+"""Known drafts of targets. A draft must share the target's vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands share: from arguments to an engine and a prompt, and from an answer to a terminal."""
+"""Shared steps of the commands: arguments to an engine and a prompt, an answer to a terminal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COLORS = {"ngram": 35, "draft": 32, "streaming": 33, "retrieval": 36, "full": 31
 
 
 def load(options: Namespace, ranks: TPGroup | None = None) -> LLM:
-    """The engine that the arguments describe; `ranks` share it."""
+    """Return the engine that the arguments describe; `ranks` share it."""
     import_torch()
     from triforce.llm import LLM
 
@@ -45,7 +45,7 @@ def load(options: Namespace, ranks: TPGroup | None = None) -> LLM:
 
 
 def settings(options: Namespace) -> dict[str, Any]:
-    """What LLM takes, as the arguments have it."""
+    """Return the keyword arguments of LLM."""
     draft = None if options.draft == NO_DRAFT else options.draft
     return {"model": options.model, "draft": draft} | {name: getattr(options, name) for name in PLACEMENT + SPECULATION}
 

@@ -1,4 +1,4 @@
-"""`triforce eval`: what a model is good at, measured on texts through the engine's own parts."""
+"""`triforce eval`: the abilities of a model, measured on texts through the engine's own parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def run(options: Namespace) -> int:
-    """Prints a table as soon as it is measured; --json writes all figures at the end."""
+    """Print each table as soon as it is measured; --json writes all figures at the end."""
     began = perf_counter()
     from triforce.eval import evaluate, shorten
 
@@ -46,7 +46,7 @@ def run(options: Namespace) -> int:
 
 
 def _forecast(budget: TimeBudget, whole: EvalConfig, plan: EvalConfig) -> list[str]:
-    """What the minute will be used for, and what not."""
+    """Return lines on what the minute will be used for, and what is left out."""
     lines = [
         f"forecast: {budget.total:.0f} s, as this model reads {budget.rate:,.0f} tokens/s",
         f"shortened: readings of at most {plan.deepest:,} tokens (without --quick {whole.deepest:,}), "
@@ -89,7 +89,7 @@ def _show(name: str, result: dict[str, Any]) -> None:
 
 
 def _about(subject: EvalContext) -> dict[str, Any]:
-    """Of what, and by what, the figures are."""
+    """Return the model, the software and the texts behind the figures."""
     from dataclasses import asdict
 
     import torch

@@ -17,7 +17,7 @@ LINES = 24  # of a timeline that are printed: its beginning and its end
 
 
 def run(options: Namespace) -> int:
-    """Generates as `generate` does, and prints what is known of it instead of the text."""
+    """Generate as `generate` does, and print statistics instead of the text."""
     given = sampling(options)
     options.model, prompt = model_and_prompt(options)
     llm = load(options)
@@ -35,7 +35,7 @@ def run(options: Namespace) -> int:
 
 
 def tables(explanation: Explanation) -> Iterator[Table]:
-    """What each tier did, and what was chosen when."""
+    """Return tables: each tier's work, and the plans by time."""
     parts = [
         (
             part.name,

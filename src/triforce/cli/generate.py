@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def run(options: Namespace) -> int:
-    """In one process, or in several that share the model."""
+    """Run in one process, or in several that share the model."""
     return tensor_parallel.run(options, generate)
 
 
 def generate(options: Namespace, ranks: TPGroup) -> int:
-    """What is wrong with the prompt or the parameters is found before a model is loaded. Rank 0 reads and prints."""
+    """Generate. Mistakes in prompt and parameters are found before a model is loaded. Rank 0 reads and prints."""
     asked: Any = None if ranks.rank else (sampling(options), *model_and_prompt(options))
     given, options.model, prompt = ranks.agree(asked)
     llm = load(options, ranks if ranks.count > 1 else None)

@@ -17,7 +17,7 @@ LENGTHS = (4_096, 16_384, 32_768, 131_072, 262_144, 1_048_576)
 
 
 def run(options: Namespace) -> int:
-    """Reads config.json; of a model on the hub, nothing larger is fetched."""
+    """Read config.json; of a model on the hub, fetch nothing larger."""
     import torch
 
     from triforce.checkpoint.families import model_config, read_config
@@ -59,7 +59,7 @@ def run(options: Namespace) -> int:
 
 
 def _sampling(folder: Path) -> str:
-    """The defaults that the model's makers set."""
+    """Return the sampling defaults of the model's makers."""
     from triforce.checkpoint.sampling_defaults import FILE, sampling_defaults
 
     said = ", ".join(f"{name} {value:g}" for name, value in sampling_defaults(folder).items())
@@ -67,21 +67,21 @@ def _sampling(folder: Path) -> str:
 
 
 def int8_weights(config: ModelConfig) -> int:
-    """Bytes of the matrices as int8, each output with a scale in float32."""
+    """Return bytes of the matrices as int8, each output with a scale in float32."""
     outputs = (config.heads + 2 * config.kv_heads) * config.head_dim + 2 * config.hidden_size
     outputs += 2 * config.intermediate_size
     return config.weights_read + 4 * (config.layers * outputs + config.vocab_size)
 
 
 def int8_kv_bytes(config: ModelConfig) -> float:
-    """Bytes of the int8 copies of one token: each page has two scales in float32 for each layer and KV head."""
+    """Return bytes of a token's int8 copies: each page has two float32 scales per layer and KV head."""
     from triforce.backends.dispatch import PAGE
 
     return config.kv_size + 2 * 4 * config.layers * config.kv_heads / PAGE
 
 
 def available(device: torch.device) -> int:
-    """Bytes of memory that are free on `device`; 0 if the system does not say."""
+    """Return bytes of memory that are free on `device`; 0 if the system does not say."""
     import torch
 
     from triforce.kvcache.offload.sizing import free_memory
@@ -92,7 +92,7 @@ def available(device: torch.device) -> int:
 
 
 def size(n: float) -> str:
-    """Bytes for people."""
+    """Return bytes as text for people."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if n < 1024:
             return f"{n:.0f} {unit}" if unit == "bytes" or n == int(n) else f"{n:.1f} {unit}"

@@ -41,7 +41,7 @@ class Haystack:
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Answers right, by length and depth; `confused` are those with the number of another needle."""
+    """Count right answers by length and depth; `confused` ones have the number of another needle."""
     rng = random.Random(subject.plan.seed)
     windows = subject.windows(subject.plan.deepest, most=2)
     cells: dict[tuple[int, float], list[tuple[bool, bool]]] = {}
@@ -61,7 +61,7 @@ def _cell(length: int, depth: float, judged: list[tuple[bool, bool]]) -> dict[st
 
 
 def lengths(subject: EvalContext) -> list[int]:
-    """2K and its doubles, question and answer included; shorter ones where the context is short."""
+    """Return 2K and its doubles, question and answer included; shorter ones where the context is short."""
     deepest = subject.plan.deepest
     shortest = min(2048, deepest // 4)
     return [shortest << n for n in range((deepest // shortest).bit_length())]
@@ -73,7 +73,7 @@ def _count(subject: EvalContext, length: int) -> int:
 
 
 def bury(subject: EvalContext, text: Text, length: int, rng: random.Random) -> Haystack | None:
-    """A haystack of `length` tokens, its longest question and answer included; None where it does not fit."""
+    """Return a haystack of `length` tokens, its longest question and answer included; None where it does not fit."""
     needles, asked = [], []
     for depth, name in zip(DEPTHS, rng.sample(NAMES, len(DEPTHS)), strict=True):
         number = str(rng.randint(10_000, 99_999))
@@ -91,7 +91,7 @@ def bury(subject: EvalContext, text: Text, length: int, rng: random.Random) -> H
 
 
 def _answers(subject: EvalContext, haystack: Haystack) -> list[tuple[float, bool, bool]]:
-    """Depth of each needle, whether its number is the answer, and whether another's is."""
+    """Return the depth of each needle, whether its number is the answer, and whether another's is."""
     longest = max(len(question) + count for _, question, _, count in haystack.asked)
     view = full_view(subject.target, len(haystack.ids_N) + longest)
     skim(subject.target, view, haystack.ids_N)

@@ -1,4 +1,4 @@
-"""Every number of an evaluation: a model's context decides how far it goes, `longest` how much a quick one reads."""
+"""Lengths and counts of an evaluation: the model's context decides them, in a quick one `longest`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EvalConfig:
 
 
 def plan(context: int, max_context: int, longest: int | None = None) -> EvalConfig:
-    """What to measure on a model of `context` positions, of which at most `max_context` are to be used.
+    """Return the sizes for a model of `context` positions, of which at most `max_context` are to be used.
 
     longest: of the readings of a quick evaluation, which are also few.
     """

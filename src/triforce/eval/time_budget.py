@@ -1,4 +1,4 @@
-"""A quick evaluation: as much as a minute holds, by how fast the model is."""
+"""The time budget of a quick evaluation: as much as a minute holds, by the model's speed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triforce.eval.sizes import QUICK, plan
 
 MINUTE = 60.0
 PREDICTED = 0.75 * MINUTE
-"""What the forecast may take of it; the rest is for what is predicted wrongly."""
+"""Seconds of it for what is predicted; the rest is for errors of prediction."""
 
 LEAST_EVIDENCE = 5.0
 """Predicted seconds after which a forecast is corrected; in fewer, work that is done once counts too much."""
@@ -22,7 +22,7 @@ Seconds = Callable[[EvalContext, ReadingForecast], float]
 
 @dataclass(slots=True)
 class TimeBudget:
-    """What each measurement is predicted to take, and what there is no time for.
+    """Predicted seconds of each measurement, and those that there is no time for.
 
     began: when the minute did, by `perf_counter`. rate: tokens that the target reads in a second.
     """
@@ -36,11 +36,11 @@ class TimeBudget:
 
     @property
     def total(self) -> float:
-        """Seconds that all of it is to take."""
+        """Predicted seconds of all measurements."""
         return sum(self.predicted.values())
 
     def skip_reason(self, name: str) -> str:
-        """Why a measurement has to be left out, if so: if the others are a measure, it would not end in time."""
+        """Return why a measurement is skipped, judging by the others' pace; empty if it fits."""
         now = perf_counter()
         self._since = self._since or now
         slow = max(1.0, (now - self._since) / max(self._done, LEAST_EVIDENCE))
@@ -54,7 +54,7 @@ class TimeBudget:
 def fit(
     subject: EvalContext, asked: Sequence[str], forecast: ReadingForecast, costs: Mapping[str, Seconds], began: float
 ) -> TimeBudget:
-    """Give the subject the largest of the quick plans that ends in time; without what is dearest, if none does."""
+    """Give the subject the largest quick plan that ends in time; if none does, leave out what is dearest."""
     context, names = subject.plan.deepest, [name for name in costs if name in asked]
 
     def predict() -> dict[str, float]:

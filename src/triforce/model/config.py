@@ -52,7 +52,7 @@ class ModelConfig:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.ranks
 
     def shared(self, ranks: int) -> ModelConfig:
-        """What one of so many processes has of it. Raises RequestError unless KV heads can be dealt out evenly."""
+        """Return one process's part of it. Raises RequestError unless KV heads can be dealt out evenly."""
         if self.kv_heads % ranks:
             fit = [str(n) for n in range(1, self.kv_heads + 1) if self.kv_heads % n == 0]
             raise RequestError(

@@ -1,4 +1,4 @@
-"""All replicas as one engine (see `server.engine`). What waits, waits here: a replica that dies takes little along."""
+"""An engine of all replicas (see `server.engine_client`). Requests wait here, so a dead replica loses few."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from triforce.replicas.messages import ReplicaMessage
 from triforce.server.engine_client import EngineLoad, Event, GenerationRequest, QueueFull, ReplicaLost, ShuttingDown
 
 TRIES = 3
-"""Replicas that a request is sent to, if they die before its first token: it may be what they die of."""
+"""Replicas that a request is sent to if they die before its first token: the request may be the cause."""
 POLL_SECONDS = 2.0
-"""Between two looks at how many replicas there are."""
+"""Seconds between two counts of the replicas."""
 
 
 class _Answer:
-    """A task takes what a replica says from the moment of asking on, and keeps it until it is asked for."""
+    """Events of a request. A task takes them from the replica at once, and keeps them until they are read."""
 
     def __init__(self, generation: GenerationRequest, handle: Any, done: Callable[[_Answer], None]) -> None:
         self.generation = generation
@@ -62,7 +62,7 @@ class _Answer:
         self.put(end)
 
     async def _whole(self) -> RequestOutput:
-        """The end, once all pieces are told. While nobody has seen any, a replica that dies is no loss."""
+        """Return the last event, once all others are delivered. Before the first token a dead replica is replaced."""
         for left in reversed(range(TRIES)):
             try:
                 return await self._from_one()
@@ -98,7 +98,7 @@ class _Answer:
 
 
 class Replicas:
-    """`handle` is Ray Serve's, for calls that stream. `most`: prompts that run or wait.
+    """Engine of replicas. handle: Ray Serve's, for streaming calls. most: prompts that run or wait.
 
     `running` says how many replicas there are, and is called from a thread; `leave` gives them up, which may take long.
     """

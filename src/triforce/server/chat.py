@@ -33,7 +33,7 @@ async def chat(body: ChatBody, request: Request) -> Response:
 
 
 class ChatWriter:
-    """Whole messages, or what is new of them."""
+    """Writes whole messages, or the increments of them."""
 
     def __init__(self, body: ChatBody, service: Service) -> None:
         self._n, self._tokenizer, self._tiers = body.n or 1, service.parser.tokenizer, bool(body.tier_stats)
@@ -76,7 +76,7 @@ class ChatWriter:
         return choice | self._report(new.logprobs, new.origins)
 
     def _report(self, entries: Sequence[TokenLogprobs] | None, origins: Sequence[str]) -> dict[str, Any]:
-        """What was asked for beside the text of some tokens."""
+        """Return the log-probabilities and tiers of some tokens, where the request wants them."""
         logprobs = None if entries is None else chat_logprobs(self._tokenizer, entries)
         return {"logprobs": logprobs} | ({"token_tiers": origins} if self._tiers else {})
 
@@ -88,20 +88,20 @@ class ChatWriter:
 
 
 class _AnswerParser:
-    """One answer as it grows: its text, and the calls in it."""
+    """Parses one answer as it grows into text and tool calls."""
 
     def __init__(self, tools: ToolChoice | None) -> None:
         self._parser = parser_of(tools)
         self._calls = 0
 
     def add(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
-        """Text to show, and calls, in the order in which they were made."""
+        """Return the text to show and the calls, in the order in which they were made."""
         parsed = self._parser.add(text) + (self._parser.end() if last else [])
         calls = [self._numbered(call) for call in parsed if isinstance(call, Call)]
         return "".join(part for part in parsed if isinstance(part, str)), calls
 
     def finish(self, reason: str) -> str:
-        """Why the answer ended, for a client that would make the calls."""
+        """Return the finish reason: `tool_calls` where there are calls that the client is to make."""
         return "tool_calls" if self._calls and reason == "stop" else reason
 
     def _numbered(self, call: Call) -> dict[str, Any]:

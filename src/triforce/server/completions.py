@@ -34,7 +34,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 
 
 class CompletionWriter:
-    """Choices are numbered through all prompts: those of the first, then those of the second."""
+    """Numbers choices through all prompts: those of the first, then those of the second."""
 
     def __init__(self, body: CompletionBody, generations: Sequence[GenerationRequest], service: Service) -> None:
         self._generations, self._n, self._tokenizer = generations, body.n or 1, service.parser.tokenizer
@@ -90,7 +90,7 @@ class CompletionWriter:
         entries: Sequence[TokenLogprobs | None] | None,
         origins: Sequence[str],
     ) -> dict[str, Any]:
-        """What was asked for beside the text of these tokens, which follow those of `before`."""
+        """Return the log-probabilities and tiers of tokens that follow those of `before`, where they are wanted."""
         report: dict[str, Any] = {"token_tiers": origins} if self._tiers else {}
         if entries is not None:
             if choice not in self._logprobs:
@@ -102,11 +102,11 @@ class CompletionWriter:
         return frame(self._head | {"choices": [choice]} | ({"usage": None} if self._with_usage else {}))
 
     def _wanted(self, outputs: Sequence[RequestOutput]) -> list[RequestOutput]:
-        """Without the token that was drawn only because the engine draws one at least."""
+        """Drop the one token that was drawn only because the engine draws at least one."""
         return [_scored(output) for output in outputs] if self._scored_only else list(outputs)
 
 
 def _scored(output: RequestOutput) -> RequestOutput:
-    """The prompt with its scores, and no text."""
+    """Return the prompt with its scores, and no text."""
     nothing = dict[str, Any](text="", token_ids=[], origins=[], finish_reason="length")
     return replace(output, outputs=[replace(c, logprobs=c.logprobs and [], **nothing) for c in output.outputs])

@@ -1,4 +1,4 @@
-"""An engine of one thread (see `server.engine`): requests come and go between two steps of a `TPMirror`."""
+"""An engine on a thread of its own: requests come and go between two steps of a `TPMirror`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from triforce.server.tp_mirror import StepCommands, TPMirror
 
 
 class _Answer:
-    """Events cross from the worker's thread to the event loop that asked for them."""
+    """Carries events from the worker's thread to the event loop that submitted the request."""
 
     def __init__(self, generation: GenerationRequest, number: int) -> None:
         self.generation, self.number = generation, number
@@ -54,19 +54,19 @@ class _Answer:
         self.cancelled = True
 
     def put(self, event: Event | BaseException) -> None:
-        """Hand over an event, from any thread. One that was cancelled is not listened to, and its loop may be gone."""
+        """Hand over an event, from any thread. Dropped if the answer was cancelled, as its loop may be closed."""
         if not self.cancelled:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
 
 class Worker:
-    """Of the limits it keeps `rows`, `waiting` and `kv_tokens`. Ranks that share the model `follow` what it does."""
+    """Runs the engine. Uses `rows`, `waiting` and `kv_tokens` of the limits; other ranks `follow` its commands."""
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
         self._ranks, self._most = llm.ranks, limits.waiting + limits.rows
         self._mirror = TPMirror(llm, limits)
         self._answers: dict[int, _Answer] = {}
-        """All that are not done, by number, in the order in which they came."""
+        """Unfinished answers by number, oldest first."""
         self._numbers = count()
         self.failure: BaseException | None = None
         self._kv_tokens = 0
@@ -124,7 +124,7 @@ class Worker:
             self._fail(error)
 
     def _wait(self) -> list[_Answer]:
-        """All that there is to go on with, once there is something; nothing when no more will come."""
+        """Block until there is an answer to work on; return all of them, or none at shutdown."""
         with self._changed:
             self._changed.wait_for(lambda: self._answers or not self._open)
             return list(self._answers.values())
@@ -157,7 +157,7 @@ class Worker:
             self._answers[number].request = event
 
     def _end(self, number: int, event: RequestOutput | BaseException | None = None) -> None:
-        """With an event to tell, unless nobody listens. Who hears of it finds it gone."""
+        """Remove an answer, then deliver its last event, if any."""
         with self._changed:
             answer = self._answers.pop(number, None)
             self._kv_tokens = self._mirror.texts.engine.kv_tokens
@@ -165,7 +165,7 @@ class Worker:
             answer.put(event)
 
     def _fail(self, error: BaseException) -> None:
-        """There is no going on, and nobody is to wait for it."""
+        """Record a fatal error and end every answer with ReplicaLost."""
         with self._changed:
             self._open, self.failure = False, error
             unfinished = list(self._answers)

@@ -1,4 +1,4 @@
-"""On a socket, until the process is told to stop."""
+"""The HTTP server on a socket, until the process is told to stop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url(sock: socket.socket) -> str:
-    """Where a socket can be reached."""
+    """Return the URL of a socket."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -52,7 +52,7 @@ def serve(app: FastAPI, engine: EngineClient, sock: socket.socket, shutdown_time
 
 
 class Server(uvicorn.Server):
-    """Bounds connections. Tells the engine, too, that it is time to stop, which is a success, not a death by signal."""
+    """Bounds connections, and stops the engine on a signal. That is a success, not a death by signal."""
 
     def __init__(self, app: FastAPI, engine: EngineClient, shutdown_timeout: float) -> None:
         super().__init__(_config(app, shutdown_timeout))
@@ -67,7 +67,7 @@ class Server(uvicorn.Server):
         await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept by ourselves."""
+        """Accept connections ourselves, within the bounds."""
         await super().startup(sockets=[])
         [sock] = sockets or []
         sock.setblocking(False)
@@ -84,7 +84,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second: whether to stop."""
+        """Return whether to stop. Called ten times a second."""
         if counter % 10 == 0:
             self._connections.look()
         if self._accepting.done():

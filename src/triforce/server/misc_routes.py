@@ -1,4 +1,4 @@
-"""What is served and how it fares: /v1/models, /tokenize, /detokenize, /health, /metrics."""
+"""Routes about the model and the server: /v1/models, /tokenize, /detokenize, /health, /metrics."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _STARTED = int(time())
 
 @router.get("/v1/models")
 async def models(request: Request) -> JSONResponse:
-    """The one model there is."""
+    """List the one model there is."""
     return JSONResponse({"object": "list", "data": [_card(request.app.state.service)]})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> JSONResponse:
-    """What is known of a model."""
+    """Describe a model."""
     service: Service = request.app.state.service
     served(name, service.name)
     return JSONResponse(_card(service))
@@ -69,7 +69,7 @@ async def health(request: Request) -> JSONResponse:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """What Prometheus reads."""
+    """Return Prometheus metrics."""
     service: Service = request.app.state.service
     return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 

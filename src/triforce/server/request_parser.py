@@ -1,4 +1,4 @@
-"""From what was sent to what the engine takes: token ids and checked parameters, within the limits."""
+"""Requests as the engine takes them: token ids and checked parameters, within the limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PASSED_ON = (
 
 @dataclass(frozen=True, slots=True)
 class RequestParser:
-    """Reads requests for one model."""
+    """Parses requests for one model."""
 
     llm: ServedModel
     tokenizer: Tokenizer
@@ -37,11 +37,11 @@ class RequestParser:
 
     @property
     def context(self) -> int:
-        """Tokens of prompt and answer together."""
+        """Tokens of prompt and answer together, at most."""
         return self.llm.target.config.context
 
     async def completion(self, body: CompletionBody) -> list[GenerationRequest]:
-        """One request for each prompt. Raises ApiError or RequestError."""
+        """Return one request for each prompt. Raises ApiError or RequestError."""
         prompts = one_or_many(body.prompt)
         most = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # the first need not wait
         if len(prompts) > most:
@@ -59,7 +59,7 @@ class RequestParser:
         return [self._request(await self.ids(prompt), params, body) for prompt in prompts]
 
     async def chat(self, body: ChatBody) -> GenerationRequest:
-        """The request that a conversation is. Raises ApiError or RequestError."""
+        """Return the request for a conversation. Raises ApiError or RequestError."""
         if body.top_logprobs is not None and not body.logprobs:
             raise wrong("top_logprobs", "top_logprobs needs logprobs: true")
         if None not in (body.max_tokens, body.max_completion_tokens):
@@ -73,11 +73,11 @@ class RequestParser:
         return self._request(ids, params, body)
 
     def tools(self, body: ChatBody | ResponsesBody) -> ToolChoice | None:
-        """What the answer may call. Raises ApiError or RequestError."""
+        """Return the tools that the answer may call. Raises ApiError or RequestError."""
         return choose_tools(body.tool_request(), self.tokenizer.template)
 
     async def response(self, body: ResponsesBody) -> GenerationRequest:
-        """The request that instructions and input are. Raises ApiError or RequestError."""
+        """Return the request for instructions and input. Raises ApiError or RequestError."""
         tools = self.tools(body)
         grammar = tools.forced if tools else _grammar(body.text.format if body.text else None)
         params = await self._params(body, grammar, max_tokens=body.max_output_tokens)
@@ -85,19 +85,19 @@ class RequestParser:
         return self._request(ids, params, body)
 
     async def ids(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text, or those given, checked. Raises RequestError."""
+        """Return token ids of a text, or check those given. Raises RequestError."""
         self._bound(len(prompt) if isinstance(prompt, str) else 0)
         return await asyncio.to_thread(self.llm.encode, prompt)  # a long text takes a while
 
     async def tokens(self, text: str, special: bool) -> list[int]:
-        """Token ids of a text of any length that could be a prompt. Raises RequestError."""
+        """Return token ids of a text of any length that could be a prompt. Raises RequestError."""
         self._bound(len(text))
         return await asyncio.to_thread(self.tokenizer.encode, text, special)
 
     async def conversation(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
-        """Token ids of a conversation, laid out by the model's chat template. Raises ApiError or RequestError."""
+        """Return token ids of a conversation in the model's chat template. Raises ApiError or RequestError."""
         if not self.tokenizer.chats:
             raise wrong("messages", "this model has no chat template; send a text to /v1/completions instead")
         plain_messages = [plain(message) for message in messages]
@@ -155,7 +155,7 @@ class RequestParser:
 
 
 def served(model: str | None, name: str) -> None:
-    """Raise Refusal unless `model` is what is served, or not said."""
+    """Raise ApiError unless `model` is None or the name of the served model."""
     if model not in (None, name):
         raise ApiError(404, f"model {model[:100]!r} is not served here; use {name!r}, or leave it out",
                       param="model", code="model_not_found")  # fmt: skip
@@ -166,7 +166,7 @@ def _grammar(form: Format | None) -> Grammar | None:
 
 
 def _biases(biases: Mapping[str, Any] | None) -> dict[int, Any] | None:
-    """JSON has no integer keys."""
+    """Convert keys to integers, which JSON does not have as keys. Raises ApiError."""
     if biases is None:
         return None
     unknown = next((key for key in biases if not (key.isascii() and key.isdecimal() and len(key) < 19)), None)

@@ -83,7 +83,7 @@ class ResponsesWriter:
         return self._head | {"status": status, "incomplete_details": details} | said
 
     def _report(self) -> dict[str, Any]:
-        """Which tier proposed each of the tokens since the last report, if that was asked for."""
+        """Return the tier of each token since the last report, where the request wants it."""
         new, self._origins = self._origins, []
         return {"token_tiers": new} if self._tiers and new else {}
 
@@ -98,7 +98,7 @@ def _status(outputs: Sequence[RequestOutput]) -> str:
 
 
 def _tools(body: ResponsesBody) -> dict[str, Any]:
-    """What could be called, as it was sent."""
+    """Return the tools, as they were sent."""
     choice = body.tool_choice or ("auto" if body.tools else "none")
     return {
         "tools": [tool.model_dump() for tool in body.tools or ()],
@@ -108,7 +108,7 @@ def _tools(body: ResponsesBody) -> dict[str, Any]:
 
 
 def _format(body: ResponsesBody) -> dict[str, Any]:
-    """What the text was held to, as it was sent."""
+    """Return the text format, as it was sent."""
     if body.text is None or body.text.format is None:
         return {"type": "text"}
     return body.text.format.model_dump(by_alias=True, exclude_none=True)

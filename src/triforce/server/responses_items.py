@@ -1,4 +1,4 @@
-"""The output of a response as it grows: messages of one text each, and calls; what a stream tells of them."""
+"""Output items of a response as it grows: messages of one text each, tool calls, and their stream events."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from uuid import uuid4
 from triforce.server.tool_call_parser import Call, ToolCallParser
 
 ItemEvent = tuple[str, dict[str, Any]]
-"""The name of an event, without its `response.`, and what it says. To be sent before the next one is asked for."""
+"""Name of an event without its `response.`, and its fields. Send it before the next one is drawn."""
 
 
 class Items:
-    """What `reader` hears in one answer. Each step has to be iterated over, whether anybody listens or not."""
+    """The items of one answer. Every step must be iterated over, even where no events are sent."""
 
     def __init__(self, parser: ToolCallParser) -> None:
         self.items: list[dict[str, Any]] = []
         self._parser, self._open = parser, False  # whether the last item is a message that may grow
 
     def add(self, text: str, last: bool) -> Iterator[ItemEvent]:
-        """More of the answer."""
+        """Add text of the answer, and yield its events."""
         for parsed in [*self._parser.add(text), *(self._parser.end() if last else ())]:
             yield from self._call(parsed) if isinstance(parsed, Call) else self._add_text(parsed)
 
     def end(self, status: str) -> Iterator[ItemEvent]:
-        """No more of it. There is a message at least, if it says nothing."""
+        """End the answer, and yield the last events. There is at least one message, perhaps empty."""
         if not self.items:
             yield from self._add_text("")
         yield from self._close(status)

@@ -1,4 +1,4 @@
-"""What may be sent. Null is the default of every field.
+"""Request bodies. Null is the default of every field.
 
 Numbers are only typed here: `triforce.interface.sampling_params.SamplingParams` says which of them can be served.
 """
@@ -23,7 +23,7 @@ class ModelField(Body):
 
 
 class SamplingFields(ModelField):
-    """How a text is sampled. After `stream` stand extensions of triforce's."""
+    """Sampling parameters. Fields after `stream` are extensions of triforce's."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -44,7 +44,7 @@ class StreamOptions(Body):
 
 
 class CompletionFields(SamplingFields):
-    """What text and chat completions share."""
+    """Fields that text and chat completions share."""
 
     n: int | None = None
     stop: str | Texts | None = None

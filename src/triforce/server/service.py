@@ -1,4 +1,4 @@
-"""From a request to its answer, whatever the endpoint: queued, awaited or streamed, cancelled, timed, logged."""
+"""Service of every endpoint, from a parsed request to its answer: queue, await or stream, cancel, time, log."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from triforce.server.usage import prefill_frame
 
 
 class ResponseWriter(Protocol):
-    """How one endpoint says it."""
+    """Writes the answers of one endpoint."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """The answer at once; one output for each prompt."""
+        """Return the whole answer; one output for each prompt."""
 
     def opening(self) -> Iterable[bytes]:
-        """Frames that come before any text."""
+        """Yield frames that come before any text."""
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
-        """Frames for a piece of text that continues a prompt, counted from 0."""
+        """Yield frames for a chunk of text that continues a prompt, counted from 0."""
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
-        """Frames that come after all text."""
+        """Yield frames that come after all text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the endpoints share. `name` is what the model is called."""
+    """Shared state of the endpoints. `name` is the served model's."""
 
     name: str
     parser: RequestParser
@@ -54,7 +54,7 @@ class Service:
     async def answer(
         self, request: Request, generations: list[GenerationRequest], writer: ResponseWriter, body: SamplingFields
     ) -> Response:
-        """Have the texts made, and send them as `body` wants. Raises what `failures.refusal_for` knows, or HungUp."""
+        """Generate, and send as `body` wants. Raises ClientDisconnected, or what `errors.refusal_for` knows."""
         scope = getattr(request.state, "scope", "")  # of the key, if one was needed (see security)
         answers = self.engine.submit([replace(generation, scope=scope) for generation in generations])
         report: dict[str, Any] = request.state.report
@@ -79,7 +79,7 @@ class Service:
     async def _frames(
         self, answers: Sequence[GenerationStream], writer: ResponseWriter, report: dict[str, Any]
     ) -> AsyncGenerator[bytes, None]:
-        """The whole stream. After the headers an error can only be its last frame."""
+        """Yield the whole stream. After the headers an error can only be its last frame."""
         outputs = []
         try:
             for data in writer.opening():
@@ -104,7 +104,7 @@ class Service:
             yield frame((refusal or broken()).body())
 
     async def _events(self, answers: Sequence[GenerationStream]) -> AsyncGenerator[tuple[int, Event], None]:
-        """The events of all answers, prompt by prompt. Raises Refusal when they take too long."""
+        """Yield the events of all answers, prompt by prompt. Raises ApiError when they take too long."""
         deadline = asyncio.get_running_loop().time() + self.limits.seconds
         for prompt, answer in enumerate(answers):
             async with aclosing(self.metrics.watch(answer)) as events:
@@ -125,5 +125,5 @@ def _cancel(answers: Sequence[GenerationStream]) -> None:
 
 
 def _summary(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """What the log says of an answer."""
+    """Return the fields of the access log."""
     return {"new_tokens": sum(o.completion_tokens for o in outputs), "mode": outputs[0].mode}

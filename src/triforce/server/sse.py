@@ -18,7 +18,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def frame(data: Mapping[str, Any], event: str | None = None) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     name = f"event: {event}\n" if event else ""
     # ASCII: some clients split lines at every separator that Unicode has.
     return f"{name}data: {json.dumps(data, allow_nan=False)}\n\n".encode()
@@ -29,7 +29,7 @@ class ClientDisconnected(Exception):
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled if the client hangs up before: then raises HungUp."""
+    """Return the result of `work`. If the client hangs up first, cancel it and raise ClientDisconnected."""
     working, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(_until_disconnected(receive))
     try:
         await asyncio.wait((working, disconnected), return_when=asyncio.FIRST_COMPLETED)
@@ -48,7 +48,7 @@ async def _until_disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Frames as they come. The generator is closed at the end, whoever ends it."""
+    """Streams frames as they come, and closes the generator at the end, whoever ends it."""
 
     media_type = "text/event-stream"
 

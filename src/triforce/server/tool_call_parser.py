@@ -1,4 +1,4 @@
-"""How models write calls of functions: as Qwen does, between tags, or as Llama 3 does, with nothing beside them."""
+"""Tool calls in generated text: Qwen's, between tags, and Llama 3's, with nothing beside them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Parsed = str | Call
 
 
 class ToolCallParser(Protocol):
-    """Tells calls from other text while it grows. A text that only looks like a call is a text."""
+    """Separates calls from other text while it grows. A text that only looks like a call is text."""
 
     def add(self, text: str) -> list[Parsed]:
-        """What is certain by now."""
+        """Return the parts that are certain by now."""
 
     def end(self) -> list[Parsed]:
-        """The rest."""
+        """Return the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class CallFormat:
     tagged: bool
 
     def grammar(self, functions: Mapping[str, dict[str, Any] | None], several: bool) -> Grammar:
-        """Texts that are calls of these functions, by name and parameters, and nothing else. Raises RequestError."""
+        """Return a grammar of texts that are calls of these functions. Raises RequestError."""
         opening, closing = (f"{OPEN}\n{{", f"}}\n{CLOSE}") if self.tagged else ("{", "}")
         rules = ['start: call ("\\n" call)*' if several and self.tagged else "start: call"]
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
@@ -62,11 +62,11 @@ class CallFormat:
         return Grammar.lark("\n".join(rules))
 
     def parser(self, names: Collection[str]) -> ToolCallParser:
-        """For one text, of a model that may call these functions."""
+        """Return a parser for one text of a model that may call these functions."""
         return _Tagged(self, names) if self.tagged else _Whole(self, names)
 
     def call(self, text: str, names: Collection[str]) -> Call | None:
-        """The call that a text is, if it is one of these functions."""
+        """Return the call that a text is, or None if it calls none of these functions."""
         try:
             written = json.loads(text)
             name, arguments = written["name"], written[self.arguments]
@@ -82,7 +82,7 @@ LLAMA = CallFormat("parameters", tagged=False)
 
 
 def call_format(template: str) -> CallFormat | None:
-    """How a model with this chat template writes calls; None if that is not known."""
+    """Return the call format of a chat template; None if it is not known."""
     if "tools" not in template:
         return None
     if OPEN in template and '"arguments"' in template:
@@ -91,7 +91,7 @@ def call_format(template: str) -> CallFormat | None:
 
 
 class NoCalls:
-    """A `CallReader` of a model that has nothing to call."""
+    """A `ToolCallParser` where nothing can be called."""
 
     def add(self, text: str) -> list[Parsed]:
         return [text]

@@ -1,4 +1,4 @@
-"""Tools of one request: which are shown to the model, and what its answer is held to and read by."""
+"""Tools of one request: those shown to the model, the grammar of its answer, and the answer's parser."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triforce.server.tool_schemas import Function, FunctionName, ToolRequest
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Of one request. With `forced` an answer is calls and nothing else; without, the model is free to call."""
+    """Tools of a request. With `forced` the answer is calls and nothing else; without, the model is free to call."""
 
     form: CallFormat
     tools: Sequence[Function]
@@ -22,7 +22,7 @@ class ToolChoice:
 
     @property
     def shown(self) -> list[dict[str, Any]]:
-        """As chat templates take them."""
+        """The tools as chat templates take them."""
         shown_keys = ("name", "description", "parameters")
         functions = [{key: getattr(tool, key) for key in shown_keys} for tool in self.tools]
         return [
@@ -31,17 +31,17 @@ class ToolChoice:
         ]
 
     def parser(self) -> ToolCallParser:
-        """For one answer."""
+        """Return a parser for one answer."""
         return self.form.parser({tool.name for tool in self.tools})
 
 
 def parser_of(tools: ToolChoice | None) -> ToolCallParser:
-    """For one answer, whether it may call or not."""
+    """Return a parser for one answer, whether it may call or not."""
     return tools.parser() if tools else NoCalls()
 
 
 def choose_tools(request: ToolRequest, template: str) -> ToolChoice | None:
-    """The tools that may be called; None if there are none. Raises Refusal or RequestError."""
+    """Return the tools that may be called; None if there are none. Raises ApiError or RequestError."""
     form, choice = call_format(template), request.choice or "auto"
     if form is None and (request.functions or request.spoken):
         raise wrong("tools", "this model's chat template has no calls of tools that can be read here (as Llama 3 or "

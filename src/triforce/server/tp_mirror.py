@@ -1,7 +1,7 @@
-"""The engine behind a server, on each rank that shares it: rank 0 says what comes and goes, and all do it alike.
+"""The engine behind a server on each rank: rank 0 decides which requests come and go, all do it alike.
 
-Its orders are carried out between two steps, which are made together; so the requests of all ranks are in the same
-state wherever one of them looks, and what only rank 0 knows (who asks, who has hung up) is in the orders.
+Commands are carried out between two steps, which all ranks make together. So their requests are in the same state, and
+the commands hold what only rank 0 knows: new requests, and clients that have disconnected.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from triforce.server.limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class StepCommands:
-    """What is done before a step. Requests are told apart by numbers."""
+    """Commands of rank 0 before a step. Requests are identified by numbers."""
 
     cancelled: list[int]
-    """Those that nobody waits for any more."""
+    """Requests that nobody waits for any more."""
     new: list[tuple[int, GenerationRequest]]
 
 
 class TPMirror:
-    """Of the limits it keeps `rows`, `kv_tokens` and `max_itl`."""
+    """Applies commands to this rank's engine. Uses `rows`, `kv_tokens` and `max_itl` of the limits."""
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
         self._llm = llm
@@ -37,7 +37,7 @@ class TPMirror:
         self._progress: dict[int, PrefillProgress] = {}  # that nobody was told of yet
 
     def apply(self, commands: StepCommands) -> list[tuple[int, Event | PrefillProgress | Request | None]]:
-        """Carry out orders and make a step. Returns by number None for who has gone, requests, and what comes of them.
+        """Carry out commands and make a step. Return by number: None for cancelled requests, requests, events.
 
         What this raises is no one request's fault.
         """
@@ -61,14 +61,14 @@ class TPMirror:
         return outcomes
 
     def close(self) -> None:
-        """Cancel all there are."""
+        """Cancel all requests."""
         self.texts.close()
         self._requests.clear()
         self._numbers.clear()
         self._progress.clear()
 
     def _start(self, number: int, generation: GenerationRequest) -> Request | Exception:
-        """A request in the queue, or why not. What one rank has no use for (a grammar, say) none of them begins."""
+        """Queue a request, or return the error. A request that fails on one rank is started on none."""
         request, error = None, None
         try:
             request = self._llm.request(generation.prompt, generation.params, generation.mode, generation.scope)
@@ -96,7 +96,7 @@ class TPMirror:
 
 
 def follow(llm: LLM, limits: Limits) -> None:
-    """What every rank does that is not the first, until that one says that it was all. Raises RankError."""
+    """Run a rank other than the first until rank 0 is done. Raises RankError."""
     mirror = TPMirror(llm, limits)
     ignored: StepCommands | None = None
     while commands := llm.ranks.agree(ignored):

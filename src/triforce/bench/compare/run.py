@@ -20,7 +20,7 @@ from triforce.ragged import common_prefix
 
 Row = dict[str, Any]
 BUSY = 0.85
-"""Of the cores, at least so many must have been busy, 1.7 of 2: else something else was in the way, or idle."""
+"""Share of the cores that must have been busy, 1.7 of 2: else something was in the way, or idle."""
 
 
 LONG = 60.0

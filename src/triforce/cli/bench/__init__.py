@@ -9,7 +9,7 @@ from triforce.cli.common import require_writable
 
 
 def run(options: Namespace) -> int:
-    """One of the parts; --json writes all figures."""
+    """Run one of the parts; --json writes all figures."""
     require_writable(options.json)
     code: int = import_module(f"triforce.cli.bench.{options.bench}").run(options)
     return code

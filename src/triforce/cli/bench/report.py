@@ -19,7 +19,7 @@ def about(command: str | None = None) -> dict[str, Any]:
 
 
 def write(file: str | None, report: dict[str, Any]) -> None:
-    """All figures, if they are wanted in a file."""
+    """Write all figures to a file, if one is named."""
     if file:
         from triforce.bench.results_file import dumps
 
@@ -27,7 +27,7 @@ def write(file: str | None, report: dict[str, Any]) -> None:
 
 
 def show(tables: Iterable[Table]) -> None:
-    """Tables in colour on a terminal that can show them, where `rich` is installed; else plain."""
+    """Print tables: in colour on a terminal where `rich` is installed, else plain."""
     for table in tables:
         if not (sys.stdout.isatty() and _rich(table)):
             print(f"\n{table.plain()}")
@@ -50,7 +50,7 @@ def _rich(table: Table) -> bool:
 
 
 def machine() -> str:
-    """What the figures were measured on."""
+    """Return the processor, its cores, and the version of torch."""
     import torch
 
     model = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), "")

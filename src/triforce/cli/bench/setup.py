@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from triforce.llm import LLM
 
 OWN_CODE = "triforce.py"
-"""What the source of this package is called as a text."""
+"""Name of the package's own source as a text."""
 
 
 def load(options: Namespace) -> LLM:
-    """The engine that the arguments describe, as far as they do: what is not given is as usual."""
+    """Return the engine that the arguments describe; what is not given has its default."""
     import_torch()
     from triforce.llm import LLM
 
@@ -33,7 +33,7 @@ def load(options: Namespace) -> LLM:
 
 
 def modes(llm: LLM, asked: Sequence[str] | None, usual: Iterable[str]) -> list[str]:
-    """Those asked for, or the usual ones as far as these models can run them. Raises RequestError."""
+    """Return the modes that were named, or the default ones that these models can run. Raises RequestError."""
     from triforce.engine.inputs import known
     from triforce.engine.modes import MODES, runnable
 
@@ -43,7 +43,7 @@ def modes(llm: LLM, asked: Sequence[str] | None, usual: Iterable[str]) -> list[s
 
 
 def sources(llm: LLM, paths: Sequence[str] | None) -> Sources:
-    """The texts in files and folders; without any, the book that comes with triforce, and its own source."""
+    """Return the texts in files and folders; without any, the sample book and the package's own source."""
     from triforce.bench.prompts import Sources
     from triforce.eval import tokenize
 
@@ -53,7 +53,7 @@ def sources(llm: LLM, paths: Sequence[str] | None) -> Sources:
 
 
 def own_texts() -> dict[str, str]:
-    """A book, and the Python files of this package one after another."""
+    """Return the sample book, and the Python files of this package one after another."""
     package = resources.files("triforce")
     files = sorted(Path(str(package)).rglob("*.py"))
     code = "\n".join(file.read_text(encoding="utf-8") for file in files)

@@ -24,10 +24,10 @@ ASKED = (
     "model", "draft", "texts", "tokens", "top_p", "modes", "coupling", "lower_tiers", "draft_tokens",
     "speculative_tokens", "retrieval_budget", "searched_layers",
 )  # fmt: skip
-"""What has to be the same for a file of rows to go on."""
+"""Settings that must be the same for a file of rows to be continued."""
 
 MODES = ("ar", "retrieval", "triforce", "draft-ngram", "auto")
-"""Usually: plain decoding, the fixed settings that may be best, and the one that chooses."""
+"""Default modes: plain decoding, the fixed settings that may be best, and `auto`."""
 
 USUAL: dict[str, list[Any]] = {
     "contexts": [4096, 16_384],
@@ -35,7 +35,7 @@ USUAL: dict[str, list[Any]] = {
     "temperatures": [0.0, 0.6],
     "workloads": ["books"],
 }
-"""Of the axes that are not given, where another one is."""
+"""Defaults of the axes that are not given, where another one is."""
 
 HEAD = (
     f"{'mode':<10} {'context':>8} {'batch':>5} {'T':>4} {'workload':<9} prefill/s  tokens/s  speedup  spread  "

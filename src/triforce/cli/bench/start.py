@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SHORT = "It was"
 POSITIONS = 32_768
-"""Of the models of random weights."""
+"""Context of the models of random weights."""
 
 
 def run(options: Namespace) -> int:
@@ -43,7 +43,7 @@ def run(options: Namespace) -> int:
 
 
 def _asked(options: Namespace, folder: Path) -> dict[str, Any]:
-    """What each process is to do. A model of random weights is written to `folder`. Raises TriforceError."""
+    """Return the task of each process. A model of random weights is written to `folder`. Raises TriforceError."""
     from triforce.bench import shapes
     from triforce.engine.inputs import known
 
