@@ -21,9 +21,9 @@ import httpx
 from benchmarks import study
 from triforce.cli.bench.report import about, write
 from triforce.cli.bench.setup import own_texts
-from triforce.cli.common import require_writable
 from triforce.cli.demo import BOOK
 from triforce.cli.options import described, json_file
+from triforce.cli.text_files import require_writable
 
 Row = dict[str, Any]
 QUESTIONS = ("\n\nWho is the first to speak?", "\n\nWhat happened then?")

@@ -15,7 +15,7 @@ from benchmarks.acceptance.report import locality_table
 from benchmarks.acceptance.sweeps import localities
 from triforce.cli.bench.report import about, show, write
 from triforce.cli.bench.setup import load, sources
-from triforce.cli.common import require_writable
+from triforce.cli.text_files import require_writable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -27,9 +27,9 @@ from typing import Any
 from benchmarks import study
 from triforce.backends.cpu.offload import NativeOffloadedKV
 from triforce.cli.bench.report import about, write
-from triforce.cli.common import require_writable
 from triforce.cli.demo import BOOK
 from triforce.cli.options import described, json_file, several
+from triforce.cli.text_files import require_writable
 from triforce.eval.context import tokenizer_of
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams

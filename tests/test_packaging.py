@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from triforce.cli import main, options
-from triforce.cli.common import sampling
+from triforce.cli.engine_arguments import sampling
 from triforce.cli.parser import parse
 from triforce.engine import config, modes
 from triforce.engine.batch import COUPLINGS

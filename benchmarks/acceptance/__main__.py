@@ -16,8 +16,8 @@ from benchmarks.acceptance.report import markdown, tables
 from benchmarks.acceptance.sweeps import measured
 from triforce.cli.bench.report import about, show, write
 from triforce.cli.bench.setup import load, sources
-from triforce.cli.common import require_writable
 from triforce.cli.options import several
+from triforce.cli.text_files import require_writable
 from triforce.errors import RequestError
 
 

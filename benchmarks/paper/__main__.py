@@ -19,7 +19,7 @@ from benchmarks.paper import acceptance, speed
 from benchmarks.paper.experiment import Experiment, Setup
 from triforce.cli.bench.report import about, show, write
 from triforce.cli.bench.setup import load, sources
-from triforce.cli.common import require_writable
+from triforce.cli.text_files import require_writable
 from triforce.errors import RequestError
 from triforce.eval import Table
 

@@ -17,9 +17,9 @@ from benchmarks.quality.measure import QualityConfig, rows, tables
 from triforce.cli.bench.parts import texts
 from triforce.cli.bench.report import about, show, write
 from triforce.cli.bench.setup import load, sources
-from triforce.cli.common import require_writable
 from triforce.cli.options import described, draft, json_file, model, placement, quiet, several
 from triforce.cli.progress import Prefill
+from triforce.cli.text_files import require_writable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

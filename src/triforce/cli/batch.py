@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from triforce.cli import replicas
-from triforce.cli.common import require_writable
 from triforce.cli.serve_common import extra, follow, model_name
+from triforce.cli.text_files import require_writable
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:

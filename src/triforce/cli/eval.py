@@ -11,9 +11,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from triforce import __version__
-from triforce.cli.common import read_texts, require_writable
 from triforce.cli.demo import BOOK
 from triforce.cli.options import NO_DRAFT
+from triforce.cli.text_files import read_texts, require_writable
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:

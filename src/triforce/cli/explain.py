@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from textwrap import fill
 
-from triforce.cli.common import load, sampling
+from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.generate import model_and_prompt
 from triforce.cli.progress import Prefill
 from triforce.eval.tables import Table, percent

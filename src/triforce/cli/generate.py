@@ -11,8 +11,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from triforce.cli import tensor_parallel
-from triforce.cli.common import Painter, legend, load, read_text, report, sampling, show
+from triforce.cli.answer_output import Painter, legend, report, show
+from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.progress import Prefill
+from triforce.cli.text_files import read_text
 from triforce.errors import RequestError
 from triforce.interface.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from triforce.interface.sampling_params import SamplingParams

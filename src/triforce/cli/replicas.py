@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from triforce.cli import tensor_parallel
-from triforce.cli.common import load, settings
+from triforce.cli.engine_arguments import load, settings
 from triforce.cli.serve_common import extra
 from triforce.errors import RequestError
 

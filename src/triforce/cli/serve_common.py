@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from triforce.cli.common import load
+from triforce.cli.engine_arguments import load
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:

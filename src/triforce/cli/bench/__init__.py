@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from importlib import import_module
 
-from triforce.cli.common import require_writable
+from triforce.cli.text_files import require_writable
 
 
 def run(options: Namespace) -> int:

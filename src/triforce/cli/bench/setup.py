@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triforce.backends.torch_import import import_torch
-from triforce.cli.common import SPECULATION, read_texts
 from triforce.cli.demo import BOOK
+from triforce.cli.engine_arguments import SPECULATION
 from triforce.cli.options import NO_DRAFT
+from triforce.cli.text_files import read_texts
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from triforce.cli.bench.report import about, machine, show, write
-from triforce.cli.common import read_text
 from triforce.cli.demo import BOOK
 from triforce.cli.options import NO_DRAFT
+from triforce.cli.text_files import read_text
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:

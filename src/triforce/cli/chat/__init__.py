@@ -14,7 +14,8 @@ from triforce.cli.chat.answer import follow
 from triforce.cli.chat.commands import Leave, heed, question
 from triforce.cli.chat.conversation import Conversation
 from triforce.cli.chat.dialogue import Dialogue, remark
-from triforce.cli.common import decode_text, load, read_text, sampling
+from triforce.cli.engine_arguments import load, sampling
+from triforce.cli.text_files import decode_text, read_text
 from triforce.errors import ModelError, RankError, RequestError, TriforceError
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from triforce.cli.answer_output import Painter, legend, passes_per_token, write
 from triforce.cli.chat.answer import Interrupts, answer
 from triforce.cli.chat.conversation import Conversation, Turn
-from triforce.cli.common import Painter, legend, passes_per_token, write
 from triforce.cli.progress import Prefill
 from triforce.cli.serve_common import model_name
 from triforce.errors import RequestError
