@@ -121,8 +121,10 @@ def _many_shot(sources: Sources, length: int, rows: int) -> tuple[list[int], lis
     """Sentences of the text, each with the same few questions and their answers; the last ones are left open."""
     text = sources.tokenizer.decode(sources.prose[: 2 * length + 8192])
     sentences = [s for found in re.split(r"(?<=[.!?])\s+", text) if len((s := " ".join(found.split())).split()) >= 4]
-    asked, shots = sentences[:rows], [_shot(sentence) for sentence in sentences[rows:]]
-    return sources.encode("".join(shots)), [sources.encode(f"Sentence: {sentence}\nFirst:") for sentence in asked]
+    last, shots = sentences[:rows], [_shot(sentence) for sentence in sentences[rows:]]
+    return sources.encode("".join(shots)), [
+        sources.encode(f"Sentence: {sentence}\nFirst:") for sentence in last
+    ]
 
 
 def _shot(sentence: str) -> str:

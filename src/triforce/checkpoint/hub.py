@@ -67,9 +67,9 @@ def _snapshot(name: str) -> Path:
 
 def _nearby(missing: Path) -> str:
     """Return a suggestion of a folder beside a missing one; an empty text if none is near."""
-    beside = missing.parent
-    readable = beside.is_dir() and os.access(beside, os.R_OK)
-    return suggest(str(missing), [str(each) for each in beside.iterdir() if each.is_dir()] if readable else [])
+    parent = missing.parent
+    readable = parent.is_dir() and os.access(parent, os.R_OK)
+    return suggest(str(missing), [str(each) for each in parent.iterdir() if each.is_dir()] if readable else [])
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -73,15 +73,15 @@ def _timeline(explanation: Explanation) -> Iterator[tuple[str, ...]]:
 
 
 def _speed(explanation: Explanation) -> str:
-    said = [
+    remarks = [
         f"Prompt {explanation.prompt_tokens:,} tokens, new {explanation.new_tokens:,}, mode {explanation.mode}: "
         f"{explanation.tokens_per_second:.1f} tokens/s"
     ]
     if explanation.predicted:
-        said.append(f"predicted were {explanation.predicted:.1f}")
+        remarks.append(f"predicted were {explanation.predicted:.1f}")
     if explanation.plain and explanation.mode != "ar":
-        said.append(f"plain decoding would give about {explanation.plain:.1f}")
-    return "; ".join(said) + "."
+        remarks.append(f"plain decoding would give about {explanation.plain:.1f}")
+    return "; ".join(remarks) + "."
 
 
 def _advice(explanation: Explanation) -> list[str]:

@@ -62,8 +62,8 @@ def _sampling(folder: Path) -> str:
     """Return the sampling defaults of the model's makers."""
     from triforce.checkpoint.sampling_defaults import FILE, sampling_defaults
 
-    said = ", ".join(f"{name} {value:g}" for name, value in sampling_defaults(folder).items())
-    return f"{said} by default ({FILE})" if said else "temperature 1 by default"
+    defaults = ", ".join(f"{name} {value:g}" for name, value in sampling_defaults(folder).items())
+    return f"{defaults} by default ({FILE})" if defaults else "temperature 1 by default"
 
 
 def int8_weights(config: ModelConfig) -> int:

@@ -48,16 +48,16 @@ def measure(subject: EvalContext) -> dict[str, Any]:
     turns = [(size, n) for size in lengths(subject) for n in range(_count(subject, size))]
     for length, n in subject.steps(turns):
         haystack = bury(subject, windows[n % len(windows)], length, rng)
-        for depth, *judged in _answers(subject, haystack) if haystack else ():
-            cells.setdefault((length, depth), []).append((judged[0], judged[1]))
+        for depth, *answers in _answers(subject, haystack) if haystack else ():
+            cells.setdefault((length, depth), []).append((answers[0], answers[1]))
     if not cells:
         return {"skipped": "no text is long enough to hide needles in"}
-    return {"cells": [_cell(length, depth, judged) for (length, depth), judged in sorted(cells.items())]}
+    return {"cells": [_cell(length, depth, answers) for (length, depth), answers in sorted(cells.items())]}
 
 
-def _cell(length: int, depth: float, judged: list[tuple[bool, bool]]) -> dict[str, Any]:
-    right, confused = (sum(column) for column in zip(*judged, strict=True))
-    return {"length": length, "depth": depth, "asked": len(judged), "right": right, "confused": confused}
+def _cell(length: int, depth: float, answers: list[tuple[bool, bool]]) -> dict[str, Any]:
+    right, confused = (sum(column) for column in zip(*answers, strict=True))
+    return {"length": length, "depth": depth, "asked": len(answers), "right": right, "confused": confused}
 
 
 def lengths(subject: EvalContext) -> list[int]:

@@ -50,5 +50,5 @@ def plan(context: int, max_context: int, longest: int | None = None) -> EvalConf
     span = min(SPAN, deepest)
     recent = min(2048, max(32, span // 4))
     sizes = {"recent": recent, "stride": recent // 8, "block": recent // 4, "judged": min(1024, span // 8)}
-    few = {"windows": 1, "most": 2, "haystacks": 1, "copies": 2, "prompts": 8} if quick else {}
-    return EvalConfig(span, deepest, new_tokens=min(128 if quick else 512, span // 8), **sizes, **few)
+    quick_counts = {"windows": 1, "most": 2, "haystacks": 1, "copies": 2, "prompts": 8} if quick else {}
+    return EvalConfig(span, deepest, new_tokens=min(128 if quick else 512, span // 8), **sizes, **quick_counts)

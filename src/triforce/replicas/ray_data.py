@@ -49,8 +49,8 @@ class BatchActor:
             self._mistake = str(error)
 
     async def __call__(self, row: Row) -> Row:
-        said = b"" if self._mistake else json.dumps(await post(self._app, row["url"], row["body"])).encode()
-        return {"place": row["place"], "response": said, "mistake": self._mistake}
+        response = b"" if self._mistake else json.dumps(await post(self._app, row["url"], row["body"])).encode()
+        return {"place": row["place"], "response": response, "mistake": self._mistake}
 
 
 def answer(

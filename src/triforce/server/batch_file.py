@@ -63,9 +63,9 @@ def resume(output: Path) -> set[Name]:
         raise RequestError(f"{output} holds something else than answers of a batch; name another file with -o")
     kept = [line for line, name in lines.items() if name is not None]
     if torn or len(kept) < len(lines):
-        beside = output.with_name(output.name + ".new")
-        beside.write_bytes(b"".join(line + b"\n" for line in kept))
-        beside.replace(output.resolve())
+        sibling = output.with_name(output.name + ".new")
+        sibling.write_bytes(b"".join(line + b"\n" for line in kept))
+        sibling.replace(output.resolve())
     return {name for name in lines.values() if name is not None}
 
 

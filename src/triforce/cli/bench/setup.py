@@ -29,17 +29,17 @@ def load(options: Namespace) -> LLM:
     from triforce.llm import LLM
 
     draft = None if options.draft == NO_DRAFT else options.draft
-    asked = {name: getattr(options, name, None) for name in ("device", "dtype", *SPECULATION) if name != "mode"}
-    return LLM(options.model, draft, **{name: value for name, value in asked.items() if value is not None})
+    given = {name: getattr(options, name, None) for name in ("device", "dtype", *SPECULATION) if name != "mode"}
+    return LLM(options.model, draft, **{name: value for name, value in given.items() if value is not None})
 
 
-def modes(llm: LLM, asked: Sequence[str] | None, usual: Iterable[str]) -> list[str]:
+def modes(llm: LLM, given: Sequence[str] | None, usual: Iterable[str]) -> list[str]:
     """Return the modes that were named, or the default ones that these models can run. Raises RequestError."""
     from triforce.engine.inputs import known
     from triforce.engine.modes import MODES, runnable
 
-    if asked:
-        return [known("mode", mode, MODES) for mode in asked]
+    if given:
+        return [known("mode", mode, MODES) for mode in given]
     return [mode for mode in usual if mode in runnable(llm.models)]
 
 
