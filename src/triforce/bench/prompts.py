@@ -122,9 +122,7 @@ def _many_shot(sources: Sources, length: int, rows: int) -> tuple[list[int], lis
     text = sources.tokenizer.decode(sources.prose[: 2 * length + 8192])
     sentences = [s for found in re.split(r"(?<=[.!?])\s+", text) if len((s := " ".join(found.split())).split()) >= 4]
     last, shots = sentences[:rows], [_shot(sentence) for sentence in sentences[rows:]]
-    return sources.encode("".join(shots)), [
-        sources.encode(f"Sentence: {sentence}\nFirst:") for sentence in last
-    ]
+    return sources.encode("".join(shots)), [sources.encode(f"Sentence: {sentence}\nFirst:") for sentence in last]
 
 
 def _shot(sentence: str) -> str:
