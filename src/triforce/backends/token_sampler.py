@@ -124,24 +124,30 @@ class NativeSampling:
         self.coupling, self.vocab_size = coupling, vocab_size
         self._law_size = coupling.law_size(vocab_size)
         self._keys = getattr(coupling.noise, "keys", None)
+        self._arrays = native_loader.native.DraftArrays
         self.rows = rows = native_loader.native.Sampler(vocab_size)
         for p, prompt_length in zip(params, prompt_lengths, strict=True):
-            penalties = p.repetition_penalty, p.presence_penalty, p.frequency_penalty
-            bias = list((p.logit_bias or {}).items())
-            rows.add(p.temperature, p.top_k, p.top_p, p.min_p, *penalties, bias, prompt_length)
-        self._decide = rows.seeded if isinstance(coupling, Seeded) else rows.rejection
+            rows.add(
+                temperature=p.temperature, top_k=p.top_k, top_p=p.top_p, min_p=p.min_p,
+                repetition_penalty=p.repetition_penalty, presence_penalty=p.presence_penalty,
+                frequency_penalty=p.frequency_penalty, logit_bias=list((p.logit_bias or {}).items()),
+                prompt_length=prompt_length,
+            )  # fmt: skip
+        self._verify = rows.verify_seeded if isinstance(coupling, Seeded) else rows.verify_by_rejection
 
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         B, J, _ = logits_BJV.shape
         tokens_BJ, origins_BJ = (np.empty((B, J), dtype=np.int64) for _ in range(2))
         laws_BJV, counts_B = guess.laws_BKV.new_empty(B, J, self._law_size), np.empty(B, dtype=np.int64)
-        unlawful = self._decide(
-            *(logits_BJV.contiguous(), prefix.ids_BS, prefix.lengths_B, live_B),
-            *(np.ascontiguousarray(guess.tokens_BK), guess.laws_BKV.contiguous()),
-            *(np.ascontiguousarray(guess.origins_BK), guess.counts_B),
-            *(tokens_BJ, laws_BJV, origins_BJ, counts_B),
-            *(tier, self._noise(guess, prefix.lengths_B, live_B, J, tier)),
-        )
+        draft = self._arrays(
+            tokens=np.ascontiguousarray(guess.tokens_BK), probs=guess.laws_BKV.contiguous(),
+            origins=np.ascontiguousarray(guess.origins_BK), counts=guess.counts_B,
+        )  # fmt: skip
+        unlawful = self._verify(
+            logits=logits_BJV.contiguous(), ids=prefix.ids_BS, lengths=prefix.lengths_B, live=live_B, draft=draft,
+            out=self._arrays(tokens=tokens_BJ, probs=laws_BJV, origins=origins_BJ, counts=counts_B), tier=tier,
+            noise=self._noise(guess, prefix.lengths_B, live_B, J, tier),
+        )  # fmt: skip
         if unlawful:
             raise no_law(*unlawful)
         longest = int(counts_B.max()) if self._law_size else J
