@@ -62,8 +62,8 @@ constexpr int group_queries = 96;
 inline int queries_at_once(int dim) { return dim * group_queries > group_floats ? group_floats / dim : group_queries; }
 
 struct AttentionKernels {
-    /// One split of at most queries_at_once queries. page_sums: (count, split_pages), weights relative to `max`; or
-    /// null.
+    /// Scans one split for at most queries_at_once queries. page_sums (count, split_pages), or null: weights of each
+    /// page relative to `max`.
     void (*scan)(const Attention& call, const Queries& queries, int64_t split, const Partial& to, float* page_sums);
     /// Merges the next split into those before it.
     void (*merge)(const Attention& call, int count, const Partial& into, const Partial& next);

@@ -14,8 +14,8 @@ namespace {
 
 using Invalid = std::optional<std::tuple<int64_t, double>>;
 
-/// How tokens are drawn: seeded if `noise` has keys; else by rejection, with uniforms (count, B) and probs (count, B,
-/// V).
+/// How tokens are drawn: seeded if `noise` has keys; else by rejection with uniforms (count, B), which writes probs
+/// (count, B, V).
 Draw drawing(const Sampler& sampler, NoiseArg noise, TensorArg probs, int64_t count) {
     const Noise* keyed = nullptr;
     const auto B = static_cast<int64_t>(sampler.rows.size());

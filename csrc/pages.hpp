@@ -1,10 +1,12 @@
 // The KV pages of one layer: memory of another owner, and the order of numbers in it.
 //
 // A page holds 16 tokens of one KV head. Kernels read it in steps of 64 bytes, each of which is multiplied with one
-// 32-bit word of a query (keys) or of the attention weights (values): keys    bf16 [dim / 2][16 tokens][2], float
-// [dim][16 tokens]     a step is one pair of channels (one channel) values  bf16 [8 pairs of tokens][dim][2], float
-// [16][dim]        a step is one pair of tokens (one token) Its int8 copy likewise: keys    [dim / 4][16 tokens][4]
-// values  [4][dim][4 tokens]
+// 32-bit word of a query (keys) or of the attention weights (values):
+//     keys    bf16 [dim / 2][16 tokens][2], float [dim][16 tokens]     a step is one pair of channels (one channel)
+//     values  bf16 [8 pairs of tokens][dim][2], float [16][dim]        a step is one pair of tokens (one token)
+// Its int8 copy likewise:
+//     keys    [dim / 4][16 tokens][4]
+//     values  [4][dim][4 tokens]
 #pragma once
 
 #include <cstddef>

@@ -58,7 +58,8 @@ ReadPlan plan_reads(const Offload& memory, const AttentionCalls& calls) {
     const auto missing = [&](const Attention& call) { return !call.head_stride && !all_resident(memory, call); };
     if (std::none_of(calls.begin(), calls.end(), missing)) return plan;
     for (const Attention& call : calls) {
-        // Where one layer is read, the others are too: their frames may be taken meanwhile, but for preferred layers'.
+        // If one layer is read ahead, so are the others: pages that it keeps may evict theirs. Preferred layers keep
+        // theirs.
         if (call.head_stride || (memory.frames().preferred(call.pages->layer) && !missing(call))) continue;
         plan.streamed[call.pages->layer] = true;
         for (int g = 0; g < call.pages->heads; g++)

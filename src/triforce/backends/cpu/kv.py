@@ -39,13 +39,14 @@ class NativeKV:
         keys, values = (allocate(shape, dtype, "cpu") for _ in range(2))
         # numpy's zeros take no memory until they are written to.
         sketches = torch.from_numpy(np.zeros((*shape[:3], config.head_dim + PAGE), np.int16)).view(torch.bfloat16)
-        copies: list[Tensor] = []
+        copies: dict[str, Tensor] = {}
         if int8:
-            copies = [*(allocate(shape, torch.int8, "cpu") for _ in range(2)), torch.empty(*shape[:3], 2)]
+            copies = {name: allocate(shape, torch.int8, "cpu") for name in ("int8_keys", "int8_values")}
+            copies["scales"] = torch.empty(*shape[:3], 2)
         self._layers = [
             _native.Pages(
-                keys[layer], values[layer], config.head_dim, random_rotation(config.head_dim), sketches[layer],
-                *(copy[layer] for copy in copies),
+                keys[layer], values[layer], config.head_dim, rotation=random_rotation(config.head_dim),
+                sketches=sketches[layer], **{name: copy[layer] for name, copy in copies.items()},
             )
             for layer in range(config.layers)
         ]  # fmt: skip
