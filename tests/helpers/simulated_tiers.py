@@ -91,7 +91,7 @@ class World:
                     kept += 1
                 passed(tier, guesses + 1, goes_on=held > 0)
                 if parts and guesses:
-                    parts[guesser].counters.judged(np.array([guesses]), np.array([kept]), LIVE)
+                    parts[guesser].counters.record_verdict(np.array([guesses]), np.array([kept]), LIVE)
                 held += kept + 1
             return held
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from tests.helpers.laws.gtest import ALPHA, ranks, window_surprise
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
 from tests.helpers.simulated_tiers import World, plans
-from triforce.engine.batch import Batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
 from triforce.planner import CostModel, Plan, PlanController, cadence, choose, controller, fallback
@@ -30,14 +30,14 @@ DEEP = Plan(("draft", "retrieval", "full"), (2, 6))
 LIVE = np.array([True])
 
 
-def piloted(coupling: str = "seeded", models: ModelSet = MODELS, rows: int = ROWS) -> Batch:
+def piloted(coupling: str = "seeded", models: ModelSet = MODELS, rows: int = ROWS) -> SequenceBatch:
     return read(CostModel(), coupling, models, rows)
 
 
-def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = MODELS, rows: int = 1) -> Batch:
+def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = MODELS, rows: int = 1) -> SequenceBatch:
     """All tiers, their prompts read; without costs nobody steers them yet."""
-    jobs = [TokenSequence(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
-    batch = Batch(models, MODES["auto"], SETTING, coupling, jobs, costs=costs)
+    sequences = [TokenSequence(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
+    batch = SequenceBatch(models, MODES["auto"], SETTING, coupling, sequences, costs=costs)
     deque(batch.prefill(), maxlen=0)
     return batch
 
@@ -104,9 +104,11 @@ def test_and_as_it_decides_itself() -> None:
     batch = piloted()
     assert torch.equal(finished(batch), plain())
     assert [tier.name for tier in batch.tiers] == ["ngram", "draft", "retrieval", "full"]
-    assert {origin for job in batch.jobs for origin in job.origins} <= {tier.name for tier in batch.tiers}
-    for job in batch.jobs:
-        assert sum(stretch.tokens for stretch in job.timeline) == len(job.tokens)
+    assert {origin for sequence in batch.sequences for origin in sequence.origins} <= {
+        tier.name for tier in batch.tiers
+    }
+    for sequence in batch.sequences:
+        assert sum(stretch.tokens for stretch in sequence.timeline) == len(sequence.tokens)
 
 
 def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> CostModel:
@@ -118,10 +120,12 @@ def known(full: float, retrieval: float = 1e-3, draft: float = 1e-4) -> CostMode
     return costs
 
 
-def steered(costs: CostModel, steps: int = 4, clock: Callable[[], float] = lambda: 0.0) -> tuple[PlanController, Batch]:
+def steered(
+    costs: CostModel, steps: int = 4, clock: Callable[[], float] = lambda: 0.0
+) -> tuple[PlanController, SequenceBatch]:
     batch = read(None)
     it = PlanController(batch.top, 1, costs, clock=clock)
-    batch.pilot, batch.tiers = it, it.tiers
+    batch.controller, batch.tiers = it, it.tiers
     for _ in range(steps):
         it.steer(batch.prefix, LIVE)
     return it, batch
@@ -207,7 +211,7 @@ def test_shares_kept_are_learnt_and_remembered_by_the_next_batch() -> None:
     it, _ = steered(costs)
     counters = it._parts["draft"].counters
     for _ in range(50):
-        counters.judged(np.array([4]), np.array([0]), LIVE)
+        counters.record_verdict(np.array([4]), np.array([0]), LIVE)
         it.learn([100], 1, 1e-3)
     assert it._watch.share("draft", 100) < 0.1
     assert steered(costs)[0]._watch.share("draft", 100) < 0.2
@@ -217,7 +221,7 @@ def test_shares_kept_are_learnt_and_remembered_by_the_next_batch() -> None:
 
 def test_a_draft_that_was_left_out_sees_what_was_written_meanwhile() -> None:
     batch = piloted(rows=2)
-    it, live_B = batch.pilot, np.array([True, True])
+    it, live_B = batch.controller, np.array([True, True])
     assert it
     draft = it._parts["draft"]
     for written in (10, 100):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_tiers import plans, worth
-from triforce.engine.config import FARTHEST
+from triforce.engine.speculative_config import FARTHEST
 from triforce.planner.plan import Amount, Plan, expected, families, rate
 
 

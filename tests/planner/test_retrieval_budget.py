@@ -13,9 +13,9 @@ import pytest
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING
 from tests.helpers.simulated_tiers import Silence, World, flown, worth
 from tests.planner.test_known_optimum import LONG, MS
-from triforce.engine.batch import Batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.planner import CostModel, Plan, PlanController, forecast
@@ -38,9 +38,9 @@ SMALLER = world((0.7 * MS, 0.90), (1.4 * MS, 0.90), (2.8 * MS, 0.90))
 EQUAL = world((0.05 * MS, 0.9), (0.1 * MS, 0.9), (0.2 * MS, 0.9))
 
 
-def batch(*prompts: list[int], setting: RetrievalConfig = OPEN) -> Batch:
-    jobs = [TokenSequence(prompt, SamplingParams(0.8, max_tokens=60), seed=1) for prompt in prompts]
-    made = Batch(MODELS, MODES["auto"], replace(SETTING, retrieval=setting), "seeded", jobs)
+def batch(*prompts: list[int], setting: RetrievalConfig = OPEN) -> SequenceBatch:
+    sequences = [TokenSequence(prompt, SamplingParams(0.8, max_tokens=60), seed=1) for prompt in prompts]
+    made = SequenceBatch(MODELS, MODES["auto"], replace(SETTING, retrieval=setting), "seeded", sequences)
     deque(made.prefill(), maxlen=0)
     return made
 
@@ -109,7 +109,7 @@ def test_other_budgets_are_one_step_away_and_no_more_than_half_the_context() -> 
     assert options(view, {9: 2.0}, [400, 200]) == [{9: 2.0}, {8: 0.5, 9: 2.0}, {}]
 
 
-def both() -> tuple[PlanController, Batch]:
+def both() -> tuple[PlanController, SequenceBatch]:
     made = batch(LONGER, SHORTER)
     it = PlanController(made.top, 2, informed(LARGER), clock=lambda: 0.0)
     it._echo = Silence(LARGER)  # type: ignore[assignment]
@@ -124,18 +124,18 @@ def test_rows_of_one_batch_have_the_budget_of_their_size() -> None:
     it.steer(made.prefix, live_B)
     assert it.plan.times == ((9, 2.0),) and "retrieval" in it.plan.tiers
     assert [it.budget(length) for length in (400, 150)] == [128, 64]
-    made.pilot, made.tiers = it, it.tiers
+    made.controller, made.tiers = it, it.tiers
     made.step()
     chosen = [choice.tokens for choice in it._view.choices if choice]
     assert 64 < chosen[0] <= 128 and chosen[1] <= 64
-    assert [stretch.budget for job in made.jobs for stretch in job.timeline] == [128, 64]
+    assert [stretch.budget for sequence in made.sequences for stretch in sequence.timeline] == [128, 64]
 
 
 def test_rows_teach_the_share_of_their_size() -> None:
     it, made = both()
     it.wire(replace(DEEP, times=((9, 2.0),)), made.prefix, np.array([True, True]))
     it._live_B, it._calm = np.array([True, True]), False
-    it._parts["retrieval"].counters.judged(np.array([4, 4]), np.array([4, 1]), np.array([True, True]))
+    it._parts["retrieval"].counters.record_verdict(np.array([4, 4]), np.array([4, 1]), np.array([True, True]))
     it.learn([400, 150], 8, 0.02)
     assert it.costs.shares.sums["retrieval 3 9 x2"] == [4.0, 0.0]
     assert it.costs.shares.sums["retrieval 3 8"] == [1.0, 1.0]

@@ -13,9 +13,9 @@ import torch
 
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING, finished
 from triforce import LLM, SamplingParams
-from triforce.engine.batch import Batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.errors import RequestError
 from triforce.planner import Findings, SearchedLayers
 from triforce.planner.searched_layers import BLOCK, LEFT, MOST, TRIED, Finding
@@ -26,9 +26,9 @@ ONE = np.array([True])
 LENGTH = 20_000
 
 
-def read(mode: str, findings: Findings | None, prompts: list[list[int]] = PROMPTS) -> Batch:
-    jobs = [TokenSequence(prompt, PARAMS, seed=7, choice=b) for b, prompt in enumerate(prompts)]
-    batch = Batch(MODELS, MODES[mode], OPEN, "seeded", jobs, findings=findings)
+def read(mode: str, findings: Findings | None, prompts: list[list[int]] = PROMPTS) -> SequenceBatch:
+    sequences = [TokenSequence(prompt, PARAMS, seed=7, choice=b) for b, prompt in enumerate(prompts)]
+    batch = SequenceBatch(MODELS, MODES[mode], OPEN, "seeded", sequences, findings=findings)
     deque(batch.prefill(), maxlen=0)
     return batch
 
@@ -51,7 +51,7 @@ def played(
         layers = it.turn(LENGTH, left)
         share = kept.get(tuple(sorted(layers)), kept[()])
         run = next((n for n in range(6) if dice.random() > share), 6)
-        it.tier.counters.judged(np.array([6]), np.array([run]), ONE)
+        it.tier.counters.record_verdict(np.array([6]), np.array([run]), ONE)
         it.learn()
         searched.append(set(layers))
     return searched

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from triforce.backends import native_loader
 from triforce.interface.sampling_params import SamplingParams
-from triforce.ragged import Bools, Ints, columns, there
-from triforce.sampling import Constraint, Noise, Warper
-from triforce.sampling.logits import check, check_bias, no_law
+from triforce.ragged import Bools, Ints, columns, to_device
+from triforce.sampling import Constraint, LogitsProcessor, Noise
+from triforce.sampling.logits import check, check_bias, non_finite_logits
 from triforce.speculation import BlockRejection, Draft, Rejection, Seeded, SequenceState, TokenSampler, Verification
 
 
@@ -48,7 +48,7 @@ def sampling(
     elif fused and native_loader.native is not None and device.type == "cpu":
         unrestricted = NativeSampling(params, prompt_lengths, vocab_size, coupling)
     else:
-        unrestricted = TorchSampling(Warper(params, prompt_lengths, vocab_size, device), coupling, vocab_size)
+        unrestricted = TorchSampling(LogitsProcessor(params, prompt_lengths, vocab_size, device), coupling, vocab_size)
     return RestrictedSampling(unrestricted, constraints, prompt_lengths) if any(constraints) else unrestricted
 
 
@@ -88,7 +88,7 @@ class RestrictedSampling:
             if live_B[b]:
                 text_T = prefix.ids_BS[b, prompt_length : prefix.lengths_B[b]]
                 allowed_JV = constraint.allowed(text_T, guess.tokens_BK[b, : guess.counts_B[b]])
-                banned_JV = there(~allowed_JV, logits_BJV.device)
+                banned_JV = to_device(~allowed_JV, logits_BJV.device)
                 logits_BJV[b, : len(banned_JV)].masked_fill_(banned_JV, -math.inf)
         return self.unrestricted.verify(guess, logits_BJV, prefix, live_B, tier)
 
@@ -97,13 +97,13 @@ class RestrictedSampling:
 class TorchSampling:
     """One step after the other."""
 
-    warper: Warper
+    processor: LogitsProcessor
     coupling: Verification
     vocab_size: int
 
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         text = torch.from_numpy(prefix.ids_BS), torch.from_numpy(prefix.lengths_B)
-        probs_BJV, peaks_BJ = self.warper.unchecked(logits_BJV, *text)
+        probs_BJV, peaks_BJ = self.processor.unchecked(logits_BJV, *text)
         draft = self.coupling.verify(guess, probs_BJV, prefix.lengths_B, live_B, tier)
         check(peaks_BJ)  # after the draft, for which the host has waited: now there is nothing to wait for
         return draft
@@ -122,7 +122,7 @@ class NativeSampling:
         assert native_loader.native, "the native kernels were not built"
         check_bias(params, vocab_size)
         self.coupling, self.vocab_size = coupling, vocab_size
-        self._law_size = coupling.law_size(vocab_size)
+        self._probs_size = coupling.probs_size(vocab_size)
         self._keys = getattr(coupling.noise, "keys", None)
         self._arrays = native_loader.native.DraftArrays
         self.rows = rows = native_loader.native.Sampler(vocab_size)
@@ -138,33 +138,33 @@ class NativeSampling:
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         B, J, _ = logits_BJV.shape
         tokens_BJ, origins_BJ = (np.empty((B, J), dtype=np.int64) for _ in range(2))
-        laws_BJV, counts_B = guess.laws_BKV.new_empty(B, J, self._law_size), np.empty(B, dtype=np.int64)
+        probs_BJV, counts_B = guess.probs_BKV.new_empty(B, J, self._probs_size), np.empty(B, dtype=np.int64)
         draft = self._arrays(
-            tokens=np.ascontiguousarray(guess.tokens_BK), probs=guess.laws_BKV.contiguous(),
+            tokens=np.ascontiguousarray(guess.tokens_BK), probs=guess.probs_BKV.contiguous(),
             origins=np.ascontiguousarray(guess.origins_BK), counts=guess.counts_B,
         )  # fmt: skip
-        unlawful = self._verify(
+        invalid = self._verify(
             logits=logits_BJV.contiguous(), ids=prefix.ids_BS, lengths=prefix.lengths_B, live=live_B, draft=draft,
-            out=self._arrays(tokens=tokens_BJ, probs=laws_BJV, origins=origins_BJ, counts=counts_B), tier=tier,
+            out=self._arrays(tokens=tokens_BJ, probs=probs_BJV, origins=origins_BJ, counts=counts_B), tier=tier,
             noise=self._noise(guess, prefix.lengths_B, live_B, J, tier),
         )  # fmt: skip
-        if unlawful:
-            raise no_law(*unlawful)
-        longest = int(counts_B.max()) if self._law_size else J
-        if longest < J:  # behind it no law was written
-            tokens_BJ, origins_BJ, laws_BJV = tokens_BJ[:, :longest], origins_BJ[:, :longest], laws_BJV[:, :longest]
-        return Draft(tokens_BJ, laws_BJV, origins_BJ, counts_B)
+        if invalid:
+            raise non_finite_logits(*invalid)
+        longest = int(counts_B.max()) if self._probs_size else J
+        if longest < J:  # behind it no probabilities were written
+            tokens_BJ, origins_BJ, probs_BJV = tokens_BJ[:, :longest], origins_BJ[:, :longest], probs_BJV[:, :longest]
+        return Draft(tokens_BJ, probs_BJV, origins_BJ, counts_B)
 
     def draws(self, tier: int, count: int, live_B: Bools) -> tuple[Any, Any, Tensor] | None:
-        """For `count` tokens of each live row behind no guess: sampler, noise, and where laws (count, B, V) go.
+        """For `count` tokens of each live row behind no guess: sampler, noise, and where probs (count, B, V) go.
 
         None where the noise is not known natively.
         """
-        laws_KBV = torch.empty(count, len(live_B), self._law_size, dtype=torch.float64)
+        probs_KBV = torch.empty(count, len(live_B), self._probs_size, dtype=torch.float64)
         if isinstance(self.coupling, Rejection):
             uniforms_BK = self.coupling.noise.uniforms(tier, count, count * live_B)
-            return self.rows, uniforms_BK.T.contiguous(), laws_KBV
-        return (self.rows, self._keys, laws_KBV) if self._keys else None
+            return self.rows, uniforms_BK.T.contiguous(), probs_KBV
+        return (self.rows, self._keys, probs_KBV) if self._keys else None
 
     def _noise(self, guess: Draft, lengths_B: Ints, live_B: Bools, width: int, tier: int) -> object:
         """The uniforms of `rejection`; of `seeded` the keys, which are enough, or all exponentials."""

@@ -28,7 +28,7 @@ def draft(rows: TierBuilder) -> Tier[FullView]:
 def retrieval(rows: TierBuilder) -> Tier[FullView]:
     """The target drafts for itself through selected pages (the paper's ablation without hierarchy)."""
     full = rows.full()
-    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.retrieval_policy], "retrieval"))
+    return rows.exact(full, rows.middle(full, POLICIES[rows.speculation.retrieval_policy], "retrieval"))
 
 
 def streaming(rows: TierBuilder) -> Tier[FullView]:
@@ -42,21 +42,21 @@ def triforce(rows: TierBuilder) -> Tier[FullView]:
     """Draft model, retrieval, full cache (Algorithm 1)."""
     below = rows.lowest()
     full = rows.full()
-    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.retrieval_policy], "retrieval", below))
+    return rows.exact(full, rows.middle(full, POLICIES[rows.speculation.retrieval_policy], "retrieval", below))
 
 
 def ngram(rows: TierBuilder) -> Tier[FullView]:
     """TriForce with n-grams of the text itself in the place of the draft model."""
     full = rows.full()
-    below = NgramProposer(len(rows.capacities), rows.setting.draft_tokens)
-    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.retrieval_policy], "retrieval", below))
+    below = NgramProposer(len(rows.capacities), rows.speculation.draft_tokens)
+    return rows.exact(full, rows.middle(full, POLICIES[rows.speculation.retrieval_policy], "retrieval", below))
 
 
 def draft_ngram(rows: TierBuilder) -> Tier[FullView]:
     """TriForce whose draft model gives way to n-grams where the text repeats itself."""
-    below = NgramProposer(len(rows.capacities), rows.setting.draft_tokens, rows.lowest())
+    below = NgramProposer(len(rows.capacities), rows.speculation.draft_tokens, rows.lowest())
     full = rows.full()
-    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.retrieval_policy], "retrieval", below))
+    return rows.exact(full, rows.middle(full, POLICIES[rows.speculation.retrieval_policy], "retrieval", below))
 
 
 def auto(rows: TierBuilder) -> Tier[FullView]:

@@ -97,12 +97,12 @@ class TokenSequence:
         self.decode_seconds += seconds
         self.proposals += 1
 
-    def follow(self, pilot: PlanStatus) -> None:
+    def follow(self, controller: PlanStatus) -> None:
         """Note what the pilot chose, if it is something else than before."""
-        budget = pilot.budget(len(self.prompt) + len(self.tokens)) if pilot.budget else None
-        if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (pilot.name, budget):
+        budget = controller.budget(len(self.prompt) + len(self.tokens)) if controller.budget else None
+        if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (controller.name, budget):
             before = self.proposals, len(self.tokens), self.decode_seconds
-            self.chosen.append(PlanSegment(pilot.name, *before, pilot.predicted, pilot.plain, budget))
+            self.chosen.append(PlanSegment(controller.name, *before, controller.predicted, controller.plain, budget))
 
     def watch(self) -> PromptLogitsHook:
         """Notes the log-probabilities of the prompt as it is read, from its start on."""

@@ -90,7 +90,7 @@ class PlanController:
         self._study_took = 0.0  # seconds that it took to learn from the latest proposals
         self._news = Throughput()
         known = costs.knows(*(name for name in self._parts if name != "ngram"))
-        self._unseen = None if ranks.agree(known) else deque(self._first())
+        self._unseen = None if ranks.broadcast(known) else deque(self._first())
         """Plans to come that show what is not known of costs."""
 
     def _first(self) -> list[Plan]:
@@ -109,13 +109,13 @@ class PlanController:
         if self._unseen is not None and self._explore(prefix, live_B):
             return
         thinks = self._pace.now >= self._pace.next and (self._steps == 0 or self._steps - self._thought >= EVERY)
-        if self._ranks.agree(thinks):
+        if self._ranks.broadcast(thinks):
             self._think(prefix, live_B)
         elif self._calm and self._steps:
             return
         probing = self._steps % PROBE == PROBE - 1 and not self._course.plain
         wanted = PLAIN if probing or self._steps < self._grounded else self._course
-        wanted, self._course = self._ranks.agree((wanted, self._course))
+        wanted, self._course = self._ranks.broadcast((wanted, self._course))
         if "retrieval" in self._course.tiers:
             self._times = dict(self._course.times)
         looks = "retrieval" in wanted.tiers

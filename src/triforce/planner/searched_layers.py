@@ -156,7 +156,7 @@ class SearchedLayers:
         if found is None:  # what pays in shorter ones pays here
             shorter = self.findings.get(self._case(bits - 1), Finding())
             found = Finding([*shorter.layers], [*shorter.vain])
-        self._found = self.findings[self._case(bits)] = self._ranks.agree(found)
+        self._found = self.findings[self._case(bits)] = self._ranks.broadcast(found)
         layers = self.tier.cache.full.pool.config.layers
         self._found.layers = [layer for layer in self._found.layers if layer < layers]
         self._prefer(self._found)
@@ -179,7 +179,7 @@ class SearchedLayers:
         enough = len(found) >= min(most, config.layers - 1) or len(vain) >= VAIN
         if enough or self._gain(refusal, 0.0) < PROMISED:
             return
-        missed = self._ranks.agree(self._missed())
+        missed = self._ranks.broadcast(self._missed())
         candidates = [layer for layer in range(config.layers) if missed and layer not in (*found, *vain)]
         if not candidates:
             return

@@ -44,11 +44,11 @@ class Cache(Protocol):
     def fork(self, source: int, row: int) -> None:
         """Let a fresh row see what another row has seen."""
 
-    def aside(self, b: int) -> Any:
-        """What a row holds, for `bring_back` of another view of the same memory."""
+    def swap_out(self, b: int) -> Any:
+        """What a row holds, for `swap_in` of another view of the same memory."""
 
-    def bring_back(self, b: int, held: Any) -> None:
-        """Let a fresh row go on as the one that was put aside."""
+    def swap_in(self, b: int, held: Any) -> None:
+        """Let a fresh row go on as the one that was swapped out."""
 
     def select(self, rows: Sequence[int]) -> None:
         """Row i is from now on what row `rows[i]` was; the others, and what they hold, are given back."""
@@ -90,16 +90,16 @@ class Proposer(Protocol):
 
     def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft: ...
 
-    def judged(self, guess: Draft, kept_B: Ints, live_B: Bools) -> None:
+    def record_verdict(self, guess: Draft, kept_B: Ints, live_B: Bools) -> None:
         """The tier above kept the first `kept_B` tokens of what was proposed."""
 
     def rewind(self, prefix: SequenceState) -> None: ...
 
     def prefill(self, prefix: SequenceState, b: int, length: int, *, grant: Grant = all_of_it) -> Iterator[int]: ...
 
-    def aside(self, b: int) -> tuple[Any, ...]: ...
+    def swap_out(self, b: int) -> tuple[Any, ...]: ...
 
-    def bring_back(self, b: int, held: tuple[Any, ...]) -> None: ...
+    def swap_in(self, b: int, held: tuple[Any, ...]) -> None: ...
 
     def select(self, rows: Sequence[int]) -> None: ...
 

@@ -117,12 +117,12 @@ class FullView:
         self.sights += other.sights
         self.rows = range(len(self.sights))
 
-    def aside(self, b: int) -> SwappedKV:
-        """What a row holds, for `bring_back`."""
+    def swap_out(self, b: int) -> SwappedKV:
+        """What a row holds, for `swap_in`."""
         return take_row(self.pool, self.rows[b], self.sights[self.rows[b]])
 
-    def bring_back(self, b: int, seen: SwappedKV) -> None:
-        """Let a fresh row, whose pages are reserved, go on as the one that was put aside."""
+    def swap_in(self, b: int, seen: SwappedKV) -> None:
+        """Let a fresh row, whose pages are reserved, go on as the one that was swapped out."""
         put_row_back(self.pool, self.rows[b], seen)
         self.sights[self.rows[b]] = seen.sight
 

@@ -151,16 +151,16 @@ class RetrievalView:
         self._refused_B = np.concatenate((self._refused_B, other._refused_B))
         self._index = self._blank()
 
-    def aside(self, b: int) -> SwappedSelection:
-        """What a row has chosen, for `bring_back`. Its choice is kept by places, as its pages will be others."""
+    def swap_out(self, b: int) -> SwappedSelection:
+        """What a row has chosen, for `swap_in`. Its choice is kept by places, as its pages will be others."""
         choice = self.choices[b]
         if choice:
             choice = replace(choice, units=places(choice.units, self.row_units(b)))
         counts = int(self.ahead_B[b]), int(self._committed_B[b]), bool(self._refused_B[b])
         return SwappedSelection(self.policies[b], choice, *counts)
 
-    def bring_back(self, b: int, chosen: SwappedSelection) -> None:
-        """Let a fresh row go on as the one that was put aside."""
+    def swap_in(self, b: int, chosen: SwappedSelection) -> None:
+        """Let a fresh row go on as the one that was swapped out."""
         self.policies[b], choice = chosen.policy, chosen.choice
         self.choices[b] = choice and replace(choice, units=self.row_units(b)[choice.units])
         self.ahead_B[b], self._committed_B[b], self._refused_B[b] = chosen.ahead, chosen.committed, chosen.refused

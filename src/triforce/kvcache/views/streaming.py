@@ -18,7 +18,7 @@ from triforce.backends.dispatch import PAGE, ForwardBatch, ModelBackend, PageTab
 from triforce.errors import CacheError
 from triforce.kvcache.swap import put_back, taken
 from triforce.model.config import ModelConfig
-from triforce.ragged import Ints, there
+from triforce.ragged import Ints, to_device
 
 Ring = tuple[list[tuple[Tensor, Tensor]], int, int]
 """K and V of a row's sinks and ring for each layer; its length, and how far it has been written."""
@@ -70,7 +70,7 @@ class StreamingView:
         self._units_BU = torch.zeros(len(self.rows), 0, dtype=torch.int32, device=self.device)
 
     def more(self, rows: int) -> StreamingView:
-        """Fresh rows of the same memory. Raises CacheError where there are not so many."""
+        """Fresh rows of the same memory. Raises CacheError where to_device are not so many."""
         other = copy(self)
         other._seat(rows)
         return other
@@ -151,14 +151,14 @@ class StreamingView:
 
     def fork(self, source: int, row: int) -> None:
         """Let a row see what another row has seen."""
-        self.bring_back(row, (self._ring(source), int(self.lengths_B[source]), self.highest[source]))
+        self.swap_in(row, (self._ring(source), int(self.lengths_B[source]), self.highest[source]))
 
-    def aside(self, b: int) -> Ring:
-        """What a row holds, for `bring_back`."""
+    def swap_out(self, b: int) -> Ring:
+        """What a row holds, for `swap_in`."""
         return taken(self._ring(b)), int(self.lengths_B[b]), self.highest[b]
 
-    def bring_back(self, b: int, ring: Ring) -> None:
-        """Let a fresh row go on as the one that was put aside."""
+    def swap_in(self, b: int, ring: Ring) -> None:
+        """Let a fresh row go on as the one that was swapped out."""
         layers, self.lengths_B[b], self.highest[b] = ring
         put_back(self.memory, torch.arange(self.pages * PAGE, device=self.device) + self._first_slot(b), layers)
 
@@ -176,4 +176,4 @@ class StreamingView:
             [*range(first, first + sinks), *(first + sinks + (drop + i) % ring for i in range(ring))]
             for first, drop in zip(firsts, dropped, strict=True)
         ]
-        return there(np.array(rows, dtype=np.int32), self.device)
+        return to_device(np.array(rows, dtype=np.int32), self.device)
