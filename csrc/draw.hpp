@@ -1,7 +1,7 @@
 // One token from a distribution.
 #pragma once
 
-#include "warper.hpp"
+#include "logits_processor.hpp"
 #include "noise.hpp"
 
 namespace triforce {

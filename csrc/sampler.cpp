@@ -71,7 +71,7 @@ bool verify(const std::vector<RowParams>& rows, const VerificationBatch& p, Inva
         if (j > last[b]) return;
         const Prefix prefix{p.ids + b * p.capacity, std::clamp<int64_t>(p.lengths[b] + j, 0, p.capacity)};
         Decision& decision = decisions[cell(p, b, j)];
-        decision = decide(b, j, warp(rows[b], prefix, logits(p, b, j, peaks[cell(p, b, j)]), workspace));
+        decision = decide(b, j, process_logits(rows[b], prefix, logits(p, b, j, peaks[cell(p, b, j)]), workspace));
         int known = last[b];
         while (!decision.accepted && j < known && !last[b].compare_exchange_weak(known, j)) {
         }

@@ -1,4 +1,4 @@
-// Warp, draw and verify: from the logits of a pass to the accepted draft tokens and one token more.
+// Process, draw and verify: from the logits of a pass to the accepted draft tokens and one token more.
 //
 // The decisions are those of triforce.speculation.verification, column by column: behind the first rejection of a row
 // no distribution is computed. A column's outcome depends on its row and its position alone, neither on the batch nor
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "noise.hpp"
-#include "warper.hpp"
+#include "logits_processor.hpp"
 
 namespace triforce {
 

@@ -1,4 +1,4 @@
-// The warper: from the logits of one column to its distribution, as triforce.sampling.logits defines it.
+// The logits processor: from the logits of one column to its distribution, as triforce.sampling.logits defines it.
 #pragma once
 
 #include <cstdint>
@@ -54,6 +54,6 @@ struct Workspace {
 double peak(const float* f32, const double* f64, int vocabulary);
 
 /// Applies penalties, biases, temperature, min-p, top-k and top-p, in this order.
-Distribution warp(const RowParams& row, Prefix prefix, const Logits& logits, Workspace& workspace);
+Distribution process_logits(const RowParams& row, Prefix prefix, const Logits& logits, Workspace& workspace);
 
 }  // namespace triforce

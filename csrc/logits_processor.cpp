@@ -1,4 +1,4 @@
-#include "warper.hpp"
+#include "logits_processor.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -85,7 +85,7 @@ double peak(const float* f32, const double* f64, int vocabulary) {
     return f32 ? vocabulary_kernels().peak_f32(f32, vocabulary) : vocabulary_kernels().peak_f64(f64, vocabulary);
 }
 
-Distribution warp(const RowParams& row, Prefix prefix, const Logits& logits, Workspace& w) {
+Distribution process_logits(const RowParams& row, Prefix prefix, const Logits& logits, Workspace& w) {
     const VocabularyKernels& loops = vocabulary_kernels();
     w.scores.resize(logits.vocabulary);
     w.tokens.resize(logits.vocabulary);
