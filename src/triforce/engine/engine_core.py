@@ -214,7 +214,7 @@ class EngineCore:
         """Its texts are done: what they told is kept."""
         if batch.controller:
             batch.controller.close(batch.prefix)
-        if batch.controller or (batch.search and batch.search.news):
+        if batch.controller or (batch.search and batch.search.changed):
             self._costs.save()
 
     def _pages(self, group: SequenceGroup) -> int:

@@ -60,7 +60,7 @@ def draft_ngram(rows: TierBuilder) -> Tier[FullView]:
 
 
 def auto(rows: TierBuilder) -> Tier[FullView]:
-    """All the tiers there are, for a pilot to choose from (see triforce.planner)."""
+    """All tiers that the models allow, for a plan controller to choose from (`unlinked`, triforce.planner)."""
     return triforce(rows) if rows.models.draft else retrieval(rows)
 
 
@@ -75,6 +75,19 @@ DRAFTED = ("draft", "triforce", "draft-ngram")
 def runnable(models: ModelSet) -> list[str]:
     """The modes that these models can run."""
     return [mode for mode in MODES if models.draft or mode not in DRAFTED]
+
+
+def unlinked(top: Tier[FullView]) -> list[Proposer]:
+    """The tiers of `auto` for a plan controller, which links them: n-grams first, then from the lowest to the full one.
+
+    `top` loses the tiers below it. Levels are places in the list; they name the tiers in the noise and in the origins
+    of tokens.
+    """
+    parts = [NgramProposer(len(top.cache.lengths_B)), *tiers(top)]
+    top.below = None
+    for level, tier in enumerate(parts):
+        tier.level = level
+    return parts
 
 
 def tiers(top: Proposer) -> list[Proposer]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.token_sampler import make_noise, sampling
-from triforce.engine.modes import ModeBuilder, tiers
+from triforce.engine.modes import ModeBuilder, tiers, unlinked
 from triforce.engine.sequence import TokenSequence, logprobs_of
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, SharedKV, TierBuilder
@@ -56,7 +56,7 @@ class SequenceBatch:
 
     `store` is where other batches have their KV, too, and `begun` pages of it that the first row starts with. `memory`
     is an exact view to go on with, of one row whose committed tokens are the start of the prompt; it stays its owner's.
-    With `costs` a pilot chooses among the tiers of the ladder as it goes; with `findings` the retrieval tier searches
+    With `costs` a plan controller chooses among the tiers of the ladder; with `findings` the retrieval tier searches
     layers in which that pays, and what is found is added to them. Raises TriforceError, and then holds no KV.
     """
 
@@ -73,22 +73,15 @@ class SequenceBatch:
         store: SharedKV | None = None,
         begun: Sequence[int] = (),
     ) -> None:
-        self.target, self.sequences, self.coupling, self.memory = (
-            models.target,
-            list(sequences),
-            COUPLINGS[coupling],
-            memory,
-        )
+        self.target, self.sequences = models.target, list(sequences)
+        self.coupling, self.memory = COUPLINGS[coupling], memory
         self._sample()
         capacities = [sequence.capacity(models.target.config.context, speculation.reach) for sequence in sequences]
         self.top = build(TierBuilder(models, speculation, capacities, memory, store, begun))
         self.search = self._search(findings) if findings is not None else None
-        self.controller = (
-            PlanController(self.top, len(sequences), costs, _heat(sequences), ranks=models.target.ranks)
-            if costs
-            else None
-        )
-        self.tiers = self.controller.tiers if self.controller else tiers(self.top)
+        self.tiers = unlinked(self.top) if costs else tiers(self.top)
+        ranks = models.target.ranks
+        self.controller = PlanController(self.tiers, costs, _temperature(sequences), ranks=ranks) if costs else None
         self._keep_logits()
         ids_BS = np.zeros((len(sequences), max(capacities) + 1), dtype=np.int64)
         for b, sequence in enumerate(sequences):
@@ -114,7 +107,7 @@ class SequenceBatch:
         """
         sizes = [len(sequence.prompt) - 1 for sequence in self.sequences]
         started = perf_counter()
-        if self.search:  # what is known already: a pilot goes by it, and it had best stay in memory
+        if self.search:  # what is known already: the controller predicts by it, and offloading keeps it
             self._take_turn(self.search, max(sizes) + 1, 0, np.ones(len(sizes), bool))
         for b in range(len(self.sequences)):
             twin = self._twin(b)
@@ -153,9 +146,9 @@ class SequenceBatch:
         ]
         self._note_logprobs(taken)
         if self.controller:
-            self.controller.learn(lengths, sum(taken), perf_counter() - steered)
+            self.controller.observe(lengths, sum(taken), perf_counter() - steered)
         if searching:
-            searching.learn()
+            searching.observe()
         seconds = perf_counter() - started
         self.decode_seconds += seconds
         for sequence in compress(self.sequences, live):
@@ -242,7 +235,7 @@ class SequenceBatch:
 
     def _take_turn(self, search: SearchedLayers, length: int, left: int, live_B: Bools) -> None:
         """Search the layers that are to be searched in the next proposal from texts of such a length."""
-        view, layers = search.tier.cache, search.turn(length, left)
+        view, layers = search.tier.cache, search.next_layers(length, left)
         if self.controller and layers != view.searched_layers:
             self.controller.conclude(self.prefix, live_B)
         view.searched_layers, view.trying = layers, search.trying
@@ -313,6 +306,6 @@ class SequenceBatch:
                 )
 
 
-def _heat(sequences: Sequence[TokenSequence]) -> float:
-    """The temperature of texts that are decoded together, in the mean."""
+def _temperature(sequences: Sequence[TokenSequence]) -> float:
+    """The mean temperature of texts that are decoded together."""
     return sum(sequence.params.temperature for sequence in sequences) / len(sequences)

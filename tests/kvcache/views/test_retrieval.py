@@ -207,6 +207,9 @@ def test_a_verification_of_any_width_is_news(width: int) -> None:
     assert feed(DECODER, lower, [[], [1, 2]])[1].isfinite().all()
 
 
+GAMMAS = ("draft_tokens", "speculative_tokens", "retrieval_policy")
+
+
 def generate(mode: str, prompts: list[list[int]], tokens: int, **how: Any) -> tuple[list[list[int]], SequenceBatch]:
     params = SamplingParams(temperature=0.8, max_tokens=tokens)
     sequences = [TokenSequence(prompt, params, seed=5 + b) for b, prompt in enumerate(prompts)]

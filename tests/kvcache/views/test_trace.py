@@ -33,7 +33,7 @@ def test_it_counts_the_lists_that_a_page_stands_in(
     def check(batch: SequenceBatch) -> None:
         plain(batch)
         view = batch.tiers[-2].cache
-        told, table = batch.sequences[0].look.seen, view.full.pool.tables[0]
+        told, table = batch.sequences[0].trace.seen, view.full.pool.tables[0]
         if not told:
             return
         pages = -(-int(view.full.lengths_B[0]) // PAGE)
