@@ -112,7 +112,7 @@ def test_the_same_bits(kind: type[Host] | type[File], layered: bool, dtype: torc
         width = text.draw.choice([1, 2, 7])
         assert same(text, text.full(width, keep=7), model, here, away, layered)
         text.length += width
-    streamed, fetched, kept = away._offload.seen
+    streamed, fetched, kept = away._offload.page_counts
     assert streamed > 12 * 300 and fetched and kept
 
 

@@ -1,6 +1,6 @@
-// The linear side of one decoder layer and of the head. Attention and rotation happen between `qkv` and `finish`.
+// The linear side of one decoder layer and of the head. Rotation and attention come between `qkv` and `finish`.
 //
-// The residual stream x is float32 (rows, hidden). What a matrix reads is rounded to the type of the weights, once.
+// The residual stream x is float32 (rows, hidden). The input of a matrix is rounded to the type of the weights, once.
 #pragma once
 
 #include <memory>
@@ -19,20 +19,21 @@ struct Norm {
     int64_t size;
     float eps;
 
-    /// Rows of x, normed and rounded, as the input of a matrix: (rows, size rounded up to 16).
+    /// Writes rows of x, normed and rounded, as the input of a matrix: (rows, size rounded up to 16).
     void operator()(const float* x, int64_t rows, Type type, void* y) const;
 };
 
-struct Parts {  // of a checkpoint's layer; those of no name are what the family does not have
+/// The tensors of a checkpoint's layer; optional ones are missing where the model family has none.
+struct LayerWeights {
     Tensor input_norm, q, k, v, o, post_norm, gate, up, down;
     std::optional<Tensor> q_bias, k_bias, v_bias, q_norm, k_norm;
 };
 
-/// From the residual stream to queries, keys and values, of some heads or of all.
-class Projections {
+/// The projections from the residual stream to queries, keys and values, of some heads or of all.
+class QkvProjections {
   public:
     /// `int8`: see Matrix. Throws std::invalid_argument if shapes do not fit each other.
-    Projections(const Parts& parts, int64_t head_dim, float eps, bool int8);
+    QkvProjections(const LayerWeights& parts, int64_t head_dim, float eps, bool int8);
 
     int64_t hidden() const { return norm_.size; }
     int64_t q_size() const { return q_.outputs(); }
@@ -40,7 +41,7 @@ class Projections {
     Type type() const { return q_.type(); }
     size_t bytes() const { return q_.bytes() + k_.bytes() + v_.bytes(); }
 
-    /// Projections of the normed x, with biases and norms of heads, before rotation: float32.
+    /// Projects the normed x, with biases and norms of heads, before rotation: float32.
     void qkv(const float* x, int64_t rows, float* q, float* k, float* v) const;
 
   private:
@@ -51,10 +52,10 @@ class Projections {
     int64_t head_dim_;
 };
 
-/// From the residual stream to what an MLP's last matrix reads: some of it, or all.
-class Gate {
+/// The first half of an MLP, all of its outputs or some: silu(gate) * up of the normed residual stream.
+class GatedMlp {
   public:
-    Gate(const Tensor& norm, const Tensor& gate, const Tensor& up, float eps, bool int8);
+    GatedMlp(const Tensor& norm, const Tensor& gate, const Tensor& up, float eps, bool int8);
 
     int64_t hidden() const { return norm_.size; }
     int64_t outputs() const { return matrix_.outputs(); }
@@ -62,17 +63,18 @@ class Gate {
     Type type() const { return matrix_.type(); }
     size_t bytes() const { return matrix_.bytes(); }
 
-    /// silu(gate) * up of the normed x: (rows, stride) of the weights' type.
-    void run(const float* x, int64_t rows, void* gated) const;
+    /// Writes `gated` (rows, stride) of the weights' type.
+    void forward(const float* x, int64_t rows, void* gated) const;
 
   private:
     Matrix matrix_;
     Norm norm_;
 };
 
-class Block {
+/// A decoder layer but for rotation and attention.
+class DecoderLayer {
   public:
-    Block(const Parts& parts, int64_t head_dim, float eps, bool int8);
+    DecoderLayer(const LayerWeights& parts, int64_t head_dim, float eps, bool int8);
 
     int64_t hidden() const { return qkv_.hidden(); }
     int64_t q_size() const { return qkv_.q_size(); }
@@ -81,19 +83,20 @@ class Block {
     size_t bytes() const { return qkv_.bytes() + o_.bytes() + gate_.bytes() + down_.bytes(); }
 
     void qkv(const float* x, int64_t rows, float* q, float* k, float* v) const { qkv_.qkv(x, rows, q, k, v); }
-    /// x += o(mixed), then x += mlp(norm(x)); `mixed` (rows, q_size) is of the weights' type.
-    void finish(float* x, int64_t rows, const void* mixed) const;
+    /// x += o(attn_out), then x += mlp(norm(x)); `attn_out` (rows, q_size) is of the weights' type.
+    void finish(float* x, int64_t rows, const void* attn_out) const;
 
   private:
-    Projections qkv_;
+    QkvProjections qkv_;
     Matrix o_;
-    Gate gate_;
+    GatedMlp gate_;
     Matrix down_;
 };
 
-class Head {
+/// The final norm and the output matrix.
+class LmHead {
   public:
-    Head(const Tensor& norm, std::shared_ptr<Matrix> matrix, float eps);
+    LmHead(const Tensor& norm, std::shared_ptr<Matrix> matrix, float eps);
 
     int64_t hidden() const { return norm_.size; }
     int64_t vocabulary() const { return matrix_->outputs(); }

@@ -1,4 +1,4 @@
-#include "best.hpp"
+#include "topk.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int bucket_bits = 11, buckets = 1 << bucket_bits, shift = 32 - bucket_bits;
 
-/// Unsigned numbers in the order of the scores; the two zeros are one.
+/// An unsigned number that orders as the score does; both zeros have the same.
 uint32_t key_of(float score) {
     if (std::isnan(score)) return ~0u;
     uint32_t bits;
@@ -22,30 +22,30 @@ uint32_t key_of(float score) {
     return bits >> 31 ? ~bits : bits | 1u << 31;
 }
 
-/// A key with at most `picks` above it, and how many equal to it are still wanted.
+/// The lowest key that is picked, and how many keys equal to it are.
 struct Threshold {
     uint32_t key;
     int64_t equals;
 };
 
-/// One look at the upper bits of all keys, then a closer one at those in the bucket where the threshold lies.
-Threshold threshold(const uint32_t* keys, int64_t count, int64_t picks, uint32_t* close) {
+/// Buckets all keys by their upper bits, then sorts partly the keys of the bucket where the threshold lies.
+Threshold threshold(const uint32_t* keys, int64_t count, int64_t picks, uint32_t* candidates) {
     int32_t sizes[buckets] = {};
     for (int64_t i = 0; i < count; i++) sizes[keys[i] >> shift]++;
     int64_t wanted = picks;
     uint32_t bucket = buckets - 1;
     for (; wanted > sizes[bucket]; bucket--) wanted -= sizes[bucket];
-    uint32_t* end = close;
+    uint32_t* end = candidates;
     for (int64_t i = 0; i < count; i++) {
         *end = keys[i];
         end += keys[i] >> shift == bucket;
     }
-    uint32_t* at = close + wanted - 1;
-    std::nth_element(close, at, end, std::greater<>());
-    return {*at, 1 + std::count(close, at, *at)};
+    uint32_t* at = candidates + wanted - 1;
+    std::nth_element(candidates, at, end, std::greater<>());
+    return {*at, 1 + std::count(candidates, at, *at)};
 }
 
-void best_of_head(const float* scores, int64_t first, int64_t count, int64_t picks, uint32_t* memory, int64_t* ids) {
+void topk_of_head(const float* scores, int64_t first, int64_t count, int64_t picks, uint32_t* memory, int64_t* ids) {
     if (picks == 0) return;
     uint32_t* keys = memory;
     for (int64_t i = 0; i < count; i++) keys[i] = key_of(scores[i]);
@@ -59,13 +59,13 @@ void best_of_head(const float* scores, int64_t first, int64_t count, int64_t pic
 
 }  // namespace
 
-void run(const Best& best) {
-    const int64_t size = 2 * best.count + 1;  // one more: what is not kept is written behind the last one that is
+void topk(const TopK& call) {
+    const int64_t size = 2 * call.count + 1;  // one more: a key that is not a candidate is written behind the last one
     Scratch scratch;
-    uint32_t* memory = scratch.take<uint32_t>(best.heads * size);
-    parallel(static_cast<int>(best.heads), [&](int64_t head) {
-        best_of_head(best.scores + head * best.stride + best.first, best.first, best.count, best.picks,
-                     memory + head * size, best.ids + head * best.picks);
+    uint32_t* memory = scratch.take<uint32_t>(call.heads * size);
+    parallel(static_cast<int>(call.heads), [&](int64_t head) {
+        topk_of_head(call.scores + head * call.stride + call.first, call.first, call.count, call.picks,
+                     memory + head * size, call.ids + head * call.picks);
     });
 }
 
