@@ -26,11 +26,12 @@ install-dev: .venv/.dev ## and what developers need
 	@touch .venv/.user $@
 
 # Compiles what has changed; `make install` starts from nothing. LEVELS="portable;avx2" leaves out the other levels.
-native: ## compile the kernels again, after a change of theirs
+native: ## compile the kernels again, after a change of theirs, and write their type stub
 	@test -e .venv/.dev || $(MAKE) install-dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/native -G Ninja --log-level=WARNING \
 		-DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python $(if $(LEVELS),-DTRIFORCE_LEVELS="$(LEVELS)")
 	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/native
+	@$(BIN)/python scripts/native_stub.py
 	@touch .venv/.user .venv/.dev
 
 sanitize: ## the kernels' tests under address, undefined-behaviour and thread sanitizers: half an hour

@@ -8,11 +8,11 @@
 #include <nanobind/stl/vector.h>
 
 #include "attention.hpp"
-#include "best.hpp"
 #include "memory.hpp"
-#include "offload.hpp"
+#include "offloaded_pass.hpp"
 #include "search.hpp"
 #include "tensor.hpp"
+#include "topk.hpp"
 #include "write.hpp"
 
 namespace nb = nanobind;
@@ -21,9 +21,9 @@ using namespace nb::literals;
 namespace triforce {
 namespace {
 
-using Found = std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>>;  // as Search
+using SearchArg = std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>>;  // as Search
 
-Copies copies_over(const Pages& pages, nb::handle keys, nb::handle values, nb::handle scales) {
+Copies copies_over(const Pages& pages, TensorArg keys, TensorArg values, TensorArg scales) {
     const int64_t G = pages.heads, P = pages.count, E = pages.page_numbers();
     int8_t* k = tensor("int8_keys", keys).as<int8_t>({G, P, E});
     int8_t* v = tensor("int8_values", values).as<int8_t>({G, P, E});
@@ -33,13 +33,13 @@ Copies copies_over(const Pages& pages, nb::handle keys, nb::handle values, nb::h
     return {reinterpret_cast<char*>(k), reinterpret_cast<char*>(v), s};
 }
 
-Sketches sketches_over(const Pages& pages, nb::handle turn, nb::handle words) {
+Sketches sketches_over(const Pages& pages, TensorArg rotation, TensorArg sketches) {
     const int64_t D = pages.dim;
-    return {tensor("turn", turn).as<float>({D, D}),
-            reinterpret_cast<uint16_t*>(tensor("sketches", words).as<bf16>({pages.heads, pages.count, D + page_size}))};
+    bf16* codes = tensor("sketches", sketches).as<bf16>({pages.heads, pages.count, D + page_size});
+    return {tensor("rotation", rotation).as<float>({D, D}), reinterpret_cast<uint16_t*>(codes)};
 }
 
-Pages pages_over(nb::handle keys, nb::handle values, int64_t dim) {
+Pages pages_over(TensorArg keys, TensorArg values, int64_t dim) {
     check(dim > 0 && dim % 16 == 0 && dim <= largest_dim, "head_dim must be a multiple of 16, at most 256");
     const Tensor k = tensor("keys", keys), v = tensor("values", values);
     check(k.type == Type::bf16 || k.type == Type::f32, "keys must be bfloat16 or float32");
@@ -54,11 +54,11 @@ Pages pages_over(nb::handle keys, nb::handle values, int64_t dim) {
     return pages;
 }
 
-void init_pages(Pages* self, nb::handle keys, nb::handle values, int64_t dim, nb::handle turn, nb::handle sketches,
-                nb::handle int8_keys, nb::handle int8_values, nb::handle scales) {
+void init_pages(Pages* self, TensorArg keys, TensorArg values, int64_t dim, TensorArg rotation,
+                TensorArg sketches, TensorArg int8_keys, TensorArg int8_values, TensorArg scales) {
     Pages pages = pages_over(keys, values, dim);
     if (!scales.is_none()) pages.copies = copies_over(pages, int8_keys, int8_values, scales);
-    if (!sketches.is_none()) pages.sketches = sketches_over(pages, turn, sketches);
+    if (!sketches.is_none()) pages.sketches = sketches_over(pages, rotation, sketches);
     new (self) Pages(pages);
 }
 
@@ -69,10 +69,10 @@ void* data(const Tensor& t, Type type, std::initializer_list<int64_t> shape) {
     return t.data;
 }
 
-const int64_t* checked_slots(const Pages& pages, nb::handle slots, int64_t count) {
+const int64_t* checked_slots(const Pages& pages, TensorArg slots, int64_t count) {
     const int64_t* at = tensor("slots", slots).as<int64_t>({count});
     const uint64_t limit = static_cast<uint64_t>(pages.count) * page_size;
-    uint64_t largest = 0;  // of negative ones, as unsigned, too
+    uint64_t largest = 0;  // negative slots are large as unsigned numbers
     for (int64_t i = 0; i < count; i++) largest = std::max(largest, static_cast<uint64_t>(at[i]));
     check(largest < limit, "slots must lie in the pages");
     return at;
@@ -83,15 +83,15 @@ int query_heads(const Pages& pages, int64_t heads) {
     return static_cast<int>(heads);
 }
 
-const int64_t* checked_positions(const char* name, nb::handle positions, int64_t count, int64_t table) {
+const int64_t* checked_positions(const char* name, TensorArg positions, int64_t count, int64_t table) {
     const int64_t* at = tensor(name, positions).as<int64_t>({count});
     for (int64_t i = 0; i < count; i++) check(0 <= at[i] && at[i] < table, "positions must lie in the tables");
     return at;
 }
 
-void write(const Pages& pages, nb::handle q, nb::handle k, nb::handle v, nb::handle cos, nb::handle sin,
-           nb::handle positions, nb::handle slots, nb::handle rotated, nb::handle positions_to_sinks,
-           nb::handle q_sinks) {
+void rope_and_write_tokens(const Pages& pages, TensorArg q, TensorArg k, TensorArg v, TensorArg cos, TensorArg sin,
+                           TensorArg positions, TensorArg slots, TensorArg rotated, TensorArg sink_positions,
+                           TensorArg q_sinks) {
     const Tensor q_tensor = tensor("q", q);
     q_tensor.expect(Type::f32, {-1, -1});
     const int64_t N = q_tensor[0], D = pages.dim, kv_size = pages.heads * D;
@@ -108,30 +108,31 @@ void write(const Pages& pages, nb::handle q, nb::handle k, nb::handle v, nb::han
     tokens.slots = checked_slots(pages, slots, N);
     tokens.rotated = data(tensor("rotated", rotated), type_of_pages(pages), {N, H, D});
     if (!q_sinks.is_none()) {
-        tokens.positions_to_sinks = checked_positions("positions_to_sinks", positions_to_sinks, N, table);
+        tokens.sink_positions = checked_positions("sink_positions", sink_positions, N, table);
         tokens.q_sinks = data(tensor("q_sinks", q_sinks), type_of_pages(pages), {N, H, D});
     }
     nb::gil_scoped_release release;
-    run(tokens);
+    rope_and_write(tokens);
 }
 
 template <bool reads>
-void move_tokens(const Pages& pages, nb::handle slots, nb::handle k, nb::handle v) {
+void copy_tokens(const Pages& pages, TensorArg slots, TensorArg k, TensorArg v) {
     const Tensor k_tensor = tensor("k", k);
     const int64_t count = k_tensor.dims ? k_tensor[0] : 0;
     void* k_data = data(k_tensor, type_of_pages(pages), {count, pages.heads, pages.dim});
     void* v_data = data(tensor("v", v), type_of_pages(pages), {count, pages.heads, pages.dim});
     const int64_t* at = checked_slots(pages, slots, count);
     nb::gil_scoped_release release;
-    if (Offload* home = pages.home)
-        return reads ? home->read(pages.layer, at, count, k_data, v_data)
-                     : home->put(pages.layer, at, count, k_data, v_data);
-    reads ? read(pages, at, count, k_data, v_data) : put(pages, at, count, k_data, v_data);
+    if (Offload* offload = pages.offload)
+        return reads ? offload->read(pages.layer, at, count, k_data, v_data)
+                     : offload->write(pages.layer, at, count, k_data, v_data);
+    reads ? read(pages, at, count, k_data, v_data) : write(pages, at, count, k_data, v_data);
 }
 
-void attend(const Pages& pages, nb::handle q, const std::vector<int64_t>& starts, const std::vector<int64_t>& counts,
-            nb::handle lists, nb::handle mixed, nb::handle mass, nb::handle q_sinks, int64_t sinks, int64_t window,
-            const std::vector<int64_t>& coarse, const Found& search) {
+void attend_pages(const Pages& pages, TensorArg q, const std::vector<int64_t>& starts,
+                  const std::vector<int64_t>& counts,
+                  TensorArg lists, TensorArg out, TensorArg mass, TensorArg q_sinks, int64_t sinks, int64_t window,
+                  const std::vector<int64_t>& coarse, const SearchArg& search_arg) {
     const Type type = type_of_pages(pages);
     const Tensor q_tensor = tensor("q", q), list_tensor = tensor("lists", lists);
     q_tensor.expect(type, {-1, -1, -1, pages.dim});
@@ -148,57 +149,64 @@ void attend(const Pages& pages, nb::handle q, const std::vector<int64_t>& starts
     call.counts = counts.data();
     call.lists = by_head ? list_tensor.as<int32_t>({B, G, P}) : list_tensor.as<int32_t>({B, P});
     call.head_stride = by_head ? P : 0, call.row_stride = by_head ? G * P : P, call.list_length = P;
-    call.mixed = data(tensor("mixed", mixed), type, {B, T, call.heads, pages.dim});
+    call.out = data(tensor("out", out), type, {B, T, call.heads, pages.dim});
     if (!mass.is_none()) call.mass = tensor("mass", mass).as<float>({B, G, P});
     if (!q_sinks.is_none()) call.q_sinks = data(tensor("q_sinks", q_sinks), type, {B, T, call.heads, pages.dim});
     call.sinks = sinks, call.window = window;
     if (!coarse.empty()) call.coarse = coarse.data();
     check(call);
-    const Search looked{std::get<0>(search), std::get<1>(search), std::get<2>(search)};
-    if (!looked.picks.empty()) check(looked, call);
+    const auto& [first, last, picks] = search_arg;
+    const Search search{first, last, picks};
+    if (!picks.empty()) check(search, call);
     nb::gil_scoped_release release;
-    if (pages.home) return OffloadedPass(*pages.home, &call, &call + 1, {}).attend(call);
-    looked.picks.empty() ? run(call) : run(looked, call);
+    if (!pages.offload) return picks.empty() ? attend(call) : search_and_attend(search, call);
+    OffloadedPass pass(*pages.offload, {&call, &call + 1}, {});
+    pass.start();
+    pass.attend(call);
 }
 
-void best(nb::handle scores, int64_t start, int64_t stop, nb::handle ids) {
+void topk_ids(TensorArg scores, int64_t start, int64_t stop, TensorArg ids) {
     const Tensor s = tensor("scores", scores), out = tensor("ids", ids);
     s.expect(Type::f32, {-1, -1});
     out.expect(Type::i64, {s[0], -1});
     check(0 <= start && start <= stop && stop <= s[1], "start and stop must lie in the scores");
     check(out[1] <= stop - start, "ids must not be more than there are candidates");
     nb::gil_scoped_release release;
-    run(Best{static_cast<const float*>(s.data), s[0], s[1], start, stop - start, out[1],
-             static_cast<int64_t*>(out.data)});
+    topk(TopK{static_cast<const float*>(s.data), s[0], s[1], start, stop - start, out[1],
+              static_cast<int64_t*>(out.data)});
 }
 
 }  // namespace
 
 void bind_attention(nb::module_& m) {
     nb::class_<Pages>(m, "Pages",
-                      "The K and V memory of one layer, (G, pages, 16 * head_dim) each, and room for sketches (G, pages, "
-                      "head_dim + 16) of keys turned by an orthogonal matrix, zeros at first, and for int8 copies with "
-                      "their scales (G, pages, 2), if there are to be such; it stays its owner's.")
-        .def("__init__", &init_pages, "keys"_a, "values"_a, "head_dim"_a, "turn"_a = nb::none(),
+                      "The K and V memory of one layer, (G, pages, 16 * head_dim) each, borrowed.\n\n`rotation` (D, "
+                      "D) float32, orthogonal, and `sketches` (G, pages, D + 16) bfloat16, zeros at first, are for "
+                      "searches.\nint8_keys and int8_values, shaped as the keys, and `scales` (G, pages, 2) float32 "
+                      "are for int8 copies.")
+        .def("__init__", &init_pages, "keys"_a, "values"_a, "head_dim"_a, "rotation"_a = nb::none(),
              "sketches"_a = nb::none(), "int8_keys"_a = nb::none(), "int8_values"_a = nb::none(),
              "scales"_a = nb::none(),
              nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(),
              nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
-        .def("write", &write, "q"_a, "k"_a, "v"_a, "cos"_a, "sin"_a, "positions"_a, "slots"_a, "rotated"_a,
-             "positions_to_sinks"_a = nb::none(), "q_sinks"_a = nb::none(),
-             "Rotate q (N, H * D) and k to their positions (N) in the tables (S, D / 2), put k and v (N, G * D) into "
-             "their slots (N); `rotated` and `q_sinks` (N, H, D) are out.")
-        .def("read", &move_tokens<true>, "slots"_a, "k"_a, "v"_a, "Copy tokens out: k and v (N, G, D).")
-        .def("put", &move_tokens<false>, "slots"_a, "k"_a, "v"_a,
-             "Copy tokens in, keys rotated before: k and v (N, G, D).")
-        .def("attend", &attend, "q"_a, "starts"_a, "counts"_a, "lists"_a, "mixed"_a, "mass"_a = nb::none(),
+        .def("rope_and_write", &rope_and_write_tokens, "q"_a, "k"_a, "v"_a, "cos"_a, "sin"_a, "positions"_a, "slots"_a,
+             "rotated"_a, "sink_positions"_a = nb::none(), "q_sinks"_a = nb::none(),
+             "Rotate q (N, H * D) and k to `positions` (N) int64 of the tables (S, D / 2), and write k and v (N, G * "
+             "D) to `slots` (N) int64.\n\nOut: `rotated` (N, H, D), and q_sinks (N, H, D), rotated to sink_positions "
+             "(N) int64.")
+        .def("read", &copy_tokens<true>, "slots"_a, "k"_a, "v"_a, "Copy tokens of `slots` out to k and v (N, G, D).")
+        .def("write", &copy_tokens<false>, "slots"_a, "k"_a, "v"_a,
+             "Copy tokens k and v (N, G, D) into `slots`; keys are rotated.")
+        .def("attend", &attend_pages, "q"_a, "starts"_a, "counts"_a, "lists"_a, "out"_a, "mass"_a = nb::none(),
              "q_sinks"_a = nb::none(), "sinks"_a = 0, "window"_a = 0, "coarse"_a = std::vector<int64_t>(),
-             "search"_a = Found(),
-             "Queries (B, T, H, D) over page lists (B, P) or (B, G, P); `mixed` (B, T, H, D) and `mass` (B, G, P) "
-             "are out. Keys of row b below coarse[b], in whole blocks of 64, are read from int8 copies. In a search, of the "
-             "pages [first[b], last[b]) of its list each KV head sees the picks[b] that seem nearest to its queries.");
-    m.def("best", &best, "scores"_a, "start"_a, "stop"_a, "ids"_a,
-          "The highest of scores (G, N) in [start, stop): `ids` (G, picks) ascending is out; the lowest among equals.");
+             "search"_a = SearchArg(),
+             "Attend with q (B, T, H, D) to the pages of `lists` (B, P) or (B, G, P) int32.\n\nOut: `out` (B, T, H, "
+             "D) and `mass` (B, G, P) float32. Keys of row b below coarse[b], in whole blocks of 64, are read from "
+             "int8 copies. `search`: first, last and picks (B); of the pages [first[b], last[b]) of row b's list "
+             "each KV head sees the picks[b] nearest to its queries.");
+    m.def("topk", &topk_ids, "scores"_a, "start"_a, "stop"_a, "ids"_a,
+          "Write the columns of the highest of scores (G, N) in [start, stop) to `ids` (G, picks) int64, ascending; "
+          "the lowest columns among equals.");
 }
 
 }  // namespace triforce

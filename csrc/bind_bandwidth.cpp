@@ -1,4 +1,4 @@
-// Reading memory and nothing else: the limit that the other kernels are measured against.
+// Reads memory and nothing else: the bandwidth that other kernels are measured against.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,8 +17,8 @@ namespace {
 
 constexpr int64_t chunk_words = 1 << 17;  // a megabyte
 
-/// The exclusive or of all words, so that each of them has to be read.
-uint64_t read(nb::handle words_object) {
+/// The exclusive or of all words, so that each of them is read.
+uint64_t read(TensorArg words_object) {
     const Tensor tensor_ = tensor("words", words_object);
     const int64_t* words = tensor_.as<int64_t>({-1});
     const int64_t count = tensor_[0], chunks = (count + chunk_words - 1) / chunk_words;
@@ -41,7 +41,7 @@ uint64_t read(nb::handle words_object) {
 }  // namespace
 
 void bind_bandwidth(nb::module_& m) {
-    m.def("read", &read, "words"_a, "Read words (N) int64 as fast as the memory gives them; their exclusive or.");
+    m.def("read", &read, "words"_a, "Read words (N) int64 at the bandwidth of memory. Returns their exclusive or.");
 }
 
 }  // namespace triforce

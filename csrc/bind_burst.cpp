@@ -5,7 +5,6 @@
 
 #include "bind_decoder.hpp"
 #include "burst.hpp"
-#include "tensor.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -13,63 +12,68 @@ using namespace nb::literals;
 namespace triforce {
 namespace {
 
-using Answer = std::optional<std::tuple<int64_t, double>>;
+using Invalid = std::optional<std::tuple<int64_t, double>>;
 
-/// Noise: keys, for `seeded`; or uniforms (count, B), for `rejection`, which wants its laws (count, B, V).
-Draw drawing(const Sampler& sampler, nb::handle noise, nb::handle laws, int64_t count) {
+/// How tokens are drawn: seeded if `noise` has keys; else by rejection with uniforms (count, B), which writes probs
+/// (count, B, V).
+Draw drawing(const Sampler& sampler, NoiseArg noise, TensorArg probs, int64_t count) {
     const Noise* keyed = nullptr;
     const auto B = static_cast<int64_t>(sampler.rows.size());
     if (nb::try_cast(noise, keyed)) {
         check(keyed->seeds.size() == sampler.rows.size(), "noise must have a key for each row");
-        return [=, &sampler](int64_t, const Pass& pass, Refusal& refusal) {
-            return verify_seeded(sampler.rows, pass, {keyed, nullptr}, refusal);
+        return [=, &sampler](int64_t, const VerificationBatch& batch, InvalidColumn& invalid) {
+            return verify_seeded(sampler.rows, batch, {keyed, nullptr}, invalid);
         };
     }
     const double* uniforms = tensor("noise", noise).as<double>({count, B});
-    double* all = tensor("laws", laws).as<double>({count, B, sampler.vocabulary});
-    return [=, &sampler](int64_t behind, const Pass& pass, Refusal& refusal) {
-        double* of_pass = all + behind * B * sampler.vocabulary;
-        return verify_by_rejection(sampler.rows, pass, {uniforms + behind * B, nullptr, of_pass}, refusal);
+    double* out = tensor("probs", probs).as<double>({count, B, sampler.vocabulary});
+    return [=, &sampler](int64_t i, const VerificationBatch& batch, InvalidColumn& invalid) {
+        const RejectionInputs inputs{uniforms + i * B, nullptr, out + i * B * sampler.vocabulary};
+        return verify_by_rejection(sampler.rows, batch, inputs, invalid);
     };
 }
 
-Answer burst(const Decoder& decoder, const std::vector<const Pages*>& memory, Ints positions, nb::handle cos,
-             nb::handle sin, const Seen& seen, nb::handle texts, nb::handle lengths, nb::handle live,
-             const Sampler& sampler, nb::handle noise, nb::handle laws, nb::handle tokens) {
+Invalid burst(const Decoder& decoder, const std::vector<const Pages*>& memory, Ints positions, TensorArg cos,
+              TensorArg sin, const ViewArg& seen, IntArrayArg ids, IntArrayArg lengths, BoolArrayArg live,
+              const Sampler& sampler, NoiseArg noise, TensorArg probs, IntArrayArg tokens) {
     check(!memory.empty(), "there must be pages");
-    const Tensor ids = tensor("texts", texts), out = tensor("tokens", tokens);
+    const Tensor texts = tensor("ids", ids), out = tensor("tokens", tokens);
     const auto B = static_cast<int64_t>(sampler.rows.size());
     check(sampler.vocabulary == decoder.head().vocabulary(), "the sampler must have the model's vocabulary");
     check(static_cast<int64_t>(positions.size()) == B, "positions must have one number for each row");
-    Feed feed{};
-    feed.rows = B, feed.last_layer = static_cast<int64_t>(memory.size());
-    feed.positions = std::move(positions);
-    feed.views = {view(seen, B, memory[0]->heads)};
+    ForwardBatch forward{};
+    forward.rows = B, forward.last_layer = static_cast<int64_t>(memory.size());
+    forward.positions = std::move(positions);
+    forward.views = {view(seen, B, memory[0]->heads)};
     int64_t table = 0;
-    std::tie(feed.rotation, table) = rotation(cos, sin, memory[0]->dim);
-    Pass pass{};
-    pass.rows = static_cast<int>(B), pass.vocabulary = sampler.vocabulary;
-    int64_t* data = ids.as<int64_t>({B, -1});
-    pass.ids = data, pass.capacity = ids[1];
-    pass.lengths = tensor("lengths", lengths).as<int64_t>({B});
-    pass.live = tensor("live", live).as<bool>({B});
+    std::tie(forward.rotation, table) = rotation(cos, sin, memory[0]->dim);
+    VerificationBatch verification{};
+    verification.rows = static_cast<int>(B), verification.vocabulary = sampler.vocabulary;
+    int64_t* data = texts.as<int64_t>({B, -1});
+    verification.ids = data, verification.capacity = texts[1];
+    verification.lengths = tensor("lengths", lengths).as<int64_t>({B});
+    verification.live = tensor("live", live).as<bool>({B});
     int64_t* drawn = out.as<int64_t>({B, -1});
     for (int64_t b = 0; b < B; b++)
-        check(0 <= feed.positions[b] && pass.lengths[b] + out[1] <= table, "positions must lie in the tables");
-    const Draw draw = drawing(sampler, noise, laws, out[1]);
-    Refusal refusal{};
+        check(0 <= forward.positions[b] && verification.lengths[b] + out[1] <= table,
+              "positions must lie in the tables");
+    const Draw draw = drawing(sampler, noise, probs, out[1]);
+    InvalidColumn invalid{};
     const nb::gil_scoped_release released;
-    if (run({decoder, memory, std::move(feed), pass, data, out[1], drawn}, draw, refusal)) return std::nullopt;
-    return std::tuple(refusal.row, refusal.peak);
+    if (decode({decoder, memory, std::move(forward), verification, data, out[1], drawn}, draw, invalid))
+        return std::nullopt;
+    return std::tuple(invalid.row, invalid.peak);
 }
 
 }  // namespace
 
 void bind_burst(nb::module_& m) {
-    m.def("burst", &burst, "decoder"_a, "memory"_a, "positions"_a, "cos"_a, "sin"_a, "view"_a, "texts"_a, "lengths"_a,
-          "live"_a, "sampler"_a, "noise"_a, "laws"_a, "tokens"_a,
-          "tokens (B, n) = what follows each live row of texts (B, S), of which positions[b] tokens were seen, drawn "
-          "one after another and written behind it. None, or row and largest logit of a column without a law.");
+    m.def("burst", &burst, nb::kw_only(), "decoder"_a, "memory"_a, "positions"_a, "cos"_a, "sin"_a, "view"_a, "ids"_a,
+          "lengths"_a, "live"_a, "sampler"_a, "noise"_a, "probs"_a, "tokens"_a,
+          "Draw K tokens behind each live row of the texts ids (B, S), one after another.\n\nThe model has seen "
+          "positions[b] tokens of row b; `view` is that of the first pass. noise: keys for seeded draws; else "
+          "uniforms (K, B) float64, with which probs (K, B, V) float64 are written. Out: tokens (B, K), which are "
+          "appended to ids, too. Returns row and largest logit of a token without a distribution, or None.");
 }
 
 }  // namespace triforce

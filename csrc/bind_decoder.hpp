@@ -1,4 +1,4 @@
-// What the bindings of passes have in common.
+// Arguments that bindings of forward passes share.
 #pragma once
 
 #include <tuple>
@@ -9,17 +9,25 @@
 #include <nanobind/stl/vector.h>
 
 #include "decoder.hpp"
+#include "tensor.hpp"
 
 namespace triforce {
 
 using Ints = std::vector<int64_t>;
-// As View; the object is its lists, and the last three are its search.
-using Seen = std::tuple<int64_t, nanobind::object, Ints, int64_t, int64_t, Ints, std::tuple<Ints, Ints, Ints>>;
+/// A View as Python makes it.
+struct ViewArg {
+    int64_t layers;
+    nanobind::object lists;
+    Ints starts;
+    int64_t sinks, window;
+    Ints coarse;
+    std::tuple<Ints, Ints, Ints> search;  // first, last, picks
+};
 
-/// The lists stay their owner's.
-View view(const Seen& seen, int64_t rows, int64_t heads);
+/// Checks and borrows the lists.
+View view(const ViewArg& from, int64_t rows, int64_t heads);
 
-/// Tables (positions, D / 2), and for how many positions.
-std::pair<Rotation, int64_t> rotation(nanobind::handle cos, nanobind::handle sin, int64_t dim);
+/// Tables (positions, D / 2), and their number of positions.
+std::pair<Rotation, int64_t> rotation(TensorArg cos, TensorArg sin, int64_t dim);
 
 }  // namespace triforce

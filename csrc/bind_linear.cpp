@@ -4,7 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 
-#include "block.hpp"
+#include "decoder_layer.hpp"
 #include "matrix.hpp"
 #include "tensor.hpp"
 
@@ -14,11 +14,11 @@ using namespace nb::literals;
 namespace triforce {
 namespace {
 
-std::optional<Tensor> optional_tensor(const char* name, nb::handle object) {
+std::optional<Tensor> optional_tensor(const char* name, TensorArg object) {
     return object.is_none() ? std::nullopt : std::optional(tensor(name, object));
 }
 
-void linear(const Matrix& matrix, nb::handle x_object, nb::handle y_object) {
+void linear(const Matrix& matrix, TensorArg x_object, TensorArg y_object) {
     const Tensor x = tensor("x", x_object), y = tensor("y", y_object);
     x.expect(matrix.type(), {-1, matrix.inputs()});
     float* out = y.as<float>({x[0], matrix.outputs()});
@@ -26,7 +26,7 @@ void linear(const Matrix& matrix, nb::handle x_object, nb::handle y_object) {
     matrix.linear(x.data, x[0], out);
 }
 
-void rows(const Matrix& matrix, nb::handle ids_object, nb::handle out_object) {
+void rows(const Matrix& matrix, TensorArg ids_object, TensorArg out_object) {
     const Tensor ids = tensor("ids", ids_object), out = tensor("out", out_object);
     const int64_t* id = ids.as<int64_t>({-1});
     float* to = out.as<float>({ids[0], matrix.inputs()});
@@ -37,11 +37,11 @@ void rows(const Matrix& matrix, nb::handle ids_object, nb::handle out_object) {
     matrix.rows(id, ids[0], to);
 }
 
-void init_block(Block* self, nb::handle input_norm, nb::handle q, nb::handle k, nb::handle v, nb::handle o,
-                nb::handle post_norm, nb::handle gate, nb::handle up, nb::handle down, nb::handle q_bias,
-                nb::handle k_bias, nb::handle v_bias, nb::handle q_norm, nb::handle k_norm, int64_t head_dim,
+void init_layer(DecoderLayer* self, TensorArg input_norm, TensorArg q, TensorArg k, TensorArg v, TensorArg o,
+                TensorArg post_norm, TensorArg gate, TensorArg up, TensorArg down, TensorArg q_bias,
+                TensorArg k_bias, TensorArg v_bias, TensorArg q_norm, TensorArg k_norm, int64_t head_dim,
                 float eps, bool int8) {
-    Parts parts{
+    LayerWeights weights{
         tensor("input_norm", input_norm),  tensor("q_proj", q),
         tensor("k_proj", k),               tensor("v_proj", v),
         tensor("o_proj", o),               tensor("post_norm", post_norm),
@@ -49,49 +49,52 @@ void init_block(Block* self, nb::handle input_norm, nb::handle q, nb::handle k, 
         tensor("down_proj", down),         optional_tensor("q_bias", q_bias),
         optional_tensor("k_bias", k_bias), optional_tensor("v_bias", v_bias),
         optional_tensor("q_norm", q_norm), optional_tensor("k_norm", k_norm)};
-    new (self) Block(parts, head_dim, eps, int8);
+    new (self) DecoderLayer(weights, head_dim, eps, int8);
 }
 
-void init_projections(Projections* self, nb::handle norm, nb::handle q, nb::handle k, nb::handle v, nb::handle q_bias,
-                      nb::handle k_bias, nb::handle v_bias, nb::handle q_norm, nb::handle k_norm, int64_t head_dim,
+void init_projections(QkvProjections* self, TensorArg norm, TensorArg q, TensorArg k, TensorArg v, TensorArg q_bias,
+                      TensorArg k_bias, TensorArg v_bias, TensorArg q_norm, TensorArg k_norm, int64_t head_dim,
                       float eps, bool int8) {
-    Parts parts{};
-    parts.input_norm = tensor("input_norm", norm);
-    parts.q = tensor("q_proj", q), parts.k = tensor("k_proj", k), parts.v = tensor("v_proj", v);
-    parts.q_bias = optional_tensor("q_bias", q_bias), parts.k_bias = optional_tensor("k_bias", k_bias);
-    parts.v_bias = optional_tensor("v_bias", v_bias);
-    parts.q_norm = optional_tensor("q_norm", q_norm), parts.k_norm = optional_tensor("k_norm", k_norm);
-    new (self) Projections(parts, head_dim, eps, int8);
+    LayerWeights weights{};
+    weights.input_norm = tensor("input_norm", norm);
+    weights.q = tensor("q_proj", q), weights.k = tensor("k_proj", k), weights.v = tensor("v_proj", v);
+    weights.q_bias = optional_tensor("q_bias", q_bias), weights.k_bias = optional_tensor("k_bias", k_bias);
+    weights.v_bias = optional_tensor("v_bias", v_bias);
+    weights.q_norm = optional_tensor("q_norm", q_norm), weights.k_norm = optional_tensor("k_norm", k_norm);
+    new (self) QkvProjections(weights, head_dim, eps, int8);
 }
+
+constexpr const char* qkv_doc =
+    "Write q (N, H * D), k and v (N, G * D), not rotated, of x (N, C); all are float32.";
 
 template <class Of>
-void qkv(const Of& block, nb::handle x_object, nb::handle q_object, nb::handle k_object, nb::handle v_object) {
+void qkv(const Of& layer, TensorArg x_object, TensorArg q_object, TensorArg k_object, TensorArg v_object) {
     const Tensor x = tensor("x", x_object);
-    const float* from = x.as<float>({-1, block.hidden()});
-    float* q = tensor("q", q_object).as<float>({x[0], block.q_size()});
-    float* k = tensor("k", k_object).as<float>({x[0], block.kv_size()});
-    float* v = tensor("v", v_object).as<float>({x[0], block.kv_size()});
+    const float* from = x.as<float>({-1, layer.hidden()});
+    float* q = tensor("q", q_object).as<float>({x[0], layer.q_size()});
+    float* k = tensor("k", k_object).as<float>({x[0], layer.kv_size()});
+    float* v = tensor("v", v_object).as<float>({x[0], layer.kv_size()});
     const nb::gil_scoped_release released;
-    block.qkv(from, x[0], q, k, v);
+    layer.qkv(from, x[0], q, k, v);
 }
 
-void gate(const Gate& gate, nb::handle x_object, nb::handle gated_object) {
+void gated_mlp(const GatedMlp& mlp, TensorArg x_object, TensorArg gated_object) {
     const Tensor x = tensor("x", x_object), gated = tensor("gated", gated_object);
-    const float* from = x.as<float>({-1, gate.hidden()});
-    gated.expect(gate.type(), {x[0], gate.stride()});
+    const float* from = x.as<float>({-1, mlp.hidden()});
+    gated.expect(mlp.type(), {x[0], mlp.stride()});
     const nb::gil_scoped_release released;
-    gate.run(from, x[0], gated.data);
+    mlp.forward(from, x[0], gated.data);
 }
 
-void finish(const Block& block, nb::handle x_object, nb::handle mixed_object) {
-    const Tensor x = tensor("x", x_object), mixed = tensor("mixed", mixed_object);
-    float* stream = x.as<float>({-1, block.hidden()});
-    mixed.expect(block.type(), {x[0], block.q_size()});
+void finish(const DecoderLayer& layer, TensorArg x_object, TensorArg attn_out_object) {
+    const Tensor x = tensor("x", x_object), attn_out = tensor("attn_out", attn_out_object);
+    float* stream = x.as<float>({-1, layer.hidden()});
+    attn_out.expect(layer.type(), {x[0], layer.q_size()});
     const nb::gil_scoped_release released;
-    block.finish(stream, x[0], mixed.data);
+    layer.finish(stream, x[0], attn_out.data);
 }
 
-void logits(const Head& head, nb::handle x_object, nb::handle out_object) {
+void logits(const LmHead& head, TensorArg x_object, TensorArg out_object) {
     const Tensor x = tensor("x", x_object);
     const float* from = x.as<float>({-1, head.hidden()});
     float* out = tensor("out", out_object).as<float>({x[0], head.vocabulary()});
@@ -103,43 +106,47 @@ void logits(const Head& head, nb::handle x_object, nb::handle out_object) {
 
 void bind_linear(nb::module_& m) {
     nb::class_<Matrix>(m, "Matrix",
-                       "Weights (outputs, inputs) of bfloat16 or float32, packed for the kernels; as int8 on demand.")
+                       "Weights (outputs, inputs) bfloat16 or float32, packed for the kernels; rounded to int8 if "
+                       "asked for.")
         .def("__init__",
-             [](Matrix* self, nb::handle weight, bool int8) { new (self) Matrix(tensor("weight", weight), int8); },
+             [](Matrix* self, TensorArg weight, bool int8) { new (self) Matrix(tensor("weight", weight), int8); },
              "weight"_a, nb::kw_only(), "int8"_a = false)
-        .def_prop_ro("bytes", &Matrix::bytes)
+        .def_prop_ro("bytes", &Matrix::bytes, "Size of the packed weights.")
         .def("linear", &linear, "x"_a, "y"_a,
-             "y = x W^T: x (rows, inputs) of the type that the weights had, y (rows, outputs) float32.")
+             "Write y = x W^T: x (rows, inputs) of the type that the weights had, y (rows, outputs) float32.")
         .def("rows", &rows, "ids"_a, "out"_a,
-             "out (count, inputs) float32 becomes rows `ids` (count) int64 of the weight.");
-    nb::class_<Block>(m, "Block", "The linear side of one decoder layer.")
-        .def("__init__", &init_block, "input_norm"_a, "q_proj"_a, "k_proj"_a, "v_proj"_a, "o_proj"_a, "post_norm"_a,
+             "Write rows `ids` (count) int64 of the weight to out (count, inputs) float32.");
+    nb::class_<DecoderLayer>(m, "DecoderLayer", "A decoder layer but for rotation and attention.")
+        .def("__init__", &init_layer, "input_norm"_a, "q_proj"_a, "k_proj"_a, "v_proj"_a, "o_proj"_a, "post_norm"_a,
              "gate_proj"_a, "up_proj"_a, "down_proj"_a, "q_bias"_a.none(), "k_bias"_a.none(), "v_bias"_a.none(),
              "q_norm"_a.none(), "k_norm"_a.none(), nb::kw_only(), "head_dim"_a, "eps"_a, "int8"_a = false)
-        .def_prop_ro("bytes", &Block::bytes)
-        .def("qkv", &qkv<Block>, "x"_a, "q"_a, "k"_a, "v"_a)
-        .def("finish", &finish, "x"_a, "mixed"_a);
-    nb::class_<Projections>(m, "Projections", "What a layer does before its attention, for some of its heads.")
+        .def_prop_ro("bytes", &DecoderLayer::bytes, "Size of the packed weights.")
+        .def("qkv", &qkv<DecoderLayer>, "x"_a, "q"_a, "k"_a, "v"_a, qkv_doc)
+        .def("finish", &finish, "x"_a, "attn_out"_a,
+             "Add the output projection of attention, `attn_out` (N, H * D), and then the MLP to x (N, C) float32.");
+    nb::class_<QkvProjections>(m, "QkvProjections",
+                               "The query, key and value projections of a layer, for some of its heads.")
         .def("__init__", &init_projections, "input_norm"_a, "q_proj"_a, "k_proj"_a, "v_proj"_a, "q_bias"_a.none(),
              "k_bias"_a.none(), "v_bias"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(), nb::kw_only(), "head_dim"_a,
              "eps"_a, "int8"_a = false)
-        .def("qkv", &qkv<Projections>, "x"_a, "q"_a, "k"_a, "v"_a);
-    nb::class_<Gate>(m, "Gate", "The first half of an MLP, or some of its outputs.")
+        .def("qkv", &qkv<QkvProjections>, "x"_a, "q"_a, "k"_a, "v"_a, qkv_doc);
+    nb::class_<GatedMlp>(m, "GatedMlp", "The first half of an MLP, or some of its outputs.")
         .def("__init__",
-             [](Gate* self, nb::handle norm, nb::handle gate, nb::handle up, float eps, bool int8) {
-                 new (self) Gate(tensor("post_norm", norm), tensor("gate_proj", gate), tensor("up_proj", up), eps,
+             [](GatedMlp* self, TensorArg norm, TensorArg gate, TensorArg up, float eps, bool int8) {
+                 new (self) GatedMlp(tensor("post_norm", norm), tensor("gate_proj", gate), tensor("up_proj", up), eps,
                                  int8);
              },
              "post_norm"_a, "gate_proj"_a, "up_proj"_a, nb::kw_only(), "eps"_a, "int8"_a = false)
-        .def_prop_ro("stride", &Gate::stride, "Outputs, up to a multiple of 16.")
-        .def("run", &gate, "x"_a, "gated"_a, "gated (rows, stride) becomes silu(gate) * up of the normed x.");
-    nb::class_<Head>(m, "Head", "The final norm and the output matrix.")
+        .def_prop_ro("stride", &GatedMlp::stride, "Outputs, up to a multiple of 16.")
+        .def("forward", &gated_mlp, "x"_a, "gated"_a,
+             "Write silu(gate) * up of the normed x (rows, hidden) float32 to `gated` (rows, stride).");
+    nb::class_<LmHead>(m, "LmHead", "The final norm and the output matrix.")
         .def("__init__",
-             [](Head* self, nb::handle norm, std::shared_ptr<Matrix> matrix, float eps) {
-                 new (self) Head(tensor("norm", norm), std::move(matrix), eps);
+             [](LmHead* self, TensorArg norm, std::shared_ptr<Matrix> matrix, float eps) {
+                 new (self) LmHead(tensor("norm", norm), std::move(matrix), eps);
              },
              "norm"_a, "matrix"_a, nb::kw_only(), "eps"_a)
-        .def("logits", &logits, "x"_a, "out"_a);
+        .def("logits", &logits, "x"_a, "out"_a, "Write the logits of x (N, C) float32 to out (N, V) float32.");
 }
 
 }  // namespace triforce

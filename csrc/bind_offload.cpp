@@ -16,13 +16,13 @@ using namespace nb::literals;
 namespace triforce {
 namespace {
 
-void init_memory_store(Store* self, nb::handle memory) {
+void init_memory_store(Store* self, TensorArg memory) {
     const Tensor bytes = tensor("memory", memory);
     bytes.expect(Type::u8, {-1});
     new (self) Store(static_cast<char*>(bytes.data));
 }
 
-void init_offload(Offload* self, nb::handle arena, bool is_bf16, int layers, int heads, int dim, int64_t pages,
+void init_offload(Offload* self, TensorArg arena, bool is_bf16, int layers, int heads, int dim, int64_t pages,
                   int64_t frames, int64_t buffers, int64_t buffer_frames, std::shared_ptr<Store> store) {
     check(layers > 0 && heads > 0 && pages > 1 && frames > 1 && buffers > 1 && buffer_frames > 0,
           "there must be layers, heads, pages beyond the scratch page, frames and buffers");
@@ -47,44 +47,46 @@ void check_pages(const Offload& memory, const std::vector<int64_t>& pages) {
 
 void bind_offload(nb::module_& m) {
     nb::exception<OffloadError>(m, "OffloadError");
-    nb::class_<Store>(m, "Store", "Where pages lie that memory has no room for: an open file, or memory (bytes).")
+    nb::class_<Store>(m, "Store",
+                      "The store of pages that memory has no room for: an open file, or memory (bytes) uint8.")
         .def(nb::init<int, int, int64_t>(), "file"_a, "direct"_a, "bytes"_a,
-             "`direct`: the same file, opened for reads past the system's cache; or -1.")
+             "A file of so many bytes. `direct`: the same file, opened for reads that bypass the page cache; or -1.")
         .def("__init__", &init_memory_store, "memory"_a, nb::keep_alive<1, 2>())
-        .def("limit", &Store::limit, "bytes_per_second"_a, "Reads take as long as on a bus of this rate; 0: no limit.")
-        .def_prop_ro("bytes_read", &Store::bytes_read);
-    nb::class_<Offload>(m, "Offload", "KV memory of all layers whose pages lie in a store, but for those in frames.")
-        .def("__init__", &init_offload, "arena"_a, "is_bf16"_a, "layers"_a, "heads"_a, "dim"_a, "pages"_a, "frames"_a,
-             "buffers"_a, "buffer_frames"_a, "store"_a, nb::keep_alive<1, 2>())
-        .def("layer", &Offload::layer, "i"_a, nb::rv_policy::reference_internal)
-        .def("favour",
+        .def("limit", &Store::limit, "bytes_per_second"_a, "Slow reads down to this rate; 0 is no limit.")
+        .def_prop_ro("bytes_read", &Store::bytes_read, "Bytes read from the store.");
+    nb::class_<Offload>(m, "Offload",
+                        "KV memory of all layers, whose pages lie in a store or in frames of an arena (bytes) uint8.")
+        .def("__init__", &init_offload, nb::kw_only(), "arena"_a, "is_bf16"_a, "layers"_a, "heads"_a, "dim"_a,
+             "pages"_a, "frames"_a, "buffers"_a, "buffer_frames"_a, "store"_a, nb::keep_alive<1, 2>())
+        .def("layer", &Offload::layer, "i"_a, nb::rv_policy::reference_internal, "The pages of a layer.")
+        .def("prefer",
              [](Offload& self, const std::vector<bool>& layers) {
                  check(static_cast<int64_t>(layers.size()) == self.layers(), "there must be one bool for each layer");
-                 self.favour(layers);
-             }, "layers"_a, "Layers that are to stay in memory whole.")
+                 self.prefer(layers);
+             }, "layers"_a, "Keep the layers that are true in memory whole.")
         .def("reserve",
              [](Offload& self, const std::vector<int64_t>& pages) {
                  check_pages(self, pages);
                  nb::gil_scoped_release release;
                  self.reserve(pages);
-             }, "pages"_a, "Room in the store for these pages.")
+             }, "pages"_a, "Make room in the store for these pages.")
         .def("commit",
              [](Offload& self, int layer, const std::vector<int64_t>& pages) {
                  check(0 <= layer && layer < self.layers(), "there must be such a layer");
                  check_pages(self, pages);
                  nb::gil_scoped_release release;
                  self.commit(layer, pages);
-             }, "layer"_a, "pages"_a, "These pages are full of committed tokens.")
+             }, "layer"_a, "pages"_a, "Write pages, which are full of committed tokens, to the store.")
         .def("forget",
              [](Offload& self, const std::vector<int64_t>& pages) {
                  check_pages(self, pages);
                  self.forget(pages);
-             }, "pages"_a, "Nobody needs these pages.")
-        .def_prop_ro("seen",
+             }, "pages"_a, "Drop these pages.")
+        .def_prop_ro("page_counts",
              [](const Offload& self) {
-                 const Offload::Seen seen = self.seen();
-                 return std::tuple{seen.streamed, seen.fetched, seen.kept};
-             }, "Pages of a head that were read ahead, read on demand, and kept as they came by.");
+                 const Offload::PageCounts counts = self.page_counts();
+                 return std::tuple{counts.read_ahead, counts.read_on_demand, counts.kept};
+             }, "Pages of a KV head that were read ahead, read on demand, and kept in memory after being read ahead.");
 }
 
 }  // namespace triforce

@@ -17,17 +17,23 @@ using namespace nb::literals;
 namespace triforce {
 namespace {
 
-using Answer = std::optional<std::tuple<int, int, double>>;
+using Invalid = std::optional<std::tuple<int, int, double>>;
 
-/// The arrays of a pass as the bindings take them, in this order. A law has no entries under `seeded`.
-struct Arrays {
-    nb::handle logits, ids, lengths, live;
-    nb::handle tokens, laws, origins, counts;
-    nb::handle out_tokens, out_laws, out_origins, out_counts;
+/// The arrays of a draft, of K tokens or of J = K + 1 verified ones.
+struct DraftArrays {
+    nb::object tokens, probs, origins, counts;
+};
+
+/// The arrays of a verification.
+struct VerificationArrays {
+    TensorArg logits;
+    IntArrayArg ids, lengths;
+    BoolArrayArg live;
+    const DraftArrays &draft, &out;
     int64_t tier;
 };
 
-void check_guesses(const Pass& p) {
+void check_draft(const VerificationBatch& p) {
     for (int b = 0; b < p.rows; b++) {
         check(p.counts[b] >= 0 && p.counts[b] < p.columns, "counts must be from 0 to K");
         for (int64_t k = 0; k < p.counts[b]; k++) {
@@ -37,11 +43,11 @@ void check_guesses(const Pass& p) {
     }
 }
 
-Pass checked(const Sampler& sampler, const Arrays& a) {
+VerificationBatch checked(const Sampler& sampler, const VerificationArrays& a) {
     const Tensor logits = tensor("logits", a.logits), ids = tensor("ids", a.ids);
     const auto B = static_cast<int64_t>(sampler.rows.size()), J = std::max<int64_t>(logits.dims > 1 ? logits[1] : 1, 1);
     const bool wide = logits.type == Type::f64;
-    Pass p{};
+    VerificationBatch p{};
     p.rows = static_cast<int>(B);
     p.columns = static_cast<int>(J);
     p.vocabulary = sampler.vocabulary;
@@ -51,23 +57,43 @@ Pass checked(const Sampler& sampler, const Arrays& a) {
     p.capacity = ids[1];
     p.lengths = tensor("lengths", a.lengths).as<int64_t>({B});
     p.live = tensor("live", a.live).as<bool>({B});
-    p.tokens = tensor("tokens", a.tokens).as<int64_t>({B, J - 1});
-    p.origins = tensor("origins", a.origins).as<int64_t>({B, J - 1});
-    p.counts = tensor("counts", a.counts).as<int64_t>({B});
+    p.tokens = tensor("tokens", a.draft.tokens).as<int64_t>({B, J - 1});
+    p.origins = tensor("origins", a.draft.origins).as<int64_t>({B, J - 1});
+    p.counts = tensor("counts", a.draft.counts).as<int64_t>({B});
     p.tier = a.tier;
-    p.out_tokens = tensor("out_tokens", a.out_tokens).as<int64_t>({B, J});
-    p.out_origins = tensor("out_origins", a.out_origins).as<int64_t>({B, J});
-    p.out_counts = tensor("out_counts", a.out_counts).as<int64_t>({B});
-    check_guesses(p);
+    p.out_tokens = tensor("out.tokens", a.out.tokens).as<int64_t>({B, J});
+    p.out_origins = tensor("out.origins", a.out.origins).as<int64_t>({B, J});
+    p.out_counts = tensor("out.counts", a.out.counts).as<int64_t>({B});
+    check_draft(p);
     return p;
 }
 
 template <class Verify, class Source>
-Answer run(Verify verify, const Sampler& sampler, const Pass& pass, const Source& noise) {
-    Refusal refusal{};
+Invalid run(Verify verify, const Sampler& sampler, const VerificationBatch& batch, const Source& noise) {
+    InvalidColumn invalid{};
     const nb::gil_scoped_release released;
-    if (verify(sampler.rows, pass, noise, refusal)) return std::nullopt;
-    return std::tuple(refusal.row, refusal.column, refusal.peak);
+    if (verify(sampler.rows, batch, noise, invalid)) return std::nullopt;
+    return std::tuple(invalid.row, invalid.column, invalid.peak);
+}
+
+Invalid seeded(const Sampler& sampler, TensorArg logits, IntArrayArg ids, IntArrayArg lengths, BoolArrayArg live,
+               const DraftArrays& draft, const DraftArrays& out, int64_t tier, NoiseArg noise) {
+    const VerificationBatch p = checked(sampler, {logits, ids, lengths, live, draft, out, tier});
+    const Noise* keyed = nullptr;
+    if (!nb::try_cast(noise, keyed))
+        return run(verify_seeded, sampler, p,
+                   Exponentials{nullptr, tensor("noise", noise).as<double>({p.rows, p.columns, p.vocabulary})});
+    check(keyed->seeds.size() == sampler.rows.size(), "noise must have a key for each row");
+    return run(verify_seeded, sampler, p, Exponentials{keyed, nullptr});
+}
+
+Invalid rejection(const Sampler& sampler, TensorArg logits, IntArrayArg ids, IntArrayArg lengths, BoolArrayArg live,
+                  const DraftArrays& draft, const DraftArrays& out, int64_t tier, TensorArg noise) {
+    const VerificationBatch p = checked(sampler, {logits, ids, lengths, live, draft, out, tier});
+    const RejectionInputs inputs{tensor("noise", noise).as<double>({p.rows, p.columns}),
+                                 tensor("probs", draft.probs).as<double>({p.rows, p.columns - 1, p.vocabulary}),
+                                 tensor("out.probs", out.probs).as<double>({p.rows, p.columns, p.vocabulary})};
+    return run(verify_by_rejection, sampler, p, inputs);
 }
 
 void add(Sampler& sampler, double temperature, int64_t top_k, double top_p, double min_p, double repetition,
@@ -78,31 +104,8 @@ void add(Sampler& sampler, double temperature, int64_t top_k, double top_p, doub
         {temperature, top_k, top_p, min_p, repetition, presence, frequency, std::move(bias), prompt});
 }
 
-Answer seeded(const Sampler& sampler, const Arrays& arrays, nb::handle noise) {
-    const Pass p = checked(sampler, arrays);
-    const Noise* keyed = nullptr;
-    if (!nb::try_cast(noise, keyed))
-        return run(verify_seeded, sampler, p,
-                   Exponentials{nullptr, tensor("noise", noise).as<double>({p.rows, p.columns, p.vocabulary})});
-    check(keyed->seeds.size() == sampler.rows.size(), "noise must have a key for each row");
-    return run(verify_seeded, sampler, p, Exponentials{keyed, nullptr});
-}
-
-Answer rejection(const Sampler& sampler, const Arrays& arrays, nb::handle noise) {
-    const Pass p = checked(sampler, arrays);
-    const Trial trial{tensor("noise", noise).as<double>({p.rows, p.columns}),
-                      tensor("laws", arrays.laws).as<double>({p.rows, p.columns - 1, p.vocabulary}),
-                      tensor("out_laws", arrays.out_laws).as<double>({p.rows, p.columns, p.vocabulary})};
-    return run(verify_by_rejection, sampler, p, trial);
-}
-
-template <Answer verify(const Sampler&, const Arrays&, nb::handle)>
-Answer call(const Sampler& sampler, nb::handle logits, nb::handle ids, nb::handle lengths, nb::handle live,
-            nb::handle tokens, nb::handle laws, nb::handle origins, nb::handle counts, nb::handle out_tokens,
-            nb::handle out_laws, nb::handle out_origins, nb::handle out_counts, int64_t tier, nb::handle noise) {
-    const Arrays arrays{logits, ids,    lengths,    live,     tokens,      laws,       origins,
-                        counts, out_tokens, out_laws, out_origins, out_counts, tier};
-    return verify(sampler, arrays, noise);
+void init_arrays(DraftArrays* self, IntArrayArg tokens, TensorArg probs, IntArrayArg origins, IntArrayArg counts) {
+    new (self) DraftArrays{nb::borrow(tokens), nb::borrow(probs), nb::borrow(origins), nb::borrow(counts)};
 }
 
 void init_noise(Noise* self, std::vector<uint64_t> seeds, std::vector<uint32_t> choices) {
@@ -110,7 +113,7 @@ void init_noise(Noise* self, std::vector<uint64_t> seeds, std::vector<uint32_t> 
     new (self) Noise{std::move(seeds), std::move(choices)};
 }
 
-void uniforms(const Noise& noise, nb::handle draws_object, int tier, nb::handle used_object, nb::handle out_object) {
+void uniforms(const Noise& noise, TensorArg draws_object, int tier, IntArrayArg used_object, TensorArg out_object) {
     const auto B = static_cast<int64_t>(noise.seeds.size());
     const Tensor draws = tensor("draws", draws_object), out = tensor("out", out_object);
     int64_t* drawn = draws.as<int64_t>({-1, B});
@@ -127,15 +130,27 @@ void uniforms(const Noise& noise, nb::handle draws_object, int tier, nb::handle 
 }  // namespace
 
 void bind_sampler(nb::module_& m) {
-    nb::class_<Noise>(m, "Noise", "The keys of each row's noise.")
+    nb::class_<Noise>(m, "Noise", "The noise of a batch's rows, keyed by their seeds and choices.")
         .def("__init__", &init_noise, "seeds"_a, "choices"_a)
         .def("uniforms", &uniforms, "draws"_a, "tier"_a, "used"_a, "out"_a,
-             "out (B, n) = the next uniforms of each row for a tier; draws (tiers, B) moves on by used (B).");
-    nb::class_<Sampler>(m, "Sampler", "Warps, draws and verifies; see sampler.hpp. Rows are added one by one.")
+             "Write the next uniforms of each row for a tier to out (B, n) float64, and add used (B) to its draws.\n\n"
+             "draws (tiers, B) int64: the numbers drawn so far.");
+    nb::class_<DraftArrays>(m, "DraftArrays",
+                            "Tokens (B, K) int64, their probs (B, K, V) float64, the tiers that they come from (B, "
+                            "K), and how many each row has (B).\n\nIn seeded verification probs have no entries.")
+        .def("__init__", &init_arrays, nb::kw_only(), "tokens"_a, "probs"_a, "origins"_a, "counts"_a);
+    nb::class_<Sampler>(m, "Sampler", "The sampling parameters of a batch, whose rows are added one by one.")
         .def("__init__", [](Sampler* self, int vocabulary) { new (self) Sampler{vocabulary, {}}; }, "vocabulary"_a)
-        .def("add", &add)
-        .def("seeded", &call<seeded>, "None, or row, column and largest logit of a column without a law.")
-        .def("rejection", &call<rejection>, "The same.");
+        .def("add", &add, nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "repetition_penalty"_a,
+             "presence_penalty"_a, "frequency_penalty"_a, "logit_bias"_a, "prompt_length"_a, "Add a row.")
+        .def("verify_seeded", &seeded, nb::kw_only(), "logits"_a, "ids"_a, "lengths"_a, "live"_a, "draft"_a, "out"_a,
+             "tier"_a, "noise"_a,
+             "Verify a draft of K tokens by logits (B, K + 1, V) float32 or float64 and write the result to "
+             "`out`.\n\nids (B, S), lengths and live (B): the texts. noise: keys, or exponentials (B, K + 1, V) "
+             "float64. Returns row, column and largest logit of a column without a distribution, or None.")
+        .def("verify_by_rejection", &rejection, nb::kw_only(), "logits"_a, "ids"_a, "lengths"_a, "live"_a, "draft"_a,
+             "out"_a, "tier"_a, "noise"_a,
+             "Verify a draft by rejection sampling; as verify_seeded, with noise: uniforms (B, K + 1) float64.");
 }
 
 }  // namespace triforce

@@ -1,5 +1,4 @@
-// Tokens of a model with nothing below it, one after another in one call: each is scored by a pass over what came
-// before it, and drawn from that law, as pass after pass would do it.
+// Tokens of a model without a draft below it, one after another in one call: the same as so many passes and draws.
 #pragma once
 
 #include <functional>
@@ -9,20 +8,21 @@
 
 namespace triforce {
 
-/// How a pass of one column draws the tokens of all rows: the token behind that many, or a column without a law.
-using Draw = std::function<bool(int64_t behind, const Pass& pass, Refusal& refusal)>;
+/// Draws the i-th token of all rows from a batch of one column. Returns whether each row has a distribution.
+using Draw = std::function<bool(int64_t i, const VerificationBatch& batch, InvalidColumn& invalid)>;
 
 struct Burst {
     const Decoder& decoder;
     const std::vector<const Pages*>& memory;
-    Feed feed;           // what the first pass sees; its ids, counts and logits are found here
-    Pass pass;           // the texts, and which rows are live
-    int64_t* texts;      // (B, S): those of `pass`, behind which the tokens are written
+    ForwardBatch forward;       // of the first pass; its ids, counts and logits are set here
+    VerificationBatch verification;  // the texts, and which rows are live
+    int64_t* texts;     // (B, S): the same texts; tokens are appended to them
     int64_t count;
-    int64_t* tokens;     // (B, count)
+    int64_t* tokens;    // (B, count)
 };
 
-/// Whether there was a law for every token. Throws std::invalid_argument where texts, memory and model do not fit.
-bool run(Burst burst, const Draw& draw, Refusal& refusal);
+/// Draws `count` tokens of each live row. Returns whether each of them had a distribution. Throws std::invalid_argument
+/// where texts, memory and model do not fit each other.
+bool decode(Burst burst, const Draw& draw, InvalidColumn& invalid);
 
 }  // namespace triforce

@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #include "memory.hpp"
-#include "offload.hpp"
+#include "offloaded_pass.hpp"
 
 namespace triforce {
 namespace {
@@ -18,159 +18,163 @@ void widen(const void* from, int64_t count, float* to) {
     for (int64_t i = 0; i < count; i++) to[i] = to_float(static_cast<const T*>(from)[i]);
 }
 
-/// What passes from layer to layer and from step to step.
+/// Memory of one pass, which its layers share.
 struct Activations {
     float *x, *q, *k, *v;
-    char *rotated, *q_sinks, *mixed;
-    int64_t *positions, *positions_to_sinks, *slots;
+    char *rotated, *q_sinks, *attn_out;
+    int64_t *positions, *sink_positions, *slots;
 };
 
-Activations activations(Scratch& scratch, const Feed& feed, const Block& block) {
-    const size_t N = feed.rows * feed.width, Q = block.q_size(), P = block.kv_size();
-    const size_t bytes = N * Q * size_of(block.type());
+Activations activations(Scratch& scratch, const ForwardBatch& batch, const DecoderLayer& layer) {
+    const size_t N = batch.rows * batch.width, Q = layer.q_size(), P = layer.kv_size();
+    const size_t bytes = N * Q * size_of(layer.type());
     Activations a{};
-    a.x = feed.x ? feed.x : scratch.take<float>(N * block.hidden());
+    a.x = batch.x ? batch.x : scratch.take<float>(N * layer.hidden());
     a.q = scratch.take<float>(N * Q), a.k = scratch.take<float>(N * P), a.v = scratch.take<float>(N * P);
-    a.rotated = scratch.take<char>(bytes), a.mixed = scratch.take<char>(bytes);
-    if (feed.views.front().window) a.q_sinks = scratch.take<char>(bytes);
+    a.rotated = scratch.take<char>(bytes), a.attn_out = scratch.take<char>(bytes);
+    if (batch.views.front().window) a.q_sinks = scratch.take<char>(bytes);
     a.positions = scratch.take<int64_t>(N);
-    a.positions_to_sinks = scratch.take<int64_t>(N);
+    a.sink_positions = scratch.take<int64_t>(N);
     a.slots = scratch.take<int64_t>(N);
     return a;
 }
 
-/// Positions and slots of the new tokens; padding goes to the scratch page.
-void place(const Feed& feed, const Attention& call, const Activations& a) {
-    const int64_t last_to_sinks = call.sinks + call.window - 1;
-    for (int64_t i = 0; i < feed.rows * feed.width; i++) {
-        const int64_t b = i / feed.width, t = i % feed.width, key = call.starts[b] + t;
-        const bool real = t < feed.counts[b];
-        a.positions[i] = real ? feed.positions[b] + t : 0;
-        a.positions_to_sinks[i] = std::min(a.positions[i], std::max<int64_t>(last_to_sinks, 0));
+/// Writes positions and slots of the new tokens; padding goes to the scratch page.
+void locate(const ForwardBatch& batch, const Attention& call, const Activations& a) {
+    const int64_t largest = std::max<int64_t>(call.sinks + call.window - 1, 0);
+    for (int64_t i = 0; i < batch.rows * batch.width; i++) {
+        const int64_t b = i / batch.width, t = i % batch.width, key = call.starts[b] + t;
+        const bool real = t < batch.counts[b];
+        a.positions[i] = real ? batch.positions[b] + t : 0;
+        a.sink_positions[i] = std::min(a.positions[i], largest);
         a.slots[i] = real ? call.list(b, 0)[key / page_size] * int64_t{page_size} + key % page_size : 0;
     }
 }
 
-/// The attention of each layer, but for what it reads and writes.
-std::vector<Attention> calls(const std::vector<const Pages*>& memory, const Feed& feed, int heads) {
+/// The attention of each layer, without queries and outputs.
+std::vector<Attention> calls(const std::vector<const Pages*>& memory, const ForwardBatch& batch, int heads) {
     std::vector<Attention> calls;
-    for (const View& view : feed.views)
+    for (const View& view : batch.views)
         for (int64_t i = 0; i < view.layers && calls.size() < memory.size(); i++) {
             Attention call{};
             call.pages = memory[calls.size()];
-            call.rows = feed.rows, call.width = feed.width, call.heads = heads;
-            call.starts = view.starts.data(), call.counts = feed.counts.data();
+            call.rows = batch.rows, call.width = batch.width, call.heads = heads;
+            call.starts = view.starts.data(), call.counts = batch.counts.data();
             call.lists = view.lists + i * view.layer_stride;
             call.row_stride = view.row_stride, call.head_stride = view.head_stride, call.list_length = view.list_length;
             call.sinks = view.sinks, call.window = view.window;
             if (!view.coarse.empty()) call.coarse = view.coarse.data();
-            if (feed.mass) call.mass = feed.mass + calls.size() * feed.rows * call.pages->heads * view.list_length;
+            if (batch.mass) call.mass = batch.mass + calls.size() * batch.rows * call.pages->heads * view.list_length;
             calls.push_back(call);
         }
     return calls;
 }
 
-/// Of each layer; null: its queries see all of their lists.
-std::vector<const Search*> searches(const Feed& feed) {
-    std::vector<const Search*> found;
-    for (const View& view : feed.views) found.insert(found.end(), view.layers, view.search.picks.empty() ? nullptr : &view.search);
-    return found;
+/// The search of each layer; null where its queries see all of their lists.
+std::vector<const Search*> searches(const ForwardBatch& batch) {
+    std::vector<const Search*> all;
+    for (const View& view : batch.views)
+        all.insert(all.end(), view.layers, view.search.picks.empty() ? nullptr : &view.search);
+    return all;
 }
 
-/// Keys and values into their pages; the queries are ready for their attention.
-void remember(Attention& call, const Feed& feed, const Activations& a, char* rotated) {
-    const int64_t N = feed.rows * feed.width;
-    run(NewTokens{call.pages, N, call.heads, a.q, a.k, a.v, feed.rotation, a.positions, a.positions_to_sinks, a.slots,
-                  rotated, a.q_sinks});
-    call.q = rotated, call.q_sinks = a.q_sinks, call.mixed = a.mixed;
+/// Writes keys and values to their pages, rotates the queries and sets them in the call.
+void rope_and_write(Attention& call, const ForwardBatch& batch, const Activations& a, char* rotated) {
+    const int64_t N = batch.rows * batch.width;
+    rope_and_write(NewTokens{call.pages, N, call.heads, a.q, a.k, a.v, batch.rotation, a.positions, a.sink_positions,
+                             a.slots, rotated, a.q_sinks});
+    call.q = rotated, call.q_sinks = a.q_sinks, call.out = a.attn_out;
 }
 
 }  // namespace
 
-Decoder::Decoder(std::vector<std::shared_ptr<Block>> blocks, std::shared_ptr<Head> head,
+Decoder::Decoder(std::vector<std::shared_ptr<DecoderLayer>> layers, std::shared_ptr<LmHead> head,
                  std::optional<Tensor> embedding)
-    : blocks_(std::move(blocks)), head_(std::move(head)), embedding_(std::move(embedding)) {
-    require(!blocks_.empty(), "a decoder has at least one block");
-    const Block& first = *blocks_.front();
-    for (const auto& block : blocks_)
-        require(block->hidden() == head_->hidden() && block->q_size() == first.q_size() &&
-                block->kv_size() == first.kv_size() && block->type() == first.type(), "blocks and head must be alike");
+    : layers_(std::move(layers)), head_(std::move(head)), embedding_(std::move(embedding)) {
+    require(!layers_.empty(), "a decoder has at least one layer");
+    const DecoderLayer& first = *layers_.front();
+    for (const auto& layer : layers_)
+        require(layer->hidden() == head_->hidden() && layer->q_size() == first.q_size() &&
+                layer->kv_size() == first.kv_size() && layer->type() == first.type(), "layers and head must be alike");
     if (embedding_) embedding_->expect(first.type(), {head_->vocabulary(), head_->hidden()});
 }
 
-void Decoder::check(const std::vector<const Pages*>& memory, const Feed& feed) const {
-    const Block& block = *blocks_.front();
+void Decoder::check(const std::vector<const Pages*>& memory, const ForwardBatch& batch) const {
+    const DecoderLayer& layer = *layers_.front();
     int64_t layers = 0;
-    for (const View& view : feed.views) layers += view.layers;
-    require(memory.size() == blocks_.size() && layers == static_cast<int64_t>(blocks_.size()),
+    for (const View& view : batch.views) layers += view.layers;
+    require(memory.size() == layers_.size() && layers == static_cast<int64_t>(layers_.size()),
             "pages and views must be of all layers");
-    require(0 <= feed.first_layer && feed.first_layer < feed.last_layer && feed.last_layer <= layers &&
-            (feed.x || feed.last_layer - feed.first_layer == layers), "a part of the layers needs a residual stream");
+    require(0 <= batch.first_layer && batch.first_layer < batch.last_layer && batch.last_layer <= layers &&
+            (batch.x || batch.last_layer - batch.first_layer == layers),
+            "a part of the layers needs a residual stream");
     for (const Pages* pages : memory)
-        require(pages->is_bf16 == (block.type() == Type::bf16) && pages->heads * pages->dim == block.kv_size() &&
-                block.q_size() % block.kv_size() == 0, "pages must be of the model's type and shape");
-    for (int64_t i = 0; i < feed.rows * feed.width; i++)
-        require(0 <= feed.ids[i] && feed.ids[i] < head_->vocabulary(), "ids must be in the vocabulary");
-    for (int64_t i = 0; feed.at && i < feed.rows * feed.scored; i++)
-        require(0 <= feed.at[i] && feed.at[i] < feed.width, "at must lie in [0, T)");
+        require(pages->is_bf16 == (layer.type() == Type::bf16) && pages->heads * pages->dim == layer.kv_size() &&
+                layer.q_size() % layer.kv_size() == 0, "pages must be of the model's type and shape");
+    for (int64_t i = 0; i < batch.rows * batch.width; i++)
+        require(0 <= batch.ids[i] && batch.ids[i] < head_->vocabulary(), "ids must be in the vocabulary");
+    for (int64_t i = 0; batch.at && i < batch.rows * batch.scored; i++)
+        require(0 <= batch.at[i] && batch.at[i] < batch.width, "at must lie in [0, T)");
     const int32_t* checked = nullptr;
-    const std::vector<Attention> attention = calls(memory, feed, 0);
-    const std::vector<const Search*> searched = searches(feed);
+    const std::vector<Attention> attention = calls(memory, batch, 0);
+    const std::vector<const Search*> searched = searches(batch);
     for (size_t i = 0; i < attention.size(); i++) {
         if (attention[i].lists != checked) triforce::check(attention[i]), checked = attention[i].lists;
         if (searched[i]) triforce::check(*searched[i], attention[i]);
     }
 }
 
-void Decoder::run(const std::vector<const Pages*>& memory, const Feed& feed) const {
+void Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBatch& batch) const {
     Scratch scratch;
-    const int64_t N = feed.rows * feed.width, layers = static_cast<int64_t>(blocks_.size());
-    const Block& first = *blocks_.front();
-    const Activations a = activations(scratch, feed, first);
-    const std::vector<const Search*> searched = searches(feed);
+    const int64_t N = batch.rows * batch.width, layers = static_cast<int64_t>(layers_.size());
+    const DecoderLayer& first = *layers_.front();
+    const Activations a = activations(scratch, batch, first);
+    const std::vector<const Search*> searched = searches(batch);
     const int64_t queries_of_a_layer = N * first.q_size() * size_of(first.type());
-    std::vector<Attention> attention = calls(memory, feed, static_cast<int>(first.q_size() / memory[0]->dim));
+    std::vector<Attention> attention = calls(memory, batch, static_cast<int>(first.q_size() / memory[0]->dim));
     std::optional<OffloadedPass> offloaded;
-    if (Offload* home = memory[0]->home)
-        offloaded.emplace(*home, attention.data() + feed.first_layer, attention.data() + feed.last_layer,
-                          OffloadedPass::How{feed.exact, feed.keep});
-    if (feed.first_layer == 0) embed(feed, a.x);
-    place(feed, attention[0], a);
-    for (int64_t i = feed.first_layer; i < feed.last_layer; i++) {
-        const bool goes_on = feed.scored || i + 1 < layers;
-        blocks_[i]->qkv(a.x, N, a.q, a.k, a.v);
-        remember(attention[i], feed, a, feed.queries ? feed.queries + i * queries_of_a_layer : a.rotated);
-        if (goes_on || feed.mass) {
-            if (offloaded) {
-                offloaded->attend(attention[i]);  // it shows all that a search may leave out
-            } else {
-                searched[i] ? triforce::run(*searched[i], attention[i]) : triforce::run(attention[i]);
-            }
-        }
-        if (goes_on) blocks_[i]->finish(a.x, N, a.mixed);
+    if (Offload* home = memory[0]->offload) {
+        const AttentionCalls calls{attention.data() + batch.first_layer, attention.data() + batch.last_layer};
+        offloaded.emplace(*home, calls, OffloadedPass::Options{batch.exact, batch.keep}).start();
     }
-    if (feed.scored && feed.last_layer == layers) score(feed, a.x);
+    if (batch.first_layer == 0) embed(batch, a.x);
+    locate(batch, attention[0], a);
+    for (int64_t i = batch.first_layer; i < batch.last_layer; i++) {
+        const bool output_needed = batch.scored || i + 1 < layers;
+        layers_[i]->qkv(a.x, N, a.q, a.k, a.v);
+        rope_and_write(attention[i], batch, a, batch.queries ? batch.queries + i * queries_of_a_layer : a.rotated);
+        if (output_needed || batch.mass) {
+            if (offloaded)
+                offloaded->attend(attention[i]);  // to whole lists: offloaded memory has no sketches
+            else if (searched[i])
+                search_and_attend(*searched[i], attention[i]);
+            else
+                attend(attention[i]);
+        }
+        if (output_needed) layers_[i]->finish(a.x, N, a.attn_out);
+    }
+    if (batch.scored && batch.last_layer == layers) score(batch, a.x);
 }
 
-void Decoder::embed(const Feed& feed, float* x) const {
+void Decoder::embed(const ForwardBatch& batch, float* x) const {
     const int64_t C = head_->hidden();
-    if (!embedding_) return head_->matrix().rows(feed.ids, feed.rows * feed.width, x);
+    if (!embedding_) return head_->matrix().rows(batch.ids, batch.rows * batch.width, x);
     const bool narrow = embedding_->type == Type::bf16;
     const char* table = static_cast<const char*>(embedding_->data);
-    for (int64_t i = 0; i < feed.rows * feed.width; i++) {
-        const char* row = table + feed.ids[i] * C * size_of(embedding_->type);
+    for (int64_t i = 0; i < batch.rows * batch.width; i++) {
+        const char* row = table + batch.ids[i] * C * size_of(embedding_->type);
         narrow ? widen<bf16>(row, C, x + i * C) : widen<float>(row, C, x + i * C);
     }
 }
 
-void Decoder::score(const Feed& feed, const float* x) const {
-    const int64_t C = head_->hidden(), J = feed.scored;
-    if (!feed.at) return head_->logits(x, feed.rows * J, feed.logits);
+void Decoder::score(const ForwardBatch& batch, const float* x) const {
+    const int64_t C = head_->hidden(), J = batch.scored;
+    if (!batch.at) return head_->logits(x, batch.rows * J, batch.logits);
     Scratch scratch;
-    float* scored = scratch.take<float>(feed.rows * J * C);
-    for (int64_t i = 0; i < feed.rows * J; i++)
-        std::copy_n(x + (i / J * feed.width + feed.at[i]) * C, C, scored + i * C);
-    head_->logits(scored, feed.rows * J, feed.logits);
+    float* scored = scratch.take<float>(batch.rows * J * C);
+    for (int64_t i = 0; i < batch.rows * J; i++)
+        std::copy_n(x + (i / J * batch.width + batch.at[i]) * C, C, scored + i * C);
+    head_->logits(scored, batch.rows * J, batch.logits);
 }
 
 }  // namespace triforce

@@ -8,13 +8,13 @@
 namespace triforce {
 namespace {
 
-constexpr int tile = 512;  // tokens whose noise is made together; even
+constexpr int tile = 512;  // tokens whose noise is made together; an even number
 
 struct Winner {
     int64_t token = 0;
     double ratio = 0;
 
-    void meet(int64_t rival, double weight, double exponential) {
+    void challenge(int64_t rival, double weight, double exponential) {
         if (weight / exponential > ratio) {
             ratio = weight / exponential;
             token = rival;
@@ -22,57 +22,58 @@ struct Winner {
     }
 };
 
-/// All tokens in order: whole blocks of noise, and a logarithm only where the upper bits leave a chance to win.
-int64_t dense_race(const double* weights, int vocabulary, const Place& place) {
+/// Races all tokens in order. A logarithm is taken only where the upper bits of the noise leave a chance to win.
+int64_t dense_race(const double* weights, int vocabulary, const NoiseKey& key) {
     const VocabularyKernels& loops = vocabulary_kernels();
     alignas(64) uint32_t bits[tile];
     Winner winner;
     for (int first = 0; first < vocabulary; first += tile) {
         const int n = std::min(tile, vocabulary - first);
-        loops.upper_bits(place, first / 2, (n + 1) / 2, bits);
+        loops.upper_bits(key, first / 2, (n + 1) / 2, bits);
         if (!loops.any_rival(weights + first, bits, n, winner.ratio)) continue;
         for (int i = 0; i < n; i++)
             if (loops.any_rival(weights + first + i, bits + i, 1, winner.ratio))
-                winner.meet(first + i, weights[first + i], exponential(place, first + i));
+                winner.challenge(first + i, weights[first + i], exponential(key, first + i));
     }
     return winner.token;
 }
 
 }  // namespace
 
-int64_t race(const Law& law, int vocabulary, const Place& place, Workspace& w) {
-    if (law.count == 1) return law.tokens[0];
-    if (law.count == vocabulary) return dense_race(law.weights, vocabulary, place);
-    if (law.count > vocabulary / 4) {  // cheaper with the others than one by one
-        w.spread.assign(vocabulary, 0.0);
-        for (int i = 0; i < law.count; i++) w.spread[law.tokens[i]] = law.weights[i];
-        return dense_race(w.spread.data(), vocabulary, place);
+int64_t race(const Distribution& probs, int vocabulary, const NoiseKey& key, Workspace& w) {
+    if (probs.count == 1) return probs.tokens[0];
+    if (probs.count == vocabulary) return dense_race(probs.weights, vocabulary, key);
+    if (probs.count > vocabulary / 4) {  // blocks of noise are cheaper than single numbers
+        w.dense.assign(vocabulary, 0.0);
+        for (int i = 0; i < probs.count; i++) w.dense[probs.tokens[i]] = probs.weights[i];
+        return dense_race(w.dense.data(), vocabulary, key);
     }
     Winner winner;
-    for (int i = 0; i < law.count; i++)
-        winner.meet(law.tokens[i], law.weights[i], exponential(place, static_cast<uint32_t>(law.tokens[i])));
+    for (int i = 0; i < probs.count; i++)
+        winner.challenge(probs.tokens[i], probs.weights[i], exponential(key, static_cast<uint32_t>(probs.tokens[i])));
     return winner.token;
 }
 
-int64_t race(const Law& law, const double* exponentials) {
+int64_t race(const Distribution& probs, const double* exponentials) {
     Winner winner;
-    for (int i = 0; i < law.count; i++) winner.meet(law.tokens[i], law.weights[i], exponentials[law.tokens[i]]);
+    for (int i = 0; i < probs.count; i++)
+        winner.challenge(probs.tokens[i], probs.weights[i], exponentials[probs.tokens[i]]);
     return winner.token;
 }
 
-int64_t draw(const Law& law, const double* p, const double* q, double uniform) {
-    const auto owed = [=](int i) {
-        const int32_t token = law.tokens[i];
+int64_t draw(const Distribution& probs, const double* p, const double* q, double uniform) {
+    const auto residual = [=](int i) {
+        const int32_t token = probs.tokens[i];
         return q ? std::max(p[token] - q[token], 0.0) : p[token];
     };
     double total = 0;
-    for (int i = 0; i < law.count; i++) total += owed(i);
-    if (q && total == 0) return draw(law, p, nullptr, uniform);  // p == q up to rounding
+    for (int i = 0; i < probs.count; i++) total += residual(i);
+    if (q && total == 0) return draw(probs, p, nullptr, uniform);  // p == q up to rounding
     const double at = std::min(uniform * total, std::nextafter(total, 0.0));  // the product may round up to the total
     double below = 0;
     int i = 0;
-    while ((below += owed(i)) <= at) i++;
-    return law.tokens[i];
+    while ((below += residual(i)) <= at) i++;
+    return probs.tokens[i];
 }
 
 }  // namespace triforce

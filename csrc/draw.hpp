@@ -1,17 +1,18 @@
-// One token from a law.
+// One token from a distribution.
 #pragma once
 
-#include "law.hpp"
+#include "logits_processor.hpp"
 #include "noise.hpp"
 
 namespace triforce {
 
 /// The winner of an exponential race: the largest weight / exponential, the lowest token among equals.
-int64_t race(const Law& law, int vocabulary, const Place& place, Workspace& workspace);
-int64_t race(const Law& law, const double* exponentials);
+int64_t race(const Distribution& probs, int vocabulary, const NoiseKey& key, Workspace& workspace);
+/// The same with a table of exponentials (V).
+int64_t race(const Distribution& probs, const double* exponentials);
 
-/// One token of max(p - q, 0), or of p where that is empty or q is null, by inversion. Never one of probability zero.
-/// p and q: a probability for each token of the vocabulary, those of p none but the law's.
-int64_t draw(const Law& law, const double* p, const double* q, double uniform);
+/// Draws from the residual max(p - q, 0) by inversion; from p where the residual is zero or q is null. Never a token of
+/// probability zero. p, q: (V); p is `probs`.
+int64_t draw(const Distribution& probs, const double* p, const double* q, double uniform);
 
 }  // namespace triforce

@@ -6,28 +6,29 @@ namespace triforce {
 
 Frames::Frames(int layers, int heads, int64_t pages, int32_t frames)
     : heads_(heads), pages_(pages), frame_(layers * heads * pages), stored_(layers * heads * pages), owner_(frames),
-      newer_(frames + 1), older_(frames + 1), favoured_(layers) {
+      newer_(frames + 1), older_(frames + 1), preferred_(layers) {
     newer_[frames] = older_[frames] = frames;
     for (int32_t frame = frames - 1; frame > 0; frame--) free_.push_back(frame);
 }
 
-void Frames::favour(const std::vector<bool>& layers) {
-    for (size_t layer = 0; layer < favoured_.size(); layer++) {
-        if (favoured_[layer] == layers[layer]) continue;
+void Frames::prefer(const std::vector<bool>& layers) {
+    for (size_t layer = 0; layer < preferred_.size(); layer++) {
+        if (preferred_[layer] == layers[layer]) continue;
         const int64_t first = id(static_cast<int>(layer), 0, 0), last = first + heads_ * pages_;
         for (int64_t i = first; i < last; i++)
-            if (listed(i)) unlink(frame_[i]);
-        favoured_[layer] = layers[layer];
+            if (evictable(i)) unlink(frame_[i]);
+        preferred_[layer] = layers[layer];
         for (int64_t i = first; i < last; i++)
-            if (listed(i)) link(frame_[i]);
+            if (evictable(i)) link(frame_[i]);
     }
 }
 
 int32_t Frames::take(int64_t id) {
     if (free_.empty()) {
-        if (!clean_[0] && !clean_[1])
-            throw OffloadError("--kv-memory is full of KV that cannot leave; give more of it, or fewer texts at a time");
-        const int32_t oldest = newer_[ring(!clean_[0])];
+        if (!evictable_[0] && !evictable_[1])
+            throw OffloadError(
+                "--kv-memory is full of KV that cannot leave; give more of it, or fewer texts at a time");
+        const int32_t oldest = newer_[ring(!evictable_[0])];
         unlink(oldest);
         free_.push_back(oldest);
         frame_[owner_[oldest]] = 0;
@@ -41,39 +42,39 @@ int32_t Frames::take(int64_t id) {
 }
 
 void Frames::touch(int64_t id) {
-    if (!listed(id)) return;
+    if (!evictable(id)) return;
     unlink(frame_[id]);
     link(frame_[id]);
 }
 
-void Frames::clean(int64_t id) {
-    if (listed(id)) return;
+void Frames::mark_stored(int64_t id) {
+    if (evictable(id)) return;
     stored_[id] = 1;
     if (frame_[id]) link(frame_[id]);
 }
 
-void Frames::spoil(int64_t id) {
-    if (listed(id)) unlink(frame_[id]);
+void Frames::mark_unstored(int64_t id) {
+    if (evictable(id)) unlink(frame_[id]);
     stored_[id] = 0;
 }
 
 void Frames::forget(int64_t id) {
-    spoil(id);
+    mark_unstored(id);
     if (frame_[id]) free_.push_back(frame_[id]);
     frame_[id] = 0;
 }
 
 void Frames::link(int32_t frame) {
-    const int32_t head = ring(kind(frame)), newest = older_[head];
+    const int32_t head = ring(is_preferred(frame)), newest = older_[head];
     newer_[newest] = frame, older_[frame] = newest;
     newer_[frame] = head, older_[head] = frame;
-    clean_[kind(frame)]++;
+    evictable_[is_preferred(frame)]++;
 }
 
 void Frames::unlink(int32_t frame) {
     newer_[older_[frame]] = newer_[frame];
     older_[newer_[frame]] = older_[frame];
-    clean_[kind(frame)]--;
+    evictable_[is_preferred(frame)]--;
 }
 
 }  // namespace triforce

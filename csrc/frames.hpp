@@ -1,8 +1,7 @@
-// Which pages of a model have a place in memory, and which go when there are too few places.
+// Residency of offloaded pages: which have a frame in memory, and which are evicted.
 //
-// A place is a frame: room for a page's keys and values of one layer and KV head. A page that the store has, too, is
-// clean, and goes when its frame is wanted and nothing else was left alone for longer; others stay where they are. Those
-// of layers in favour go only when there is no other.
+// A frame has room for a page's keys and values of one layer and KV head. Pages whose content the store has, too, are
+// evicted in the order of their last use, those of preferred layers only when there are no others. Dirty pages stay.
 #pragma once
 
 #include <cstdint>
@@ -15,32 +14,34 @@ class Frames {
     /// Frame 0 belongs to no page.
     Frames(int layers, int heads, int64_t pages, int32_t frames);
 
-    void favour(const std::vector<bool>& layers);
-    bool favoured(int layer) const { return favoured_[layer]; }
+    void prefer(const std::vector<bool>& layers);
+    bool preferred(int layer) const { return preferred_[layer]; }
     int64_t id(int layer, int head, int64_t page) const { return (int64_t{layer} * heads_ + head) * pages_ + page; }
     const int32_t* of_layer(int layer) const { return frame_.data() + id(layer, 0, 0); }
     int32_t frame(int64_t id) const { return frame_[id]; }
     bool stored(int64_t id) const { return stored_[id]; }
+    /// Has a frame, but not its content in the store.
     bool dirty(int64_t id) const { return frame_[id] && !stored_[id]; }
-    /// Frames that can be had, and how many of them for those in favour.
-    int64_t to_be_had() const { return static_cast<int64_t>(free_.size()) + clean_[0] + clean_[1]; }
-    int64_t to_be_had_by_favoured() const { return static_cast<int64_t>(free_.size()) + clean_[0]; }
+    /// Free frames and those whose pages can be evicted.
+    int64_t available() const { return static_cast<int64_t>(free_.size()) + evictable_[0] + evictable_[1]; }
+    /// The same without those of preferred layers.
+    int64_t available_to_preferred() const { return static_cast<int64_t>(free_.size()) + evictable_[0]; }
 
-    /// A frame for a page that has none. Throws OffloadError when there is none to be had.
+    /// Gives a frame to a page that has none. Throws OffloadError when none is available.
     int32_t take(int64_t id);
-    /// A clean page is in use.
+    /// Counts a page as used now.
     void touch(int64_t id);
-    /// The store has the page as it is in its frame.
-    void clean(int64_t id);
-    /// The store has it no more, or must not count: it stays in its frame, if it has one.
-    void spoil(int64_t id);
-    /// Nobody needs the page.
+    /// The store has the content of the page's frame.
+    void mark_stored(int64_t id);
+    /// The content in the store is not valid any more. The page stays in its frame, if it has one.
+    void mark_unstored(int64_t id);
+    /// Drops the page.
     void forget(int64_t id);
 
   private:
-    bool listed(int64_t id) const { return frame_[id] && stored_[id]; }
-    bool kind(int32_t frame) const { return favoured_[owner_[frame] / (heads_ * pages_)]; }
-    int32_t ring(bool kind) const { return kind ? static_cast<int32_t>(owner_.size()) : 0; }
+    bool evictable(int64_t id) const { return frame_[id] && stored_[id]; }
+    bool is_preferred(int32_t frame) const { return preferred_[owner_[frame] / (heads_ * pages_)]; }
+    int32_t ring(bool preferred) const { return preferred ? static_cast<int32_t>(owner_.size()) : 0; }
     void link(int32_t frame);
     void unlink(int32_t frame);
 
@@ -48,11 +49,12 @@ class Frames {
     int64_t pages_;
     std::vector<int32_t> frame_;  // of each id; 0: none
     std::vector<char> stored_;
-    std::vector<int64_t> owner_;          // of each frame
-    std::vector<int32_t> newer_, older_;  // two rings of clean ones, through 0 and, of those in favour, the last
-    std::vector<bool> favoured_;
+    std::vector<int64_t> owner_;   // of each frame
+    // Two rings of evictable frames: through 0, and through the last number for those of preferred layers.
+    std::vector<int32_t> newer_, older_;
+    std::vector<bool> preferred_;
     std::vector<int32_t> free_;
-    int64_t clean_[2] = {0, 0};  // in each ring
+    int64_t evictable_[2] = {0, 0};  // frames in each ring
 };
 
 }  // namespace triforce

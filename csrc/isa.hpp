@@ -1,4 +1,4 @@
-// Instruction-set levels: which ones are compiled in, which one this process uses, and the tables of kernels for each.
+// Instruction-set levels: which are compiled in, which one this process uses, and the table of kernels of each.
 //
 // A source file in per_level/ is compiled once per level, into `namespace triforce::TF_LEVEL`, and defines tables of
 // function pointers. Its header declares each of them with TF_KERNEL_TABLE(Type, name); `name()` is then the table of
@@ -17,11 +17,12 @@ enum class Level : int { TF_LEVELS(TF_ENUMERATOR, ) };
 
 const char* name_of(Level level);
 
-/// The levels compiled in, slowest first, with what this CPU lacks for it: null where it can run.
+/// A level that is compiled in, and the feature that this CPU lacks for it; null where it can run.
 struct Available {
     Level level;
     const char* missing;
 };
+/// Slowest first.
 const std::vector<Available>& levels();
 
 /// The level in use: the best one that can run, unless `use` has been called.

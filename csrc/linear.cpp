@@ -8,8 +8,8 @@
 namespace triforce {
 namespace {
 
-constexpr int64_t least_blocks = 8, most_chunks = 64;  // of a row of chunks: enough for many threads, few to hand out
-constexpr int64_t worth_a_thread = 48 << 10;  // multiply-adds: some 2 microseconds
+constexpr int64_t least_blocks = 8, most_chunks = 64;  // of a row of chunks: enough for many threads, few to claim
+constexpr int64_t least_parallel_work = 48 << 10;      // multiply-adds: some 2 microseconds
 
 /// Chunks of a product. They do not depend on the number of threads, which may change at any time.
 struct Grid {
@@ -29,7 +29,7 @@ void run_chunk(const Linear& l, int64_t chunk) {
     linear_kernels().run(l, top, bottom, first, std::min(first + grid.chunk_blocks, l.weights.blocks));
 }
 
-/// Their x as int8, if that is what the weights want, else null.
+/// x rounded to int8 where the weights are int8, else null.
 const int8_t* quantised(Scratch& scratch, const Linear& l) {
     if (!l.weights.scales) return nullptr;
     constexpr int64_t at_once = 8;  // some microseconds of work
@@ -40,29 +40,29 @@ const int8_t* quantised(Scratch& scratch, const Linear& l) {
     return rows;
 }
 
-Linear over(Linear l, const int8_t* rows) {
+Linear with_x(Linear l, const int8_t* rows) {
     l.x = rows, l.x_stride = int8_stride(l.weights);
     return l;
 }
 
 }  // namespace
 
-void run(std::initializer_list<Linear> linears) {
+void multiply(std::initializer_list<Linear> products) {
     Scratch scratch;
-    const int8_t* rows = quantised(scratch, *linears.begin());
+    const int8_t* rows = quantised(scratch, *products.begin());
     int64_t chunks = 0, work = 0;
-    for (const Linear& l : linears) {
+    for (const Linear& l : products) {
         chunks += Grid(l).chunks();
         work += l.rows * l.weights.blocks * block_size * l.weights.inputs;
     }
     const auto body = [&](int64_t chunk) {
-        for (const Linear& l : linears) {
+        for (const Linear& l : products) {
             const int64_t own = Grid(l).chunks();
-            if (chunk < own) return run_chunk(rows ? over(l, rows) : l, chunk);
+            if (chunk < own) return run_chunk(rows ? with_x(l, rows) : l, chunk);
             chunk -= own;
         }
     };
-    if (work >= worth_a_thread) return parallel(static_cast<int>(chunks), body);
+    if (work >= least_parallel_work) return parallel(static_cast<int>(chunks), body);
     for (int64_t chunk = 0; chunk < chunks; chunk++) body(chunk);
 }
 

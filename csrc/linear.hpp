@@ -1,7 +1,7 @@
 // y = x W^T for any number of rows.
 //
-// The bitwise law: each output is one chain of sums over k, ascending, whatever the rows and blocks of a tile; only the
-// epilogue follows. So a row's result depends on that row alone.
+// The bitwise law: each output is one chain of sums over k, ascending, whatever the rows and blocks of a tile, and then
+// the epilogue. So a row's result depends on that row alone.
 #pragma once
 
 #include <cstdint>
@@ -17,31 +17,31 @@ constexpr int linear_rows = 96;  // at most, of one call of a kernel
 
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-/// Packed weights, as a Matrix lends them. Blocks of 16 outputs, each of them with inputs ascending, in pairs for bf16:
-/// [blocks][inputs / 2][16][2]; for float [blocks][inputs][16]. Zeros stand for missing outputs and inputs.
+/// Packed weights, owned by a Matrix. Blocks of 16 outputs, each with inputs ascending, in pairs for bf16:
+/// [blocks][inputs / 2][16][2]; for float [blocks][inputs][16]. Missing outputs and inputs are zeros.
 ///
-/// With scales they are int8, in fours: [blocks][inputs / 4][16][4]. Such a product rounds each row of x to int8, too:
-/// its sums are then exact, and multiplied once by the scales of row and output. So all levels agree in every bit.
+/// With scales they are int8, in fours: [blocks][inputs / 4][16][4]. Such a product rounds each row of x to int8, too.
+/// Its sums are exact and are multiplied once by the scales of row and output, so all levels agree in every bit.
 struct Weights {
     Type type;  // of x, and of the weights unless these are int8
     const void* data;
     const float* scales;  // (blocks * 16), of each output; or null
     int64_t inputs;       // even; a multiple of 16 for int8
-    int64_t outputs;      // of each of two that are woven
+    int64_t outputs;      // of each of two interleaved matrices
     int64_t blocks;
 };
 
-constexpr int64_t most_int8_inputs = 1 << 17;  // whose sums stay below 2^31
+constexpr int64_t most_int8_inputs = 1 << 17;  // so that sums stay below 2^31
 
 enum class Epilogue {
     store,   // y = x W^T + bias
     add,     // y += x W^T + bias
-    swiglu,  // y = silu(gate) * up, rounded to weights.type; gate and up are woven, block by block
+    swiglu,  // y = silu(gate) * up, rounded to weights.type; gate and up are interleaved, block by block
 };
 
 struct Linear {
     Weights weights;
-    const void* x;  // (rows, x_stride) of weights.type, whose first weights.inputs are read
+    const void* x;  // (rows, x_stride) of weights.type; the first weights.inputs of a row are read
     int64_t x_stride;
     int64_t rows;
     const float* bias;  // (blocks * 16), or null
@@ -51,8 +51,8 @@ struct Linear {
 };
 
 struct LinearKernels {
-    /// Outputs of blocks [first, last) for rows [top, bottom), at most linear_rows of them. For int8 weights x is what
-    /// `quantise` made of it.
+    /// Outputs of blocks [first, last) for rows [top, bottom), at most linear_rows of them. For int8 weights x has been
+    /// through `quantise`.
     void (*run)(const Linear& linear, int64_t top, int64_t bottom, int64_t first, int64_t last);
     /// Rows [top, bottom) of x as int8; each is followed by its scale, a float.
     void (*quantise)(const Linear& linear, int64_t top, int64_t bottom, int8_t* rows);
@@ -61,7 +61,7 @@ TF_KERNEL_TABLE(LinearKernels, linear_kernels)
 
 constexpr int64_t int8_stride(const Weights& weights) { return weights.inputs + block_size; }
 
-/// All of them in one job of the thread pool. They read the same x.
-void run(std::initializer_list<Linear> linears);
+/// Computes some products of the same x in one job of the thread pool.
+void multiply(std::initializer_list<Linear> products);
 
 }  // namespace triforce

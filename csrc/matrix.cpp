@@ -11,13 +11,13 @@
 namespace triforce {
 namespace {
 
-// Inputs that lie side by side, for the instructions that take as many.
+// Inputs of an output that are adjacent, for instructions that multiply as many at once.
 template <class T>
-constexpr int64_t side_by_side = sizeof(uint32_t) / sizeof(T);
+constexpr int64_t adjacent = sizeof(uint32_t) / sizeof(T);
 
 template <class T>
 T& element(const Weights& w, int64_t block, int64_t lane, int64_t input) {
-    constexpr int64_t P = side_by_side<T>;
+    constexpr int64_t P = adjacent<T>;
     T* data = static_cast<T*>(const_cast<void*>(w.data)) + block * block_size * w.inputs;
     return data[(input / P * block_size + lane) * P + input % P];
 }
@@ -53,21 +53,21 @@ void unpack_row(const Weights& w, int64_t row, int64_t inputs, float* out) {
         out[i] = to_float(element<T>(w, row / block_size, row % block_size, i)) * scale;
 }
 
-const Tensor& checked(const std::vector<Tensor>& woven) {
-    const Tensor& first = woven[0];
+const Tensor& checked(const std::vector<Tensor>& interleaved) {
+    const Tensor& first = interleaved[0];
     if (first.type != Type::bf16 && first.type != Type::f32)
         throw std::invalid_argument(std::string(first.name) + " must be bfloat16 or float32");
     first.expect(first.type, {-1, -1});
     if (!first[0] || !first[1]) throw std::invalid_argument(std::string(first.name) + " is empty");
-    for (const Tensor& each : woven) each.expect(first.type, {first[0], first[1]});
+    for (const Tensor& each : interleaved) each.expect(first.type, {first[0], first[1]});
     return first;
 }
 
 }  // namespace
 
-Matrix::Matrix(const std::vector<Tensor>& woven, bool int8) {
-    const Tensor& first = checked(woven);
-    const int64_t each = round_up(first[0], block_size) / block_size, count = static_cast<int64_t>(woven.size());
+Matrix::Matrix(const std::vector<Tensor>& interleaved, bool int8) {
+    const Tensor& first = checked(interleaved);
+    const int64_t each = round_up(first[0], block_size) / block_size, count = static_cast<int64_t>(interleaved.size());
     const bool narrow = first.type == Type::bf16;
     inputs_ = first[1];
     if (int8 && inputs_ > most_int8_inputs)
@@ -79,7 +79,7 @@ Matrix::Matrix(const std::vector<Tensor>& woven, bool int8) {
     if (int8) weights_.scales = reinterpret_cast<const float*>(memory_.data() + data);
     const auto pack_one = int8 ? (narrow ? pack_int8<bf16> : pack_int8<float>) : (narrow ? pack<bf16> : pack<float>);
     parallel(static_cast<int>(weights_.blocks),
-             [&](int block) { pack_one(weights_, woven[block % count], block / count, block); });
+             [&](int block) { pack_one(weights_, interleaved[block % count], block / count, block); });
 }
 
 void Matrix::linear(const void* x, int64_t rows, float* y) const {
@@ -93,7 +93,7 @@ void Matrix::linear(const void* x, int64_t rows, float* y) const {
                         inputs_ * size);
         x = padded;
     }
-    run({{weights_, x, weights_.inputs, rows, nullptr, Epilogue::store, y, outputs()}});
+    multiply({{weights_, x, weights_.inputs, rows, nullptr, Epilogue::store, y, outputs()}});
 }
 
 void Matrix::rows(const int64_t* ids, int64_t count, float* out) const {

@@ -1,4 +1,4 @@
-// Weights of y = x W^T, packed once into the order in which the kernels read them.
+// Weights of y = x W^T, packed once into the order in which kernels read them.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace triforce {
 
-/// Owns what `Weights` describes.
+/// Owner of packed `Weights`.
 class Matrix {
   public:
-    /// From (outputs, inputs), as checkpoints have it. With `int8` an output's weights are rounded to multiples of a
-    /// scale, of which the largest is 127. Throws std::invalid_argument unless bfloat16 or float32.
+    /// Packs (outputs, inputs), as checkpoints have it. With `int8` an output's weights are rounded to multiples of a
+    /// scale, the largest to 127 times it. Throws std::invalid_argument unless bfloat16 or float32.
     Matrix(const Tensor& weight, bool int8) : Matrix(std::vector<Tensor>{weight}, int8) {}
-    /// Two of one shape with their blocks in turns, so that an epilogue has both: SwiGLU's gate and up projections.
+    /// Interleaves the blocks of two of one shape, so that an epilogue has both: SwiGLU's gate and up projections.
     Matrix(const Tensor& even, const Tensor& odd, bool int8) : Matrix(std::vector<Tensor>{even, odd}, int8) {}
 
     const Weights& weights() const { return weights_; }
@@ -28,11 +28,11 @@ class Matrix {
     /// y = x W^T, x (rows, inputs) and y (rows, outputs).
     void linear(const void* x, int64_t rows, float* y) const;
 
-    /// Rows `ids` of the unpacked weight as floats, (count, inputs): the embedding out of a tied head.
+    /// Unpacks rows `ids` as floats, (count, inputs): the embedding where it is tied to the head.
     void rows(const int64_t* ids, int64_t count, float* out) const;
 
   private:
-    Matrix(const std::vector<Tensor>& woven, bool int8);
+    Matrix(const std::vector<Tensor>& interleaved, bool int8);
 
     Weights weights_;
     int64_t inputs_;

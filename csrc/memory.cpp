@@ -50,10 +50,10 @@ void Memory::swap(Memory& other) noexcept {
 
 namespace {
 
-// Blocks are kept from call to call; a call that outgrows them gets one more, and the next call one of the whole size.
+// Blocks are kept from call to call. A call that needs more gets another block; the next call, one of the whole size.
 struct Arena {
     std::vector<Memory> blocks;
-    size_t block = 0, used = 0;  // blocks before it are in use, and so much of this one
+    size_t block = 0, used = 0;  // blocks before `block` are in use, and `used` bytes of it
     int open = 0;
 };
 

@@ -10,8 +10,8 @@
 
 namespace triforce {
 
-// The address sanitizer knows the ends of what malloc gives, not of the pieces that are made of it: each of them has
-// bytes behind it that nobody may touch.
+// The address sanitizer knows the ends of a block that malloc gives, not of the pieces that it is cut into. So each
+// piece has a red zone behind it.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr size_t red_zone = 64;
 inline char* guarded(char* data, size_t size) {
@@ -24,7 +24,7 @@ constexpr size_t red_zone = 0;
 inline char* guarded(char* data, size_t) { return data; }
 #endif
 
-/// Large memory that has not been touched will be in huge pages, where the system has them.
+/// Asks for huge pages for large memory that has not been touched.
 void prefer_huge_pages(void* data, size_t bytes);
 
 class Memory {
@@ -48,8 +48,8 @@ class Memory {
     size_t size_ = 0;
 };
 
-/// Scratch memory: what `take` returned is valid as long as the Scratch is. Not zeroed. Those of a thread go in the
-/// reverse order in which they came.
+/// Scratch memory, not zeroed. A pointer of `take` is valid as long as the Scratch. A thread's Scratches are destroyed
+/// in reverse order.
 class Scratch {
   public:
     Scratch();
@@ -65,7 +65,7 @@ class Scratch {
   private:
     char* bytes(size_t size);
 
-    size_t block_, used_;  // how far the thread's memory was in use before
+    size_t block_, used_;  // the part of the thread's memory that was in use before
 };
 
 }  // namespace triforce

@@ -14,7 +14,7 @@ void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_decoder(nb::module_& m);
 void bind_offload(nb::module_& m);
-void bind_layered_pass(nb::module_& m);
+void bind_layerwise_pass(nb::module_& m);
 void bind_sampler(nb::module_& m);
 void bind_burst(nb::module_& m);
 void bind_bandwidth(nb::module_& m);
@@ -35,13 +35,14 @@ NB_MODULE(_native, m) {
     m.def("levels", &usable_levels, "Instruction-set levels that this CPU can run, slowest first.");
     m.def("level", [] { return name_of(level()); }, "The level in use.");
     m.def("use", &use, "level"_a, "Use one level from now on; ValueError if it is unknown or this CPU cannot run it.");
-    m.def("threads", &threads, "Threads that take part in a kernel.");
-    m.def("set_threads", &set_threads, "count"_a, nb::call_guard<nb::gil_scoped_release>());
+    m.def("threads", &threads, "The number of threads of a kernel.");
+    m.def("set_threads", &set_threads, "count"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Set the number of threads; ValueError below 1.");
     bind_linear(m);
     bind_attention(m);
     bind_decoder(m);
     bind_offload(m);
-    bind_layered_pass(m);
+    bind_layerwise_pass(m);
     bind_sampler(m);
     bind_burst(m);
     bind_bandwidth(m);

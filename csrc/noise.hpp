@@ -28,18 +28,20 @@ inline Words philox(Words c, uint64_t seed) {
 inline uint64_t bits53(uint32_t high, uint32_t low) { return uint64_t{high} << 21 | low >> 11; }
 
 /// A standard exponential in [2^-53, 36.8].
-inline double exponential(const Place& place, uint32_t token) {
-    const Words block = philox({{token / 2, place.position, place.choice, 0}}, place.seed);
+inline double exponential(const NoiseKey& key, uint32_t token) {
+    const Words block = philox({{token / 2, key.position, key.choice, 0}}, key.seed);
     const uint32_t* pair = block.word + 2 * (token % 2);
     return -std::log(static_cast<double>(bits53(pair[0], pair[1]) | 1) * 0x1p-53);
 }
 
-/// The seeds and choices of a batch's rows.
+/// The noise of a batch's rows, which is keyed by their seeds and choices.
 struct Noise {
     std::vector<uint64_t> seeds;
     std::vector<uint32_t> choices;
 
-    Place place(int row, int64_t position) const { return {seeds[row], choices[row], static_cast<uint32_t>(position)}; }
+    NoiseKey key(int row, int64_t position) const {
+        return {seeds[row], choices[row], static_cast<uint32_t>(position)};
+    }
 
     double uniform(int row, int tier, uint64_t draw) const {
         const auto low = static_cast<uint32_t>(draw), high = static_cast<uint32_t>(draw >> 32);

@@ -1,37 +1,24 @@
+#include "offloaded_pass.hpp"
+
 #include <algorithm>
 #include <cstring>
 
-#include "offload.hpp"
-
 namespace triforce {
-namespace {
 
-/// Pages of a row that are seen.
-int64_t seen_pages(const Attention& call, int64_t b) {
-    return call.counts[b] ? (call.starts[b] + call.counts[b] - 1) / page_size + 1 : 0;
-}
-
-}  // namespace
-
-OffloadedPass::OffloadedPass(Offload& memory, const Attention* first, const Attention* last, const How& how)
-    : memory_(memory), how_(how), streams_(memory.shape_.layers) {
-    std::vector<Piece> pieces;
-    memory.check_store();
-    for (const Attention* call = first; call < last; call++) {
-        if (how.exact) commit(*call);
-        own(*call);
+void OffloadedPass::start() {
+    memory_.check_store();
+    for (const Attention& call : calls_) {
+        if (options_.exact) commit(call);
+        make_writable(call);
     }
-    // Lists of each head's own are short, and what they hold stays: they are never read ahead. Of the others none is left
-    // out where one is read, as what it has in frames would go meanwhile; but for layers in favour, whose frames do not.
-    const auto missing = [&](const Attention& call) { return !call.head_stride && !all_there(call); };
-    const bool short_of_frames = std::any_of(first, last, missing);
-    for (const Attention* call = first; short_of_frames && call < last; call++)
-        if (!call->head_stride && (!memory.frames_.favoured(call->pages->layer) || missing(*call)))
-            streams_[call->pages->layer] = true, plan(*call, pieces);
-    const int64_t bytes = memory.room_.buffer_frames * memory.page_bytes();
-    if (!pieces.empty())
-        reader_ = std::make_unique<Reader>(
-            *memory.store_, Buffers{memory.frame(memory.room_.frames), bytes, memory.room_.buffers}, std::move(pieces));
+    plan_ = plan_reads(memory_, calls_);
+    if (plan_.steps.empty()) return;
+    std::vector<BufferReads> reads;
+    for (ReadStep& step : plan_.steps) reads.push_back(std::move(step.reads));
+    const Offload::Arena& arena = memory_.arena_;
+    const Buffers buffers{memory_.frame(arena.frames), arena.buffer_frames * memory_.page_bytes(), arena.buffers};
+    reader_ = std::make_unique<Reader>(*memory_.store_, buffers, std::move(reads));
+    reader_->start();
 }
 
 void OffloadedPass::commit(const Attention& call) {
@@ -44,149 +31,103 @@ void OffloadedPass::commit(const Attention& call) {
     }
 }
 
-void OffloadedPass::own(const Attention& call) {
-    for (int64_t b = 0; b < call.rows; b++)
-        for (int64_t key = call.starts[b], end = key + call.counts[b]; key < end; key = (key / page_size + 1) * page_size)
-            memory_.own(call.pages->layer, call.list(b, 0)[key / page_size], key % page_size == 0);
-}
-
-bool OffloadedPass::all_there(const Attention& call) const {
-    for (int64_t b = 0; b < call.rows; b++)
-        for (int64_t i = 0, n = seen_pages(call, b); i < n; i++)
-            for (int g = 0; g < call.pages->heads; g++)
-                if (!memory_.frames_.frame(memory_.frames_.id(call.pages->layer, g, call.list(b, g)[i]))) return false;
-    return true;
-}
-
-void OffloadedPass::plan(const Attention& call, std::vector<Piece>& pieces) {
-    for (int g = 0; g < call.pages->heads; g++)
-        for (int64_t b = 0; b < call.rows; b++)
-            if (call.counts[b]) plan(call, b, g, pieces);
-}
-
-void OffloadedPass::plan(const Attention& call, int64_t b, int g, std::vector<Piece>& pieces) {
-    const int64_t bytes = memory_.room_.buffer_frames * memory_.page_bytes(), splits = call.splits(b);
-    for (int64_t first = 0; first < splits;) {
-        Part part{b, g, first, std::min(splits, first + memory_.room_.buffer_frames / split_pages), {}};
-        Piece piece = pack(call, part);
-        while (!piece.empty() && piece.back().offset + piece.back().bytes > bytes) part.last--, piece = pack(call, part);
-        first = part.last;
-        parts_.push_back(std::move(part));
-        pieces.push_back(std::move(piece));
+void OffloadedPass::make_writable(const Attention& call) {
+    for (int64_t b = 0; b < call.rows; b++) {
+        const int64_t end = call.starts[b] + call.counts[b];
+        for (int64_t key = call.starts[b]; key < end; key = (key / page_size + 1) * page_size)
+            memory_.make_writable(call.pages->layer, call.list(b, 0)[key / page_size], key % page_size == 0);
     }
-}
-
-/// What is to be read for the splits of a part, and where its pages will be.
-Piece OffloadedPass::pack(const Attention& call, Part& part) const {
-    const Frames& frames = memory_.frames_;
-    const int64_t end = std::min(part.last * split_pages, seen_pages(call, part.b)), bytes = memory_.page_bytes();
-    const int64_t alignment = memory_.store_->alignment();
-    Piece piece;
-    part.pages.clear();
-    int64_t next = -1;
-    for (int64_t i = part.first * split_pages; i < end; i++) {
-        const int32_t page = call.list(part.b, part.g)[i];
-        const int64_t id = frames.id(call.pages->layer, part.g, page);
-        if (!frames.stored(id) && !frames.frame(id)) memory_.lost();
-        if (!frames.stored(id)) continue;
-        if (id != next) {
-            const int64_t offset = piece.empty() ? 0 : piece.back().offset + piece.back().bytes;
-            piece.push_back(memory_.run_of(id, 1));
-            piece.back().offset = offset;
-        }
-        Run& run = piece.back();
-        run.needed = memory_.place(id + 1) - run.at, run.bytes = (run.needed + alignment - 1) / alignment * alignment;
-        part.pages.push_back({page, (run.offset + memory_.place(id) - run.at) / bytes});
-        next = id + 1;
-    }
-    return piece;
 }
 
 void OffloadedPass::attend(const Attention& call) {
-    if (streams_[call.pages->layer]) return stream(call);
-    if (call.head_stride || !all_there(call)) hold(call);
-    run(call);
+    if (plan_.streamed[call.pages->layer]) return stream(call);
+    if (call.head_stride || !all_resident(memory_, call)) fetch_now(call);
+    triforce::attend(call);
 }
 
-void OffloadedPass::hold(const Attention& call) {
+void OffloadedPass::fetch_now(const Attention& call) {
     std::vector<int64_t> ids;
     for (int64_t b = 0; b < call.rows; b++)
         for (int g = 0; g < call.pages->heads; g++)
-            for (int64_t i = 0, n = seen_pages(call, b); i < n; i++)
+            for (int64_t i = 0, n = call.visible_pages(b); i < n; i++)
                 ids.push_back(memory_.frames_.id(call.pages->layer, g, call.list(b, g)[i]));
     memory_.fetch(ids);
 }
 
 void OffloadedPass::stream(Attention call) {
-    std::vector<int32_t> table(memory_.shape_.heads * memory_.shape_.pages);
+    std::vector<int32_t> frames(memory_.shape_.heads * memory_.shape_.pages);
     Pages pages = *call.pages;
-    pages.frames = table.data();
+    pages.frames = frames.data();
     call.pages = &pages;
-    Stepwise steps(call);
+    IncrementalAttention attention(call);
     for (int g = 0; g < pages.heads; g++)
         for (int64_t b = 0; b < call.rows; b++)
-            if (call.counts[b]) stream(call, steps, table, b, g);
+            if (call.counts[b]) stream_row(call, attention, frames, b, g);
 }
 
-void OffloadedPass::stream(const Attention& call, Stepwise& steps, std::vector<int32_t>& table, int64_t b, int g) {
+/// Attends step by step, as buffers fill. `frames`: where the layer's pages are, in frames or buffers.
+void OffloadedPass::stream_row(const Attention& call, IncrementalAttention& attention, std::vector<int32_t>& frames,
+                               int64_t b, int g) {
     const Pages& pages = *call.pages;
-    const Frames& frames = memory_.frames_;
-    for (int64_t i = 0, n = seen_pages(call, b); i < n; i++)
-        table[pages.index(g, call.list(b, g)[i])] = frames.frame(frames.id(pages.layer, g, call.list(b, g)[i]));
-    size_t held = next_;
-    for (const int64_t splits = call.splits(b); next_ < parts_.size(); next_++) {
-        const Part& part = parts_[next_];
-        if (next_ - held + 2 > static_cast<size_t>(memory_.room_.buffers)) {  // the reader needs room to go on
-            for (const auto& [page, offset] : parts_[held].pages) table[pages.index(g, page)] = 0;
-            reader_->release(++held);
+    const Offload::Arena& arena = memory_.arena_;
+    const Frames& resident = memory_.frames_;
+    for (int64_t i = 0, n = call.visible_pages(b); i < n; i++)
+        frames[pages.index(g, call.list(b, g)[i])] = resident.frame(resident.id(pages.layer, g, call.list(b, g)[i]));
+    size_t oldest = next_;  // step whose buffer is not released
+    for (const int64_t splits = call.splits(b); next_ < plan_.steps.size(); next_++) {
+        const ReadStep& step = plan_.steps[next_];
+        if (next_ - oldest + 2 > static_cast<size_t>(arena.buffers)) {  // the reader needs a free buffer
+            for (const auto& [page, offset] : plan_.steps[oldest].pages) frames[pages.index(g, page)] = 0;
+            reader_->release(++oldest);
         }
-        const int64_t buffer = memory_.room_.frames + reader_->wait(next_) * memory_.room_.buffer_frames;
-        for (const auto& [page, offset] : part.pages)
-            table[pages.index(g, page)] = static_cast<int32_t>(buffer + offset);
-        memory_.seen_.streamed += static_cast<int64_t>(part.pages.size());
-        steps.run(b, g, part.first, part.last);
-        if (frames.favoured(pages.layer)) keep_all(part, pages.layer, buffer);
-        if (part.last == splits) break;
+        const int64_t buffer = arena.frames + reader_->wait(next_) * arena.buffer_frames;
+        for (const auto& [page, offset] : step.pages)
+            frames[pages.index(g, page)] = static_cast<int32_t>(buffer + offset);
+        memory_.page_counts_.read_ahead += static_cast<int64_t>(step.pages.size());
+        attention.attend(b, g, step.first_split, step.last_split);
+        if (resident.preferred(pages.layer)) keep_all(step, pages.layer, buffer);
+        if (step.last_split == splits) break;
     }
     next_++;
-    if (call.mass && how_.keep && !frames.favoured(pages.layer)) keep_best(call, b, g, table);
+    if (call.mass && options_.keep && !resident.preferred(pages.layer)) keep_best(call, b, g, frames);
     reader_->release(next_);
 }
 
-/// A layer in favour becomes whole.
-void OffloadedPass::keep_all(const Part& part, int layer, int64_t buffer) {
-    Frames& frames = memory_.frames_;
-    for (const auto& [page, offset] : part.pages) {
-        const int64_t id = frames.id(layer, part.g, page);
-        if (!frames.frame(id) && frames.to_be_had_by_favoured()) copy(id, buffer + offset);
+/// Keeps the pages of a preferred layer in memory.
+void OffloadedPass::keep_all(const ReadStep& step, int layer, int64_t buffer) {
+    const Frames& frames = memory_.frames_;
+    for (const auto& [page, offset] : step.pages) {
+        const int64_t id = frames.id(layer, step.g, page);
+        if (!frames.frame(id) && frames.available_to_preferred()) keep(id, buffer + offset);
     }
 }
 
-void OffloadedPass::copy(int64_t id, int64_t at) {
-    std::memcpy(memory_.frame(memory_.frames_.take(id)), memory_.frame(at), memory_.page_bytes());
-    memory_.seen_.kept++;
+/// Keeps the pages of most attention mass in memory, while their buffers have them.
+void OffloadedPass::keep_best(const Attention& call, int64_t b, int g, const std::vector<int32_t>& frames) {
+    Frames& resident = memory_.frames_;
+    const int64_t full = call.starts[b] / page_size, count = std::min(full, options_.keep);
+    const float* mass = call.mass + (b * call.pages->heads + g) * call.list_length;
+    std::vector<int64_t> best(full);
+    for (int64_t i = 0; i < full; i++) best[i] = i;
+    std::nth_element(best.begin(), best.begin() + count, best.end(),
+                     [&](int64_t a, int64_t b) { return mass[a] > mass[b]; });
+    best.resize(count);
+    best.push_back(0);  // the sinks
+    for (const bool touching : {true, false})  // resident pages are touched first, so that none of them is evicted
+        for (const int64_t i : best) {
+            const int32_t page = call.list(b, g)[i], frame = frames[call.pages->index(g, page)];
+            const int64_t id = resident.id(call.pages->layer, g, page);
+            if (touching)
+                resident.touch(id);
+            else if (frame && !resident.frame(id) && resident.available())
+                keep(id, frame);
+        }
 }
 
-/// What the pass has looked at most stays, while it is in the buffers anyway.
-void OffloadedPass::keep_best(const Attention& call, int64_t b, int g, const std::vector<int32_t>& table) {
-    Frames& frames = memory_.frames_;
-    const int64_t full = call.starts[b] / page_size, keep = std::min(full, how_.keep);
-    const float* mass = call.mass + (b * call.pages->heads + g) * call.list_length;
-    std::vector<int64_t> order(full);
-    for (int64_t i = 0; i < full; i++) order[i] = i;
-    std::nth_element(order.begin(), order.begin() + keep, order.end(),
-                     [&](int64_t a, int64_t b) { return mass[a] > mass[b]; });
-    order.resize(keep);
-    order.push_back(0);  // the sinks
-    for (const bool there : {true, false})  // those that are there first, so that none of them goes
-        for (const int64_t i : order) {
-            const int32_t page = call.list(b, g)[i], at = table[call.pages->index(g, page)];
-            const int64_t id = frames.id(call.pages->layer, g, page);
-            if (there)
-                frames.touch(id);
-            else if (at && !frames.frame(id) && frames.to_be_had())
-                copy(id, at);
-        }
+/// Copies a page from a buffer's frame to a frame of its own.
+void OffloadedPass::keep(int64_t id, int64_t frame) {
+    std::memcpy(memory_.frame(memory_.frames_.take(id)), memory_.frame(frame), memory_.page_bytes());
+    memory_.page_counts_.kept++;
 }
 
 }  // namespace triforce

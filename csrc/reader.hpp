@@ -1,4 +1,4 @@
-// Reads what a pass will need ahead of it, in threads of its own, into a ring of buffers.
+// Reads ahead what a pass will need, in threads of its own, into a ring of buffers.
 #pragma once
 
 #include <condition_variable>
@@ -12,11 +12,14 @@
 
 namespace triforce {
 
-/// Bytes [at, at + bytes) of a store, the first `needed` of which are there, to `offset` in a buffer.
-struct Run {
-    int64_t at, bytes, needed, offset;
+/// Bytes [at, at + bytes) of a store, of which the first `needed` must exist, to bytes [to, to + bytes) of a buffer.
+struct StoreRead {
+    int64_t at, bytes, needed, to;
+
+    int64_t end() const { return to + bytes; }
 };
-using Piece = std::vector<Run>;
+/// The reads that fill one buffer.
+using BufferReads = std::vector<StoreRead>;
 
 struct Buffers {
     char* data;
@@ -24,15 +27,17 @@ struct Buffers {
     int64_t count;
 };
 
-/// Piece i comes into buffer i % count, as soon as what was there is released.
+/// Fill i goes into buffer i % count, as soon as the fill before it there is released.
 class Reader {
   public:
-    Reader(Store& store, const Buffers& buffers, std::vector<Piece> pieces);
+    Reader(Store& store, const Buffers& buffers, std::vector<BufferReads> fills);
     ~Reader();
 
-    /// The buffer with piece i, which is read by then. Throws what reading it threw.
+    /// Starts the threads.
+    void start();
+    /// Waits for fill i. Returns the number of its buffer. Throws the error of its reads.
     int64_t wait(size_t i);
-    /// The pieces before i are not needed any more.
+    /// The buffers of fills before i may be reused.
     void release(size_t i);
 
   private:
@@ -40,14 +45,14 @@ class Reader {
 
     Store& store_;
     const Buffers buffers_;
-    const std::vector<Piece> pieces_;
+    const std::vector<BufferReads> fills_;
     std::mutex mutex_;
     std::condition_variable changed_;
     size_t begun_ = 0, released_ = 0;
-    std::vector<char> read_;
+    std::vector<char> done_;
     bool stop_ = false;
     std::exception_ptr error_;
-    std::thread threads_[2];  // a disk has work while the other one hands out its piece
+    std::thread threads_[2];  // the disk is busy while the other thread hands over its buffer
 };
 
 }  // namespace triforce

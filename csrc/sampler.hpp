@@ -1,59 +1,62 @@
-// Warp, draw and verify: from the logits of a pass to the guesses that are kept and one token more.
+// Process, draw and verify: from the logits of a pass to the accepted draft tokens and one token more.
 //
-// The decisions are those of triforce.speculation.verification, made column by column: no law is found behind the first
-// refusal of a row. A column's outcome depends on nothing but its row and its place: neither batch nor threads enter.
-// Rows B, text capacity S, guesses K, columns J = K + 1, vocabulary V.
+// The decisions are those of triforce.speculation.verification, column by column: behind the first rejection of a row
+// no distribution is computed. A column's outcome depends on its row and its position alone, neither on the batch nor
+// on threads. Rows B, text capacity S, draft tokens K, columns J = K + 1, vocabulary V.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "law.hpp"
 #include "noise.hpp"
+#include "logits_processor.hpp"
 
 namespace triforce {
 
-/// How the rows of a batch are sampled.
+/// The sampling parameters of a batch.
 struct Sampler {
     int vocabulary;
-    std::vector<Row> rows;
+    std::vector<RowParams> rows;
 };
 
-/// The arrays of one pass, checked.
-struct Pass {
+/// The arrays of one verification, checked.
+struct VerificationBatch {
     int rows, columns, vocabulary;
     int64_t capacity;
     const float* logits_f32;  // (B, J, V), one of the two
     const double* logits_f64;
-    const int64_t *ids, *lengths;  // (B, S), (B)
-    const bool* live;              // (B)
-    const int64_t *tokens, *origins, *counts;  // the guesses: (B, K), (B, K), (B)
+    const int64_t *ids, *lengths;              // (B, S), (B)
+    const bool* live;                          // (B)
+    const int64_t *tokens, *origins, *counts;  // of the draft: (B, K), (B, K), (B)
     int64_t tier;
     int64_t *out_tokens, *out_origins, *out_counts;  // (B, J), (B, J), (B)
 };
 
-/// The noise of `seeded`: keyed, or a table (B, J, V) of exponentials.
+/// The noise of `verify_seeded`: keyed, or a table (B, J, V) of exponentials.
 struct Exponentials {
     const Noise* noise;
     const double* table;
 };
 
-/// The noise of `rejection`, (B, J); the laws (B, K, V) of the guesses, and those (B, J, V) of what is kept.
-struct Trial {
-    const double* uniforms;
-    const double* guessed_laws;
-    double* laws;
+/// Further arrays of `verify_by_rejection`.
+struct RejectionInputs {
+    const double* uniforms;     // (B, J)
+    const double* draft_probs;  // (B, K, V)
+    double* out_probs;          // (B, J, V)
 };
 
-/// A column without a law: its largest logit is not finite.
-struct Refusal {
+/// A column without a distribution: its largest logit is not finite.
+struct InvalidColumn {
     int row, column;
     double peak;
 };
 
-/// Whether there is a law in every column; if not, nothing is written but `refusal`. What is written for a row that is
-/// not live is padding.
-bool verify_seeded(const std::vector<Row>& rows, const Pass& pass, const Exponentials& noise, Refusal& refusal);
-bool verify_by_rejection(const std::vector<Row>& rows, const Pass& pass, const Trial& trial, Refusal& refusal);
+/// Verifies with shared noise (Gumbel coupling). Returns whether every column has a distribution; if not, nothing is
+/// written but `invalid`. The outputs of a row that is not live are padding.
+bool verify_seeded(const std::vector<RowParams>& rows, const VerificationBatch& batch, const Exponentials& noise,
+                   InvalidColumn& invalid);
+/// Verifies by rejection sampling (Leviathan et al. 2023). Returns the same.
+bool verify_by_rejection(const std::vector<RowParams>& rows, const VerificationBatch& batch,
+                         const RejectionInputs& inputs, InvalidColumn& invalid);
 
 }  // namespace triforce

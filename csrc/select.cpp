@@ -9,7 +9,7 @@
 namespace triforce {
 namespace {
 
-/// Those above `edge`, and the first `room` of those equal to it.
+/// Keeps values above `edge`, and the first `room` of those equal to it.
 void keep_to_edge(Candidates& c, double edge, int64_t room) {
     int kept = 0;
     for (int i = 0; i < c.count; i++) {
@@ -23,20 +23,21 @@ void keep_to_edge(Candidates& c, double edge, int64_t room) {
     c.count = kept;
 }
 
-/// The k-th largest value, behind the k - 1 that are as large.
+/// The k-th largest value. Moves the k - 1 that are as large to the front.
 double largest(std::vector<double>& values, int k) {
     std::nth_element(values.begin(), values.begin() + (k - 1), values.end(), std::greater<>());
     return values[k - 1];
 }
 
-/// At most the k-th largest value: each of k classes of positions has a value as large.
+/// A bound that at least k values reach: the k-th largest of the maxima of k or more classes of positions.
 double below_largest(const Candidates& c, int k, std::vector<double>& maxima) {
     maxima.resize(std::min(c.count, std::max(512, 4 * k)));
     vocabulary_kernels().strided_maxima(c.values, c.count, maxima.data(), static_cast<int>(maxima.size()));
     return largest(maxima, k);
 }
 
-// Shares by descending value, 64 buckets an octave: the distance of their bits from those of 1. The last has the rest.
+// Buckets of shares by descending value, 64 an octave: the distance of their bits from those of 1. The last has the
+// rest.
 constexpr int buckets = 4096, shift = 46;
 constexpr int64_t one = 0x3FF0000000000000;
 
@@ -54,7 +55,7 @@ double top_of(int bucket) {
     return share;
 }
 
-/// The bucket in which the shares, the largest first, come to this mass; `held` is what those before it hold.
+/// The bucket in which the shares, the largest first, add up to this mass. `held`: the sum of those before it.
 int crossing(const Candidates& c, double mass, std::vector<double>& sums, double& held) {
     sums.assign(buckets, 0.0);
     for (int i = 0; i < c.count; i++) sums[bucket(c.values[i])] += c.values[i];
@@ -63,7 +64,7 @@ int crossing(const Candidates& c, double mass, std::vector<double>& sums, double
     return at;
 }
 
-/// Those in one bucket, in descending order.
+/// The values in one bucket, in descending order.
 void members(const Candidates& c, int bucket, std::vector<double>& values) {
     const double most = top_of(bucket), below = bucket + 1 < buckets ? top_of(bucket + 1) : -1;
     values.resize(c.count);
@@ -100,7 +101,7 @@ void keep_largest(Candidates& c, int k, Selection& memory) {
 }
 
 void keep_nucleus(Candidates& c, double mass, double total, Selection& memory) {
-    // What is lighter than an equal part of the rest holds less than the rest. The margin is for rounding.
+    // Tokens that are lighter than an equal part of the rest add up to less than the rest. The margin is for rounding.
     if (mass < 1 - 1e-9) c.keep_at_least((1 - mass) * total / c.count * (1 - 1e-3));
     vocabulary_kernels().scores_f64(c.values, c.count, 0, total, c.values);
     double held = 0;

@@ -1,4 +1,4 @@
-// Where pages lie that memory has no room for: a file, or memory of another kind that is copied from.
+// The store of pages that memory has no room for: a file, or memory of another kind.
 #pragma once
 
 #include <chrono>
@@ -9,31 +9,31 @@
 
 namespace triforce {
 
-/// What an offloaded memory could not do: a read or a write that failed, or too little room.
+/// A read or write of the store failed, or there is too little room in memory.
 struct OffloadError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-constexpr int64_t sector = 4096;  // what direct reads begin and end at, in the file and in memory
+constexpr int64_t sector = 4096;  // alignment of direct reads, in the file and in memory
 
-/// Bytes of a file that somebody else opened, and closes after this is gone; or of memory. Threads may read at once.
+/// Bytes of a file, which its owner closes after this is gone; or of memory. Threads may read at the same time.
 class Store {
   public:
-    /// `direct`: the file again, opened so that reads pass the system's cache by; or below 0.
+    /// `direct`: the same file, opened for reads that bypass the page cache; or below 0.
     Store(int file, int direct, int64_t bytes) : file_(file), direct_(direct), bytes_(bytes) {}
     explicit Store(char* memory) : memory_(memory) {}
 
-    /// What reads are widened to begin and end at.
+    /// Reads must begin and end at multiples of it.
     int64_t alignment() const { return direct_ < 0 ? 1 : sector; }
-    /// Both ends of the range must be aligned, `to` too, and only the first `needed` bytes must be there.
+    /// Reads an aligned range to `to`, aligned as well. Only the first `needed` bytes must exist. Throws OffloadError.
     void read(int64_t at, int64_t bytes, int64_t needed, char* to);
     void write(int64_t at, const std::vector<const char*>& pages, int64_t page_bytes);
-    /// Whether somebody has cut the file since; it has its size again, but not what was in it.
-    bool was_cut();
-    /// So many bytes will be written; where that fails now, no write has to. Throws OffloadError.
+    /// Restores the size of a file that was truncated. Returns whether it was: then its content is lost.
+    bool restore_size();
+    /// Allocates room for a later write. Throws OffloadError.
     void reserve(int64_t at, int64_t bytes);
 
-    /// Reads take as long as if they had at most so many bytes a second, all together; 0 is without a limit.
+    /// Slows reads down to so many bytes a second, all together; 0 is no limit.
     void limit(double bytes_per_second) { limit_ = bytes_per_second; }
     int64_t bytes_read() const { return bytes_read_; }
 

@@ -33,7 +33,7 @@ const ExchangeApi* find_exchange_api(PyTypeObject* type) {
     return api && api->borrow ? api : nullptr;
 }
 
-// One type asks for nearly every tensor; the interpreter lock guards the two.
+// Nearly all tensors are of one type, so that its API is kept. The interpreter lock guards the two variables.
 const ExchangeApi* exchange_api(PyTypeObject* type) {
     static PyTypeObject* last_type = nullptr;
     static const ExchangeApi* last_api = nullptr;
@@ -67,7 +67,7 @@ Type find_type(nb::dlpack::dtype dtype) {
     return Type::other;
 }
 
-/// Of the buffer protocol's names for native types.
+/// The type of a format of the buffer protocol.
 Type find_type(const char* format) {
     switch (format ? *format : 'B') {
         case '?': return Type::boolean;
@@ -113,7 +113,7 @@ Tensor view(const char* name, const nb::dlpack::dltensor& t) {
     return out;
 }
 
-/// What numpy's arrays lend, in a quarter of a microsecond.
+/// A view by the buffer protocol, for numpy's arrays: a quarter of a microsecond.
 Tensor buffer(const char* name, nb::handle object) {
     Py_buffer lent;
     if (PyObject_GetBuffer(object.ptr(), &lent, PyBUF_ND | PyBUF_FORMAT)) {

@@ -10,7 +10,7 @@
 
 namespace triforce {
 
-/// A contiguous tensor in CPU memory, not owned: valid while the caller of the binding holds its argument.
+/// A contiguous tensor in CPU memory, borrowed: valid while the caller of the binding holds its argument.
 struct Tensor {
     const char* name;
     void* data;
@@ -20,7 +20,8 @@ struct Tensor {
 
     int64_t operator[](int dim) const { return shape[dim]; }
 
-    /// Any dimension matches -1. Throws nb::value_error that names the tensor, what it should be and what it is.
+    /// Throws nb::value_error unless type and shape fit, where -1 is any size. The error names what it should be and
+    /// is.
     void expect(Type type, std::initializer_list<int64_t> shape) const;
 
     /// The data, after `expect`.
@@ -31,8 +32,23 @@ struct Tensor {
     }
 };
 
-/// Throws nb::value_error unless `object` is a contiguous CPU tensor or array (torch, numpy, or anything that speaks
-/// DLPack and outlives the call).
+/// Arguments that `tensor` checks, under the names that they have in signatures.
+#define TF_ARGUMENT(Argument, annotation)                                            \
+    class Argument : public nanobind::handle {                                       \
+      public:                                                                        \
+        static constexpr auto Name = nanobind::detail::const_name(annotation);       \
+        using nanobind::handle::handle;                                              \
+        Argument(const nanobind::handle& object) : handle(object) {}                 \
+        static bool check_(nanobind::handle) { return true; }                        \
+    }
+TF_ARGUMENT(TensorArg, "torch.Tensor");
+TF_ARGUMENT(IntArrayArg, "numpy.typing.NDArray[numpy.int64]");
+TF_ARGUMENT(BoolArrayArg, "numpy.typing.NDArray[numpy.bool]");
+TF_ARGUMENT(NoiseArg, "Noise | torch.Tensor");
+#undef TF_ARGUMENT
+
+/// Throws nb::value_error unless `object` is a contiguous CPU tensor or array of torch, numpy or another library with
+/// DLPack that outlives the call.
 Tensor tensor(const char* name, nanobind::handle object);
 
 /// Throws nb::value_error.

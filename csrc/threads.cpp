@@ -18,8 +18,8 @@ namespace triforce {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto patience = std::chrono::microseconds(250);  // of a worker without work: longer than between passes
-constexpr int spins_between_looks = 64;                   // at the clock: some 2 microseconds
+constexpr auto spin_time = std::chrono::microseconds(250);  // of a worker without work: longer than between passes
+constexpr int spins_per_clock_read = 64;                    // some 2 microseconds
 
 void pause() {
 #if defined(__x86_64__)
@@ -29,12 +29,12 @@ void pause() {
 #endif
 }
 
-/// Spins until ready() or until the time is up; says whether it became ready.
+/// Spins until ready() or until the time is up. Returns whether it became ready.
 template <class Ready>
 bool spin(Ready ready) {
-    const auto deadline = Clock::now() + patience;
+    const auto deadline = Clock::now() + spin_time;
     do {
-        for (int i = 0; i < spins_between_looks; i++) {
+        for (int i = 0; i < spins_per_clock_read; i++) {
             if (ready()) return true;
             pause();
         }
@@ -72,11 +72,11 @@ class Pool {
         unfinished_.store(chunks, std::memory_order_relaxed);
         const uint64_t job = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
         ticket_ = job << 32 | static_cast<uint32_t>(chunks);
-        if (asleep_) wake();
+        if (sleeping_) wake();
         while (take_chunk()) {
         }
         const auto finished = [this] { return unfinished_.load(std::memory_order_acquire) == 0; };
-        while (!spin(finished)) std::this_thread::yield();  // whoever has the last chunk may want this CPU
+        while (!spin(finished)) std::this_thread::yield();  // the thread with the last chunk may need this CPU
     }
 
   private:
@@ -107,17 +107,17 @@ class Pool {
     std::atomic<const void*> context_{nullptr};
     std::atomic<int> chunks_{0};
     alignas(64) std::atomic<int> unfinished_{0};
-    alignas(64) std::atomic<int> asleep_{0};
+    alignas(64) std::atomic<int> sleeping_{0};
     std::atomic<bool> stop_{false};
     std::mutex mutex_;
-    std::condition_variable bell_;
+    std::condition_variable wake_up_;
     std::vector<std::thread> workers_;
 };
 
-thread_local bool inside = false;  // a job: what it calls runs inline
+thread_local bool in_job = false;  // nested jobs run inline
 
 void Pool::work() {
-    inside = true;
+    in_job = true;
     while (!stop_) {
         while (take_chunk()) {
         }
@@ -128,28 +128,28 @@ void Pool::work() {
 // Sequentially consistent: either the worker sees the ticket before it sleeps, or run() sees the worker asleep.
 void Pool::sleep() {
     std::unique_lock lock(mutex_);
-    ++asleep_;
-    bell_.wait(lock, [this] { return stop_ || static_cast<uint32_t>(ticket_.load()); });
-    --asleep_;
+    ++sleeping_;
+    wake_up_.wait(lock, [this] { return stop_ || static_cast<uint32_t>(ticket_.load()); });
+    --sleeping_;
 }
 
 void Pool::wake() {
     { std::lock_guard lock(mutex_); }
-    bell_.notify_all();
+    wake_up_.notify_all();
 }
 
-// Never destroyed: at exit a worker may still be spinning on it. A forked child has none of the parent's workers, so it
-// forgets pool and lock (another thread may have held it) and makes its own.
+// Never destroyed: at exit a worker may still spin on it. A forked child has none of the parent's workers, and another
+// thread may have held the lock, so that it makes a pool and a lock of its own.
 struct State {
     std::mutex in_use;
     Pool* pool = nullptr;
-    std::atomic<int> threads{usable_cpus()};  // asked for without the lock, too
+    std::atomic<int> threads{usable_cpus()};  // read without the lock, too
 };
 
 State*& state() {
     static State* it = [] {
         pthread_atfork(nullptr, nullptr, [] {
-            inside = false;
+            in_job = false;
             state() = new State{{}, nullptr, {state()->threads.load()}};
         });
         return new State;
@@ -173,11 +173,11 @@ void set_threads(int count) {
 void run_chunks(int chunks, void (*body)(const void*, int), const void* context) {
     State& s = *state();
     std::unique_lock lock(s.in_use, std::defer_lock);
-    if (chunks > 1 && !inside && s.threads > 1 && lock.try_lock()) {
+    if (chunks > 1 && !in_job && s.threads > 1 && lock.try_lock()) {
         if (!s.pool) s.pool = new Pool(s.threads);
-        inside = true;
+        in_job = true;
         s.pool->run(chunks, body, context);
-        inside = false;
+        in_job = false;
         return;
     }
     for (int chunk = 0; chunk < chunks; chunk++) body(context, chunk);

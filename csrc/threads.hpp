@@ -1,13 +1,13 @@
 // The one thread pool of the process.
 //
-// A decode step is some dozens of jobs of 5 to 500 microseconds each, so a job costs well under a microsecond to hand
-// out: workers spin for a short while after each, and chunks are claimed one by one, so that a worker which has lost
-// its CPU holds up the one chunk it has, and a worker still asleep holds up nothing.
+// A decode step is some dozens of jobs of 5 to 500 microseconds each, so starting a job must cost well under a
+// microsecond. Workers spin for a short while after each. Chunks are claimed one by one: a worker that has lost its CPU
+// delays only its own chunk, and a sleeping worker delays nothing.
 #pragma once
 
 namespace triforce {
 
-/// Threads that take part in a job, the caller's among them: at first as many as the CPUs this process may use.
+/// Threads that take part in a job, the caller's included. The default is the number of CPUs that this process may use.
 int threads();
 
 /// Throws std::invalid_argument below 1. Waits for a job in progress.

@@ -1,4 +1,4 @@
-// What tensors may hold.
+// The types of numbers in tensors.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace triforce {
 
-/// bfloat16 as it lies in memory: the upper half of a float.
+/// bfloat16 in memory: the upper half of a float.
 struct bf16 {
     uint16_t bits;
 };
@@ -24,7 +24,7 @@ enum class Type { f32, bf16, f64, i64, i32, i8, u8, boolean, other };
 
 constexpr float int8_largest = 127;  // of int8 with a scale; -128 is not used
 
-/// Bytes of a weight or of a number in a page: one of the first two.
+/// Bytes of a weight or of a number in a page, whose type is one of the first two.
 constexpr int64_t size_of(Type type) { return type == Type::bf16 ? 2 : 4; }
 
 template <class T>

@@ -8,8 +8,8 @@
 
 namespace triforce {
 
-/// What the exponentials of one position are keyed by; see noise.hpp.
-struct Place {
+/// The key of the exponentials at one position; see noise.hpp.
+struct NoiseKey {
     uint64_t seed;
     uint32_t choice, position;
 };
@@ -31,9 +31,9 @@ struct VocabularyKernels {
     void (*strided_maxima)(const double* values, int n, double* maxima, int count);
 
     /// The upper 32 bits of the noise of 2 * pairs tokens from 2 * first_pair on.
-    void (*upper_bits)(const Place& place, int first_pair, int pairs, uint32_t* bits);
+    void (*upper_bits)(const NoiseKey& key, int first_pair, int pairs, uint32_t* bits);
 
-    /// Whether one of n tokens with these weights and upper bits might have weight / exponential >= best.
+    /// Whether a token with these weights and upper bits may have weight / exponential >= best.
     bool (*any_rival)(const double* weights, const uint32_t* bits, int n, double best);
 };
 

@@ -9,26 +9,26 @@ namespace {
 
 const WriteKernels& kernels_of(const Pages& pages) { return pages.is_bf16 ? write_bf16() : write_f32(); }
 
-/// Int8 copies and sketches of pages that are written to are none any more.
-void outdate(const Pages& pages, const int64_t* slots, int64_t count) {
+/// Drops the int8 copies and sketches of pages that are written to.
+void drop_copies(const Pages& pages, const int64_t* slots, int64_t count) {
     for (int64_t i = 0; i < count; i++)
         for (int head = 0; head < pages.heads; head++) {
             const int64_t page = slots[i] / page_size;
             if (pages.copies.scales) pages.scales_of(head, page).keys = -1;
-            if (!pages.sketches.words) continue;
+            if (!pages.sketches.codes) continue;
             bf16& size = *pages.sizes_of(head, page);
-            if (size.bits) size.bits = 0;  // what was never written to takes no memory
+            if (size.bits) size.bits = 0;  // memory that was never written to stays unallocated
         }
 }
 
 }  // namespace
 
-void run(const NewTokens& tokens) {
+void rope_and_write(const NewTokens& tokens) {
     constexpr int64_t at_once = 32;  // a few microseconds of work
     const WriteKernels& kernels = kernels_of(*tokens.pages);
-    outdate(*tokens.pages, tokens.slots, tokens.count);
+    drop_copies(*tokens.pages, tokens.slots, tokens.count);
     parallel(static_cast<int>((tokens.count + at_once - 1) / at_once), [&](int64_t job) {
-        kernels.write(tokens, job * at_once, std::min((job + 1) * at_once, tokens.count));
+        kernels.rope_and_write(tokens, job * at_once, std::min((job + 1) * at_once, tokens.count));
     });
 }
 
@@ -36,9 +36,9 @@ void read(const Pages& pages, const int64_t* slots, int64_t count, void* k, void
     kernels_of(pages).read(pages, slots, count, k, v);
 }
 
-void put(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v) {
-    outdate(pages, slots, count);
-    kernels_of(pages).put(pages, slots, count, k, v);
+void write(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v) {
+    drop_copies(pages, slots, count);
+    kernels_of(pages).write(pages, slots, count, k, v);
 }
 
 void make_copies(const Pages& pages, int head, const int32_t* list, int64_t count) {

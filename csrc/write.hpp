@@ -1,4 +1,4 @@
-// New tokens: rotated queries for attention, rotated keys and plain values into their places in the pages.
+// New tokens: rotates queries for attention, and writes rotated keys and values into their slots.
 #pragma once
 
 #include <cstdint>
@@ -13,34 +13,36 @@ struct Rotation {
     const float *cos, *sin;
 };
 
-/// Tokens as they leave the projections: q (N, H * D), k and v (N, G * D). A slot is page * 16 + offset.
+/// N tokens as projections give them: q (N, H * D), k and v (N, G * D). A slot is page * 16 + offset.
 struct NewTokens {
     const Pages* pages;
     int64_t count;
     int heads;
     const float *q, *k, *v;
     Rotation rotation;
-    const int64_t *positions, *positions_to_sinks;  // (N); the second for a copy of the queries: `q_sinks`
+    const int64_t *positions, *sink_positions;  // (N): of `rotated` and k; of q_sinks
     const int64_t* slots;
     void *rotated, *q_sinks;  // (N, H, D) of the pages' type
 };
 
 struct WriteKernels {
-    void (*write)(const NewTokens& tokens, int64_t first, int64_t last);
-    /// Values (count, G, D) of the pages' type from their places, and back.
+    void (*rope_and_write)(const NewTokens& tokens, int64_t first, int64_t last);
+    /// Copies tokens (count, G, D) of the pages' type out of their slots, and into them.
     void (*read)(const Pages& pages, const int64_t* slots, int64_t count, void* k, void* v);
-    void (*put)(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v);
-    /// An int8 copy of a page.
+    void (*write)(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v);
+    /// Makes the int8 copy of a page.
     void (*copy)(const Pages& pages, int head, int64_t page);
 };
 TF_KERNEL_TABLE(WriteKernels, write_bf16)
 TF_KERNEL_TABLE(WriteKernels, write_f32)
 
-/// Rounds once, after the rotation, which is computed as rope.py does: the same bits in float32.
-void run(const NewTokens& tokens);
+/// Rounds once, after the rotation, which has the bits of rope.py's in float32. Slots of page 0 are skipped.
+void rope_and_write(const NewTokens& tokens);
+/// Copies tokens (count, G, D) of the pages' type out of their slots.
 void read(const Pages& pages, const int64_t* slots, int64_t count, void* k, void* v);
-void put(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v);
-/// Int8 copies of those of a head's pages that have none.
+/// Copies tokens into their slots; keys are rotated.
+void write(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v);
+/// Makes the int8 copies of a head's pages that have none.
 void make_copies(const Pages& pages, int head, const int32_t* list, int64_t count);
 
 }  // namespace triforce

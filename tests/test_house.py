@@ -36,9 +36,17 @@ def graph(tree: Tree) -> Graph:
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, str]:
-    """All code that people write, by its path."""
+    """All code, by its path."""
     found = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*") if file.suffix in SUFFIXES]
     return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in found}
+
+
+def test_generated_files_equal_recorded(files: dict[str, str]) -> None:
+    assert [path for path, text in files.items() if is_generated(text)] == HOUSE["generated"]
+
+
+def is_generated(text: str) -> bool:
+    return text.startswith("# Generated from ")
 
 
 def test_import_depth_equals_recorded(graph: Graph) -> None:
@@ -63,8 +71,8 @@ def test_test_file_names_are_unique(files: dict[str, str]) -> None:
     assert not house.namesakes(tests)
 
 
-ARTICLES = {"a", "an", "the", "it", "its", "they", "this", "that", "these", "those", "and", "but", "so"}
-QUESTIONS = {
+ARTICLES = ["a", "an", "the", "it", "its", "they", "this", "that", "these", "those", "and", "but", "so"]
+QUESTIONS = [
     "what",
     "who",
     "whom",
@@ -78,14 +86,14 @@ QUESTIONS = {
     "every",
     "each",
     "nobody",
-}
+]
 
 
 def badly_named(code: ast.Module) -> list[str]:
     """Test functions that begin with an article, a pronoun or a question, or have fewer than three words."""
     functions = (node for node in ast.walk(code) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     words = {node.name: node.name.split("_")[1:] for node in functions if node.name.startswith("test_")}
-    return [name for name, found in words.items() if len(found) < 3 or found[0] in ARTICLES | QUESTIONS]
+    return [name for name, found in words.items() if len(found) < 3 or found[0] in ARTICLES + QUESTIONS]
 
 
 def test_test_names_say_subject_condition_result(files: dict[str, str]) -> None:
@@ -100,7 +108,7 @@ def test_badly_named_tests_are_found() -> None:
 
 
 def test_file_lengths_within_limits(files: dict[str, str]) -> None:
-    lines = {path: len(text.splitlines()) for path, text in files.items()}
+    lines = {path: len(text.splitlines()) for path, text in files.items() if not is_generated(text)}
     limits = HOUSE["limits"]["files"].items()
     allowed = {path: next(limit for start, limit in limits if path.startswith(start)) for path in files}
     assert {path: count for path, count in lines.items() if count > allowed[path]} == HOUSE["files"]

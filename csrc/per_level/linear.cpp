@@ -6,7 +6,8 @@
 namespace triforce::TF_LEVEL {
 namespace {
 
-// Register tiles by their rows: as many blocks as registers hold, which are also enough chains to hide a sum's latency.
+// Blocks of a register tile, by its rows: as many as registers hold, which also makes enough chains to hide the latency
+// of an addition.
 #if TF_SIMD_AVX512
 constexpr int tallest = 6;
 constexpr int wide[tallest + 1] = {0, 8, 8, 4, 4, 4, 4};
@@ -14,15 +15,15 @@ constexpr int wide[tallest + 1] = {0, 8, 8, 4, 4, 4, 4};
 constexpr int tallest = 4;
 constexpr int wide[tallest + 1] = {0, 4, 2, 1, 1};
 #endif
-constexpr int widest = 8;        // blocks of a group, for the few rows of which one tile can take as many
+constexpr int widest = 8;        // blocks of a group where the rows are few enough for a tile of them
 constexpr int group = 4;         // blocks of a group otherwise: their part of a panel stays in L2 for all rows
 constexpr int64_t panel = 1024;  // inputs
 
-struct Sums {  // integers in the place of floats, while those of int8 weights grow
+struct Sums {  // of int8 weights: integers, stored as floats' bits
     alignas(64) float of[linear_rows * group * block_size];
 };
 
-/// A part of k for some rows and blocks.
+/// A range of inputs for some rows and blocks.
 template <class T>
 struct Panel {
     const T* x;
@@ -30,11 +31,11 @@ struct Panel {
     const T* w;
     int64_t w_stride;
     int64_t k;
-    bool begin;  // of the chains: their sums are zero so far
+    bool begin;  // of the chains: their sums are still zero
     int blocks;
 };
 
-/// Adds to the sums of M rows and B blocks, in registers, and fetches two blocks from `ahead` on the way.
+/// Adds to the sums of M rows and B blocks, in registers, and prefetches two blocks from `ahead` meanwhile.
 template <class T, int M, int B>
 void tile(const Panel<T>& p, int64_t row, int first, const T* ahead, float* sums) {
     const T* x = p.x + row * p.x_stride;
@@ -76,7 +77,7 @@ TF_INLINE void add_rows(int rows, const Panel<T>& p, int64_t row, const T* ahead
     if constexpr (M < tallest) add_rows<T, M + 1>(rows, p, row, ahead, sums);
 }
 
-/// The sums of `rows` rows and some blocks. Panels of k do not break a chain: it goes on from where it is.
+/// The sums of `rows` rows and some blocks. A panel of k continues each chain from its sum so far.
 template <class T>
 void sum(const Linear& l, int64_t top, int rows, int64_t first, int blocks, bool last, float* sums) {
     const int64_t stride = block_size * l.weights.inputs;
@@ -89,14 +90,14 @@ void sum(const Linear& l, int64_t top, int rows, int64_t first, int blocks, bool
                          left < panel ? left : panel, k == 0, blocks};
         for (int t = 0; t < tiles; t++) {
             const int row = rows * t / tiles, next = rows * (t + 1) / tiles;
-            // All but the first tile find their weights in L2; lest memory idle, the first two fetch the next panel.
+            // All but the first tile find their weights in L2. The first two prefetch the next panel meanwhile.
             const T* ahead = tiles > 1 && t < 2 && to_next ? p.w + to_next + 2 * t * stride : p.w;
             add_rows<T>(next - row, p, row, ahead, sums);
         }
     }
 }
 
-/// Sums of int8 become what they stand for.
+/// Multiplies the integer sums of int8 weights with the scales of rows and outputs.
 void apply_scales(const Linear& l, float* sums, int64_t top, int rows, int64_t first, int blocks) {
     for (int m = 0; m < rows; m++) {
         float of_row;
@@ -108,7 +109,7 @@ void apply_scales(const Linear& l, float* sums, int64_t top, int rows, int64_t f
 }
 
 TF_INLINE F16 silu(F16 x) {
-    x = max(set1(-88.0f), x);  // exp has an upper end
+    x = max(set1(-88.0f), x);  // exp(88) is finite
     return x / (set1(1.0f) + exp(zero() - x));
 }
 
@@ -137,7 +138,7 @@ void finish(const Linear& l, const float* sums, int64_t top, int rows, int64_t f
     }
 }
 
-/// W: what is multiplied; T: what it is rounded to.
+/// W: type of the packed weights; T: type of x and of rounded outputs.
 template <class W, class T>
 void run_as(const Linear& l, int64_t top, int rows, int64_t first, int64_t last) {
     Sums sums;

@@ -1,11 +1,11 @@
-// Numbers as int8 with a scale in common: each is the nearest multiple of the scale, and the largest is 127 of them.
+// Numbers rounded to int8 with one scale: each is the nearest multiple of it, and the largest is 127 times it.
 #pragma once
 
 #include "simd.hpp"
 
 namespace triforce::TF_LEVEL {
 
-/// Of n numbers, a multiple of 16; NaN if one of them is not finite, 0 if all are.
+/// The scale of n numbers, a multiple of 16: NaN if one of them is not finite, 0 if all are 0.
 template <class T>
 float scale_of(const T* x, int64_t n) {
     F16 top = zero(), poison = zero();

@@ -5,10 +5,10 @@
 namespace triforce::TF_LEVEL {
 namespace {
 
-constexpr float least = 1e-30f;      // a size: zero says that there is no sketch
-constexpr float most_words = 32000;  // the sum of a query's words, so that no sum of some of them overflows
+constexpr float least = 1e-30f;       // size of a key: zero says that there is no sketch
+constexpr float largest_sum = 32000;  // of a query's codes, so that no sum of some of them overflows int16
 
-/// Channels of 16 tokens, one after the other.
+/// The keys of a page as floats, [dim][16 tokens].
 template <class T>
 void unpack(const T* keys, int dim, float* to) {
     for (int d = 0; d < dim; d++)
@@ -26,87 +26,88 @@ void sketch(const Pages& pages, int head, int64_t page) {
     uint16_t* signs = pages.signs_of(head, page);
     F16 total = zero();
     for (int to = 0; to < dim; to += at_once) {
-        F16 turned[at_once];
-        for (F16& each : turned) each = zero();
+        F16 rotated[at_once];
+        for (F16& each : rotated) each = zero();
         for (int d = 0; d < dim; d++) {
             const F16 channel = load(channels + d * page_size);
-            const float* row = pages.sketches.turn + d * dim + to;
-            for (int i = 0; i < at_once; i++) turned[i] = fma(set1(row[i]), channel, turned[i]);
+            const float* row = pages.sketches.rotation + d * dim + to;
+            for (int i = 0; i < at_once; i++) rotated[i] = fma(set1(row[i]), channel, rotated[i]);
         }
         for (int i = 0; i < at_once; i++) {
-            signs[to + i] = sign_bits(turned[i]);
-            total = total + magnitude(turned[i]);
+            signs[to + i] = sign_bits(rotated[i]);
+            total = total + magnitude(rotated[i]);
         }
     }
     store(pages.sizes_of(head, page), max(total * set1(1.0f / static_cast<float>(dim)), set1(least)));
 }
 
 template <class T>
-float turn(const Pages& pages, const void* q, int16_t* words) {
-    alignas(64) float turned[largest_dim] = {};
+float encode(const Pages& pages, const void* q, int16_t* codes) {
+    alignas(64) float rotated[largest_dim] = {};
     const int dim = pages.dim;
     for (int d = 0; d < dim; d++) {
         const F16 channel = set1(to_float(static_cast<const T*>(q)[d]));
-        const float* row = pages.sketches.turn + d * dim;
-        for (int to = 0; to < dim; to += 16) store(turned + to, fma(load(row + to), channel, load(turned + to)));
+        const float* row = pages.sketches.rotation + d * dim;
+        for (int to = 0; to < dim; to += 16) store(rotated + to, fma(load(row + to), channel, load(rotated + to)));
     }
     float total = least;
-    for (int d = 0; d < dim; d++) total += turned[d] < 0 ? -turned[d] : turned[d];
-    const float unit = total / most_words;
+    for (int d = 0; d < dim; d++) total += rotated[d] < 0 ? -rotated[d] : rotated[d];
+    const float scale = total / largest_sum;
     for (int d = 0; d < dim; d++) {
-        const float word = turned[d] / unit;
-        const bool fine = -most_words <= word && word <= most_words;  // not so for what is not finite
-        for (int i = 0; i < page_size; i++) words[d * page_size + i] = fine ? static_cast<int16_t>(word) : 0;
+        const float code = rotated[d] / scale;
+        const bool finite = -largest_sum <= code && code <= largest_sum;
+        for (int i = 0; i < page_size; i++) codes[d * page_size + i] = finite ? static_cast<int16_t>(code) : 0;
     }
-    return unit;
+    return scale;
 }
 
 /// The scores of one page by `count` queries.
 template <int count>
-TF_INLINE void score_page(const uint16_t* signs, F16 sizes, int dim, const int16_t* words, const F16* sums,
-                          const float* units, float* scores, int64_t stride) {
+TF_INLINE void score_page(const uint16_t* signs, F16 sizes, int dim, const int16_t* codes, const F16* sums,
+                          const float* scales, float* scores, int64_t stride) {
     Words negative[count];
     for (Words& each : negative) each = no_words();
     for (int d = 0; d < dim; d += 2) {
         uint32_t pair;
         __builtin_memcpy(&pair, signs + d, sizeof pair);
         for (int i = 0; i < count; i++)
-            negative[i] = add_where(negative[i], pair, words + (i * dim + d) * page_size);
+            negative[i] = add_where(negative[i], pair, codes + (i * dim + d) * page_size);
     }
     for (int i = 0; i < count; i++) {
         const F16 twice = floats(negative[i]) + floats(negative[i]);
-        scores[i * stride] = units[i] * reduce_max((sums[i] - twice) * sizes);
+        scores[i * stride] = scales[i] * reduce_max((sums[i] - twice) * sizes);
     }
 }
 
 template <int count>
-void score_some(const Pages& pages, int head, const int32_t* list, int64_t listed, const int16_t* words,
-                const float* units, float* scores, int64_t stride) {
+void score_queries(const Pages& pages, int head, const int32_t* list, int64_t listed, const int16_t* codes,
+                const float* scales, float* scores, int64_t stride) {
     F16 sums[count];
     for (int i = 0; i < count; i++) {
         float sum = 0;
-        for (int d = 0; d < pages.dim; d++) sum += words[(i * pages.dim + d) * page_size];
+        for (int d = 0; d < pages.dim; d++) sum += codes[(i * pages.dim + d) * page_size];
         sums[i] = set1(sum);
     }
     for (int64_t at = 0; at < listed; at++) {
         const F16 sizes = load(pages.sizes_of(head, list[at]));
-        score_page<count>(pages.signs_of(head, list[at]), sizes, pages.dim, words, sums, units, scores + at, stride);
+        score_page<count>(pages.signs_of(head, list[at]), sizes, pages.dim, codes, sums, scales, scores + at, stride);
     }
 }
 
-void score(const Pages& pages, int head, const int32_t* list, int64_t listed, const int16_t* words, const float* units,
+void score(const Pages& pages, int head, const int32_t* list, int64_t listed, const int16_t* codes, const float* scales,
            int64_t queries, float* scores, int64_t stride) {
-    constexpr decltype(&score_some<1>) some[] = {score_some<1>, score_some<2>, score_some<3>, score_some<4>};
+    constexpr decltype(&score_queries<1>) by_count[] = {score_queries<1>, score_queries<2>, score_queries<3>,
+                                                        score_queries<4>};
     for (int64_t i = 0; i < queries; i += 4) {
         const int64_t left = queries - i, count = left < 4 ? left : 4;
-        const int16_t* from = words + i * pages.dim * page_size;
-        some[count - 1](pages, head, list, listed, from, units + i, scores + i * stride, stride);
+        const int16_t* from = codes + i * pages.dim * page_size;
+        by_count[count - 1](pages, head, list, listed, from, scales + i, scores + i * stride, stride);
     }
 }
 
 }  // namespace
 
-const SearchKernels search_bf16 = {sketch<bf16>, turn<bf16>, score};
-const SearchKernels search_f32 = {sketch<float>, turn<float>, score};
+const SearchKernels search_bf16 = {sketch<bf16>, encode<bf16>, score};
+const SearchKernels search_f32 = {sketch<float>, encode<float>, score};
 
 }  // namespace triforce::TF_LEVEL

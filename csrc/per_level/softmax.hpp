@@ -1,4 +1,4 @@
-// The arithmetic of a softmax in base 2, and registers as the storage types fill them.
+// The arithmetic of a softmax in base 2, and how registers are filled from each storage type.
 #pragma once
 
 #include "../attention.hpp"
@@ -6,7 +6,7 @@
 
 namespace triforce::TF_LEVEL {
 
-// A step of a page, the word that meets it, and their product.
+// A step of a page, the 32-bit word that it is multiplied with, and their product.
 TF_INLINE Pairs load_step(const bf16* at) { return load_pairs(at); }
 TF_INLINE F16 load_step(const float* at) { return load(at); }
 template <class T>

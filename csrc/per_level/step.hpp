@@ -1,11 +1,11 @@
-// One step over the inputs of a product, by the type of what is multiplied.
+// One step over the inputs of a product, by the type of the weights.
 #pragma once
 
 #include "simd.hpp"
 
 namespace triforce::TF_LEVEL {
 
-// What a step reads: 64 bytes of a block's weights, and one row's inputs for all its lanes; and the sums it adds to.
+// A step reads 64 bytes of a block's weights and one row's inputs for all its lanes, and adds to their sums.
 template <class T>
 struct Step;
 

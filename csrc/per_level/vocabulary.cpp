@@ -130,14 +130,14 @@ TF_INLINE void philox(W& c0, W c1, W& c2, W c3, uint64_t seed) {
     }
 }
 
-void upper_bits(const Place& place, int first_pair, int pairs, uint32_t* bits) {
+void upper_bits(const NoiseKey& key, int first_pair, int pairs, uint32_t* bits) {
     constexpr int wide = sizeof(W) / sizeof(uint64_t);
     constexpr uint64_t counting[] = {0, 1, 2, 3, 4, 5, 6, 7};
     W block, both;
     std::memcpy(&block, counting, sizeof block);
     for (int i = 0; i < pairs; i += wide) {
-        W c0 = block + static_cast<uint64_t>(first_pair + i), c2 = W{} + place.choice;
-        philox(c0, W{} + place.position, c2, W{}, place.seed);
+        W c0 = block + static_cast<uint64_t>(first_pair + i), c2 = W{} + key.choice;
+        philox(c0, W{} + key.position, c2, W{}, key.seed);
         both = (c0 & 0xffffffff) | c2 << 32;  // little-endian: token 2i before token 2i + 1
         if (i + wide <= pairs)
             std::memcpy(bits + 2 * i, &both, sizeof both);

@@ -18,7 +18,7 @@ from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.server import engine_thread as worker
-from triforce.server import tp_mirror as crew
+from triforce.server import tp_mirror as mirror
 from triforce.server.engine_client import GenerationRequest, ReplicaLost
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
@@ -45,7 +45,7 @@ def mirrors(monkeypatch: pytest.MonkeyPatch) -> list[TPMirror]:
             super().__init__(*arguments)
             made.append(self)
 
-    for module in (crew, worker):
+    for module in (mirror, worker):
         monkeypatch.setattr(module, "TPMirror", Known)
     return made
 
@@ -63,7 +63,7 @@ def play(pair: Path, ranks: TPGroup, scene: Scene, change: Callable[[LLM], objec
     llm = LLM(pair / "target", pair / "draft", retrieval_budget=64, searched_layers="none", ranks=ranks)
     change(llm)
     if ranks.rank:
-        return crew.follow(llm, LIMITS)
+        return mirror.follow(llm, LIMITS)
 
     async def whole() -> Any:
         worker = Worker(llm, LIMITS)
@@ -91,7 +91,7 @@ def texts(output: RequestOutput) -> list[tuple[str, list[int], str]]:
     return [(each.text, each.token_ids, each.finish_reason) for each in output.outputs]
 
 
-def held(crew: TPMirror) -> int:
+def held(mirror: TPMirror) -> int:
     """Pages that rows have."""
-    engine = crew.texts.engine
+    engine = mirror.texts.engine
     return engine.store.pages - engine.store.pool.free_pages - len(engine._prefixes)

@@ -59,7 +59,7 @@ class Paged:
         return taken.int()
 
     def fill(self, list_P: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> None:
-        self.pages.put(slots(list_P, len(k_SGD)), k_SGD, v_SGD)
+        self.pages.write(slots(list_P, len(k_SGD)), k_SGD, v_SGD)
 
     def row(self, S: int) -> Row:
         """A row of random keys and values."""

@@ -172,7 +172,7 @@ def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
     """The columns of the `picks` highest scores among `candidates`, ascending: int64 (G, picks)."""
     if native_loader.native is not None and scores_GN.device.type == "cpu" and scores_GN.dtype == torch.float32:
         ids_GP = torch.empty(len(scores_GN), picks, dtype=torch.long)
-        native_loader.native.best(scores_GN.contiguous(), candidates.start, candidates.stop, ids_GP)
+        native_loader.native.topk(scores_GN.contiguous(), candidates.start, candidates.stop, ids_GP)
         return ids_GP
     if scores_GN.dtype == torch.float32 and native_loader.suits_triton(native_loader.wanted, scores_GN.device):
         from triforce.backends.cuda.triton import topk

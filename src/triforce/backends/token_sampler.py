@@ -124,41 +124,47 @@ class NativeSampling:
         self.coupling, self.vocab_size = coupling, vocab_size
         self._probs_size = coupling.probs_size(vocab_size)
         self._keys = getattr(coupling.noise, "keys", None)
+        self._arrays = native_loader.native.DraftArrays
         self.rows = rows = native_loader.native.Sampler(vocab_size)
         for p, prompt_length in zip(params, prompt_lengths, strict=True):
-            penalties = p.repetition_penalty, p.presence_penalty, p.frequency_penalty
-            bias = list((p.logit_bias or {}).items())
-            rows.add(p.temperature, p.top_k, p.top_p, p.min_p, *penalties, bias, prompt_length)
-        self._decide = rows.seeded if isinstance(coupling, Seeded) else rows.rejection
+            rows.add(
+                temperature=p.temperature, top_k=p.top_k, top_p=p.top_p, min_p=p.min_p,
+                repetition_penalty=p.repetition_penalty, presence_penalty=p.presence_penalty,
+                frequency_penalty=p.frequency_penalty, logit_bias=list((p.logit_bias or {}).items()),
+                prompt_length=prompt_length,
+            )  # fmt: skip
+        self._verify = rows.verify_seeded if isinstance(coupling, Seeded) else rows.verify_by_rejection
 
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         B, J, _ = logits_BJV.shape
         tokens_BJ, origins_BJ = (np.empty((B, J), dtype=np.int64) for _ in range(2))
-        laws_BJV, counts_B = guess.probs_BKV.new_empty(B, J, self._probs_size), np.empty(B, dtype=np.int64)
-        unlawful = self._decide(
-            *(logits_BJV.contiguous(), prefix.ids_BS, prefix.lengths_B, live_B),
-            *(np.ascontiguousarray(guess.tokens_BK), guess.probs_BKV.contiguous()),
-            *(np.ascontiguousarray(guess.origins_BK), guess.counts_B),
-            *(tokens_BJ, laws_BJV, origins_BJ, counts_B),
-            *(tier, self._noise(guess, prefix.lengths_B, live_B, J, tier)),
-        )
-        if unlawful:
-            raise non_finite_logits(*unlawful)
+        probs_BJV, counts_B = guess.probs_BKV.new_empty(B, J, self._probs_size), np.empty(B, dtype=np.int64)
+        draft = self._arrays(
+            tokens=np.ascontiguousarray(guess.tokens_BK), probs=guess.probs_BKV.contiguous(),
+            origins=np.ascontiguousarray(guess.origins_BK), counts=guess.counts_B,
+        )  # fmt: skip
+        invalid = self._verify(
+            logits=logits_BJV.contiguous(), ids=prefix.ids_BS, lengths=prefix.lengths_B, live=live_B, draft=draft,
+            out=self._arrays(tokens=tokens_BJ, probs=probs_BJV, origins=origins_BJ, counts=counts_B), tier=tier,
+            noise=self._noise(guess, prefix.lengths_B, live_B, J, tier),
+        )  # fmt: skip
+        if invalid:
+            raise non_finite_logits(*invalid)
         longest = int(counts_B.max()) if self._probs_size else J
-        if longest < J:  # behind it no law was written
-            tokens_BJ, origins_BJ, laws_BJV = tokens_BJ[:, :longest], origins_BJ[:, :longest], laws_BJV[:, :longest]
-        return Draft(tokens_BJ, laws_BJV, origins_BJ, counts_B)
+        if longest < J:  # behind it no probabilities were written
+            tokens_BJ, origins_BJ, probs_BJV = tokens_BJ[:, :longest], origins_BJ[:, :longest], probs_BJV[:, :longest]
+        return Draft(tokens_BJ, probs_BJV, origins_BJ, counts_B)
 
     def draws(self, tier: int, count: int, live_B: Bools) -> tuple[Any, Any, Tensor] | None:
-        """For `count` tokens of each live row behind no guess: sampler, noise, and where laws (count, B, V) go.
+        """For `count` tokens of each live row behind no guess: sampler, noise, and where probs (count, B, V) go.
 
         None where the noise is not known natively.
         """
-        laws_KBV = torch.empty(count, len(live_B), self._probs_size, dtype=torch.float64)
+        probs_KBV = torch.empty(count, len(live_B), self._probs_size, dtype=torch.float64)
         if isinstance(self.coupling, Rejection):
             uniforms_BK = self.coupling.noise.uniforms(tier, count, count * live_B)
-            return self.rows, uniforms_BK.T.contiguous(), laws_KBV
-        return (self.rows, self._keys, laws_KBV) if self._keys else None
+            return self.rows, uniforms_BK.T.contiguous(), probs_KBV
+        return (self.rows, self._keys, probs_KBV) if self._keys else None
 
     def _noise(self, guess: Draft, lengths_B: Ints, live_B: Bools, width: int, tier: int) -> object:
         """The uniforms of `rejection`; of `seeded` the keys, which are enough, or all exponentials."""

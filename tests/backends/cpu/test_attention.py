@@ -152,11 +152,11 @@ def test_attention_bad_arguments_raise(dtype: torch.dtype) -> None:
     kv = Paged(2, 32, pages=10, dtype=dtype)
     row, q = kv.row(40), kv.normal(1, 2, 4, 32)
     lists, mixed = row.list_P[None], torch.empty_like(q)
-    fine = {"q": q, "starts": [38], "counts": [2], "lists": lists, "mixed": mixed}
+    fine = {"q": q, "starts": [38], "counts": [2], "lists": lists, "out": mixed}
     other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
     wrong: list[dict[str, object]] = [
         {"q": q.to(other)}, {"q": q[0]}, {"q": q[..., :16].contiguous()}, {"q": q.transpose(1, 2)},
-        {"q": kv.normal(1, 2, 3, 32)}, {"mixed": mixed[:, :1].contiguous()}, {"starts": [47]}, {"starts": [-1]},
+        {"q": kv.normal(1, 2, 3, 32)}, {"out": mixed[:, :1].contiguous()}, {"starts": [47]}, {"starts": [-1]},
         {"starts": [2**40]}, {"starts": [2**63 - 1]}, {"starts": [38, 38]}, {"counts": [3]}, {"counts": [-1]},
         {"counts": []},
         {"lists": lists.long()}, {"lists": lists[0]}, {"lists": lists[:, :2].contiguous()}, {"lists": lists - 100},

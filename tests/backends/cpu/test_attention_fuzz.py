@@ -116,7 +116,7 @@ class Scene:
         case, E = self.case, PAGE * self.case.D
         keys, values = (torch.full((case.G, case.pages + 1, E), torch.nan, dtype=self.dtype) for _ in range(2))
         pages = native.Pages(keys, values, case.D)
-        pages.put(torch.arange(len(self.k)), self.k, self.v)
+        pages.write(torch.arange(len(self.k)), self.k, self.v)
         mixed = torch.full_like(self.q, torch.nan)
         mass = torch.full((len(self.q), case.G, self.units.shape[2]), torch.nan) if case.weigh else None
         starts = [start + late for start in case.starts]

@@ -47,7 +47,7 @@ class Text:
         lists = pad_lists([list_P, *(other.list_P for other in others)])
         place_S, parts = slots(list_P, S), []
         for start, stop in pairwise(cuts):
-            kv.pages.put(place_S[start:stop], self.k_SGD[start:stop], self.v_SGD[start:stop])
+            kv.pages.write(place_S[start:stop], self.k_SGD[start:stop], self.v_SGD[start:stop])
             q_BTHD, q_sinks_BTHD = (
                 torch.cat([x[None, start:stop], kv.normal(mates, stop - start, *x.shape[1:])])
                 for x in (self.q_SHD, self.q_sinks_SHD)

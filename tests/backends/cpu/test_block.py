@@ -89,7 +89,7 @@ class Small:
         if norms:
             layer = replace(layer, q_norm_D=scales[2], k_norm_D=scales[3])
         self.sizes, self.dtype, self.layer = (Q, P, P), dtype, layer
-        self.block = native.Block(*(getattr(layer, f.name) for f in fields(layer)), head_dim=D, eps=EPS)
+        self.block = native.DecoderLayer(*(getattr(layer, f.name) for f in fields(layer)), head_dim=D, eps=EPS)
         config: Any = SimpleNamespace(norm_eps=EPS, head_dim=D)
         self.plain, self.exact = TorchLayer(config, layer), Exact(layer, D)
         self.x_NC = torch.randn(130, C, generator=draw).to(dtype).float()
@@ -141,7 +141,7 @@ def test_swiglu_extreme_gates_equal_float64(dtype: torch.dtype) -> None:
     C = 16
     one, none = torch.ones(C, dtype=dtype), torch.zeros(C, C, dtype=dtype)
     gates = torch.tensor([-3e38, -1e4, -90, -87, 0, 87, 1e4, 1e30, *[1.0] * 8]).to(dtype)
-    block = native.Block(
+    block = native.DecoderLayer(
         one, none, none, none, none, one, gates.repeat(C, 1).T.contiguous() / C, torch.ones(C, C, dtype=dtype) / C,
         torch.eye(C, dtype=dtype), None, None, None, None, None, head_dim=16, eps=0.0,
     )  # fmt: skip
@@ -156,7 +156,7 @@ def test_head_logits_equal_float64(V: int, C: int, dtype: torch.dtype) -> None:
     draw = torch.Generator().manual_seed(0)
     weight, scale = (torch.randn(*shape, generator=draw).to(dtype) for shape in ((V, C), (C,)))
     x, logits = torch.randn(21, C, generator=draw), torch.empty(21, V)
-    head = native.Head(scale, native.Matrix(weight), eps=EPS)
+    head = native.LmHead(scale, native.Matrix(weight), eps=EPS)
     head.logits(x, logits)
     exact = norm(x.double(), scale.double()) @ weight.double().T
     theirs = (model.norm(x.to(dtype), scale, EPS) @ weight.T).float()
@@ -173,9 +173,9 @@ def test_block_bad_arguments_raise(small: Small, dtype: torch.dtype) -> None:
         small.block.qkv(x.double(), q, k, v)
     with pytest.raises(ValueError, match="k must be"):
         small.block.qkv(x, q, k[:1], v)
-    with pytest.raises(ValueError, match="mixed must be"):
+    with pytest.raises(ValueError, match="attn_out must be"):
         small.block.finish(x, mixed[:1])
-    with pytest.raises(ValueError, match="mixed must be"):
+    with pytest.raises(ValueError, match="attn_out must be"):
         small.block.finish(x, mixed.double())
     weights = [getattr(small.layer, f.name) for f in fields(small.layer)]
     for index, told in [
@@ -187,9 +187,9 @@ def test_block_bad_arguments_raise(small: Small, dtype: torch.dtype) -> None:
     ]:
         wrong = [w[:-1].contiguous() if i == index else w for i, w in enumerate(weights)]
         with pytest.raises(ValueError, match=told):
-            native.Block(*wrong, head_dim=small.plain.config.head_dim, eps=EPS)
+            native.DecoderLayer(*wrong, head_dim=small.plain.config.head_dim, eps=EPS)
     with pytest.raises(ValueError, match="multiple of 16"):
-        native.Block(*weights, head_dim=24, eps=EPS)
+        native.DecoderLayer(*weights, head_dim=24, eps=EPS)
 
 
 def part(layer: Layer, D: int, heads: slice, some: slice, mlp: slice) -> NativeLayerShard:

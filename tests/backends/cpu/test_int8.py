@@ -151,9 +151,9 @@ def test_int8_copy_after_rewind_is_not_read(cut: int, dtype: torch.dtype) -> Non
             if writes:
                 cos, sin = torch.ones(1, kv.D // 2), torch.zeros(1, kv.D // 2)
                 turned = torch.empty(S - cut, kv.G, kv.D, dtype=dtype)
-                kv.pages.write(k, k, v, cos, sin, torch.zeros(S - cut, dtype=torch.long), place_N, turned)
+                kv.pages.rope_and_write(k, k, v, cos, sin, torch.zeros(S - cut, dtype=torch.long), place_N, turned)
             else:
-                kv.pages.put(place_N, *(x.view(-1, kv.G, kv.D).to(dtype) for x in (k, v)))
+                kv.pages.write(place_N, *(x.view(-1, kv.G, kv.D).to(dtype) for x in (k, v)))
             results.append(attend(kv, row, q_BTHD, start, [start]))
     assert all(torch.equal(result, results[0]) for result in results)
     kv, row = paged(dtype, S)

@@ -73,7 +73,7 @@ def norm(dtype: torch.dtype) -> Tensor:
     C = 1000
     x_NC, weight_C = normal(30, C, seed=1) * normal(30, 1, seed=2).exp(), (1 + 0.1 * normal(C)).to(dtype)
     y_NC = torch.empty_like(x_NC)
-    native.Head(weight_C, native.Matrix(torch.eye(C, dtype=dtype)), eps=1e-5).logits(x_NC, y_NC)
+    native.LmHead(weight_C, native.Matrix(torch.eye(C, dtype=dtype)), eps=1e-5).logits(x_NC, y_NC)
     x = x_NC.double()
     exact = x / (x.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight_C.double()
     return (y_NC - exact).abs() / exact.abs()
@@ -86,7 +86,7 @@ def rotation(dtype: torch.dtype) -> Tensor:
     q, k, v = normal(N, G * D), normal(N, G * D, seed=1), normal(N, G * D, seed=2)
     angle_NF = torch.arange(N)[:, None] * 10000.0 ** (-torch.arange(0, D, 2) / D)
     cos, sin, place_N = angle_NF.cos(), angle_NF.sin(), slots(kv.take(N), N)
-    kv.pages.write(q, k, v, cos, sin, torch.arange(N), place_N, rotated=torch.empty(N, G, D, dtype=dtype))
+    kv.pages.rope_and_write(q, k, v, cos, sin, torch.arange(N), place_N, rotated=torch.empty(N, G, D, dtype=dtype))
     got_k, got_v = torch.empty(N, G, D, dtype=dtype), torch.empty(N, G, D, dtype=dtype)
     kv.pages.read(place_N, got_k, got_v)
     assert torch.equal(got_v, v.view(N, G, D).to(dtype))
@@ -105,7 +105,7 @@ def gate(dtype: torch.dtype) -> Tensor:
     for some in range(0, M, C):
         gate_MC, up_MC = torch.zeros(C, C, dtype=dtype), torch.zeros(C, C, dtype=dtype)
         gate_MC[:, 0], up_MC[:, 0] = gates_M[some : some + C], ups_M[some : some + C]
-        block = native.Block(
+        block = native.DecoderLayer(
             one_C, none, none, none, none, one_C, gate_MC, up_MC, torch.eye(C, dtype=dtype), *[None] * 5, head_dim=16,
             eps=0.0,
         )  # fmt: skip

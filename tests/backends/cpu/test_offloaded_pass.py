@@ -112,7 +112,7 @@ def test_offloaded_pass_bits_equal_memory(kind: type[Host] | type[File], layered
         width = text.draw.choice([1, 2, 7])
         assert same(text, text.full(width, keep=7), model, here, away, layered)
         text.length += width
-    streamed, fetched, kept = away._offload.seen
+    streamed, fetched, kept = away._offload.page_counts
     assert streamed > 12 * 300 and fetched and kept
 
 

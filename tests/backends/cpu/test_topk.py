@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 
 def chosen(scores_GN: Tensor, start: int, stop: int, picks: int) -> Tensor:
     ids = torch.full((len(scores_GN), picks), -1)
-    native.best(scores_GN, start, stop, ids)
+    native.topk(scores_GN, start, stop, ids)
     return ids
 
 
@@ -52,11 +52,11 @@ def test_topk_ties_take_lowest_ids(values: list[float], data: st.DataObject) -> 
 
 def test_topk_bad_arguments_raise() -> None:
     scores, ids = torch.zeros(2, 9), torch.zeros(2, 3, dtype=torch.long)
-    native.best(scores, 0, 9, ids)
+    native.topk(scores, 0, 9, ids)
     for bad in (
         (scores.double(), 0, 9, ids), (scores[0], 0, 9, ids), (scores, -1, 9, ids), (scores, 0, 10, ids),
         (scores, 5, 4, ids), (scores, 7, 9, ids), (scores, 0, 9, ids[:1]), (scores, 0, 9, ids.int()),
         (scores.t(), 0, 9, ids),
     ):  # fmt: skip
         with pytest.raises(ValueError):
-            native.best(*bad)
+            native.topk(*bad)

@@ -31,7 +31,7 @@ def test_rope_and_write_equals_float64(N: int, H: int, G: int, D: int, dtype: to
     q, k, v = (torch.randn(N, heads * D, generator=kv.draw) for heads in (H, G, G))
     table, near_N, far_N = turns(torch.arange(1000), D), torch.randperm(N) + 900, torch.full((N,), 77)
     rotated, q_sinks = torch.empty(N, H, D, dtype=dtype), torch.empty(N, H, D, dtype=dtype)
-    kv.pages.write(q, k, v, *table, near_N, place_N, rotated, far_N, q_sinks)
+    kv.pages.rope_and_write(q, k, v, *table, near_N, place_N, rotated, far_N, q_sinks)
     whole = [tuple(x[None, at_N] for x in table) for at_N in (near_N, far_N)]
     assert torch.equal(rotated, rotate(q.view(1, N, H, D), whole[0])[0].to(dtype))
     assert torch.equal(q_sinks, rotate(q.view(1, N, H, D), whole[1])[0].to(dtype))
@@ -48,7 +48,7 @@ def test_page_layout_equals_slots(dtype: torch.dtype) -> None:
     """The format that the kernels agree on."""
     kv = Paged(2, 32, pages=3, dtype=dtype)
     k, v = kv.normal(PAGE, 2, 32), kv.normal(PAGE, 2, 32)
-    kv.pages.put(torch.arange(PAGE) + 2 * PAGE, k, v)
+    kv.pages.write(torch.arange(PAGE) + 2 * PAGE, k, v)
     pack = 2 if dtype == torch.bfloat16 else 1
     keys = kv.keys[:, 2].view(2, 32 // pack, PAGE, pack).permute(2, 0, 1, 3).flatten(2)
     values = kv.values[:, 2].view(2, PAGE // pack, 32, pack).permute(1, 3, 0, 2).flatten(0, 1)
@@ -59,7 +59,9 @@ def test_query_without_second_rotation_is_written(dtype: torch.dtype) -> None:
     kv = Paged(1, 16, pages=1, dtype=dtype)
     q, k, v = torch.ones(2, 16), torch.ones(2, 16), torch.ones(2, 16)
     rotated = torch.empty(2, 1, 16, dtype=dtype)
-    kv.pages.write(q, k, v, torch.ones(1, 8), torch.zeros(1, 8), torch.zeros(2).long(), torch.tensor([16, 0]), rotated)
+    kv.pages.rope_and_write(
+        q, k, v, torch.ones(1, 8), torch.zeros(1, 8), torch.zeros(2).long(), torch.tensor([16, 0]), rotated
+    )
     assert torch.equal(rotated.float(), torch.ones(2, 1, 16))
 
 
@@ -80,12 +82,12 @@ def test_write_bad_arguments_raise(dtype: torch.dtype) -> None:
         {"rotated": torch.zeros(3, 4, 32).double()},
         {"q_sinks": torch.zeros(3, 4, 32, dtype=dtype)}, {"q": [1.0]},
     ]  # fmt: skip
-    kv.pages.write(**fine)
+    kv.pages.rope_and_write(**fine)
     for change in wrong:
         with pytest.raises(ValueError):
-            kv.pages.write(**{**fine, **change})
+            kv.pages.rope_and_write(**{**fine, **change})
     k = torch.zeros(3, 2, 32, dtype=dtype)
-    for method in (kv.pages.read, kv.pages.put):
+    for method in (kv.pages.read, kv.pages.write):
         for bad in ((torch.tensor([16, 80, 17]), k, k), (torch.tensor([16]), k, k), (torch.arange(3), k, k[:2])):
             with pytest.raises(ValueError):
                 method(*bad)

@@ -1,340 +1,291 @@
-"""CPU kernels. A row's result depends on that row alone, bit for bit.
+# Generated from csrc/ by scripts/native_stub.py: do not edit.
 
-Tensors must be contiguous, in CPU memory, and of the types and shapes told here (letters as in interface.py):
-ValueError otherwise. `dtype` is that of the weights or the pages, bfloat16 or float32. Results go into tensors of the
-caller.
+"""
+CPU kernels of triforce. A row's result depends on that row alone, bit for bit.
 """
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import overload
 
-from numpy.typing import NDArray
-from torch import Tensor
+import numpy
+import numpy.typing
+import torch
 
-Array = NDArray[Any]
-View = tuple[int, Tensor, Sequence[int], int, int, Sequence[int], tuple[Sequence[int], ...]]
-"""Layers, pages as in `attend` or for each of the layers (layers, B, G, P), starts, sinks, window, coarse, search."""
 
-def levels() -> list[str]: ...
-def level() -> str: ...
-def use(level: str) -> None: ...
-def threads() -> int: ...
-def set_threads(count: int) -> None: ...
+def levels() -> list[str]:
+    """Instruction-set levels that this CPU can run, slowest first."""
+
+def level() -> str:
+    """The level in use."""
+
+def use(level: str) -> None:
+    """
+    Use one level from now on; ValueError if it is unknown or this CPU cannot run it.
+    """
+
+def threads() -> int:
+    """The number of threads of a kernel."""
+
+def set_threads(count: int) -> None:
+    """Set the number of threads; ValueError below 1."""
 
 class Matrix:
-    """Weights (outputs, inputs) dtype; with `int8` rounded to that, and rows that they are multiplied with likewise."""
+    """
+    Weights (outputs, inputs) bfloat16 or float32, packed for the kernels; rounded to int8 if asked for.
+    """
 
-    def __init__(self, weight: Tensor, *, int8: bool = False) -> None: ...
+    def __init__(self, weight: torch.Tensor, *, int8: bool = False) -> None: ...
+
     @property
-    def bytes(self) -> int: ...
-    def linear(self, x: Tensor, y: Tensor) -> None:
-        """y = x W^T: x (rows, inputs) dtype, y (rows, outputs) float32."""
+    def bytes(self) -> int:
+        """Size of the packed weights."""
 
-    def rows(self, ids: Tensor, out: Tensor) -> None:
-        """Rows `ids` (N) int64 of the weight become out (N, inputs) float32."""
+    def linear(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """
+        Write y = x W^T: x (rows, inputs) of the type that the weights had, y (rows, outputs) float32.
+        """
 
-class Block:
-    def __init__(
-        self,
-        input_norm: Tensor,
-        q_proj: Tensor,
-        k_proj: Tensor,
-        v_proj: Tensor,
-        o_proj: Tensor,
-        post_norm: Tensor,
-        gate_proj: Tensor,
-        up_proj: Tensor,
-        down_proj: Tensor,
-        q_bias: Tensor | None,
-        k_bias: Tensor | None,
-        v_bias: Tensor | None,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        *,
-        head_dim: int,
-        eps: float,
-        int8: bool = False,
-    ) -> None: ...
+    def rows(self, ids: torch.Tensor, out: torch.Tensor) -> None:
+        """
+        Write rows `ids` (count) int64 of the weight to out (count, inputs) float32.
+        """
+
+class DecoderLayer:
+    """A decoder layer but for rotation and attention."""
+
+    def __init__(self, input_norm: torch.Tensor, q_proj: torch.Tensor, k_proj: torch.Tensor, v_proj: torch.Tensor, o_proj: torch.Tensor, post_norm: torch.Tensor, gate_proj: torch.Tensor, up_proj: torch.Tensor, down_proj: torch.Tensor, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, head_dim: int, eps: float, int8: bool = False) -> None: ...
+
     @property
-    def bytes(self) -> int: ...
-    def qkv(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """x (N, C) float32; q (N, H * D), k and v (N, G * D) float32, not rotated, are out."""
+    def bytes(self) -> int:
+        """Size of the packed weights."""
 
-    def finish(self, x: Tensor, mixed: Tensor) -> None:
-        """x (N, C) float32 gains what attention, `mixed` (N, H * D) dtype, and the MLP have to say."""
+    def qkv(self, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """
+        Write q (N, H * D), k and v (N, G * D), not rotated, of x (N, C); all are float32.
+        """
 
-class Projections:
-    """What a layer does before its attention, for some of its heads."""
+    def finish(self, x: torch.Tensor, attn_out: torch.Tensor) -> None:
+        """
+        Add the output projection of attention, `attn_out` (N, H * D), and then the MLP to x (N, C) float32.
+        """
 
-    def __init__(
-        self,
-        input_norm: Tensor,
-        q_proj: Tensor,
-        k_proj: Tensor,
-        v_proj: Tensor,
-        q_bias: Tensor | None,
-        k_bias: Tensor | None,
-        v_bias: Tensor | None,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        *,
-        head_dim: int,
-        eps: float,
-        int8: bool = False,
-    ) -> None: ...
-    def qkv(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """As a block's."""
+class QkvProjections:
+    """
+    The query, key and value projections of a layer, for some of its heads.
+    """
 
-class Gate:
+    def __init__(self, input_norm: torch.Tensor, q_proj: torch.Tensor, k_proj: torch.Tensor, v_proj: torch.Tensor, q_bias: torch.Tensor | None, k_bias: torch.Tensor | None, v_bias: torch.Tensor | None, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, *, head_dim: int, eps: float, int8: bool = False) -> None: ...
+
+    def qkv(self, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """
+        Write q (N, H * D), k and v (N, G * D), not rotated, of x (N, C); all are float32.
+        """
+
+class GatedMlp:
     """The first half of an MLP, or some of its outputs."""
 
-    def __init__(
-        self, post_norm: Tensor, gate_proj: Tensor, up_proj: Tensor, *, eps: float, int8: bool = False
-    ) -> None: ...
+    def __init__(self, post_norm: torch.Tensor, gate_proj: torch.Tensor, up_proj: torch.Tensor, *, eps: float, int8: bool = False) -> None: ...
+
     @property
     def stride(self) -> int:
         """Outputs, up to a multiple of 16."""
 
-    def run(self, x: Tensor, gated: Tensor) -> None:
-        """gated (rows, stride) dtype becomes silu(gate) * up of the normed x (rows, hidden) float32."""
+    def forward(self, x: torch.Tensor, gated: torch.Tensor) -> None:
+        """
+        Write silu(gate) * up of the normed x (rows, hidden) float32 to `gated` (rows, stride).
+        """
 
-class Head:
-    def __init__(self, norm: Tensor, matrix: Matrix, *, eps: float) -> None: ...
-    def logits(self, x: Tensor, out: Tensor) -> None:
-        """x (N, C) float32, out (N, V) float32."""
+class LmHead:
+    """The final norm and the output matrix."""
+
+    def __init__(self, norm: torch.Tensor, matrix: Matrix, *, eps: float) -> None: ...
+
+    def logits(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the logits of x (N, C) float32 to out (N, V) float32."""
 
 class Pages:
-    """The K and V memory of one layer, each (G, pages, PAGE * D) dtype; it stays its owner's.
+    """
+    The K and V memory of one layer, (G, pages, 16 * head_dim) each, borrowed.
 
-    So does the memory for sketches of keys that `turn` (D, D) float32 has turned, (G, pages, D + PAGE) bfloat16 and
-    zero at first, and for int8 copies of the same shape with their scales (G, pages, 2) float32, if it is given.
+    `rotation` (D, D) float32, orthogonal, and `sketches` (G, pages, D + 16) bfloat16, zeros at first, are for searches.
+    int8_keys and int8_values, shaped as the keys, and `scales` (G, pages, 2) float32 are for int8 copies.
     """
 
-    def __init__(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        head_dim: int,
-        turn: Tensor | None = None,
-        sketches: Tensor | None = None,
-        int8_keys: Tensor | None = None,
-        int8_values: Tensor | None = None,
-        scales: Tensor | None = None,
-    ) -> None: ...
-    def write(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        rotated: Tensor,
-        positions_to_sinks: Tensor | None = None,
-        q_sinks: Tensor | None = None,
-    ) -> None:
-        """Rotate q (N, H * D) and k to positions (N) int64 of the tables (S, D / 2); put k and v (N, G * D) into slots.
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, head_dim: int, rotation: torch.Tensor | None = None, sketches: torch.Tensor | None = None, int8_keys: torch.Tensor | None = None, int8_values: torch.Tensor | None = None, scales: torch.Tensor | None = None) -> None: ...
 
-        slots (N) int64; rotated and q_sinks (N, H, D) are out.
+    def rope_and_write(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rotated: torch.Tensor, sink_positions: torch.Tensor | None = None, q_sinks: torch.Tensor | None = None) -> None:
+        """
+        Rotate q (N, H * D) and k to `positions` (N) int64 of the tables (S, D / 2), and write k and v (N, G * D) to
+        `slots` (N) int64.
+
+        Out: `rotated` (N, H, D), and q_sinks (N, H, D), rotated to sink_positions (N) int64.
         """
 
-    def read(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Copy tokens out: k and v (N, G, D)."""
+    def read(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Copy tokens of `slots` out to k and v (N, G, D)."""
 
-    def put(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Copy tokens in, keys rotated before: k and v (N, G, D)."""
+    def write(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Copy tokens k and v (N, G, D) into `slots`; keys are rotated."""
 
-    def attend(
-        self,
-        q: Tensor,
-        starts: Sequence[int],
-        counts: Sequence[int],
-        lists: Tensor,
-        mixed: Tensor,
-        mass: Tensor | None = None,
-        q_sinks: Tensor | None = None,
-        sinks: int = 0,
-        window: int = 0,
-        coarse: Sequence[int] = (),
-        search: tuple[Sequence[int], Sequence[int], Sequence[int]] = ...,
-    ) -> None:
-        """q (B, T, H, D), lists (B, P) or (B, G, P) int32, of pages; mixed (B, T, H, D), mass (B, G, P) are out.
-
-        Keys of row b below coarse[b], in whole blocks of 64, are read from int8 copies of their pages. In a search
-        (first, last, picks) queries see the picks[b] nearest ones of the pages [first[b], last[b]) of row b's list.
+    def attend(self, q: torch.Tensor, starts: Sequence[int], counts: Sequence[int], lists: torch.Tensor, out: torch.Tensor, mass: torch.Tensor | None = None, q_sinks: torch.Tensor | None = None, sinks: int = 0, window: int = 0, coarse: Sequence[int] = [], search: tuple[Sequence[int], Sequence[int], Sequence[int]] = ([], [], [])) -> None:
         """
+        Attend with q (B, T, H, D) to the pages of `lists` (B, P) or (B, G, P) int32.
+
+        Out: `out` (B, T, H, D) and `mass` (B, G, P) float32. Keys of row b below coarse[b], in whole blocks of 64, are
+        read from int8 copies. `search`: first, last and picks (B); of the pages [first[b], last[b]) of row b's list
+        each KV head sees the picks[b] nearest to its queries.
+        """
+
+def topk(scores: torch.Tensor, start: int, stop: int, ids: torch.Tensor) -> None:
+    """
+    Write the columns of the highest of scores (G, N) in [start, stop) to `ids` (G, picks) int64, ascending; the lowest
+    columns among equals.
+    """
+
+class View:
+    """
+    The keys that queries see in some consecutive layers.
+
+    `lists` of pages int32 (B, P), (B, G, P) or (layers, B, G, P); the other fields as in `Pages.attend`.
+    """
+
+    def __init__(self, *, layers: int, lists: torch.Tensor, starts: Sequence[int], sinks: int = 0, window: int = 0, coarse: Sequence[int] = [], search: tuple[Sequence[int], Sequence[int], Sequence[int]] = ([], [], [])) -> None: ...
 
 class Decoder:
-    """A whole model. The embedding (V, C), where it is not the head's matrix, stays its owner's."""
+    """A model. `embedding` (V, C) is borrowed; None is the head's matrix."""
 
-    def __init__(self, blocks: Sequence[Block], head: Head, embedding: Tensor | None) -> None: ...
-    def run(
-        self,
-        memory: Sequence[Pages],
-        ids: Tensor,
-        positions: Sequence[int],
-        counts: Sequence[int],
-        cos: Tensor,
-        sin: Tensor,
-        views: Sequence[View],
-        at: Tensor | None,
-        logits: Tensor,
-        queries: Tensor | None,
-        mass: Tensor | None,
-        first_layer: int = 0,
-        last_layer: int = -1,
-        x: Tensor | None = None,
-        exact: bool = False,
-        keep: int = 0,
-    ) -> None:
-        """A pass of ids (B, T) int64 over the pages of each layer, counts[b] tokens of row b from positions[b] on.
+    def __init__(self, layers: Sequence[DecoderLayer], head: LmHead, embedding: torch.Tensor | None) -> None: ...
 
-        Out: logits (B, J, V) of columns at (B, J) int64, rotated queries (L, B, T, H, D) dtype, mass (L, B, G, P).
-        Some layers only: the residual stream stays in x (B, T, C) float32. For offloaded memory: keys before the starts
-        are committed if `exact`, and the `keep` pages of most mass stay at hand.
+    def forward(self, *, memory: Sequence[Pages], ids: torch.Tensor, positions: Sequence[int], counts: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, views: Sequence[View], at: torch.Tensor | None, logits: torch.Tensor, queries: torch.Tensor | None = None, mass: torch.Tensor | None = None, first_layer: int = 0, last_layer: int = -1, x: torch.Tensor | None = None, exact: bool = False, keep: int = 0) -> None:
+        """
+        Run a forward pass of ids (B, T) int64, counts[b] tokens of row b from positions[b] on, over the pages of each
+        layer.
+
+        Out: `logits` (B, J, V) float32 of columns `at` (B, J) int64, or of all; rotated `queries` (L, B, T, H, D);
+        `mass` (L, B, G, P) float32. If only layers [first_layer, last_layer) are run, the residual stream stays in `x`
+        (B, T, C) float32. For offloaded memory: keys before the starts are committed if `exact`, and the `keep` pages
+        of most mass stay in memory.
         """
 
-def burst(
-    decoder: Decoder,
-    memory: Sequence[Pages],
-    positions: Sequence[int],
-    cos: Tensor,
-    sin: Tensor,
-    view: View,
-    texts: Array,
-    lengths: Array,
-    live: Array,
-    sampler: Sampler,
-    noise: Noise | Tensor,
-    laws: Tensor,
-    tokens: Array,
-) -> tuple[int, float] | None:
-    """tokens (B, K) behind each live row of texts (B, S) int64, one after another, and written there too.
-
-    Row b has seen positions[b] tokens of its text; the view is what the first pass sees. Under `seeded` noise is the
-    keys, under `rejection` uniforms (K, B), and laws (K, B, V) are those that tokens were drawn from. None, or row and
-    largest logit of a token without a law.
-    """
-
-class OffloadError(RuntimeError): ...
+class OffloadError(Exception):
+    pass
 
 class Store:
-    """Where pages lie that memory has no room for: an open file of so many bytes, or memory (bytes) uint8."""
-
-    @overload
-    def __init__(self, file: int, direct: int, bytes: int) -> None: ...
-    @overload
-    def __init__(self, memory: Tensor) -> None: ...
-    @property
-    def bytes_read(self) -> int: ...
-    def limit(self, bytes_per_second: float) -> None: ...
-
-class Offload:
-    """KV memory of all layers whose pages lie in a store, but for those in frames of the arena (bytes) uint8."""
-
-    def __init__(
-        self,
-        arena: Tensor,
-        is_bf16: bool,
-        layers: int,
-        heads: int,
-        dim: int,
-        pages: int,
-        frames: int,
-        buffers: int,
-        buffer_frames: int,
-        store: Store,
-    ) -> None: ...
-    def layer(self, i: int) -> Pages: ...
-    def favour(self, layers: Sequence[bool]) -> None: ...
-    def reserve(self, pages: Sequence[int]) -> None: ...
-    def commit(self, layer: int, pages: Sequence[int]) -> None: ...
-    def forget(self, pages: Sequence[int]) -> None: ...
-    @property
-    def seen(self) -> tuple[int, int, int]:
-        """Pages of a head that were read ahead, read on demand, and kept as they came by."""
-
-class LayeredPass:
-    """A pass over some layers of an offloaded memory, between which something else is done; they come in their order.
-
-    lists: of each layer its lists, int32 (B, U) or (B, G, U), and where rows start in them.
+    """
+    The store of pages that memory has no room for: an open file, or memory (bytes) uint8.
     """
 
-    def __init__(
-        self,
-        memory: Offload,
-        first: int,
-        lists: Sequence[tuple[Tensor, Sequence[int]]],
-        counts: Sequence[int],
-        width: int,
-        exact: bool,
-        keep: int,
-    ) -> None: ...
-    def attend(self, layer: int, q: Tensor, mixed: Tensor, mass: Tensor | None = None) -> None:
-        """The next layer: q and mixed (B, T, H, D), mass (B, G, U)."""
+    @overload
+    def __init__(self, file: int, direct: int, bytes: int) -> None:
+        """
+        A file of so many bytes. `direct`: the same file, opened for reads that bypass the page cache; or -1.
+        """
 
-def best(scores: Tensor, start: int, stop: int, ids: Tensor) -> None:
-    """Where the highest of scores (G, N) in [start, stop) are: ids (G, picks) int64, ascending; the first of equals."""
+    @overload
+    def __init__(self, memory: torch.Tensor) -> None: ...
+
+    def limit(self, bytes_per_second: float) -> None:
+        """Slow reads down to this rate; 0 is no limit."""
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from the store."""
+
+class Offload:
+    """
+    KV memory of all layers, whose pages lie in a store or in frames of an arena (bytes) uint8.
+    """
+
+    def __init__(self, *, arena: torch.Tensor, is_bf16: bool, layers: int, heads: int, dim: int, pages: int, frames: int, buffers: int, buffer_frames: int, store: Store) -> None: ...
+
+    def layer(self, i: int) -> Pages:
+        """The pages of a layer."""
+
+    def prefer(self, layers: Sequence[bool]) -> None:
+        """Keep the layers that are true in memory whole."""
+
+    def reserve(self, pages: Sequence[int]) -> None:
+        """Make room in the store for these pages."""
+
+    def commit(self, layer: int, pages: Sequence[int]) -> None:
+        """Write pages, which are full of committed tokens, to the store."""
+
+    def forget(self, pages: Sequence[int]) -> None:
+        """Drop these pages."""
+
+    @property
+    def page_counts(self) -> tuple[int, int, int]:
+        """
+        Pages of a KV head that were read ahead, read on demand, and kept in memory after being read ahead.
+        """
+
+class LayerwisePass:
+    """
+    A forward pass over some layers of an offloaded memory that goes layer by layer.
+
+    It reads ahead from the start. lists: of each layer its lists, int32 (B, U) or (B, G, U), and its starts (B).
+    """
+
+    def __init__(self, *, memory: Offload, first_layer: int, lists: Sequence[tuple[torch.Tensor, Sequence[int]]], counts: Sequence[int], width: int, exact: bool, keep: int) -> None: ...
+
+    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, mass: torch.Tensor | None = None) -> None:
+        """
+        Attend in the next layer with q (B, T, H, D). Out: out (B, T, H, D), mass (B, G, U) float32.
+        """
 
 class Noise:
+    """The noise of a batch's rows, keyed by their seeds and choices."""
+
     def __init__(self, seeds: Sequence[int], choices: Sequence[int]) -> None: ...
-    def uniforms(self, draws: Tensor, tier: int, used: Array, out: Tensor) -> None:
-        """out (B, n) float64: the next uniforms of each row for a tier; draws (tiers, B) int64 moves on by used (B)."""
+
+    def uniforms(self, draws: torch.Tensor, tier: int, used: numpy.typing.NDArray[numpy.int64], out: torch.Tensor) -> None:
+        """
+        Write the next uniforms of each row for a tier to out (B, n) float64, and add used (B) to its draws.
+
+        draws (tiers, B) int64: the numbers drawn so far.
+        """
+
+class DraftArrays:
+    """
+    Tokens (B, K) int64, their probs (B, K, V) float64, the tiers that they come from (B, K), and how many each row has
+    (B).
+
+    In seeded verification probs have no entries.
+    """
+
+    def __init__(self, *, tokens: numpy.typing.NDArray[numpy.int64], probs: torch.Tensor, origins: numpy.typing.NDArray[numpy.int64], counts: numpy.typing.NDArray[numpy.int64]) -> None: ...
 
 class Sampler:
+    """The sampling parameters of a batch, whose rows are added one by one."""
+
     def __init__(self, vocabulary: int) -> None: ...
-    def add(
-        self,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        repetition: float,
-        presence: float,
-        frequency: float,
-        bias: Sequence[tuple[int, float]],
-        prompt: int,
-        /,
-    ) -> None: ...
-    def seeded(
-        self,
-        logits: Tensor,
-        ids: Array,
-        lengths: Array,
-        live: Array,
-        tokens: Array,
-        laws: Tensor,
-        origins: Array,
-        counts: Array,
-        out_tokens: Array,
-        out_laws: Tensor,
-        out_origins: Array,
-        out_counts: Array,
-        tier: int,
-        noise: Noise | Tensor,
-        /,
-    ) -> tuple[int, int, float] | None:
-        """None, or row, column and largest logit of a column without a law."""
 
-    def rejection(
-        self,
-        logits: Tensor,
-        ids: Array,
-        lengths: Array,
-        live: Array,
-        tokens: Array,
-        laws: Tensor,
-        origins: Array,
-        counts: Array,
-        out_tokens: Array,
-        out_laws: Tensor,
-        out_origins: Array,
-        out_counts: Array,
-        tier: int,
-        noise: Tensor,
-        /,
-    ) -> tuple[int, int, float] | None: ...
+    def add(self, *, temperature: float, top_k: int, top_p: float, min_p: float, repetition_penalty: float, presence_penalty: float, frequency_penalty: float, logit_bias: Sequence[tuple[int, float]], prompt_length: int) -> None:
+        """Add a row."""
 
-def read(words: Tensor) -> int:
-    """Reads words (N) int64 as fast as the memory gives them; their exclusive or."""
+    def verify_seeded(self, *, logits: torch.Tensor, ids: numpy.typing.NDArray[numpy.int64], lengths: numpy.typing.NDArray[numpy.int64], live: numpy.typing.NDArray[numpy.bool], draft: DraftArrays, out: DraftArrays, tier: int, noise: Noise | torch.Tensor) -> tuple[int, int, float] | None:
+        """
+        Verify a draft of K tokens by logits (B, K + 1, V) float32 or float64 and write the result to `out`.
+
+        ids (B, S), lengths and live (B): the texts. noise: keys, or exponentials (B, K + 1, V) float64. Returns row,
+        column and largest logit of a column without a distribution, or None.
+        """
+
+    def verify_by_rejection(self, *, logits: torch.Tensor, ids: numpy.typing.NDArray[numpy.int64], lengths: numpy.typing.NDArray[numpy.int64], live: numpy.typing.NDArray[numpy.bool], draft: DraftArrays, out: DraftArrays, tier: int, noise: torch.Tensor) -> tuple[int, int, float] | None:
+        """
+        Verify a draft by rejection sampling; as verify_seeded, with noise: uniforms (B, K + 1) float64.
+        """
+
+def burst(*, decoder: Decoder, memory: Sequence[Pages], positions: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, view: View, ids: numpy.typing.NDArray[numpy.int64], lengths: numpy.typing.NDArray[numpy.int64], live: numpy.typing.NDArray[numpy.bool], sampler: Sampler, noise: Noise | torch.Tensor, probs: torch.Tensor, tokens: numpy.typing.NDArray[numpy.int64]) -> tuple[int, float] | None:
+    """
+    Draw K tokens behind each live row of the texts ids (B, S), one after another.
+
+    The model has seen positions[b] tokens of row b; `view` is that of the first pass. noise: keys for seeded draws;
+    else uniforms (K, B) float64, with which probs (K, B, V) float64 are written. Out: tokens (B, K), which are appended
+    to ids, too. Returns row and largest logit of a token without a distribution, or None.
+    """
+
+def read(words: torch.Tensor) -> int:
+    """
+    Read words (N) int64 at the bandwidth of memory. Returns their exclusive or.
+    """

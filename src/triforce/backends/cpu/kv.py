@@ -39,13 +39,14 @@ class NativeKV:
         keys, values = (allocate(shape, dtype, "cpu") for _ in range(2))
         # numpy's zeros take no memory until they are written to.
         sketches = torch.from_numpy(np.zeros((*shape[:3], config.head_dim + PAGE), np.int16)).view(torch.bfloat16)
-        copies: list[Tensor] = []
+        copies: dict[str, Tensor] = {}
         if int8:
-            copies = [*(allocate(shape, torch.int8, "cpu") for _ in range(2)), torch.empty(*shape[:3], 2)]
+            copies = {name: allocate(shape, torch.int8, "cpu") for name in ("int8_keys", "int8_values")}
+            copies["scales"] = torch.empty(*shape[:3], 2)
         self._layers = [
             _native.Pages(
-                keys[layer], values[layer], config.head_dim, turn(config.head_dim), sketches[layer],
-                *(copy[layer] for copy in copies),
+                keys[layer], values[layer], config.head_dim, rotation=random_rotation(config.head_dim),
+                sketches=sketches[layer], **{name: copy[layer] for name, copy in copies.items()},
             )
             for layer in range(config.layers)
         ]  # fmt: skip
@@ -60,10 +61,11 @@ class NativeKV:
             queries_LBTHD = torch.empty(config.layers, B, T, config.heads, config.head_dim, dtype=self.dtype)
         if this.weigh:
             mass_LBGU = torch.empty(config.layers, B, config.kv_heads, this.views[0][1].units.shape[-1])
-        model.decoder.run(
-            self._layers, ids_BT.contiguous(), this.positions, this.views[0][1].counts,
-            *rotations(config.rope, this, T), [self._view(*view) for view in this.views],
-            at_BJ, logits_BJV, queries_LBTHD, mass_LBGU, exact=this.exact, keep=this.keep,
+        cos, sin = rotations(config.rope, this, T)
+        model.decoder.forward(
+            memory=self._layers, ids=ids_BT.contiguous(), positions=this.positions, counts=this.views[0][1].counts,
+            cos=cos, sin=sin, views=[self._view(*view) for view in this.views], at=at_BJ, logits=logits_BJV,
+            queries=queries_LBTHD, mass=mass_LBGU, exact=this.exact, keep=this.keep,
         )  # fmt: skip
         return ForwardOutput(logits_BJV, queries_LBTHD, mass_LBGU)
 
@@ -78,14 +80,18 @@ class NativeKV:
         """
         (view,), (sampler, noise, laws), (ids_BS, lengths_B, live_B) = this.views, draws, texts
         longest = int((lengths_B - np.array(this.positions)).max()) + tokens_BK.shape[1]
+        cos, sin = rotations(self.config.rope, this, longest)
         return _native.burst(
-            model.decoder, self._layers, this.positions, *rotations(self.config.rope, this, longest), self._view(*view),
-            ids_BS, lengths_B, live_B, sampler, noise, laws, tokens_BK,
+            decoder=model.decoder, memory=self._layers, positions=this.positions, cos=cos, sin=sin,
+            view=self._view(*view), ids=ids_BS, lengths=lengths_B, live=live_B, sampler=sampler, noise=noise,
+            probs=laws, tokens=tokens_BK,
         )  # fmt: skip
 
     def _view(self, layers: int, lists: PageTable) -> _native.View:
-        coarse = lists.coarse if self.int8 else []
-        return layers, lists.units, lists.starts, lists.sinks, lists.window, coarse, self._search(lists)
+        return _native.View(
+            layers=layers, lists=lists.units, starts=lists.starts, sinks=lists.sinks, window=lists.window,
+            coarse=lists.coarse if self.int8 else [], search=self._search(lists),
+        )  # fmt: skip
 
     def attend(
         self, layer: int, q_BTHD: Tensor, lists: PageTable, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
@@ -94,8 +100,9 @@ class NativeKV:
         shape = (len(q_BTHD), self.config.kv_heads, lists.units.shape[-1])
         mass_BGU = torch.empty(shape) if weigh else None
         self._layers[layer].attend(
-            q_BTHD, lists.starts, lists.counts, lists.units, mixed_BTHD, mass_BGU, q_sinks_BTHD,
-            lists.sinks, lists.window, lists.coarse if self.int8 else [], self._search(lists),
+            q_BTHD, lists.starts, lists.counts, lists.units, mixed_BTHD, mass_BGU, q_sinks=q_sinks_BTHD,
+            sinks=lists.sinks, window=lists.window, coarse=lists.coarse if self.int8 else [],
+            search=self._search(lists),
         )  # fmt: skip
         return mixed_BTHD, mass_BGU if mass_BGU is not None else q_BTHD.new_empty(0)
 
@@ -109,12 +116,12 @@ class NativeKV:
     def _search(self, lists: PageTable) -> Search:
         return lists.search if lists.search and self.searches else NOTHING
 
-    def write(self, layer: int, *arguments: Any) -> None:
-        self._layers[layer].write(*arguments)
+    def rope_and_write(self, layer: int, **tokens: Any) -> None:
+        self._layers[layer].rope_and_write(**tokens)
 
     def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         k_NGD, v_NGD = (x.transpose(0, 1).to(self.dtype).contiguous() for x in (k_GND, v_GND))
-        self._layers[layer].put(slots_N, k_NGD, v_NGD)
+        self._layers[layer].write(slots_N, k_NGD, v_NGD)
 
     def get(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
         shape = (len(slots_N), self.config.kv_heads, self.config.head_dim)
@@ -127,7 +134,7 @@ class NativeKV:
 
 
 @cache
-def turn(dim: int) -> Tensor:
-    """An orthogonal matrix (D, D), drawn at random: what it turns has no channel larger than the others."""
+def random_rotation(dim: int) -> Tensor:
+    """An orthogonal matrix (D, D), drawn at random: what it rotates has no channel larger than the others."""
     matrix: Tensor = torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(0)))[0]
     return matrix.contiguous()

@@ -32,8 +32,8 @@ class LayerwiseKV(Protocol):
     def mixing(self, width: int, this: ForwardBatch, first: int) -> Mix:
         """How the layers of a pass attend, from `first` on."""
 
-    def write(self, layer: int, *arguments: Any) -> None:
-        """Rotate queries and keys, and put keys and values into their slots (`_native.Pages.write`)."""
+    def rope_and_write(self, layer: int, **tokens: Any) -> None:
+        """Rotate queries and keys, and write keys and values to their slots (`_native.Pages.rope_and_write`)."""
 
 
 def by_layers(
@@ -65,7 +65,7 @@ def attending(
 ) -> Attend:
     """Attention of a pass, whose views are of the layers from `first` on; it adds to `queries` and `masses`."""
     lists_L, config = this.lists(), memory.config
-    lists, tables, B = lists_L[0], rotations(config.rope, this, T), len(this.positions)
+    lists, (cos, sin), B = lists_L[0], rotations(config.rope, this, T), len(this.positions)
     positions_N = torch.from_numpy(columns(ints(this.positions), T).flatten())
     to_sinks_N = positions_N.clamp_max(lists.sinks + lists.window - 1)
     slots_N, mix = slots(lists, T), memory.mixing(T, this, first)
@@ -73,10 +73,12 @@ def attending(
     def attend(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
         turned_BTHD = torch.empty(B, T, config.heads, config.head_dim, dtype=memory.dtype)
         q_sinks_BTHD = torch.empty_like(turned_BTHD) if lists.window else None
-        sinks = (to_sinks_N, q_sinks_BTHD.flatten(0, 1)) if q_sinks_BTHD is not None else ()
         q_NQ, k_NP, v_NP = (x.flatten(2).flatten(0, 1) for x in (q_BTHD, k_BTGD, v_BTGD))
-        turned_NHD = turned_BTHD.flatten(0, 1)
-        memory.write(layer, q_NQ, k_NP, v_NP, *tables, positions_N, slots_N, turned_NHD, *sinks)
+        memory.rope_and_write(
+            layer, q=q_NQ, k=k_NP, v=v_NP, cos=cos, sin=sin, positions=positions_N, slots=slots_N,
+            rotated=turned_BTHD.flatten(0, 1), sink_positions=None if q_sinks_BTHD is None else to_sinks_N,
+            q_sinks=None if q_sinks_BTHD is None else q_sinks_BTHD.flatten(0, 1),
+        )  # fmt: skip
         mixed_BTHD, mass_BGU = mix(layer, turned_BTHD, q_sinks_BTHD)
         queries.append(turned_BTHD)
         masses.append(mass_BGU)

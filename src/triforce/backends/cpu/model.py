@@ -23,7 +23,7 @@ class EmbeddingAndHead:
         self.config = config
         tied = weights.head_VC is weights.embedding_VC
         self._matrix = _native.Matrix(weights.head_VC, int8=int8)
-        self._head = _native.Head(weights.norm_C, self._matrix, eps=config.norm_eps)
+        self._head = _native.LmHead(weights.norm_C, self._matrix, eps=config.norm_eps)
         self._embedding_VC = None if tied else weights.embedding_VC
         self._tokens = len(weights.head_VC)
 
@@ -50,7 +50,7 @@ class NativeModel(EmbeddingAndHead):
 class NativeLayer:
     def __init__(self, config: ModelConfig, layer: Layer, int8: bool) -> None:
         self.config, self.dtype = config, layer.o_proj_CQ.dtype
-        self.native = _native.Block(
+        self.native = _native.DecoderLayer(
             layer.input_norm_C, layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.o_proj_CQ, layer.post_norm_C,
             layer.gate_proj_IC, layer.up_proj_IC, layer.down_proj_CI, layer.q_bias_Q, layer.k_bias_P, layer.v_bias_P,
             layer.q_norm_D, layer.k_norm_D, head_dim=config.head_dim, eps=config.norm_eps, int8=int8,
@@ -63,7 +63,9 @@ class NativeLayer:
         self.native.finish(x_NC, mixed_NQ.to(self.dtype))
 
 
-def project(native: _native.Block | _native.Projections, config: ModelConfig, x_NC: Tensor) -> tuple[Tensor, ...]:
+def project(
+    native: _native.DecoderLayer | _native.QkvProjections, config: ModelConfig, x_NC: Tensor
+) -> tuple[Tensor, ...]:
     """Queries (N, H, D), keys and values (N, G, D)."""
     N, (H, G, D) = len(x_NC), (config.heads, config.kv_heads, config.head_dim)
     q, k, v = torch.empty(N, H * D), torch.empty(N, G * D), torch.empty(N, G * D)

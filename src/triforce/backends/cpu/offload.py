@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.cpu import _native
-from triforce.backends.cpu.kv import NOTHING, NativeKV
+from triforce.backends.cpu.kv import NativeKV
 from triforce.backends.cpu.layerwise import Mix, one_layer, rotations
 from triforce.backends.cpu.model import NativeModel
 from triforce.backends.interface import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable
@@ -42,8 +42,9 @@ class NativeOffloadedKV(NativeKV):
         arena = allocate((room.memory + SECTOR,), torch.uint8, "cpu")
         arena = arena[-arena.data_ptr() % SECTOR :][: room.memory]
         self._offload = _native.Offload(
-            arena, dtype == torch.bfloat16, config.layers, config.kv_heads, config.head_dim, pages + 1,
-            room.frames, room.buffers, room.buffer_frames, self._native_store,
+            arena=arena, is_bf16=dtype == torch.bfloat16, layers=config.layers, heads=config.kv_heads,
+            dim=config.head_dim, pages=pages + 1, frames=room.frames, buffers=room.buffers,
+            buffer_frames=room.buffer_frames, store=self._native_store,
         )  # fmt: skip
         self._layers = [self._offload.layer(i) for i in range(config.layers)]
         self._whole: list[int] = []
@@ -61,7 +62,7 @@ class NativeOffloadedKV(NativeKV):
     def prefer(self, layers: Collection[int]) -> None:
         chosen = [*sorted(layers), *(layer for layer in self._whole if layer not in layers)][: self.whole_layers]
         self._whole = chosen
-        self._offload.favour([layer in chosen for layer in range(self.config.layers)])
+        self._offload.prefer([layer in chosen for layer in range(self.config.layers)])
 
     @property
     def bytes_read(self) -> int:
@@ -105,16 +106,19 @@ class NativeOffloadedKV(NativeKV):
         if not isinstance(model, NativeModel):
             return one_layer(self, model, layer, ids_1T, x_1TC, replace(this, views=[(1, lists)]))
         nothing, logits = torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, self.config.vocab_size)
-        model.decoder.run(
-            self._layers, ids_1T, this.positions, lists.counts, *rotations(self.config.rope, this, T),
-            [(layers, lists.units, lists.starts, 0, 0, [], NOTHING)],
-            nothing, logits, None, None, layer, layer + 1, x_1TC, exact=True,
+        cos, sin = rotations(self.config.rope, this, T)
+        model.decoder.forward(
+            memory=self._layers, ids=ids_1T, positions=this.positions, counts=lists.counts, cos=cos, sin=sin,
+            views=[_native.View(layers=layers, lists=lists.units, starts=lists.starts)], at=nothing, logits=logits,
+            first_layer=layer, last_layer=layer + 1, x=x_1TC, exact=True,
         )  # fmt: skip
 
     def mixing(self, width: int, this: ForwardBatch, first: int) -> Mix:
         lists_L = this.lists()
-        seen = [(lists.units, lists.starts) for lists in lists_L]
-        native = _native.LayeredPass(self._offload, first, seen, lists_L[0].counts, width, this.exact, this.keep)
+        native = _native.LayerwisePass(
+            memory=self._offload, first_layer=first, lists=[(lists.units, lists.starts) for lists in lists_L],
+            counts=lists_L[0].counts, width=width, exact=this.exact, keep=this.keep,
+        )  # fmt: skip
 
         def mix(layer: int, q_BTHD: Tensor, q_sinks_BTHD: Tensor | None) -> tuple[Tensor, Tensor]:
             mixed_BTHD = torch.empty_like(q_BTHD)

@@ -25,12 +25,12 @@ class NativeModelShard(EmbeddingAndHead):
 class NativeLayerShard:
     def __init__(self, config: ModelConfig, layer: Layer, int8: bool) -> None:
         self.config, self.dtype, self._mlp = config, layer.o_proj_CQ.dtype, len(layer.gate_proj_IC)
-        self._projections = _native.Projections(
+        self._projections = _native.QkvProjections(
             layer.input_norm_C, layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.q_bias_Q, layer.k_bias_P,
             layer.v_bias_P, layer.q_norm_D, layer.k_norm_D, head_dim=config.head_dim, eps=config.norm_eps, int8=int8,
         )  # fmt: skip
         norm_C, gate_IC, up_IC = layer.post_norm_C, layer.gate_proj_IC, layer.up_proj_IC
-        self._gate = _native.Gate(norm_C, gate_IC, up_IC, eps=config.norm_eps, int8=int8)
+        self._gate = _native.GatedMlp(norm_C, gate_IC, up_IC, eps=config.norm_eps, int8=int8)
         self._out, self._down = (
             (_native.Matrix(each, int8=int8), len(each)) for each in (layer.o_proj_CQ, layer.down_proj_CI)
         )
@@ -43,7 +43,7 @@ class NativeLayerShard:
 
     def gate(self, x_NC: Tensor) -> Tensor:
         gated = torch.empty(len(x_NC), self._gate.stride, dtype=self.dtype)
-        self._gate.run(x_NC, gated)
+        self._gate.forward(x_NC, gated)
         return gated[:, : self._mlp]
 
     def down(self, gated_NI: Tensor) -> Tensor:

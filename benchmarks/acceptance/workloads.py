@@ -1,0 +1,104 @@
+"""Texts with positions to measure: prose or code as it stands, a passage that comes again, numbers asked for.
+
+Every text is given, none is generated: each position is scored after the text's own tokens (teacher forcing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+from triforce.bench.prompts import CUE, NAMES, digits_at, has_digit, numbers
+from triforce.errors import RequestError
+
+Encode = Callable[[str], list[int]]
+
+
+class Span(NamedTuple):
+    """Positions [start, stop) of a text that one verification scores; they are measured if `asked`, else only read."""
+
+    start: int
+    stop: int
+    asked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A text, whose prompt ends where the first span starts; the spans follow one another."""
+
+    name: str
+    source: str
+    ids: list[int]
+    spans: list[Span]
+
+    @property
+    def prompt(self) -> int:
+        return self.spans[0].start
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Tokens of the prompt, of what is measured after it, and of one verification."""
+
+    context: int
+    positions: int
+    width: int
+
+
+def plain(name: str, source: str, ids: list[int], size: Size) -> Workload:
+    """A text as it stands."""
+    stop = size.context + size.positions
+    return Workload(name, source, _start(source, ids, stop), _strides(size.context, stop, size.width))
+
+
+def copy(source: str, ids: list[int], size: Size) -> Workload:
+    """A passage from the first quarter of the context comes again, word for word, at its end."""
+    first = size.context // 4
+    again = _start(source, ids, first + CUE + size.positions)[first:]
+    text = _start(source, ids, size.context - CUE) + again
+    return Workload("copy", source, text, _strides(size.context, len(text), size.width))
+
+
+def needle(source: str, ids: list[int], size: Size, encode: Encode, decode: Callable[[list[int]], str]) -> Workload:
+    """Numbers given in the first half of the context are asked for, in another order, at its end.
+
+    The questions are read, the numbers measured: none is in sight of the latest tokens, nor given twice.
+    """
+    facts = [_fact(name, number, encode, decode) for name, number in zip(NAMES, numbers(), strict=True)]
+    told = sum(len(cue + answer) for cue, answer in facts)
+    gap, text = (size.context // 2 - told) // len(facts), list[int]()
+    if gap <= 0:
+        raise RequestError(f"a context of {size.context} tokens is too short to hide numbers in; take {4 * told}")
+    hay = _start(source, ids, size.context - told)
+    for i, (cue, answer) in enumerate(facts):
+        text += hay[i * gap : (i + 1) * gap] + cue + answer
+    text += hay[len(facts) * gap :]
+    spans, read = list[Span](), len(text)
+    for cue, answer in Random(1).sample(facts, len(facts)):
+        text += cue + answer
+        first = len(text) - len(answer)
+        spans += [Span(read, first, False), *_strides(first, read := first + _digits(answer, decode), size.width)]
+    return Workload("needle", source, text[:read], spans)
+
+
+def _fact(name: str, number: int, encode: Encode, decode: Callable[[list[int]], str]) -> tuple[list[int], list[int]]:
+    """The tokens of a sentence before its number, and from it on."""
+    sentence = encode(f"\nThe secret number of {name} is {number}.\n")
+    first = digits_at(sentence, decode)
+    return sentence[:first], sentence[first:]
+
+
+def _digits(answer: list[int], decode: Callable[[list[int]], str]) -> int:
+    return sum(has_digit(decode([token])) for token in answer)
+
+
+def _strides(start: int, stop: int, width: int) -> list[Span]:
+    return [Span(at, min(at + width, stop), True) for at in range(start, stop, width)]
+
+
+def _start(source: str, ids: list[int], length: int) -> list[int]:
+    if len(ids) < length:
+        raise RequestError(f"{source} has {len(ids)} tokens, {length} are needed; take a longer text or less --context")
+    return ids[:length]

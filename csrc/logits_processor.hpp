@@ -1,0 +1,59 @@
+// The logits processor: from the logits of one column to its distribution, as triforce.sampling.logits defines it.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "select.hpp"
+
+namespace triforce {
+
+/// Sampling parameters of one row. Neutral: 1, 0, 1, 0, 1, 0, 0 and no bias.
+struct RowParams {
+    double temperature;
+    int64_t top_k;
+    double top_p, min_p, repetition, presence, frequency;
+    std::vector<std::pair<int64_t, double>> bias;  // token, added to its logit
+    int64_t prompt;  // tokens of the text that are the prompt
+
+    /// Neither penalties nor biases change the logits.
+    bool raw() const { return repetition == 1 && presence == 0 && frequency == 0 && bias.empty(); }
+};
+
+/// The text before a column.
+struct Prefix {
+    const int64_t* ids;
+    int64_t length;
+};
+
+/// The logits of one column, and the largest of them.
+struct Logits {
+    const float* f32;  // one of the two
+    const double* f64;
+    int vocabulary;
+    double peak;
+};
+
+/// Tokens that can be drawn, ascending, with weights proportional to their probabilities. `total`: sum of the weights.
+struct Distribution {
+    const int32_t* tokens;
+    const double* weights;
+    int count;
+    double total;
+};
+
+/// Memory of one thread for a distribution, which is valid until the next one is made.
+struct Workspace {
+    std::vector<double> scores, dense;
+    std::vector<int32_t> tokens, counts;  // counts: zero between calls
+    Selection selection;
+};
+
+/// The largest logit; NaN if one is. There is a distribution if it is finite.
+double peak(const float* f32, const double* f64, int vocabulary);
+
+/// Applies penalties, biases, temperature, min-p, top-k and top-p, in this order.
+Distribution process_logits(const RowParams& row, Prefix prefix, const Logits& logits, Workspace& workspace);
+
+}  // namespace triforce

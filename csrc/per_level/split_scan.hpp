@@ -1,0 +1,221 @@
+// One split of up to queries_at_once queries: its blocks in ascending order, each against tiles of queries.
+#pragma once
+
+#include "int8_block.hpp"
+#include "key_edge.hpp"
+
+namespace triforce::TF_LEVEL {
+
+// A list of at most so many splits is taken to be in the caches since the last pass; a longer one comes from memory.
+constexpr int64_t splits_in_cache = 4;
+
+/// Query i of some queries, in an array (B, T, H, D).
+template <class T>
+const T* query(const Attention& call, const void* q, const Queries& queries, int i) {
+    const int64_t at = queries.first + i, t = at / call.group(), head = queries.g * call.group() + at % call.group();
+    return static_cast<const T*>(q) + ((queries.b * call.width + t) * call.heads + head) * call.pages->dim;
+}
+
+/// The last key that query i sees: its own token's.
+inline int64_t last_key(const Attention& call, const Queries& queries, int i) {
+    return call.starts[queries.b] + (queries.first + i) / call.group();
+}
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int clamp_to_page(int64_t token) {
+    return static_cast<int>(token < 0 ? 0 : token > page_size ? page_size : token);
+}
+
+/// Queries in the order in which a tile reads them: [steps][height].
+template <class T>
+void pack(const Attention& call, const void* q, const Queries& queries, int first, int height, uint32_t* words) {
+    for (int r = 0; r < height; r++) {
+        const char* from = reinterpret_cast<const char*>(query<T>(call, q, queries, first + r));
+        for (int step = 0; step < call.pages->dim / tokens_of_step<T>; step++)
+            __builtin_memcpy(words + step * height + r, from + step * sizeof(uint32_t), sizeof(uint32_t));
+    }
+}
+
+/// Queries rounded to int8, and their scales.
+template <class T>
+void pack_int8(const Attention& call, const Queries& queries, int first, int height, uint32_t* quads, float* scales) {
+    const int dim = call.pages->dim;
+    for (int r = 0; r < height; r++) {
+        const T* from = query<T>(call, call.q, queries, first + r);
+        alignas(64) int8_t rounded[largest_dim];
+        scales[r] = scale_of(from, dim);
+        quantise(from, dim, scales[r], rounded);
+        for (int step = 0; step < dim / 4; step++)
+            __builtin_memcpy(quads + step * height + r, rounded + step * 4, sizeof(uint32_t));
+    }
+}
+
+/// The scan of one split. Partials are complete after `run`, but for their sums, which `sum` adds up.
+template <class T>
+class SplitScan {
+  public:
+    SplitScan(const Attention& call, const Queries& queries, int64_t split, const Partial& to, float* page_sums);
+    void run();
+    float sum(int i) const { return reduce_add(load(lane_sums_ + i * 16)); }
+
+  private:
+    struct LastKeys {  // that the first and the last query of a tile see
+        int64_t first, last;
+    };
+
+    template <class P>
+    void scan(int64_t page, int64_t last);
+    template <class P>
+    KeyBlock<P> block_at(int64_t page, int64_t last) const;
+    template <class P>
+    void set_prefetch(int tile, const KeyBlock<P>& next, KeyBlock<P>& block) const;
+    bool sees_nothing(const LastKeys& keys, int64_t token) const;
+    bool sees_all(const LastKeys& keys, int64_t token) const;
+    VisibleRanges visible_ranges(int64_t last_key, int64_t token) const;
+    int sink_pages(int64_t token) const;
+    void attend(int tile, const KeyBlock<T>& block, int64_t page);
+    void attend(int tile, const KeyBlock<int8_t>& block, int64_t page);
+
+    const Attention& call_;
+    const Queries& queries_;
+    const int32_t* list_;
+    int64_t first_page_, coarse_page_, last_page_;  // int8 copies are read before coarse_page_
+    int tiles_;
+    Tile tile_[group_queries];
+    int first_[group_queries + 1];  // query of each tile
+    alignas(64) float lane_sums_[group_queries * 16] = {};
+    alignas(64) uint32_t words_[group_floats];
+    alignas(64) uint32_t sink_words_[group_floats];
+    alignas(64) uint32_t quads_[group_floats / 4];
+    float scales_[group_queries];
+};
+
+template <class T>
+SplitScan<T>::SplitScan(const Attention& call, const Queries& queries, int64_t split, const Partial& to,
+                        float* page_sums)
+    : call_(call), queries_(queries), list_(call.list(queries.b, queries.g)) {
+    const int n = queries.count, dim = call.pages->dim, words = dim / tokens_of_step<T>;
+    const int64_t visible = last_key(call, queries, n - 1) / page_size + 1;
+    first_page_ = split * split_pages;
+    last_page_ = smaller(first_page_ + split_pages, visible);
+    coarse_page_ = smaller(call.coarse_pages(queries.b), last_page_);
+    const float scale = 1.44269504f / __builtin_sqrtf(static_cast<float>(dim));
+    for (int i = 0; i < n * dim; i += 16) store(to.acc + i, zero());
+    for (int i = 0; page_sums && i < n * split_pages; i += 16) store(page_sums + i, zero());
+    for (int i = 0; i < n; i++) to.max[i] = nothing_seen;
+    tiles_ = (n + tallest_tile - 1) / tallest_tile;
+    const bool page_sequential = tiles_ == 1 && call.splits(queries.b) > splits_in_cache;
+    for (int i = 0; i < tiles_; i++) {
+        const int first = n * i / tiles_, height = n * (i + 1) / tiles_ - first;
+        tile_[i] = {words_ + first * words, sink_words_ + first * words, to.acc + first * dim, to.max + first,
+                    lane_sums_ + first * 16, page_sums ? page_sums + first * split_pages : nullptr, height, dim, scale,
+                    page_sequential};
+        first_[i] = first;
+        pack<T>(call, call.q, queries, first, height, words_ + first * words);
+        if (call.q_sinks) pack<T>(call, call.q_sinks, queries, first, height, sink_words_ + first * words);
+        if (first_page_ < coarse_page_)
+            pack_int8<T>(call, queries, first, height, quads_ + first * dim / 4, scales_ + first);
+    }
+}
+
+template <class T>
+template <class P>
+KeyBlock<P> SplitScan<T>::block_at(int64_t page, int64_t last) const {
+    KeyBlock<P> block{};
+    for (int p = 0; p < smaller(block_pages, last - page); p++) {
+        block.keys[p] = call_.pages->keys_of<P>(queries_.g, list_[page + p]);
+        block.values[p] = call_.pages->values_of<P>(queries_.g, list_[page + p]);
+    }
+    return block;
+}
+
+/// Tile i prefetches every tiles_-th page of the next block.
+template <class T>
+template <class P>
+void SplitScan<T>::set_prefetch(int tile, const KeyBlock<P>& next, KeyBlock<P>& block) const {
+    for (int p = 0; p < block_pages; p++) {
+        const bool own = p % tiles_ == tile && next.keys[p];
+        block.keys_ahead[p] = (own ? next : block).keys[p];
+        block.values_ahead[p] = (own ? next : block).values[p];
+    }
+}
+
+template <class T>
+bool SplitScan<T>::sees_nothing(const LastKeys& keys, int64_t token) const {
+    if (token > keys.last) return true;
+    return call_.window && token >= call_.sinks && token + block_tokens <= keys.first - call_.window + 1;
+}
+
+template <class T>
+bool SplitScan<T>::sees_all(const LastKeys& keys, int64_t token) const {
+    if (token + block_tokens > keys.first + 1) return false;
+    return token >= call_.sinks && (!call_.window || token > keys.last - call_.window);
+}
+
+template <class T>
+VisibleRanges SplitScan<T>::visible_ranges(int64_t last_key, int64_t token) const {
+    VisibleRanges visible{};
+    for (int p = 0; p < block_pages; p++, token += page_size) {
+        const bool windowed = call_.window && token >= call_.sinks;
+        const int start = windowed ? clamp_to_page(last_key - call_.window + 1 - token) : 0;
+        visible.pages[p] = {start, clamp_to_page(last_key + 1 - token)};
+    }
+    return visible;
+}
+
+/// Pages of a block that meet the queries rotated for sinks.
+template <class T>
+int SplitScan<T>::sink_pages(int64_t token) const {
+    if (!call_.q_sinks || token >= call_.sinks) return 0;
+    return static_cast<int>(call_.sinks - token < block_tokens ? (call_.sinks - token) / page_size : block_pages);
+}
+
+template <class T>
+void SplitScan<T>::attend(int i, const KeyBlock<T>& block, int64_t page) {
+    const Tile& tile = tile_[i];
+    const int64_t token = page * page_size;
+    const int in_split = static_cast<int>(page - first_page_), last = first_[i] + tile.height - 1;
+    const LastKeys keys{last_key(call_, queries_, first_[i]), last_key(call_, queries_, last)};
+    if (sees_nothing(keys, token)) return;
+    const bool whole = sees_all(keys, token);
+    by_height(tile.height, [&](auto rows) {
+        constexpr int R = rows.count;
+        if (whole) return attend_block<T, R>(tile, block, in_split);
+        VisibleRanges visible[R];
+        for (int r = 0; r < R; r++) visible[r] = visible_ranges(last_key(call_, queries_, first_[i] + r), token);
+        attend_edge<T, R>(tile, block, visible, sink_pages(token), in_split);
+    });
+}
+
+/// All queries see the block whole: it lies before the first of them.
+template <class T>
+void SplitScan<T>::attend(int i, const KeyBlock<int8_t>& block, int64_t page) {
+    const Int8Queries queries{quads_ + first_[i] * call_.pages->dim / 4, scales_ + first_[i]};
+    PageScales scales[block_pages];
+    for (int p = 0; p < block_pages; p++) scales[p] = call_.pages->scales_of(queries_.g, list_[page + p]);
+    by_height(tile_[i].height, [&](auto rows) {
+        attend_int8<rows.count>(tile_[i], queries, block, scales, static_cast<int>(page - first_page_));
+    });
+}
+
+template <class T>
+template <class P>
+void SplitScan<T>::scan(int64_t page, int64_t last) {
+    KeyBlock<P> block = block_at<P>(page, last);
+    for (; page < last; page += block_pages) {
+        const KeyBlock<P> next = block_at<P>(page + block_pages, last);
+        for (int i = 0; i < tiles_; i++) {
+            set_prefetch(i, next, block);
+            attend(i, block, page);
+        }
+        block = next;
+    }
+}
+
+template <class T>
+void SplitScan<T>::run() {
+    scan<int8_t>(first_page_, coarse_page_);
+    scan<T>(coarse_page_ > first_page_ ? coarse_page_ : first_page_, last_page_);
+}
+
+}  // namespace triforce::TF_LEVEL

@@ -1,0 +1,36 @@
+"""Writes src/triforce/backends/cpu/_native.pyi, the type stub of the native kernels, from the compiled module.
+
+Run `python scripts/native_stub.py` after a change of the bindings (csrc/bind_*.cpp); `make native` runs it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+FILE = Path(__file__).parents[1] / "src" / "triforce" / "backends" / "cpu" / "_native.pyi"
+HEADER = "# Generated from csrc/ by scripts/native_stub.py: do not edit.\n\n"
+WIDTH = 120
+
+
+def stub() -> str:
+    """The stub of the module as it is compiled. Raises ImportError where it, or nanobind, is missing."""
+    from nanobind.stubgen import StubGen
+
+    from triforce.backends.cpu import _native
+
+    generator = StubGen(_native)
+    generator.put(_native)
+    return HEADER + "\n".join(map(wrapped, generator.get().strip().splitlines())) + "\n"
+
+
+def wrapped(line: str) -> str:
+    """A line of a docstring that is too long, as several; other lines as they are."""
+    indent = line[: len(line) - len(line.lstrip())]
+    if len(line) <= WIDTH or line.endswith((":", "...")):
+        return line
+    return "\n".join(textwrap.wrap(line.strip(), WIDTH, initial_indent=indent, subsequent_indent=indent))
+
+
+if __name__ == "__main__":
+    FILE.write_text(stub(), encoding="utf-8")

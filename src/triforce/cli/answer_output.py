@@ -1,0 +1,95 @@
+"""Answers on a terminal: streams, colours by tier, and statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from triforce.cli.progress import Prefill
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.stats import TierStats
+
+if TYPE_CHECKING:
+    from triforce.checkpoint.tokenizer import Tokenizer
+    from triforce.engine.output_stream import OutputChunk
+
+PLANS = 4  # those of mode auto that are listed, the most used ones
+
+COLORS = {"ngram": 35, "draft": 32, "streaming": 33, "retrieval": 36, "full": 31}  # by tier; ANSI foregrounds
+
+
+class Painter:
+    """Colours each character by the tier that proposed its token. Pieces of text hold the tokens of a whole pass."""
+
+    def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int]) -> None:
+        self._stream = tokenizer.stream(after=prompt) if tokenizer else None
+        self._origins: list[str] = []  # of the characters to come: text may be held back, never reordered
+
+    def __call__(self, piece: OutputChunk) -> str:
+        for token, origin in zip(piece.token_ids, piece.origins, strict=True):
+            self._origins += [origin] * len(self._stream.step(token) if self._stream else "")
+        text = piece.text
+        origins, self._origins = self._origins[: len(text)], self._origins[len(text) :]
+        origins += piece.origins[-1:] * (len(text) - len(origins))  # the flush at the end belongs to the last token
+        runs = groupby(zip(text, origins, strict=True), key=lambda pair: pair[1])
+        return "".join(paint("".join(character for character, _ in run), origin) for origin, run in runs)
+
+
+def paint(text: str, tier: str) -> str:
+    """`text` in the colour of a tier."""
+    return f"\033[{COLORS.get(tier, 0)}m{text}\033[0m"
+
+
+def write(piece: OutputChunk, painter: Painter | None) -> None:
+    """Print a piece of a stream; the next one follows it."""
+    print(painter(piece) if painter else piece.text, end="", flush=True)
+
+
+def show(pieces: Iterable[OutputChunk | RequestOutput], painter: Painter | None, progress: Prefill) -> RequestOutput:
+    """Print a stream as it comes, in the place of `progress`, and return the answer that ends it."""
+    output = None
+    with progress:
+        for piece in pieces:
+            progress.close()
+            if isinstance(piece, RequestOutput):
+                output = piece
+            else:
+                write(piece, painter)
+    print(flush=True)
+    assert output is not None, "a stream ends with the whole answer"
+    return output
+
+
+def legend(tiers: Sequence[TierStats]) -> str:
+    """The tiers' names, each in its colour."""
+    return "proposed by: " + " ".join(paint(tier.name, tier.name) for tier in tiers)
+
+
+def passes_per_token(output: RequestOutput) -> float:
+    """Passes of the full tier for each new token; 1 in plain decoding."""
+    return output.tiers[-1].passes / max(output.completion_tokens, 1)
+
+
+def report(output: RequestOutput) -> str:
+    """The statistics of one request, for people."""
+    ends = ", ".join(completion.finish_reason for completion in output.outputs)
+    lines = [
+        f"prompt {output.prompt_tokens:,} tokens in {output.prefill_seconds:.2f} s; "
+        f"new {output.completion_tokens:,} tokens in {output.decode_seconds:.2f} s: "
+        f"{output.tokens_per_second:.1f} tokens/s",
+        f"mode {output.mode}, coupling {output.coupling}, exactness {output.exactness}, "
+        f"seed {output.outputs[0].seed}, ended by {ends}",
+        f"{'tier':<10} {'proposed':>9} {'accepted':>9} {'':>6} {'passes':>7} {'seconds':>8}",
+    ]
+    for tier in output.tiers:
+        share = "" if tier.acceptance is None else f"{tier.acceptance:.0%}"
+        lines.append(
+            f"{tier.name:<10} {tier.proposed:>9,} {tier.accepted:>9,} {share:>6} {tier.passes:>7,} {tier.seconds:>8.2f}"
+        )
+    lines.append(f"full passes per new token: {passes_per_token(output):.2f}")
+    if output.mode == "auto" and output.coupling != "seeded":
+        lines.append(f"in mode auto the text of a seed depends on the clock under {output.coupling}: its law does not")
+    plans = sorted(output.outputs[0].plans.items(), key=lambda plan: -plan[1])[:PLANS]
+    lines += [f"plan       {proposals:>9,} proposals of {plan}" for plan, proposals in plans]
+    return "\n".join(lines)

@@ -1,0 +1,144 @@
+"""Asks, shows what is answered, and sees to it that the conversation fits the context."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from triforce.cli.answer_output import Painter, legend, passes_per_token, write
+from triforce.cli.chat.answer import Interrupts, answer
+from triforce.cli.chat.conversation import Conversation, Turn
+from triforce.cli.progress import Prefill
+from triforce.cli.serve_common import model_name
+from triforce.errors import RequestError
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from triforce.checkpoint.tokenizer import Tokenizer
+    from triforce.session import Session
+
+ROOM = 8
+"""Share of the context for an answer, one part in so many, if --max-tokens asks for as much."""
+
+SHOWN = 40  # characters of a question that is dropped
+
+
+class Dialogue:
+    """A conversation with one session."""
+
+    def __init__(
+        self,
+        session: Session,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        conversation: Conversation,
+        options: Namespace,
+    ) -> None:
+        self.session, self.tokenizer, self.params = session, tokenizer, params
+        self.conversation, self.model = conversation, model_name(options.model)
+        self.interrupts = Interrupts()
+        self.agrees: Callable[[str], bool] | None = None
+        """Asks whoever sits at a terminal, if anybody does."""
+        self._color, self._quiet = options.color, options.quiet
+
+    @property
+    def context(self) -> int:
+        """Tokens that the conversation and the next answer may have together."""
+        return self.session.llm.target.config.context
+
+    def require(self, conversation: Conversation) -> None:
+        """Raise RequestError unless the model's template can lay it out and something can be asked about it."""
+        needed = len(self.tokenizer.chat(Conversation(conversation.system, conversation.document).messages("?")))
+        if needed >= self.context:
+            raise RequestError(
+                f"the document and the system message are {needed:,} tokens, and the context is {self.context:,}; "
+                "give less, or a model with a longer context"
+            )
+        self.tokenizer.chat(conversation.messages("?"))
+
+    def ask(self, question: str) -> None:
+        """Take one turn. Raises RequestError for a question that cannot be asked, and changes nothing then."""
+        ids = self._fitted(question)
+        self.interrupts.noted = False
+        text, output = self._listen(self.session.llm.ranks.broadcast(ids))
+        if output is None and not text:
+            remark("[stopped before the answer began: the question is not kept]")
+            return
+        self.conversation.turns.append(Turn(question, output.outputs[0].text if output else text))
+        if mark := self._mark(output):
+            remark(mark)
+        if output and not self._quiet:
+            remark(_statistics(output, self._color))
+
+    def _listen(self, ids: list[int]) -> tuple[str, RequestOutput | None]:
+        """Print an answer as it comes: its text, and all of it if it came to an end."""
+        painter = Painter(self.tokenizer, ids) if self._color else None
+        text, output = "", None
+        with Prefill(self._quiet) as progress:
+            for piece in answer(self.session, ids, self.params, lambda: self.interrupts.noted, progress):
+                progress.close()
+                if isinstance(piece, RequestOutput):
+                    output = piece
+                else:
+                    text += piece.text
+                    write(piece, painter)
+        print(flush=True)
+        return text, output
+
+    def _mark(self, output: RequestOutput | None) -> str:
+        """Return the remark on an answer that was cut."""
+        if output is None:
+            return "[stopped; what was said is kept]"
+        if output.outputs[0].finish_reason != "length":
+            return ""
+        if output.completion_tokens < self.params.max_tokens:
+            return f"[cut: the context of {self.context:,} tokens is full]"
+        return f"[cut at --max-tokens {self.params.max_tokens}]"
+
+    def _fitted(self, question: str) -> list[int]:
+        """Token ids that fit; what the oldest turns are dropped for is agreed. Raises RequestError."""
+        room = min(self.params.max_tokens, self.context // ROOM)
+        laid_out = [self.tokenizer.chat(self.conversation.messages(question))]
+        count = len(self.conversation.turns)
+        while len(laid_out[-1]) + room > self.context and len(laid_out) <= count:
+            laid_out.append(self.tokenizer.chat(self.conversation.messages(question, after=len(laid_out))))
+        whole, dropped = laid_out[0], len(laid_out) - 1
+        needs = f"this takes {len(whole):,} tokens and {room:,} for the answer, and the context is {self.context:,}"
+        if dropped and len(laid_out[-1]) < self.context and self._may_drop(needs, dropped):
+            return laid_out[-1]
+        if len(whole) >= self.context:
+            advice = "/reset forgets all turns" if count else "ask less at a time, or give a shorter document"
+            raise RequestError(f"{needs}; nothing was asked: {advice}")
+        return whole
+
+    def _may_drop(self, needs: str, count: int) -> bool:
+        """Forget the oldest turns, if that is agreed to."""
+        said = self.conversation.turns
+        if not (self.agrees and self.agrees(f"{needs}. Drop the oldest {turns(count)} of {len(said)}? [y/n] ")):
+            return False
+        first = " ".join(said[0].question.split())
+        short = first if len(first) <= SHOWN else f"{first[:SHOWN]} ..."
+        remark(f'[dropped {turns(count)}, from "{short}" on; {turns(len(said) - count)} and all else stay]')
+        del said[:count]
+        return True
+
+
+def turns(count: int) -> str:
+    """Return a number of turns in words."""
+    return f"{count} turn" if count == 1 else f"{count} turns"
+
+
+def _statistics(output: RequestOutput, color: bool) -> str:
+    line = (
+        f"[prompt {output.prompt_tokens:,} tokens in {output.prefill_seconds:.2f} s; {output.completion_tokens:,} new, "
+        f"{output.tokens_per_second:.1f} tokens/s, {passes_per_token(output):.2f} full passes per token]"
+    )
+    return f"{line} {legend(output.outputs[0].tiers)}" if color else line
+
+
+def remark(line: str) -> None:
+    """Print a remark of the chat itself to stderr: answers alone go to stdout."""
+    print(line, file=sys.stderr, flush=True)
