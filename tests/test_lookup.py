@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.lookup import main as benchmark
 from tests.laws.tiny import MODELS, PROMPTS, V, finished, started
+from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -136,7 +137,7 @@ def test_the_law_of_a_guess_is_a_point_mass(coupling: type) -> None:
 def hybrid(rows: int, coupling: str = "seeded", prompt: list[int] | None = None) -> SequenceBatch:
     sequences = [TokenSequence(prompt or PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
     batch = SequenceBatch(MODELS, MODES["hybrid"], SpeculativeConfig(sinks=4, window=24), coupling, sequences)
-    deque(batch.prefill(), maxlen=0)
+    deque(prefill_batch(batch), maxlen=0)
     return batch
 
 

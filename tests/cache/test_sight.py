@@ -13,6 +13,7 @@ from simple_cache import DEVICE
 from small import CLOSE, VOCAB, dense, feed, make_pool, prefill, slots_of, small_decoder, text
 from torch import Tensor
 
+from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -212,7 +213,7 @@ def generate(mode: str, prompts: list[list[int]], tokens: int, **how: Any) -> tu
     retrieval = RetrievalConfig.parse(**(dict(budget=48, chunk=16, refresh=1, full_layers="none") | how))
     models = ModelSet(DECODER, small_decoder(seed=3, layers=1))
     batch = SequenceBatch(models, MODES[mode], SpeculativeConfig(**gammas, retrieval=retrieval), "seeded", sequences)
-    for _ in batch.prefill():
+    for _ in prefill_batch(batch):
         pass
     while not batch.done:
         batch.step()

@@ -99,7 +99,7 @@ def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: An
     llm = LLM(folder / "target", folder / "draft", dtype="float32", budget=32, gamma_2=2, full_layers="none", **how)
     texts, passes = llm.open(1, 200), []
     texts.submit([llm.request(ids(70), SamplingParams(seed=3, max_tokens=9, ignore_eos=True), mode="triforce")])
-    while not texts.engine._batches:
+    while not texts.core.batches.of_mode:
         texts.step()
     verify = TritonSampling.verify
     monkeypatch.setattr(TritonSampling, "verify", lambda *args: passes.append(1) or verify(*args))

@@ -13,6 +13,7 @@ import pytest
 from tests.laws.tiny import MODELS, PROMPTS, SETTING
 from tests.planner.test_worlds import LONG, MS
 from tests.planner.world import Silence, World, flown, worth
+from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -41,7 +42,7 @@ EQUAL = world((0.05 * MS, 0.9), (0.1 * MS, 0.9), (0.2 * MS, 0.9))
 def batch(*prompts: list[int], setting: RetrievalConfig = OPEN) -> SequenceBatch:
     sequences = [TokenSequence(prompt, SamplingParams(0.8, max_tokens=60), seed=1) for prompt in prompts]
     made = SequenceBatch(MODELS, MODES["auto"], replace(SETTING, retrieval=setting), "seeded", sequences)
-    deque(made.prefill(), maxlen=0)
+    deque(prefill_batch(made), maxlen=0)
     return made
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from tests.laws.gtest import ALPHA, ranks, window_surprise
 from tests.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
 from tests.planner.world import World, plans
+from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -38,7 +39,7 @@ def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = M
     """All tiers, their prompts read; without costs nobody steers them yet."""
     sequences = [TokenSequence(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
     batch = SequenceBatch(models, MODES["auto"], SETTING, coupling, sequences, costs=costs)
-    deque(batch.prefill(), maxlen=0)
+    deque(prefill_batch(batch), maxlen=0)
     return batch
 
 

@@ -98,8 +98,8 @@ def texts(output: RequestOutput) -> list[tuple[str, list[int], str]]:
 
 def held(crew: TPMirror) -> int:
     """Pages that rows have."""
-    engine = crew.texts.engine
-    return engine.store.pages - engine.store.pool.free_pages - len(engine._prefixes)
+    engine = crew.texts.core
+    return engine.store.pages - engine.store.pool.free_pages - len(engine.prefixes)
 
 
 def busy(stop: str) -> Scene:

@@ -1,4 +1,4 @@
-"""The text of one completion as it grows, cut at the first stop string."""
+"""StopStringBuffer: the text of one completion as it grows, cut at the first stop string."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class StopStringBuffer:
         self.stopped = False
 
     def add(self, piece: str) -> str:
-        """What can be shown now that `piece` has arrived. Nothing after a stop."""
+        """Append a piece of text. Returns what can be shown now: nothing after a stop."""
         if self.stopped:
             return ""
         self._held += piece
@@ -26,7 +26,7 @@ class StopStringBuffer:
         return self._show(len(self._held) - self._undecided())
 
     def flush(self) -> str:
-        """What was held back, at the end of the text."""
+        """Return what was held back, at the end of the text."""
         return "" if self.stopped else self._show(len(self._held))
 
     def _show(self, length: int) -> str:
@@ -35,7 +35,7 @@ class StopStringBuffer:
         return shown
 
     def _undecided(self) -> int:
-        """The longest end of the held text that is the beginning of a stop string."""
+        """Characters of the longest end of the held text that may begin a stop string."""
         return max(
             (n for stop in self._stops for n in range(1, len(stop)) if self._held.endswith(stop[:n])),
             default=0,

@@ -142,7 +142,7 @@ class Worker:
             self._crew.close()
             for answer in answers:
                 self._end(answer.number, error)
-        self._kv_tokens = self._crew.texts.engine.kv_tokens
+        self._kv_tokens = self._crew.texts.core.kv_tokens
 
     def _tell(self, number: int, event: Event | Exception | Request | None) -> None:
         if isinstance(event, OutputChunk | Reading):
@@ -156,7 +156,7 @@ class Worker:
         """With an event to tell, unless nobody listens. Who hears of it finds it gone."""
         with self._changed:
             answer = self._answers.pop(number, None)
-            self._kv_tokens = self._crew.texts.engine.kv_tokens
+            self._kv_tokens = self._crew.texts.core.kv_tokens
         if answer and event is not None:
             answer.tell(event)
 
