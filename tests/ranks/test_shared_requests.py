@@ -203,7 +203,7 @@ def test_what_one_rank_cannot_begin_none_does(
         if llm.ranks.rank:
             llm._grammars = None
 
-    monkeypatch.setattr(engine_module, "Batch", full)
+    monkeypatch.setattr(engine_module, "SequenceBatch", full)
 
     async def scene(worker: Worker) -> list[Any]:
         return await results(
