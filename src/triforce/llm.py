@@ -28,7 +28,7 @@ from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, FullView, OffloadConfig, RetrievalConfig
 from triforce.kvcache.pool import pages_for
 from triforce.sampling import Constraint
-from triforce.structured_output.compiler import Grammars
+from triforce.structured_output.compiler import GrammarCompiler
 
 TURN = 256
 """Steps after which a text, of some hundred tokens or a thousand by then, makes room for those that wait."""
@@ -106,7 +106,7 @@ class LLM:
         self.load_seconds = pair.load_seconds
         """Seconds that it took to read the models."""
         self.tokenizer = self.target.tokenizer
-        self._grammars = Grammars(self.tokenizer) if self.tokenizer else None
+        self._grammars = GrammarCompiler(self.tokenizer) if self.tokenizer else None
         self.sampling_defaults = sampling_defaults(self.target.path)
         """Values of `SamplingParams` that the model's makers advise."""
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))

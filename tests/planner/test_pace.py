@@ -37,7 +37,7 @@ def listening(
 def goes_on(it: PlanController, prefix: SequenceState, steps: int) -> None:
     for _ in range(steps):
         it.steer(prefix, LIVE)
-        it._parts["full"].counters.passed(LIVE, 1e-4)
+        it._parts["full"].counters.record_passes(LIVE, 1e-4)
         it.learn([int(prefix.lengths_B[0])], 1, 1e-4)
 
 

@@ -200,8 +200,8 @@ def test_what_is_done_between_passes_is_shared_among_them() -> None:
     it, batch = steered(CostModel(), steps=1)
     it.wire(Plan(("draft", "full"), (1,)), batch.prefix, LIVE)
     for _ in range(20):
-        it._parts["full"].counters.passed(LIVE, 1e-3)
-        it._parts["draft"].counters.passed(LIVE, 2e-4)
+        it._parts["full"].counters.record_passes(LIVE, 1e-3)
+        it._parts["draft"].counters.record_passes(LIVE, 2e-4)
         it.learn([100], 1, 1.6e-3)
     assert it.costs.seconds("full", 1, 1, 100) == pytest.approx(1.2e-3, rel=1e-3)
     assert it.costs.seconds("draft", 1, 1, BURST) == pytest.approx(4e-4, rel=1e-3)

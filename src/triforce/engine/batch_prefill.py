@@ -13,7 +13,7 @@ import torch
 
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.kvcache.prompt_file import SavedCache
-from triforce.speculation import Grant, Tier, all_of_it
+from triforce.speculation import Grant, Tier, grant_all
 
 
 @torch.no_grad()
@@ -27,7 +27,7 @@ def restore_batch(batch: SequenceBatch, saved: SavedCache) -> None:
 
 
 @torch.no_grad()
-def prefill_batch(batch: SequenceBatch, grant: Grant = all_of_it) -> Iterator[tuple[int, int]]:
+def prefill_batch(batch: SequenceBatch, grant: Grant = grant_all) -> Iterator[tuple[int, int]]:
     """Feed every prompt but its last token. Yields (tokens seen, tokens in all) of the full view after each pass.
 
     grant: how many tokens a pass may have.

@@ -19,7 +19,7 @@ def tier_stats(tiers: Sequence[Proposer], b: int, sequence: TokenSequence, lengt
     stats = []
     for tier in tiers:
         c = tier.counters
-        histogram = np.trim_zeros(c.kept_BN[b], "b").tolist() if int(c.proposed_B[b]) else []
+        histogram = np.trim_zeros(c.accepted_BN[b], "b").tolist() if int(c.proposed_B[b]) else []
         counts = int(c.proposed_B[b]), int(c.accepted_B[b]), int(c.passes_B[b])
         seconds = float(c.seconds_B[b]), float(c.prefill_seconds_B[b])
         view = tier.cache if isinstance(tier, Tier) else None

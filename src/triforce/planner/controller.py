@@ -206,7 +206,7 @@ class PlanController:
 
         What was done between them is shared among them: it would not have been without.
         """
-        passes = {name: self._parts[name].counters.fresh() for name in self.plan.tiers}
+        passes = {name: self._parts[name].counters.new_passes() for name in self.plan.tiers}
         self._asked = sum(rows for _, rows, _ in passes.get("lookup", ()))
         count = sum(len(some) for some in passes.values())
         between = max(0.0, seconds - sum(took for some in passes.values() for *_, took in some)) / max(1, count)
@@ -222,7 +222,7 @@ class PlanController:
         """The latest proposals are not to be learnt from."""
         self._news = Throughput()
         for part in self.tiers:
-            part.counters.fresh()
+            part.counters.new_passes()
 
     def _think(self, prefix: SequenceState, live_B: Bools) -> None:
         """Listen to the text, and choose a course.
@@ -288,7 +288,7 @@ class PlanController:
 
     def _judge(self, name: str, lengths: Sequence[int]) -> None:
         """What happened to the guesses of a tier in this proposal."""
-        news_B2 = self._parts[name].counters.verdicts()
+        news_B2 = self._parts[name].counters.new_verdicts()
         if name == "draft":
             self._watch.add(name, max(lengths), *news_B2.sum(0).tolist())
         elif name == "lookup":

@@ -14,25 +14,25 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.structured_output import sandbox
-from triforce.structured_output.json_numbers import Numbers
+from triforce.structured_output.json_numbers import NumberLimits
 from triforce.structured_output.matcher import Matcher
-from triforce.structured_output.sandbox import described
+from triforce.structured_output.sandbox import schema_grammar
 
 REMEMBERED = 64
 """Compiled grammars that are kept, those used last."""
 TRIAL_SECONDS = 60
 """Of waiting for a trial, which has a few seconds of CPU time but may get them late."""
 
-__all__ = ["Grammars", "described"]
+__all__ = ["GrammarCompiler", "schema_grammar"]
 
 
-class Grammars:
+class GrammarCompiler:
     """Compiles grammars, one at a time, each once. Methods may be called from any thread."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._vocabulary: Any = None
-        self._numbers: Numbers | None = None
+        self._numbers: NumberLimits | None = None
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
         self._looking, self._compiling = Lock(), Lock()  # a text need not wait for another one's grammar
 
@@ -75,7 +75,7 @@ class Grammars:
                 f"{error.name} is not installed, which follows grammars; get it with: pip install 'triforce[serve]'"
             ) from error
         tokens, ends = self._tokenizer.all_bytes(), sorted(self._tokenizer.eos_ids)
-        self._numbers = Numbers(tokens)
+        self._numbers = NumberLimits(tokens)
         vocabulary: Any = sandbox.Vocabulary(tokens, sorted(self._tokenizer.special_ids), ends[0])
         return LLTokenizer(vocabulary, n_vocab=len(tokens), eos_token=ends)
 

@@ -17,7 +17,7 @@ MOST_CHARACTERS = 40
 _PARTS = frozenset(b"0123456789.eE+-")
 
 
-class Place(NamedTuple):
+class JsonState(NamedTuple):
     """Where a text of JSON stands."""
 
     quoted: bool = False
@@ -25,7 +25,7 @@ class Place(NamedTuple):
     length: int = 0
     """Characters of a number so far."""
 
-    def after(self, written: bytes) -> Place:
+    def after(self, written: bytes) -> JsonState:
         """The same, some bytes later."""
         quoted, escaped, length = self
         for byte in written:
@@ -33,10 +33,10 @@ class Place(NamedTuple):
                 quoted, escaped = escaped or byte != ord('"'), not escaped and byte == ord("\\")
             else:
                 quoted, length = byte == ord('"'), length + 1 if byte in _PARTS else 0
-        return Place(quoted, escaped, length)
+        return JsonState(quoted, escaped, length)
 
 
-class Numbers:
+class NumberLimits:
     """What the tokens of a vocabulary do to numbers."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
@@ -44,10 +44,10 @@ class Numbers:
         self._tokens = tokens
         self._leaving_V = np.array([not token or token[0] not in _PARTS for token in tokens])
 
-    def after(self, place: Place, token: int) -> Place:
+    def after(self, place: JsonState, token: int) -> JsonState:
         return place.after(self._tokens[token])
 
-    def shortened(self, allowed_V: Bools, place: Place) -> Bools:
+    def shortened(self, allowed_V: Bools, place: JsonState) -> Bools:
         """What is allowed, less what goes on with a number that is long enough, unless that is all there is."""
         leaving_V = allowed_V & self._leaving_V
         return leaving_V if place.length >= MOST_CHARACTERS and leaving_V.any() else allowed_V

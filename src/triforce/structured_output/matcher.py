@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 
 from triforce.ragged import Bools, Ints
-from triforce.structured_output.json_numbers import Numbers, Place
+from triforce.structured_output.json_numbers import JsonState, NumberLimits
 
 
 class Matcher:
     """A `Constraint`. The matcher has read `_read`; where the text is another one by now, it goes back so far."""
 
-    def __init__(self, matcher: Any, ends: Collection[int], vocab_size: int, numbers: Numbers | None = None) -> None:
+    def __init__(
+        self, matcher: Any, ends: Collection[int], vocab_size: int, numbers: NumberLimits | None = None
+    ) -> None:
         """`matcher` is an LLMatcher at the beginning of a text, and nobody else's; `ends`: end-of-sequence tokens.
 
         `numbers`: keep them short, as the text is JSON.
@@ -25,7 +27,7 @@ class Matcher:
         self._matcher, self._vocab_size, self._numbers = matcher, vocab_size, numbers
         self._ends = frozenset(ends)
         self._read: list[int] = []
-        self._places = [Place()]  # at the beginning, and after each token that was read
+        self._places = [JsonState()]  # at the beginning, and after each token that was read
         self._bits = np.zeros(-(-vocab_size // 32), dtype=np.int32)
 
     @property

@@ -52,7 +52,7 @@ def compiled(tokenizer: Any, kind: str, source: str) -> Any:
     return matcher
 
 
-def described(schema: Any) -> str:
+def schema_grammar(schema: Any) -> str:
     """A schema as a part of a grammar. Raises ValueError for one that is neither an object nor true or false."""
     if not isinstance(schema, dict | bool):
         raise ValueError("a schema is a JSON object")
@@ -70,7 +70,7 @@ def _exact(digits: str) -> int:
 
 
 def _from_schema(source: str) -> str:
-    return f"start: {described(json.loads(source))}"
+    return f"start: {schema_grammar(json.loads(source))}"
 
 
 def _from_regex(source: str) -> str:
