@@ -94,7 +94,7 @@ class Tier(Generic[C]):
         return step
 
     def score(self, prefix: SequenceState, guess: Draft, live_B: Bools) -> Tensor:
-        """Make one pass over what the cache has not seen. Returns raw logits (B, J, V), of which column j follows j tokens."""
+        """Make one pass over what the cache has not seen. Returns raw logits (B, J, V); column j follows j tokens."""
         ahead, seen_B = prefix.append(guess), self.cache.lengths_B
         unseen_B = (ahead.lengths_B - seen_B) * live_B
         width, guesses = int(unseen_B.max()), guess.tokens_BK.shape[1]
