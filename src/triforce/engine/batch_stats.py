@@ -15,7 +15,7 @@ from triforce.speculation import Proposer, Tier
 
 
 def tier_stats(tiers: Sequence[Proposer], b: int, sequence: TokenSequence, length: int) -> list[TierStats]:
-    """Statistics of each tier in row b, from the lowest to the full one. length: of the text, in tokens."""
+    """Return statistics of each tier in row b, from the lowest to the full one. length: of the text, in tokens."""
     stats = []
     for tier in tiers:
         c = tier.counters
@@ -32,7 +32,7 @@ def tier_stats(tiers: Sequence[Proposer], b: int, sequence: TokenSequence, lengt
 def snapshot(
     tiers: Sequence[Proposer], b: int, sequence: TokenSequence, stats: list[TierStats], committed: int
 ) -> DecodingSnapshot:
-    """Where the decoding of row b stands, with `committed` tokens in the full view.
+    """Return the state of the decoding of row b, with `committed` tokens in the full view.
 
     A retrieval view that made no pass since the sequence's last snapshot saw nothing.
     """

@@ -43,7 +43,7 @@ class Request:
 
     @property
     def error(self) -> Exception | None:
-        """Why it ended before its time."""
+        """Reason why it ended before its time."""
         return next((group.error for group in self.groups if group.error), None)
 
     @property
@@ -154,7 +154,7 @@ def _parts(sequences: list[TokenSequence], rows: int) -> list[list[TokenSequence
 
 
 def _reports(groups: Sequence[SequenceGroup], on_prefill: OnPrefill | None) -> list[OnPrefill | None]:
-    """For each group a callback that hands `on_prefill` the progress of all groups together."""
+    """Return for each group a callback that hands `on_prefill` the progress of all groups together."""
     if on_prefill is None:
         return [None] * len(groups)
     sizes = [sum(len(sequence.prompt) - 1 for sequence in group.sequences) for group in groups]

@@ -163,7 +163,7 @@ class EngineCore:
 
     @property
     def _findings(self) -> Findings | None:
-        """What is known of layers to search, if any may be; under other couplings a text depends on no other one."""
+        """Known layers to search, if any may be; under couplings other than `seeded`, texts must not share them."""
         if self.store.speculation.retrieval.full_layers is not None:
             return None
         return self._costs.layers if self._coupling == "seeded" else {}
@@ -210,7 +210,7 @@ class EngineCore:
         return outputs
 
     def _fail(self, mode: str, error: Exception) -> None:
-        """A pass went wrong: nobody knows what its rows hold now, nor what their beginnings do."""
+        """Cancel the groups of a mode whose pass failed: what its rows hold, and what they share, is unknown."""
         self._raise_if_shared(error)
         self.prefixes.clear()
         for group in [group for group in self.scheduler.running if group.mode == mode]:

@@ -21,14 +21,14 @@ class OutputChunk:
     token_ids: list[int]
     origins: list[str]
     index: int
-    """Which of the `n` completions."""
+    """Index among the `n` completions."""
     finish_reason: Literal["stop", "length"] | None = None
     logprobs: list[TokenLogprobs] | None = None
     """One per token, if they were asked for."""
     characters: list[int] = field(default_factory=list)
     """Characters that each token adds to the text, of which stop strings may hold some back."""
     look: DecodingSnapshot | None = None
-    """Where decoding stands, if that was asked for."""
+    """State of the decoding, if that was asked for."""
 
 
 class OutputStream:

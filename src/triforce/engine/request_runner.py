@@ -116,7 +116,7 @@ class RequestRunner:
         engine = self._take(rows, pages)
         try:
             yield engine
-        except GeneratorExit:  # a stream that nobody reads on, between two steps
+        except GeneratorExit:  # a stream that is closed between two steps
             self._idle = engine
             raise
         except BaseException:
@@ -130,7 +130,7 @@ class RequestRunner:
             engine, self._idle = self._idle, None
             return engine
         self.clear()
-        # Where KV is offloaded, pages that nobody needs would take memory from pages that could stay.
+        # Where KV is offloaded, unused pages would take memory from pages that could stay.
         more = max(SPARE[0], int(pages * SPARE[1])) if self._speculation.offload.kind == "none" else 0
         try:
             return self.start(rows, pages + more)

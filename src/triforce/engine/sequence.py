@@ -24,7 +24,7 @@ class PlanStatus(Protocol):
     foretold: float
     plain: float
     budget: Callable[[int], int] | None
-    """How many of so many tokens the retrieval tier reads, where that is chosen, too."""
+    """Returns how many of so many tokens the retrieval tier reads, where that is chosen, too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +38,7 @@ class TokenSequence:
     """Index among the `n` of its request."""
     stop_ids: frozenset[int] = frozenset()
     scope: str = ""
-    """Whose it is: KV of equal beginnings is shared within a scope."""
+    """Owner of the text: KV of equal beginnings is shared within a scope."""
     constraint: Constraint | None = None
     tokens: list[int] = field(default_factory=list)
     """New tokens."""
@@ -52,7 +52,7 @@ class TokenSequence:
     chosen: list[PlanSegment] = field(default_factory=list)
     """Plans of the controller, if there is one; proposals, tokens and seconds are those before each."""
     look: DecodingSnapshot | None = None
-    """Where its decoding stands, if that was asked for."""
+    """State of its decoding, if that was asked for."""
     bitwise: bool = False
     """Whether it is the text of plain decoding bit for bit."""
     prefill_seconds: float = 0.0
@@ -71,7 +71,7 @@ class TokenSequence:
         return min(self.params.max_tokens, context - len(self.prompt))
 
     def capacity(self, context: int, reach: int) -> int:
-        """Positions that the text may need. reach: of these, those of guesses beyond its end."""
+        """Positions that the text may need. reach: of these, those of draft tokens beyond its end."""
         return len(self.prompt) + self.limit(context) + reach
 
     def accept(self, tokens: list[int], origins: list[str], limit: int) -> int:

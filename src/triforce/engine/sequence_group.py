@@ -23,7 +23,7 @@ OnPrefill = Callable[[int, int], None]
 
 
 class Status(Enum):
-    """Where a group is. The lists of the `Scheduler` follow from it; it and `EngineCore` alone change it."""
+    """Stage of a group. The lists of the `Scheduler` follow from it; it and `EngineCore` alone change it."""
 
     WAITING = "waiting for its turn; it holds nothing"
     PREFILLING = "its prompt is being read"
@@ -54,9 +54,9 @@ class SequenceGroup:
     cached: int = 0
     """Tokens of the prompt that were read before, for another text."""
     swapped: list[SwappedSequence] | None = None
-    """What the rows of its unfinished sequences hold, while others have their room."""
+    """KV and state of its unfinished sequences, while others have their room."""
     error: Exception | None = None
-    """Why it ended before its time."""
+    """Reason why it ended before its time."""
 
     @property
     def unfinished(self) -> list[TokenSequence]:

@@ -19,7 +19,7 @@ STRICT_ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """How to speculate. Raises RequestError for values that cannot be had, alone or together.
+    """Settings of speculation. Raises RequestError for values that cannot be had, alone or together.
 
     gamma_1: tokens that the lowest tier proposes at a time. gamma_2: tokens that the middle one gathers. sinks, window:
     tokens that the draft sees. lower_tiers: one of `LOWER_TIERS`, how lower views of the target read committed KV.

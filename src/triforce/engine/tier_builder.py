@@ -74,7 +74,7 @@ class SharedKV:
         return needs_of(*where, self.pages, self.rows, speculation.reach, speculation.retrieval.budget)
 
     def _room(self) -> dispatch.OffloadLayout | None:
-        """Where pages are offloaded to, if any are. Raises CacheError before anything is read if KV does not fit."""
+        """Layout of offloaded pages, if there are any. Raises CacheError before a prompt is read if KV does not fit."""
         target, offload = self.models.target, self.speculation.offload
         if offload.kind == "none":
             self.needs.require_all()

@@ -23,7 +23,7 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodingSnapshot:
-    """Where the decoding of one text stands."""
+    """State of the decoding of one text."""
 
     tokens: int  # committed, prompt and all
     seconds: float  # of decoding

@@ -22,11 +22,11 @@ BY_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request is sampled. Raises RequestError for values out of range.
+    """Parameters of sampling one request. Raises RequestError for values out of range.
 
     Logits are processed in this order: repetition penalty (as in transformers: over prompt and output), presence and
-    frequency penalties (as OpenAI's: over the output), logit bias, temperature, min-p, top-k, top-p. Neutral values cost
-    nothing.
+    frequency penalties (as OpenAI's: over the output), logit bias, temperature, min-p, top-k, top-p. Neutral ones
+    cost nothing.
     """
 
     temperature: float = 1.0  # 0 is greedy

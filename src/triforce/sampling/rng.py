@@ -26,7 +26,7 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _TIERS = 8
-_REMEMBERED = 32  # positions a row: several rounds of a deep ladder, and 2 MiB at V = 8192
+_REMEMBERED = 32  # positions a row: several rounds of all tiers, and 2 MiB at V = 8192
 _BLOCK = 4  # positions made together: the next ones will be asked for too, and a call costs as much as two of them
 _TILE = 1 << 14  # blocks at once on a CPU: beyond it the temporaries leave the cache and each costs an mmap
 
