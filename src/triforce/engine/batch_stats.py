@@ -23,8 +23,8 @@ def tier_stats(tiers: Sequence[Proposer], b: int, sequence: TokenSequence, lengt
         counts = int(c.proposed_B[b]), int(c.accepted_B[b]), int(c.passes_B[b])
         seconds = float(c.seconds_B[b]), float(c.prefill_seconds_B[b])
         view = tier.cache if isinstance(tier, Tier) else None
-        sees = view.keys(length) if isinstance(view, RetrievalView) else None
-        stats.append(TierStats(tier.name, *counts, *seconds, histogram, sees))
+        visible_tokens = view.keys(length) if isinstance(view, RetrievalView) else None
+        stats.append(TierStats(tier.name, *counts, *seconds, histogram, visible_tokens))
     stats[-1].proposed = stats[-1].accepted = len(sequence.tokens)  # what the full tier proposes is the text
     return stats
 
@@ -36,7 +36,7 @@ def snapshot(
 
     A retrieval view that made no pass since the sequence's last snapshot saw nothing.
     """
-    passes = [tier.passes for tier in sequence.look.tiers] if sequence.look else [0] * len(stats)
+    passes = [tier.passes for tier in sequence.trace.tiers] if sequence.trace else [0] * len(stats)
     views = [
         tier.cache
         for tier, now, before in zip(tiers, stats, passes, strict=True)

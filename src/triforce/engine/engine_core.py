@@ -153,7 +153,7 @@ class EngineCore:
         if batch:
             batch.keep([])
             group.error = CacheError(
-                "one of the processes that share the model has no room for its KV; see --kv-offload and --max-rows"
+                "one of the processes that share the model has no room for its KV; see --kv-offload and --max-num-seqs"
             )
 
     def _batch(self, group: SequenceGroup, pages: list[int]) -> SequenceBatch:
@@ -164,7 +164,7 @@ class EngineCore:
     @property
     def _findings(self) -> Findings | None:
         """Known layers to search, if any may be; under couplings other than `seeded`, texts must not share them."""
-        if self.store.speculation.retrieval.full_layers is not None:
+        if self.store.speculation.retrieval.searched_layers is not None:
             return None
         return self._costs.layers if self._coupling == "seeded" else {}
 

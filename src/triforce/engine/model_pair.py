@@ -66,7 +66,7 @@ def load_pair(
     began = perf_counter()
     read = partial(load, device=device, dtype=dtype, int8=speculation.int8)
     target = read(model, context=context, ranks=ranks)
-    _require_layers(speculation.retrieval.full_layers, target.config.layers)
+    _require_layers(speculation.retrieval.searched_layers, target.config.layers)
     draft = draft_for(model) if draft == "auto" else draft
     drafter = read(draft, beside=target) if draft is not None else None
     pair = ModelPair(target, drafter, perf_counter() - began)
@@ -77,7 +77,7 @@ def load_pair(
 
 def _require_layers(asked: frozenset[int] | None, layers: int) -> None:
     if unknown := sorted(layer for layer in asked or () if layer >= layers):
-        raise RequestError(f"full_layers names layer {unknown[0]}; the model's are 0 to {layers - 1}")
+        raise RequestError(f"searched_layers names layer {unknown[0]}; the model's are 0 to {layers - 1}")
 
 
 def _require_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:

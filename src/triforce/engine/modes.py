@@ -29,7 +29,7 @@ def draft(build: TierBuilder) -> Tier[FullView]:
 def retrieval(build: TierBuilder) -> Tier[FullView]:
     """The target drafts for itself through selected pages (the paper's ablation without hierarchy)."""
     full = build.full()
-    return build.exact(full, build.middle(full, POLICIES[build.speculation.selection], "retrieval"))
+    return build.exact(full, build.middle(full, POLICIES[build.speculation.retrieval_policy], "retrieval"))
 
 
 def streaming(build: TierBuilder) -> Tier[FullView]:
@@ -43,21 +43,21 @@ def triforce(build: TierBuilder) -> Tier[FullView]:
     """Draft model, retrieval, full cache (Algorithm 1)."""
     below = build.lowest()
     full = build.full()
-    return build.exact(full, build.middle(full, POLICIES[build.speculation.selection], "retrieval", below))
+    return build.exact(full, build.middle(full, POLICIES[build.speculation.retrieval_policy], "retrieval", below))
 
 
-def lookup(build: TierBuilder) -> Tier[FullView]:
+def ngram(build: TierBuilder) -> Tier[FullView]:
     """TriForce with n-grams of the text itself in the place of the draft model."""
     full = build.full()
-    below = NgramProposer(len(build.capacities), build.speculation.gamma_1)
-    return build.exact(full, build.middle(full, POLICIES[build.speculation.selection], "retrieval", below))
+    below = NgramProposer(len(build.capacities), build.speculation.draft_tokens)
+    return build.exact(full, build.middle(full, POLICIES[build.speculation.retrieval_policy], "retrieval", below))
 
 
-def hybrid(build: TierBuilder) -> Tier[FullView]:
+def draft_ngram(build: TierBuilder) -> Tier[FullView]:
     """TriForce whose draft model gives way to n-grams where the text repeats itself."""
-    below = NgramProposer(len(build.capacities), build.speculation.gamma_1, build.lowest())
+    below = NgramProposer(len(build.capacities), build.speculation.draft_tokens, build.lowest())
     full = build.full()
-    return build.exact(full, build.middle(full, POLICIES[build.speculation.selection], "retrieval", below))
+    return build.exact(full, build.middle(full, POLICIES[build.speculation.retrieval_policy], "retrieval", below))
 
 
 def auto(build: TierBuilder) -> Tier[FullView]:
@@ -66,8 +66,8 @@ def auto(build: TierBuilder) -> Tier[FullView]:
 
 
 MODES: dict[str, ModeBuilder] = {
-    "ar": ar, "draft": draft, "retrieval": retrieval, "streaming": streaming, "triforce": triforce, "lookup": lookup,
-    "hybrid": hybrid, "auto": auto,
+    "ar": ar, "draft": draft, "retrieval": retrieval, "streaming": streaming, "triforce": triforce, "ngram": ngram,
+    "draft-ngram": draft_ngram, "auto": auto,
 }  # fmt: skip
 
 COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {
@@ -76,7 +76,7 @@ COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {
     "block": BlockRejection,
 }
 
-DRAFTED = ("draft", "triforce", "hybrid")
+DRAFTED = ("draft", "triforce", "draft-ngram")
 
 
 def runnable(models: ModelSet) -> list[str]:

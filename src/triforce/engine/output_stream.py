@@ -27,7 +27,7 @@ class OutputChunk:
     """One per token, if they were asked for."""
     characters: list[int] = field(default_factory=list)
     """Characters that each token adds to the text, of which stop strings may hold some back."""
-    look: DecodingSnapshot | None = None
+    trace: DecodingSnapshot | None = None
     """State of the decoding, if that was asked for."""
 
 
@@ -64,7 +64,7 @@ class OutputStream:
             shown += self._text.add(rest) + self._text.flush()
         logprobs = sequence.logprobs[-read:] if sequence.params.logprobs is not None else None
         return OutputChunk(
-            shown, fresh[:read], origins[:read], sequence.choice, sequence.finish, logprobs, characters, sequence.look
+            shown, fresh[:read], origins[:read], sequence.choice, sequence.finish, logprobs, characters, sequence.trace
         )
 
     def output(self) -> CompletionOutput:

@@ -21,7 +21,7 @@ class PlanStatus(Protocol):
     """The plan of a controller, and the speed that it and plain decoding promise, in tokens per second."""
 
     name: str
-    foretold: float
+    predicted: float
     plain: float
     budget: Callable[[int], int] | None
     """Returns how many of so many tokens the retrieval tier reads, where that is chosen, too."""
@@ -51,7 +51,7 @@ class TokenSequence:
     """Statistics of each tier, once the sequence has left its batch."""
     chosen: list[PlanSegment] = field(default_factory=list)
     """Plans of the controller, if there is one; proposals, tokens and seconds are those before each."""
-    look: DecodingSnapshot | None = None
+    trace: DecodingSnapshot | None = None
     """State of its decoding, if that was asked for."""
     bitwise: bool = False
     """Whether it is the text of plain decoding bit for bit."""
@@ -107,7 +107,7 @@ class TokenSequence:
         budget = plan.budget(len(self.prompt) + len(self.tokens)) if plan.budget else None
         if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (plan.name, budget):
             before = self.proposals, len(self.tokens), self.decode_seconds
-            self.chosen.append(PlanSegment(plan.name, *before, plan.foretold, plan.plain, budget))
+            self.chosen.append(PlanSegment(plan.name, *before, plan.predicted, plan.plain, budget))
 
     def prompt_logits_hook(self) -> PromptLogitsHook:
         """Return a hook that notes the log-probabilities of the prompt as it is read, from its start on."""

@@ -237,9 +237,9 @@ class SequenceBatch:
     def _take_snapshots(self) -> None:
         """Note where the decoding of those sequences stands that were asked to report it."""
         for b, sequence in enumerate(self.sequences):
-            if sequence.params.look:
+            if sequence.params.trace:
                 committed = int(self.top.cache.lengths_B[b])
-                sequence.look = snapshot(self.tiers, b, sequence, self.stats(b), committed)
+                sequence.trace = snapshot(self.tiers, b, sequence, self.stats(b), committed)
 
 
 def _temperature(sequences: Sequence[TokenSequence]) -> float:

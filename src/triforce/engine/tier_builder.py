@@ -137,10 +137,10 @@ class TierBuilder:
     ) -> Tier[RetrievalView]:
         """Make a tier that sees the pages that a policy selects, of what the full view has seen."""
         view = RetrievalView(full, policy, self.speculation.retrieval)
-        return Tier(name, self.models.lower or self.models.target, view, self.speculation.gamma_2, below)
+        return Tier(name, self.models.lower or self.models.target, view, self.speculation.speculative_tokens, below)
 
     def lowest(self) -> Tier[StreamingView]:
         """Make the tier of the draft model, which sees sinks and a window. Raises RequestError without a draft."""
         view, draft = self.store.streaming.more(len(self.capacities)), self.models.draft
         assert draft is not None, "the store has seen to it"
-        return Tier("draft", draft, view, self.speculation.gamma_1, burst=partial(burst, draft.model))
+        return Tier("draft", draft, view, self.speculation.draft_tokens, burst=partial(burst, draft.model))

@@ -27,9 +27,7 @@ class DecodingSnapshot:
 
     tokens: int  # committed, prompt and all
     seconds: float  # of decoding
-    seen: list[
-        int
-    ]  # percent of KV heads that saw each part (`coverage.in_sight`); empty: no selecting tier made a pass
+    seen: list[int]  # as `coverage.in_sight` has it; empty where no tier that selects made a pass
     tiers: list[TierStats]  # so far, from the lowest to the full one
 
 

@@ -40,7 +40,7 @@ class NgramProposer:
     many times longer: so n-grams retire from a text in which they do not pay, and come back when it repeats itself.
     """
 
-    name = "lookup"
+    name = "ngram"
 
     def __init__(self, rows: int, gamma: int = 2, below: Tier[Any] | None = None, least: int = 0) -> None:
         self.gamma, self.below = gamma, below
