@@ -58,8 +58,7 @@ class LLM:
       tenths); kv_resident_layers: how many layers stay whole ("auto": as many as fit).
     - strict: on a GPU, where bits depend on the shape of a pass, all passes of the full tier have one shape, so that
       greedy and `seeded` texts are the same in every mode.
-    - ranks: the processes that share the target (see `distributed`); each makes the same calls and has the same
-      answers.
+    - ranks: processes that share the target (see `distributed`); each makes the same calls and gets the same answers.
 
     Raises ModelError, RequestError or RankError.
     """
@@ -108,7 +107,6 @@ class LLM:
         """Keep the models, and what their files say of texts."""
         self.target, self.draft, self.models = pair.target, pair.draft, pair.decoders
         self.load_seconds = pair.load_seconds
-        """Seconds that it took to read the models."""
         self.tokenizer = self.target.tokenizer
         self._grammars = GrammarCompiler(self.tokenizer) if self.tokenizer else None
         self.sampling_defaults = sampling_defaults(self.target.path)

@@ -91,7 +91,7 @@ class Schedules(RuleBasedStateMachine):
             which, tokens = (len(one.prompt), self.temperatures[one]), one.sequences[0].params.max_tokens
             plain = alone(self.model, *which, tokens=tokens)
             assert texts == [each.token_ids for each in plain[: len(texts)]] and len(texts[0]) == tokens
-            if one.mode != "auto":  # whose pilot looks at all rows, and at the clock
+            if one.mode != "auto":  # whose controller looks at all rows, and at the clock
                 check_same(event.outputs, alone(self.model, *which, one.mode, tokens))
             assert all(len(o.logprobs or o.token_ids) == len(o.token_ids) for o in event.outputs)
             assert len(event.prompt_logprobs or one.prompt) == len(one.prompt)

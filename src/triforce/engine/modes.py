@@ -84,6 +84,19 @@ def runnable(models: ModelSet) -> list[str]:
     return [mode for mode in MODES if models.draft or mode not in DRAFTED]
 
 
+def unlinked(top: Tier[FullView]) -> list[Proposer]:
+    """The tiers of `auto` for a plan controller, which links them: n-grams first, then from the lowest to the full one.
+
+    `top` loses the tiers below it. Levels are places in the list; they name the tiers in the noise and in the origins
+    of tokens.
+    """
+    parts = [NgramProposer(len(top.cache.lengths_B)), *tiers(top)]
+    top.below = None
+    for level, tier in enumerate(parts):
+        tier.level = level
+    return parts
+
+
 def tiers(top: Proposer) -> list[Proposer]:
     """List a tier and those below it, from the lowest up."""
     return [*(tiers(top.below) if top.below else []), top]

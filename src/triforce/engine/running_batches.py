@@ -64,5 +64,5 @@ class RunningBatches:
         """Keep what the passes of a batch cost, as all its sequences are finished."""
         if batch.controller:
             batch.controller.close(batch.prefix)
-        if batch.controller or (batch.search and batch.search.news):
+        if batch.controller or (batch.search and batch.search.changed):
             self._costs.save()

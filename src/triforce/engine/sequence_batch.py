@@ -18,7 +18,7 @@ from torch import Tensor
 
 from triforce.backends.token_sampler import make_noise, sampling
 from triforce.engine.batch_stats import snapshot, tier_stats
-from triforce.engine.modes import COUPLINGS, ModeBuilder, tiers
+from triforce.engine.modes import COUPLINGS, ModeBuilder, tiers, unlinked
 from triforce.engine.sequence import TokenSequence, logprobs_of
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, SharedKV, TierBuilder
@@ -65,12 +65,9 @@ class SequenceBatch:
         capacities = [sequence.capacity(models.target.config.context, speculation.reach) for sequence in sequences]
         self.top = mode(TierBuilder(models, speculation, capacities, memory, store, prefix_pages))
         self.search = self._layer_search(findings) if findings is not None else None
-        self.controller = (
-            PlanController(self.top, len(sequences), costs, _temperature(sequences), ranks=models.target.ranks)
-            if costs
-            else None
-        )
-        self.tiers = self.controller.tiers if self.controller else tiers(self.top)
+        self.tiers = unlinked(self.top) if costs else tiers(self.top)
+        ranks = models.target.ranks
+        self.controller = PlanController(self.tiers, costs, _temperature(sequences), ranks=ranks) if costs else None
         self._keep_logits()
         ids_BS = np.zeros((len(sequences), max(capacities) + 1), dtype=np.int64)
         for b, sequence in enumerate(sequences):
@@ -95,9 +92,9 @@ class SequenceBatch:
         taken = self._accept(draft, live)
         self._note_logprobs(taken)
         if self.controller:
-            self.controller.learn(lengths, sum(taken), perf_counter() - planned)
+            self.controller.observe(lengths, sum(taken), perf_counter() - planned)
         if searching:
-            searching.learn()
+            searching.observe()
         seconds = perf_counter() - started
         self.decode_seconds += seconds
         for sequence in compress(self.sequences, live):
@@ -203,7 +200,7 @@ class SequenceBatch:
 
         left: tokens that may still come, at most.
         """
-        view, layers = search.tier.cache, search.turn(length, left)
+        view, layers = search.tier.cache, search.next_layers(length, left)
         if self.controller and layers != view.searched_layers:
             self.controller.conclude(self.prefix, live_B)
         view.searched_layers, view.trying = layers, search.trying

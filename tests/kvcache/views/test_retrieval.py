@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import cache
 from itertools import combinations
@@ -218,8 +219,7 @@ def generate(mode: str, prompts: list[list[int]], tokens: int, **how: Any) -> tu
     retrieval = RetrievalConfig.parse(**(dict(budget=48, chunk=16, refresh=1, searched_layers="none") | how))
     models = ModelSet(DECODER, small_decoder(seed=3, layers=1))
     batch = SequenceBatch(models, MODES[mode], SpeculativeConfig(**gammas, retrieval=retrieval), "seeded", sequences)
-    for _ in prefill_batch(batch):
-        pass
+    deque(prefill_batch(batch), maxlen=0)
     while not batch.done:
         batch.step()
     return [sequence.tokens for sequence in sequences], batch
