@@ -44,10 +44,10 @@ def play_swapped(model: LLM, mode: str) -> None:
     while len(group.sequences[0].tokens) < 9:
         texts.step()
         assert group.error is None
-    tables = texts.engine._batches[mode].top.cache.pool.tables
-    texts.engine.swap_out(group)
+    tables = texts.core.batches.of_mode[mode].top.cache.pool.tables
+    texts.core.swap_out(group)
     texts.submit([other])
-    texts.engine._waiting.rotate(1)
+    texts.core.scheduler.groups.reverse()
     outputs: dict[Request, RequestOutput] = {}
     moved = False
     while texts.busy:
@@ -55,7 +55,10 @@ def play_swapped(model: LLM, mode: str) -> None:
             assert not isinstance(event, Exception), event
             if isinstance(event, RequestOutput):
                 outputs[one] = event
-        moved |= group in texts.engine._groups and tables[0] not in texts.engine._batches[mode].top.cache.pool.tables
+        moved |= (
+            group in texts.core.scheduler.running
+            and tables[0] not in texts.core.batches.of_mode[mode].top.cache.pool.tables
+        )
     assert moved
     check_same(outputs[twins].outputs, alone(model, 150, mode=mode, tokens=LATE))
     check_same(outputs[other].outputs, alone(model, 260, mode=mode))
@@ -63,7 +66,7 @@ def play_swapped(model: LLM, mode: str) -> None:
 
 
 FAULTS = [
-    Edit(SequenceBatch, "_sample", ("if draws is not None:", "if False:")),
+    Edit(SequenceBatch, "_make_sampler", ("if draws is not None:", "if False:")),
     Edit(StreamingView, "select", ("[each[b] for b in rows]", "each[: len(rows)]")),
     Edit(StreamingView, "join", ("other.lengths_B))", "0 * other.lengths_B))")),
     Edit(RetrievalView, "select", ("[self.choices[b] for b in rows]", "self.choices[: len(rows)]")),

@@ -100,4 +100,4 @@ def test_the_engine_keeps_what_the_laws_share(mode: str) -> None:
     for tier in range(1, len(batch.tiers)):
         assert abs(watched.excess(tier)) < LIMIT
         below = batch.tiers[tier - 1].counters
-        assert below.kept_BN[:, 1:].sum() == torch.cat(watched.kept[tier]).sum()  # what the statistics report
+        assert below.accepted_BN[:, 1:].sum() == torch.cat(watched.kept[tier]).sum()  # what the statistics report

@@ -40,7 +40,7 @@ def test_the_first_token_waits_for_no_other_pass(llm: LLM, saved: tuple[list[int
 
     def passes(mode: str) -> list[int]:
         llm.reset_prefix_cache()
-        llm.runs.costs = CostModel()
+        llm.runner.costs = CostModel()
         with counted(llm.target.decoder) as made:
             llm.generate(prompt, SamplingParams(max_tokens=1), mode=mode, load_cache=file)
         return made

@@ -15,6 +15,7 @@ from torch import Tensor
 from tests.helpers.laws.gtest import ALPHA, ranks, window_surprise
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING, finished, laws, started
 from tests.helpers.simulated_tiers import plans
+from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES, unlinked
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -39,7 +40,7 @@ def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = M
     """All tiers, their prompts read; without costs nobody steers them yet."""
     sequences = [TokenSequence(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
     batch = SequenceBatch(models, MODES["auto"], SETTING, coupling, sequences, costs=costs)
-    deque(batch.prefill(), maxlen=0)
+    deque(prefill_batch(batch), maxlen=0)
     return batch
 
 
@@ -200,8 +201,8 @@ def test_what_is_done_between_passes_is_shared_among_them() -> None:
     it, batch = steered(CostModel(), steps=1)
     it.apply(Plan(("draft", "full"), (1,)), batch.prefix, LIVE)
     for _ in range(20):
-        it._by_name["full"].counters.passed(LIVE, 1e-3)
-        it._by_name["draft"].counters.passed(LIVE, 2e-4)
+        it._by_name["full"].counters.record_passes(LIVE, 1e-3)
+        it._by_name["draft"].counters.record_passes(LIVE, 2e-4)
         it.observe([100], 1, 1.6e-3)
     assert it.costs.seconds("full", 1, 1, 100) == pytest.approx(1.2e-3, rel=1e-3)
     assert it.costs.seconds("draft", 1, 1, BURST_KEYS) == pytest.approx(4e-4, rel=1e-3)

@@ -93,7 +93,7 @@ DECISIONS = [
                     "F.pad(draft_probs_BKV, (0, 0, 0, 1))",
                     "torch.cat([draft_probs_BKV, draft_probs_BKV[:, -1:] if K else 0 * probs_BJV], 1)",
                 ),
-                (" * refused_B[:, None]", ""),
+                (" * rejected_B[:, None]", ""),
             )
         ],
         ("one verification", "two tiers", "three tiers"),
@@ -127,7 +127,7 @@ DECISIONS = [
         ],
         ("ngram", "ngram above a draft"),
     ),
-    Mutant("rewind forgotten", [Edit(Tier, "commit", ("self.rewind(kept)", "pass"))], ("gamma 1",)),
+    Mutant("rewind forgotten", [Edit(Tier, "commit", ("self.rewind(longer)", "pass"))], ("gamma 1",)),
     Mutant(
         "rewind not passed down",
         [Edit(Tier, "rewind", ("    if self.below:\n        self.below.rewind(prefix)\n", ""))],
@@ -159,7 +159,7 @@ DECISIONS = [
         ("seeded", "same text: triforce"),
     ),
 ]
-RESIDUAL_HERE = "residual_BV, p_BV = residual_BJV[rows_B, kept_B]"
+RESIDUAL_HERE = "residual_BV, p_BV = residual_BJV[rows_B, accepted_B]"
 BLOCKS = [
     Mutant(
         "a block's reach grows",
@@ -172,7 +172,7 @@ BLOCKS = [
             Edit(
                 verification,
                 "block",
-                (RESIDUAL_HERE, "residual_BV, p_BV = (probs_BJV - draft_probs_BJV).clamp_min(0)[rows_B, kept_B]"),
+                (RESIDUAL_HERE, "residual_BV, p_BV = (probs_BJV - draft_probs_BJV).clamp_min(0)[rows_B, accepted_B]"),
             )
         ],
         ("one block",),
@@ -209,7 +209,7 @@ BLOCKS = [
                 verification,
                 "block",
                 ("uniforms_BJ: Tensor)", "uniforms_BJ: Tensor, middle: bool = False)"),
-                (RESIDUAL_HERE, "residual_BV, p_BV = (probs_BJV if middle else residual_BJV)[rows_B, kept_B]"),
+                (RESIDUAL_HERE, "residual_BV, p_BV = (probs_BJV if middle else residual_BJV)[rows_B, accepted_B]"),
             ),
         ],
         ("blocks of three tiers",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import cache
 from itertools import combinations
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from tests.helpers.simple_cache import DEVICE
 from tests.helpers.small_decoder import CLOSE, VOCAB, dense, feed, make_pool, prefill, slots_of, small_decoder, text
+from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -217,8 +219,7 @@ def generate(mode: str, prompts: list[list[int]], tokens: int, **how: Any) -> tu
     retrieval = RetrievalConfig.parse(**(dict(budget=48, chunk=16, refresh=1, searched_layers="none") | how))
     models = ModelSet(DECODER, small_decoder(seed=3, layers=1))
     batch = SequenceBatch(models, MODES[mode], SpeculativeConfig(**gammas, retrieval=retrieval), "seeded", sequences)
-    for _ in batch.prefill():
-        pass
+    deque(prefill_batch(batch), maxlen=0)
     while not batch.done:
         batch.step()
     return [sequence.tokens for sequence in sequences], batch
