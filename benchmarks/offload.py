@@ -50,10 +50,10 @@ class Limited:
         """The answer, and the bytes that decoding read."""
         request = self.llm.request(ids, params, mode)
         texts, stores = self.llm.open(1, len(ids) + params.max_tokens), []
-        memory = texts.engine.store.pool.memory
+        memory = texts.core.store.pool.memory
         assert isinstance(memory, NativeOffloadedKV)
-        earlier, _ = self.llm.runs.prompt_files(_files(saved), texts.engine.store.pool, ids)
-        texts.submit([request], earlier=earlier, on_read=lambda _: stores.append(memory.bytes_read))
+        earlier, _ = self.llm.runner.prompt_files(_files(saved), texts.core.store.pool, ids)
+        texts.submit([request], saved=earlier, on_read=lambda _: stores.append(memory.bytes_read))
         memory.limit(self.limit)
         while texts.busy:
             for _, event in texts.step():
@@ -65,7 +65,7 @@ class Limited:
 
 
 def _files(saved: Path) -> Any:
-    from triforce.engine.runs import PromptCachePaths
+    from triforce.engine.request_runner import PromptCachePaths
 
     return PromptCachePaths(load=saved)
 

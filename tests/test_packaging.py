@@ -15,7 +15,7 @@ from triforce.cli import main, options
 from triforce.cli.engine_arguments import sampling
 from triforce.cli.parser import parse
 from triforce.engine import modes, speculative_config
-from triforce.engine.sequence_batch import COUPLINGS
+from triforce.engine.modes import COUPLINGS
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache.selection import POLICIES
 

@@ -1,4 +1,4 @@
-"""A conversation whose KV cache is kept between turns: each turn reads only what is new."""
+"""Session: a conversation whose KV is kept between turns, so that each turn reads only what is new."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from triforce.ragged import common_prefix, ints
 
 
 class Session:
-    """One row of target KV, as long as the model's context. Each turn gives the whole text; what is new is read."""
+    """One row of target KV, as long as the model's context. Each turn gives the whole text, and its new end is read."""
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
@@ -33,9 +33,9 @@ class Session:
     def ask(
         self, conversation: str | Sequence[int], params: SamplingParams, on_prefill: OnPrefill | None = None
     ) -> Generator[OutputChunk | RequestOutput, None, None]:
-        """Continue the whole conversation so far, as `LLM.stream` does. n must be 1. One answer at a time.
+        """Continue the whole conversation so far. Yields what `LLM.stream` does; n must be 1. One answer at a time.
 
-        An answer that is given up half-way, as `LLM.stream` has it, leaves what is in order for the next one.
+        After an answer that was given up half-way the session is in order for the next one. Raises TriforceError.
         """
         if params.n != 1:
             raise RequestError(f"a session gives one answer at a time, not n = {params.n}; use LLM.generate")

@@ -80,10 +80,10 @@ def opinionated(pair: Path, ranks: TPGroup) -> LLM:
     """Of what passes cost the ranks think differently: to rank 0 the full tier is dear, to the others cheap."""
     llm = made(pair, ranks)
     llm.reset_prefix_cache()
-    llm.runs.costs = CostModel()
+    llm.runner.costs = CostModel()
     for step in range(40):
         for tier in ("full", "retrieval", "draft", "ngram"):
-            llm.runs.costs.observe(tier, 1 + step % 7, 1, 150, 1.0 if (tier == "full") == (ranks.rank == 0) else 1e-3)
+            llm.runner.costs.observe(tier, 1 + step % 7, 1, 150, 1.0 if (tier == "full") == (ranks.rank == 0) else 1e-3)
     return llm
 
 

@@ -55,9 +55,9 @@ def test_running_texts_continue_during_long_prefill(folder: Path, monkeypatch: p
     texts.submit([short])
     texts.step()
     plain = SequenceBatch.step
-    monkeypatch.setattr(SequenceBatch, "step", lambda batch: (fed.append(texts.engine.kv_tokens), plain(batch))[1])
+    monkeypatch.setattr(SequenceBatch, "step", lambda batch: (fed.append(texts.core.kv_tokens), plain(batch))[1])
     texts.submit([long])
-    while long.groups[0] not in texts.engine._groups:
+    while long.groups[0] not in texts.core.scheduler.running:
         assert any(one is short for one, _ in texts.step())
     longest = max(b - a for a, b in pairwise(fed))
     assert len(fed) >= 500 // (READ + CHUNK) and longest <= READ + CHUNK + model.speculation.reach
@@ -98,9 +98,9 @@ def test_request_after_its_turn_is_swapped_out_and_resumes(folder: Path) -> None
                 done.append(one)
                 wanted = alone(model, len(one.prompt), mode=one.mode, tokens=one.sequences[0].params.max_tokens)
                 check_same(event.outputs, wanted)
-        swapped = [group for group in texts.engine._waiting if group.swapped]
+        swapped = [group for group in texts.core.scheduler.waiting if group.swapped]
         swaps, before = swaps + len([group for group in swapped if group not in before]), swapped
-        assert sum(texts.engine._pages(group) for group in swapped) <= 2 * texts.engine.store.pages
+        assert sum(texts.core.scheduler.pages(group) for group in swapped) <= 2 * texts.core.store.pages
         started = {one: started[one] or one.started for one in long}
     assert swaps > 3 and done[0] is short and {one: one.started for one in long} == started
     check_empty(texts)
@@ -111,7 +111,7 @@ def test_idle_queue_swaps_nobody_out(folder: Path) -> None:
     texts.submit([request(llm(folder), 40, "ar", max_tokens=30)])
     while texts.busy:
         texts.step()
-        assert not texts.engine._waiting
+        assert not texts.core.scheduler.waiting
     check_empty(texts)
 
 
@@ -123,10 +123,10 @@ def test_swapped_request_can_be_cancelled(folder: Path) -> None:
     for _ in range(4):
         texts.step()
     (group,) = one.groups
-    texts.engine.swap_out(group)
-    assert group.swapped and texts.engine.kv_tokens == 0
-    texts.engine.swap_out(group)  # nothing is there to be swapped out
-    assert list(texts.engine._waiting) == [group]
+    texts.core.swap_out(group)
+    assert group.swapped and texts.core.kv_tokens == 0
+    texts.core.swap_out(group)  # nothing is there to be swapped out
+    assert texts.core.scheduler.waiting == [group]
     texts.cancel(one)
     assert group.swapped is None
     check_empty(texts)
@@ -211,7 +211,7 @@ def test_second_question_prefills_new_tokens_only(folder: Path, mode: str) -> No
         one = model.request(question, params, mode, scope)
         texts.submit([one])
         with counted(model.models.target) as passes:
-            while one.groups[0] not in texts.engine._groups:
+            while one.groups[0] not in texts.core.scheduler.running:
                 texts.step()
         assert fresh <= sum(passes) <= fresh + 30 + TAIL + PAGE
         (output,) = finish(texts).values()
@@ -225,7 +225,7 @@ def test_cached_prefixes_are_evicted_for_requests(folder: Path) -> None:
     for length in (300, 501, 500, 301):
         texts.submit([request(model, length, "ar")])
         (output,) = finish(texts).values()
-        assert len(texts.engine._prefixes) >= (length - 1) // PAGE
+        assert len(texts.core.prefixes) >= (length - 1) // PAGE
         check_same(output.outputs, alone(model, length))
     check_empty(texts)
 

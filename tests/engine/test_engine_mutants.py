@@ -42,10 +42,10 @@ def play_swapped(model: LLM, mode: str) -> None:
     while len(group.sequences[0].tokens) < 9:
         texts.step()
         assert group.error is None
-    tables = texts.engine._batches[mode].top.cache.pool.tables
-    texts.engine.swap_out(group)
+    tables = texts.core.batches.of_mode[mode].top.cache.pool.tables
+    texts.core.swap_out(group)
     texts.submit([other])
-    texts.engine._waiting.rotate(1)
+    texts.core.scheduler.groups.reverse()
     outputs: dict[Request, RequestOutput] = {}
     moved = False
     while texts.busy:
@@ -53,7 +53,10 @@ def play_swapped(model: LLM, mode: str) -> None:
             assert not isinstance(event, Exception), event
             if isinstance(event, RequestOutput):
                 outputs[one] = event
-        moved |= group in texts.engine._groups and tables[0] not in texts.engine._batches[mode].top.cache.pool.tables
+        moved |= (
+            group in texts.core.scheduler.running
+            and tables[0] not in texts.core.batches.of_mode[mode].top.cache.pool.tables
+        )
     assert moved
     check_same(outputs[both].outputs, alone(model, 150, mode=mode, tokens=LATE))
     check_same(outputs[other].outputs, alone(model, 260, mode=mode))

@@ -35,7 +35,7 @@ def test_first_text_makes_plain_passes_only(deep: Path) -> None:
     plain = passes(llm, "ar", 1)
     for mode in ("auto", "retrieval"):
         llm.reset_prefix_cache()
-        llm.runs.costs = CostModel()  # nothing is known
+        llm.runner.costs = CostModel()  # nothing is known
         below = passes(llm, mode, 1)[len(plain) - 1 :]
         guesses = llm.speculation.speculative_tokens if mode == "retrieval" else 0
         assert below == [1] * guesses + [1 + guesses], "the proposal that gives it, and nothing before it"
@@ -44,16 +44,16 @@ def test_first_text_makes_plain_passes_only(deep: Path) -> None:
 def test_speculation_starts_after_first_tokens(deep: Path) -> None:
     llm = LLM(deep, None, retrieval_budget=BUDGET)
     llm.reset_prefix_cache()
-    llm.runs.costs = CostModel()
+    llm.runner.costs = CostModel()
     first = passes(llm, "auto", 8)
     llm.reset_prefix_cache()
     assert first == passes(llm, "ar", 8)
-    assert not llm.runs.costs.knows("retrieval")
+    assert not llm.runner.costs.knows("retrieval")
 
 
 def test_first_text_profile_is_not_repeated(deep: Path) -> None:
     llm = LLM(deep, None, retrieval_budget=BUDGET)
     llm.reset_prefix_cache()
-    llm.runs.costs = CostModel()
+    llm.runner.costs = CostModel()
     passes(llm, "auto", 80)
-    assert llm.runs.costs.knows("full", "retrieval") and set(llm.runs.costs.layers) == {f"9 {BUDGET} 16"}
+    assert llm.runner.costs.knows("full", "retrieval") and set(llm.runner.costs.layers) == {f"9 {BUDGET} 16"}

@@ -78,7 +78,7 @@ class Schedules(RuleBasedStateMachine):
     def swap_out(self, which: int) -> None:
         one = list(self.running)[which % len(self.running)]
         for group in one.groups:
-            self.texts.engine.swap_out(group)
+            self.texts.core.swap_out(group)
 
     def step(self) -> None:
         for one, event in self.texts.step():
@@ -98,10 +98,10 @@ class Schedules(RuleBasedStateMachine):
 
     @invariant()
     def pages_have_the_owners_they_should(self) -> None:
-        it = self.texts.engine
-        batches = [*it._batches.values(), *([it._reading[1]] if it._reading else [])]
+        it = self.texts.core
+        batches = [*it.batches.of_mode.values(), *([it.prefilling.batch] if it.prefilling else [])]
         held = [page for batch in batches for table in batch.top.cache.pool.tables for page in table]
-        held += it._prefixes._pages.values()
+        held += it.prefixes._pages.values()
         assert it.store.pool.free_pages == it.store.pages - len(set(held))
         assert all(it.store.pool.owners(page) == held.count(page) for page in range(1, it.store.pages + 1))
         for batch in batches:

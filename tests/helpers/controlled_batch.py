@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING
 from tests.helpers.simulated_tiers import plans
+from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES, unlinked
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -34,7 +35,7 @@ def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = M
     """All tiers, their prompts read; without costs nobody steers them yet."""
     sequences = [TokenSequence(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
     batch = SequenceBatch(models, MODES["auto"], SETTING, coupling, sequences, costs=costs)
-    deque(batch.prefill(), maxlen=0)
+    deque(prefill_batch(batch), maxlen=0)
     return batch
 
 

@@ -70,9 +70,9 @@ def finish(texts: Engine) -> dict[Request, RequestOutput]:
 
 
 def check_empty(texts: Engine) -> None:
-    store = texts.engine.store
-    assert not texts.engine.groups and texts.engine.kv_tokens == 0
-    assert store.pool.free_pages + len(texts.engine._prefixes) == store.pages
+    store = texts.core.store
+    assert not texts.core.groups and texts.core.kv_tokens == 0
+    assert store.pool.free_pages + len(texts.core.prefixes) == store.pages
     texts.close()
     assert store.pool.free_pages == store.pages
     assert "streaming" not in vars(store) or sorted(store.streaming._free) == list(range(store.rows))

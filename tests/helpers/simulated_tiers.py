@@ -75,7 +75,7 @@ class SimulatedTiers:
             took = self.cost(tier, tokens) + self.burst * (tier == "draft" and not goes_on)
             spent += took
             if parts:
-                parts[tier].counters.passed(LIVE, took, tokens, one_burst=tier == "draft" and goes_on)
+                parts[tier].counters.record_passes(LIVE, took, tokens, one_burst=tier == "draft" and goes_on)
 
         def propose(level: int) -> int:
             tier, below = plan.tiers[level], plan.tiers[level - 1] if level else ""

@@ -17,7 +17,7 @@ PATIENCE = 60  # seconds; only a test that fails waits for it
 
 
 class Threads:
-    """`exact`: as in Ranks."""
+    """`exact`: as in `TPGroup`."""
 
     def __init__(self, rank: int, brought: list[Any], barrier: threading.Barrier, exact: bool) -> None:
         self.rank, self.count, self.exact = rank, len(brought), exact
@@ -32,18 +32,18 @@ class Threads:
         return torch.stack(self._all("add", x_NX.clone())).sum(0)
 
     def broadcast(self, value: T) -> T:
-        first: T = self._all("agree", value)[0]
+        first: T = self._all("broadcast", value)[0]
         return first
 
-    def all_true(self, well: bool) -> bool:
-        return all(self._all("all_true", well))
+    def all_true(self, value: bool) -> bool:
+        return all(self._all("all_true", value))
 
     def compare(self, number: int, what: str) -> None:
         if len(set(self._all("compare", number))) > 1:
             raise RankError(f"{what} differs")
 
     def barrier(self) -> None:
-        self._all("meet", None)
+        self._all("barrier", None)
 
     def _all(self, what: str, mine: Any) -> list[Any]:
         """What each rank brings. Processes would wait for each other in vain where their calls differ."""

@@ -101,4 +101,4 @@ def test_engine_acceptance_equals_overlap(mode: str) -> None:
     for tier in range(1, len(batch.tiers)):
         assert abs(watched.excess(tier)) < LIMIT
         below = batch.tiers[tier - 1].counters
-        assert below.kept_BN[:, 1:].sum() == torch.cat(watched.kept[tier]).sum()  # what the statistics report
+        assert below.accepted_BN[:, 1:].sum() == torch.cat(watched.kept[tier]).sum()  # what the statistics report

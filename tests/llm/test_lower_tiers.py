@@ -17,6 +17,7 @@ from torch import Tensor
 from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, checkpoints, ids, llm
 from triforce.backends import native_loader
 from triforce.cli import main
+from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES as LADDERS
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -64,7 +65,7 @@ def test_int8_lower_tiers_commit_exact_kv(pair: Path, mode: str) -> None:
         batch = SequenceBatch(
             model.models, LADDERS[how], model.speculation, "seeded", [TokenSequence(ids(300), ask(), seed=11)]
         )
-        for _ in batch.prefill():
+        for _ in prefill_batch(batch):
             pass
         while not batch.done:
             batch.step()

@@ -40,7 +40,7 @@ def test_real_model_first_token_needs_one_prefill(llm: LLM, saved: tuple[list[in
 
     def passes(mode: str) -> list[int]:
         llm.reset_prefix_cache()
-        llm.runs.costs = CostModel()
+        llm.runner.costs = CostModel()
         with counted(llm.target.decoder) as made:
             llm.generate(prompt, SamplingParams(max_tokens=1), mode=mode, load_cache=file)
         return made

@@ -14,6 +14,7 @@ import torch
 
 from triforce.backends import native_loader
 from triforce.backends.token_sampler import make_noise
+from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES, ar
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -52,7 +53,7 @@ def margin(llm: LLM, text: list[int], params: SamplingParams, tokens: Sequence[i
     sequence = TokenSequence(text, params, params.seed or 0)
     batch = SequenceBatch(llm.models, ar, SpeculativeConfig(), "seeded", [sequence])
     batch.top.keeps_logits = True
-    for _ in batch.prefill():
+    for _ in prefill_batch(batch):
         pass
     batch.step()
     assert batch.top.logits_BJV is not None

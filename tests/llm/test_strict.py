@@ -56,8 +56,8 @@ def swapped_out_and_in(llm: LLM, mode: str) -> None:
     while len(first.sequences[0].tokens) < 4:
         texts.step()
     texts.submit([second])
-    texts.engine.swap_out(first.groups[0])
-    assert not first.done and texts.engine.groups[-1].swapped
+    texts.core.swap_out(first.groups[0])
+    assert not first.done and texts.core.groups[-1].swapped
     while texts.busy:
         texts.step()
     assert first.done and second.done

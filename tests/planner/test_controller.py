@@ -79,8 +79,8 @@ def test_controller_overhead_is_shared_among_passes() -> None:
     it, batch = steered(CostModel(), steps=1)
     it.apply(Plan(("draft", "full"), (1,)), batch.prefix, LIVE)
     for _ in range(20):
-        it.by_name["full"].counters.passed(LIVE, 1e-3)
-        it.by_name["draft"].counters.passed(LIVE, 2e-4)
+        it.by_name["full"].counters.record_passes(LIVE, 1e-3)
+        it.by_name["draft"].counters.record_passes(LIVE, 2e-4)
         it.observe([100], 1, 1.6e-3)
     assert it.costs.seconds("full", 1, 1, 100) == pytest.approx(1.2e-3, rel=1e-3)
     assert it.costs.seconds("draft", 1, 1, BURST_KEYS) == pytest.approx(4e-4, rel=1e-3)

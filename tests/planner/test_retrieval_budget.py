@@ -13,6 +13,7 @@ import pytest
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING
 from tests.helpers.simulated_tiers import NoHindsight, SimulatedTiers, simulated_rate, worth
 from tests.planner.test_known_optimum import LONG, MS
+from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES, unlinked
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -42,7 +43,7 @@ EQUAL = simulated((0.05 * MS, 0.9), (0.1 * MS, 0.9), (0.2 * MS, 0.9))
 def batch(*prompts: list[int], setting: RetrievalConfig = OPEN) -> SequenceBatch:
     sequences = [TokenSequence(prompt, SamplingParams(0.8, max_tokens=60), seed=1) for prompt in prompts]
     made = SequenceBatch(MODELS, MODES["auto"], replace(SETTING, retrieval=setting), "seeded", sequences)
-    deque(made.prefill(), maxlen=0)
+    deque(prefill_batch(made), maxlen=0)
     return made
 
 

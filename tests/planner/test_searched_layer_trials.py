@@ -13,6 +13,7 @@ import torch
 
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING, finished
 from triforce import LLM, SamplingParams
+from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -29,7 +30,7 @@ LENGTH = 20_000
 def read(mode: str, findings: Findings | None, prompts: list[list[int]] = PROMPTS) -> SequenceBatch:
     sequences = [TokenSequence(prompt, PARAMS, seed=7, choice=b) for b, prompt in enumerate(prompts)]
     batch = SequenceBatch(MODELS, MODES[mode], OPEN, "seeded", sequences, findings=findings)
-    deque(batch.prefill(), maxlen=0)
+    deque(prefill_batch(batch), maxlen=0)
     return batch
 
 

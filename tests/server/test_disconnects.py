@@ -31,8 +31,8 @@ async def until_idle(worker: Worker) -> None:
 
 def held(worker: Worker) -> int:
     """Pages that rows have."""
-    engine = worker._mirror.texts.engine
-    return engine.store.pages - engine.store.pool.free_pages - len(engine._prefixes)
+    engine = worker._mirror.texts.core
+    return engine.store.pages - engine.store.pool.free_pages - len(engine.prefixes)
 
 
 @pytest.mark.parametrize("after", [0, 1, 6])

@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.lookup import main as benchmark
 from tests.helpers.laws.tiny import MODELS, PROMPTS, V, finished, started
+from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -136,7 +137,7 @@ def test_ngram_proposal_law_is_point_mass(coupling: type) -> None:
 def hybrid(rows: int, coupling: str = "seeded", prompt: list[int] | None = None) -> SequenceBatch:
     sequences = [TokenSequence(prompt or PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
     batch = SequenceBatch(MODELS, MODES["draft-ngram"], SpeculativeConfig(sinks=4, window=24), coupling, sequences)
-    deque(batch.prefill(), maxlen=0)
+    deque(prefill_batch(batch), maxlen=0)
     return batch
 
 
@@ -157,7 +158,7 @@ def test_ngram_and_draft_are_counted_apart(coupling: str) -> None:
     assert [tier.name for tier in batch.tiers] == names
     for counters in (draft, above):
         assert 0 < counters.accepted_B.sum() < counters.proposed_B.sum()
-    assert (draft.kept_BN.sum(1) + above.kept_BN.sum(1) == middle.passes_B).all()  # each guess is one tier's
+    assert (draft.accepted_BN.sum(1) + above.accepted_BN.sum(1) == middle.passes_B).all()  # each guess is one tier's
     assert {origin for sequence in batch.sequences for origin in sequence.origins} == set(names)
 
 
@@ -219,9 +220,9 @@ def test_ngram_retires_behind_better_draft_and_returns() -> None:
         return not draft.asked
 
     assert [guesses(kept=0) for _ in range(4)] == [True, True, True, False]  # eight tokens are not enough any more
-    assert draft.counters.refused_B[0] == 1  # the fourth was the draft's, and refused
+    assert draft.counters.rejected_B[0] == 1  # the fourth was the draft's, and refused
     assert [guesses(kept=2) for _ in range(3)] == [True] * 3
-    assert it.counters.refused_B[0] == 3 and it.counters.accepted_B[0] == 6
+    assert it.counters.rejected_B[0] == 3 and it.counters.accepted_B[0] == 6
 
 
 def test_ngram_benchmark_script_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from triforce.llm import LLM
 from triforce.ragged import ints
 from triforce.sampling import Constraint
 from triforce.structured_output import json_numbers
-from triforce.structured_output.json_numbers import MOST_CHARACTERS, Place
+from triforce.structured_output.json_numbers import MOST_CHARACTERS, JsonState
 
 TOOL = 'start: "call " arguments\narguments: %json {"type": "array", "items": {"type": "number"}, "maxItems": 1}'
 
@@ -79,7 +79,9 @@ def test_json_number_mask_depends_on_text_only(llm: LLM) -> None:
 @pytest.mark.parametrize("tokens", [1, 2, 7, 100])
 def test_json_number_position_independent_of_tokens(tokens: int) -> None:
     text = json.dumps({'a"\\': [-12.5e-7, '1\\"2', 123]}).encode()[:-2]
-    place = Place()
+    place = JsonState()
     for i in range(0, len(text), tokens):
         place = place.after(text[i : i + tokens])
-    assert place == Place(quoted=False, escaped=False, length=3) and len("-1.7976931348623157e+308") < MOST_CHARACTERS
+    assert (
+        place == JsonState(quoted=False, escaped=False, length=3) and len("-1.7976931348623157e+308") < MOST_CHARACTERS
+    )

@@ -17,7 +17,7 @@ from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
 from triforce.ragged import ints
 from triforce.sampling import Constraint
-from triforce.structured_output.compiler import Grammars
+from triforce.structured_output.compiler import GrammarCompiler
 
 Schema = dict[str, Any]
 few = settings(
@@ -144,7 +144,7 @@ def test_matcher_special_tokens_are_masked_and_added_allowed() -> None:
     tokenizer = ours(hf)
     mark, call = (hf.convert_tokens_to_ids(name) for name in ("<|eot_id|>", "<tool_call>"))
     assert tokenizer.special_ids >= {mark, *tokenizer.eos_ids} and call not in tokenizer.special_ids
-    grammars = Grammars(tokenizer)
+    grammars = GrammarCompiler(tokenizer)
     free = grammars.follow(Grammar.regex("(?s:.*)"))
     tagged = grammars.follow(Grammar.lark('start: "<tool_call>" /[0-9]+/'))
     (allowed,) = free.allowed(ints([]), ints([]))

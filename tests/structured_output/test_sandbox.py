@@ -1,4 +1,4 @@
-"""Grammars that hurt are refused in bounded time, and the process that reads them lives on."""
+"""GrammarCompiler that hurt are refused in bounded time, and the process that reads them lives on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triforce.interface.grammar import MOST_CHARACTERS, Grammar
 from triforce.llm import LLM
 from triforce.ragged import ints
 from triforce.structured_output import sandbox
-from triforce.structured_output.compiler import Grammars
+from triforce.structured_output.compiler import GrammarCompiler
 
 
 def chain(link: str, count: int) -> str:
@@ -111,7 +111,7 @@ def test_sandbox_parser_limit_ends_text_and_reports(llm: LLM) -> None:
 
 def test_sandbox_grammar_is_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert llm.tokenizer
-    grammars, compiled = Grammars(llm.tokenizer), []
+    grammars, compiled = GrammarCompiler(llm.tokenizer), []
     monkeypatch.setattr(sandbox, "compiled", lambda *asked: compiled.append(asked[1:]) or plain(*asked))
     for pattern in ("ab?", "b", "ab?"):
         grammars.follow(Grammar.regex(pattern))

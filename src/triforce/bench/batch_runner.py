@@ -29,10 +29,10 @@ def together(
     requests = [
         llm.request(prompt, replace(params, seed=(params.seed or 0) + n), mode) for n, prompt in enumerate(prompts)
     ]
-    whole = Request(prompts[0], [request.completions[0] for request in requests], mode, llm.coupling)
+    whole = Request(prompts[0], [request.streams[0] for request in requests], mode, llm.coupling)
     texts = llm.open(len(prompts), sum(len(prompt) + params.max_tokens for prompt in prompts))
     try:
-        texts.submit([whole], earlier=earlier)
+        texts.submit([whole], saved=earlier)
         return texts.finish(whole)
     finally:
         texts.close()
@@ -59,7 +59,7 @@ class Prompts:
             short = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
             (first,) = self.llm.generate([prompt], short, mode="ar", save_cache=kv, on_prefill=self.on_prefill())
             about.write_text(json.dumps([key, (len(prompt) - 1) / first.prefill_seconds]), encoding="utf-8")
-        pool = self.llm.open(1, 1).engine.store.pool
+        pool = self.llm.open(1, 1).core.store.pool
         maker = CacheFingerprint(
             self.llm.target.fingerprint, dispatch.identity(self.llm.models.target.model, pool.memory)
         )

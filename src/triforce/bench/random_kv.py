@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -40,7 +41,7 @@ def read(
     )
     if memory is None:
         fill(batch.top.cache.pool, context - PAGE)  # the other rows' is copied from there
-    for _ in batch.prefill():
+    for _ in prefill_batch(batch):
         pass
     return batch
 

@@ -52,7 +52,7 @@ def _start(
     with (folder / f"rank-{rank}").open("wb") as said:
         if rank:
             options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
-        return spawn.start(run, arguments, spawn.introduce(rank, count, folder), lifeline, **options)
+        return spawn.start(run, arguments, spawn.rank_environment(rank, count, folder), lifeline, **options)
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:

@@ -1,1 +1,1 @@
-"""Processes that share a model by tensor parallelism."""
+"""Tensor parallelism: processes that share a model."""

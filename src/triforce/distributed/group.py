@@ -1,7 +1,7 @@
-"""Processes that share one model: each of these *ranks* has some heads, and some outputs of every other matrix.
+"""TPGroup: ranks that share one model by tensor parallelism. Each has some heads, and some outputs of every matrix.
 
-All of them run the same program on the same text, so that what is decided (tokens, counts, pages) is decided on each of
-them alike. What they tell each other are activations, and what only one of them can know: see `processes`.
+All ranks run the same program on the same text, so that each decides alike (tokens, counts, pages). They exchange
+activations, and what only one of them can know: see `torch_group`.
 
 Shape suffixes: N rows, X features of all ranks.
 """
@@ -17,40 +17,41 @@ T = TypeVar("T")
 
 
 class TPGroup(Protocol):
-    """The processes, seen from one of them. Whatever is lost or late is a RankError, on each of them."""
+    """All ranks as one of them sees them. A rank that is lost or late is a RankError on each of the others."""
 
     @property
     def rank(self) -> int:
-        """Which of them this is. Rank 0 speaks for all."""
+        """Index of this rank. Rank 0 speaks for all."""
 
     @property
-    def count(self) -> int: ...
+    def count(self) -> int:
+        """Number of ranks."""
 
     @property
     def exact(self) -> bool:
-        """Whether each output is summed up on one rank, as in one process. Else sums of ranks are added up."""
+        """Whether each output is summed up on one rank, as in one process. Otherwise sums of ranks are added up."""
 
     def gather(self, some_NX: Tensor, width: int) -> Tensor:
-        """The features of all ranks side by side, (N, width); each brings those of its `span`."""
+        """Return the features of all ranks side by side, (N, width); each brings those of its `span`."""
 
     def add(self, x_NX: Tensor) -> Tensor:
-        """The sum over all ranks, the same bits on each."""
+        """Return the sum over all ranks, the same bits on each."""
 
     def broadcast(self, value: T) -> T:
-        """What rank 0 passes in. It may take its time: nobody loses patience."""
+        """Return the value of rank 0, which may take any time to bring it."""
 
-    def all_true(self, well: bool) -> bool:
-        """Whether all ranks say so. Each may take its time."""
+    def all_true(self, value: bool) -> bool:
+        """Whether the value of every rank is true. Each may take any time to bring it."""
 
     def compare(self, number: int, what: str) -> None:
-        """Raise RankError on each rank, saying `what` differs, unless all of them bring the same number (32 bits)."""
+        """Raise RankError on each rank, saying that `what` differs, unless all bring the same number (32 bits)."""
 
     def barrier(self) -> None:
-        """Wait until all are here, however long they took to load."""
+        """Wait until all ranks are here, however long they take to load."""
 
 
 class SingleProcess:
-    """One process. It never waits, and agrees with itself."""
+    """A group of one process, which never waits."""
 
     rank, count, exact = 0, 1, True
 
@@ -63,8 +64,8 @@ class SingleProcess:
     def broadcast(self, value: T) -> T:
         return value
 
-    def all_true(self, well: bool) -> bool:
-        return well
+    def all_true(self, value: bool) -> bool:
+        return value
 
     def compare(self, number: int, what: str) -> None:
         pass
@@ -77,10 +78,10 @@ ALONE = SingleProcess()
 
 
 def span(size: int, ranks: TPGroup) -> slice:
-    """Which of `size` outputs are this rank's; the parts differ by one at most."""
+    """Return which of `size` outputs are this rank's; the parts differ by one at most."""
     return slice(*(size * r // ranks.count for r in (ranks.rank, ranks.rank + 1)))
 
 
 def spans(size: int, count: int) -> list[int]:
-    """How many outputs each rank has."""
+    """Return how many of `size` outputs each rank has."""
     return [size * (r + 1) // count - size * r // count for r in range(count)]

@@ -1,6 +1,6 @@
-"""Ranks as processes of one machine: how one starts others, and none of them outlives who started it.
+"""Spawn ranks as processes of one machine, none of which outlives the process that started it.
 
-Imports nothing heavy: whoever starts ranks need not be one.
+This imports nothing heavy, as the process that starts ranks need not be one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from triforce.distributed.torch_group import TorchGroup
 
 MEETING, LIFELINE = "TRIFORCE_MEETING", "TRIFORCE_LIFELINE"
-"""Variables of ranks: where they meet, and what is closed when whoever started them has died."""
+"""Environment variables of ranks: where they meet, and a pipe that closes when the process that started them dies."""
 
 
-def introduce(rank: int, count: int, folder: Path) -> dict[str, str]:
-    """The variables of one of `count` ranks of this machine, who meet in a folder."""
+def rank_environment(rank: int, count: int, folder: Path) -> dict[str, str]:
+    """Return the environment variables of one of `count` ranks of this machine, which meet in a folder."""
     return {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count),
         MEETING: f"file://{folder / 'meeting'}", "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
@@ -33,7 +33,7 @@ def introduce(rank: int, count: int, folder: Path) -> dict[str, str]:
 def start(
     run: str, arguments: Sequence[str], variables: dict[str, str], lifeline: int, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """A process that runs a line of Python, with the same modules as here; `lifeline` is the end of a pipe to read."""
+    """Start a process that runs a line of Python, with the modules of this one. lifeline: the end of a pipe to read."""
     # As multiprocessing does, which would import the main module again: the same modules, whatever the folder.
     code = f"import sys; sys.path[:] = {sys.path!r}; {run}"
     environment = os.environ | variables | {LIFELINE: str(lifeline)}
@@ -41,7 +41,7 @@ def start(
 
 
 def own_device(device: str, local: int) -> str:
-    """Of a device that all ranks were told of, the one of this rank. Raises RequestError."""
+    """Return the device of this rank, of a kind that all ranks were given. Raises RequestError."""
     import torch
 
     if not (device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())):
@@ -53,7 +53,7 @@ def own_device(device: str, local: int) -> str:
 
 
 def join(count: int, device: str, exact: bool) -> TorchGroup:
-    """Be the rank that the variables say, of so many. `device`: its own. Raises RankError."""
+    """Join the group as the rank that the environment says, of so many. device: its own. Raises RankError."""
     from triforce.distributed.torch_group import TorchGroup
 
     if lifeline := os.environ.pop(LIFELINE, ""):
@@ -64,7 +64,7 @@ def join(count: int, device: str, exact: bool) -> TorchGroup:
 
 
 def _end_with(lifeline: int) -> None:
-    """Whoever started this rank holds the other end: without it nobody would end a rank that waits for ever."""
+    """End this process when the other end of the pipe closes: a rank that waits for ever would stay otherwise."""
     os.read(lifeline, 1)
     sys.stderr.flush()
     os._exit(1)

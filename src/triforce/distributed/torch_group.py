@@ -1,7 +1,7 @@
-"""Ranks that are processes, by torch.distributed: gloo between CPUs, NCCL between GPUs.
+"""TorchGroup: ranks that are processes, by torch.distributed. gloo between CPUs, NCCL between GPUs.
 
-Two groups, because there are two reasons to wait. In the middle of a pass a rank waits for others that compute the same
-as it does: who is late there is lost. Between two passes rank 0 may wait for people, and the others for it.
+There are two groups, as there are two reasons to wait. In a forward pass all ranks compute the same: one that does not
+answer within `PATIENCE` is treated as failed. Between two passes rank 0 may wait for people, and the others for it.
 
 Shape suffixes as in group.py.
 """
@@ -24,19 +24,22 @@ from triforce.errors import RankError
 T = TypeVar("T")
 
 PATIENCE = 30.0
-"""Seconds that a rank waits for another one in the middle of a pass. One that has died is missed at once."""
+"""Seconds that a rank waits for another one in a forward pass. One that has died is noticed at once."""
 
 FOREVER = timedelta(days=365)
 
 NOTE, LENGTH = 1024, 8
-"""Bytes of what rank 0 says, most times, and of the number in front that says how long it is."""
+"""Bytes of a broadcast in one message, and of the length in front of it."""
 
 # The older name warns where there is the newer one.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class TorchGroup:
-    """Joins the others at `meeting`, a URL as init_process_group takes it. `exact`: see Ranks. Raises RankError."""
+    """A rank of a torch.distributed group. meeting: a URL as init_process_group takes it. exact: see `TPGroup`.
+
+    Raises RankError where the others do not come, here and in every call.
+    """
 
     def __init__(
         self, rank: int, count: int, meeting: str, cuda: bool, exact: bool = True, patience: float = PATIENCE
@@ -71,8 +74,8 @@ class TorchGroup:
     def broadcast(self, value: T) -> T:
         note_B = torch.zeros(NOTE, dtype=torch.uint8)
         if self.rank:
-            heard: T = self._hear(note_B)
-            return heard
+            received: T = self._receive(note_B)
+            return received
         data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         note_B[:LENGTH] = torch.tensor([len(data)]).view(torch.uint8)
         note_B[LENGTH : LENGTH + len(data)] = data[: NOTE - LENGTH]
@@ -81,7 +84,7 @@ class TorchGroup:
                 self._try(work.wait)
         return value
 
-    def _hear(self, note_B: Tensor) -> Any:
+    def _receive(self, note_B: Tensor) -> Any:
         self._try(dist.recv, note_B, 0)
         length = int(note_B[:LENGTH].view(torch.int64))
         data = note_B[LENGTH : LENGTH + length]
@@ -90,10 +93,10 @@ class TorchGroup:
             self._try(dist.recv, data, 0)
         return pickle.loads(data.numpy().tobytes())
 
-    def all_true(self, well: bool) -> bool:
-        well_1 = torch.tensor([int(well)])
-        self._try(dist.all_reduce, well_1, dist.ReduceOp.MIN)
-        return bool(well_1)
+    def all_true(self, value: bool) -> bool:
+        value_1 = torch.tensor([int(value)])
+        self._try(dist.all_reduce, value_1, dist.ReduceOp.MIN)
+        return bool(value_1)
 
     def compare(self, number: int, what: str) -> None:
         numbers_R1 = torch.empty(self.count, 1, dtype=torch.int64)
@@ -107,7 +110,7 @@ class TorchGroup:
             )
 
     def _exchange(self, all_RB: Tensor, mine_B: Tensor) -> None:
-        """What gloo's own all-gather does in four times as long: it hands each call to another thread."""
+        """Gather in a quarter of the time of gloo's own all-gather, which hands each call to another thread."""
         all_RB[self.rank] = mine_B
         others = [rank for rank in range(self.count) if rank != self.rank]
         works: list[Any] = [dist.irecv(all_RB[rank], rank, group=self._soon) for rank in others]
@@ -119,11 +122,11 @@ class TorchGroup:
         self._try(dist.barrier)
 
     def leave(self) -> None:
-        """The last thing to do; those who still wait for this rank hear that it is gone."""
+        """Leave the group, as the last thing to do: ranks that still wait for this one get an error."""
         dist.destroy_process_group()
 
     def _try(self, call: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-        """What torch.distributed says of a rank that is lost."""
+        """Call torch.distributed, and raise RankError where it says that a rank is lost."""
         try:
             return call(*arguments, **more)
         except RuntimeError as error:

@@ -1,1 +1,1 @@
-"""Many sequences at a time: admission, prefill, decoding steps, and the text that comes of them."""
+"""Engine: admission, prefill and decoding of many sequences at a time, and the text that comes of them."""

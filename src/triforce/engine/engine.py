@@ -1,4 +1,4 @@
-"""Many requests at a time on one engine: what a request is, and the pieces of text that come of it."""
+"""Engine: many requests at a time on one `EngineCore`, and the pieces of text that come of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from triforce.kvcache import FullView
 from triforce.kvcache.prompt_file import SavedCache
 
 Event = OutputChunk | RequestOutput | Exception
-"""Pieces of the texts of a request as they are ready, and at the end the whole, or what went wrong."""
+"""Pieces of the texts of a request as they are ready, and at the end the whole output, or an error."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,23 +23,27 @@ class Request:
     """One prompt on its way to its outputs, in a mode."""
 
     prompt: list[int]
-    completions: list[OutputStream]
+    streams: list[OutputStream]
+    """One for each of the `n` completions."""
     mode: str
     coupling: str
     kv: KVMemoryUsage = field(default_factory=KVMemoryUsage)
     groups: list[SequenceGroup] = field(default_factory=list)
-    """Its jobs: as many together as there are rows."""
+    """Its sequences: as many together as there are rows."""
 
     @property
     def sequences(self) -> list[TokenSequence]:
-        return [completion.sequence for completion in self.completions]
+        """The sequence of each completion."""
+        return [stream.sequence for stream in self.streams]
 
     @property
     def done(self) -> bool:
+        """Whether every sequence is finished."""
         return all(sequence.finish for sequence in self.sequences)
 
     @property
     def error(self) -> Exception | None:
+        """Reason why it ended before its time."""
         return next((group.error for group in self.groups if group.error), None)
 
     @property
@@ -48,82 +52,83 @@ class Request:
         return self.groups[0].started if self.groups else None
 
     def output(self) -> RequestOutput:
-        """The whole answer, once it is done."""
+        """Return the whole answer of a request that is done."""
         first = self.sequences[0]
         return RequestOutput(
             prompt_token_ids=self.prompt,
             prompt_logprobs=first.prompt_logprobs if first.params.prompt_logprobs is not None else None,
-            outputs=[completion.output() for completion in self.completions],
+            outputs=[stream.output() for stream in self.streams],
             mode=self.mode,
             coupling=self.coupling,
             exactness="bitwise" if all(sequence.bitwise for sequence in self.sequences) else "distribution",
-            prefill_seconds=sum(max(sequence.prefill_seconds for sequence in group.sequences) for group in self.groups),
-            decode_seconds=sum(max(sequence.decode_seconds for sequence in group.sequences) for group in self.groups),
+            prefill_seconds=sum(max(each.prefill_seconds for each in group.sequences) for group in self.groups),
+            decode_seconds=sum(max(each.decode_seconds for each in group.sequences) for group in self.groups),
             kv=self.kv,
             cached_tokens=self.groups[0].cached,
         )
 
 
 class Engine:
-    """Requests come by `submit` and go by `cancel` or when they are done; `step` makes their texts a little longer."""
+    """Requests on an engine core: `submit` them, then `step` until they are done; `cancel` ends one before."""
 
-    def __init__(self, engine: EngineCore) -> None:
-        self.engine = engine
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
         self._requests: list[Request] = []
-        self._of: dict[TokenSequence, tuple[Request, OutputStream]] = {}
+        self._streams: dict[TokenSequence, tuple[Request, OutputStream]] = {}
 
     def submit(
         self,
         requests: Sequence[Request],
         memory: FullView | None = None,
-        earlier: SavedCache | None = None,
+        saved: SavedCache | None = None,
         on_prefill: OnPrefill | None = None,
         on_read: Callable[[FullView], None] | None = None,
     ) -> None:
         """Queue requests, all or none. Raises CacheError where one can never fit.
 
-        `on_prefill` is told of all prompts together, `on_read` of the first. For the others see `SequenceGroup`.
+        on_prefill: gets the progress of all prompts together. on_read: gets the view of the first. The others are those
+        of `SequenceGroup`.
         """
-        most = self.engine.store.rows
+        rows = self.core.store.rows
         for request in requests:
-            request.groups = [SequenceGroup(sequences, request.mode) for sequences in _parts(request.sequences, most)]
+            request.groups = [SequenceGroup(part, request.mode) for part in _parts(request.sequences, rows)]
         groups = [group for request in requests for group in request.groups]
-        for group, told in zip(groups, _shares(groups, on_prefill), strict=True):
-            group.memory, group.earlier, group.on_prefill = memory, earlier, told
+        for group, report in zip(groups, _reports(groups, on_prefill), strict=True):
+            group.memory, group.saved, group.on_prefill = memory, saved, report
         groups[0].on_read = on_read
-        self.engine.submit(groups)
+        self.core.submit(groups)
         for request in requests:
-            self._of |= {completion.sequence: (request, completion) for completion in request.completions}
+            self._streams |= {stream.sequence: (request, stream) for stream in request.streams}
         self._requests += requests
 
     def cancel(self, request: Request) -> None:
-        """Nobody waits any more: the KV goes at once. Harmless when it is done."""
+        """Stop a request, and give its KV back at once. Harmless when it is done."""
         if request in self._requests:
             self._requests.remove(request)
             for group in request.groups:
-                self.engine.cancel(group)
+                self.core.cancel(group)
             for sequence in request.sequences:
-                del self._of[sequence]
+                del self._streams[sequence]
 
     def step(self) -> list[tuple[Request, Event]]:
-        """Make all texts a little longer. Returns what has come of each request: last its output, or an error."""
+        """Make all texts a little longer. Returns what came of each request: last its output, or an error."""
         events: list[tuple[Request, Event]] = []
-        for sequence, count in self.engine.step():
-            if sequence in self._of:  # else its request has failed in this step
-                request, completion = self._of[sequence]
+        for sequence, count in self.core.step():
+            if sequence in self._streams:  # else its request has failed in this step
+                request, stream = self._streams[sequence]
                 try:
-                    events.append((request, completion.take(count, self.engine.finish)))
+                    events.append((request, stream.take(count, self.core.finish)))
                 except RequestError as error:  # this text cannot go on, the others can
                     self.cancel(request)
                     events.append((request, error))
         for request in [request for request in self._requests if request.error or request.done]:
             self.cancel(request)
-            request.kv = self.engine.store.kv
+            request.kv = self.core.store.kv
             events.append((request, request.error or request.output()))
         return events
 
     def finish(self, request: Request) -> RequestOutput:
-        """Steps until a request is done, whatever else is. Raises what ended it."""
+        """Step until a request is done, and return its output. Raises what ended it."""
         while self.busy:
             for one, event in self.step():
                 if one is request and isinstance(event, Exception):
@@ -134,31 +139,32 @@ class Engine:
 
     @property
     def busy(self) -> bool:
+        """Whether there are requests that are not done."""
         return bool(self._requests)
 
     def close(self) -> None:
-        """Cancel all there are."""
+        """Cancel all requests."""
         self._requests.clear()
-        self._of.clear()
-        self.engine.close()
+        self._streams.clear()
+        self.core.close()
 
 
-def _parts(sequences: list[TokenSequence], most: int) -> list[list[TokenSequence]]:
-    return [sequences[first : first + most] for first in range(0, len(sequences), most)]
+def _parts(sequences: list[TokenSequence], rows: int) -> list[list[TokenSequence]]:
+    return [sequences[first : first + rows] for first in range(0, len(sequences), rows)]
 
 
-def _shares(groups: Sequence[SequenceGroup], on_prefill: OnPrefill | None) -> list[OnPrefill | None]:
-    """For each group what tells `on_prefill` of all of them together."""
+def _reports(groups: Sequence[SequenceGroup], on_prefill: OnPrefill | None) -> list[OnPrefill | None]:
+    """Return for each group a callback that hands `on_prefill` the progress of all groups together."""
     if on_prefill is None:
         return [None] * len(groups)
     sizes = [sum(len(sequence.prompt) - 1 for sequence in group.sequences) for group in groups]
     seen = [0] * len(groups)
 
-    def share(i: int) -> OnPrefill:
-        def told(tokens: int, total: int) -> None:
+    def report_of(i: int) -> OnPrefill:
+        def report(tokens: int, total: int) -> None:
             seen[i] = tokens
             on_prefill(sum(seen), sum(sizes))
 
-        return told
+        return report
 
-    return [share(i) for i in range(len(groups))]
+    return [report_of(i) for i in range(len(groups))]

@@ -1,28 +1,25 @@
-"""Many texts at a time: they wait, are read, are decoded together, and leave. Knows tokens, not text.
+"""EngineCore: prefills groups, decodes sequences together, lets them leave. It knows tokens, not text.
 
-Rows of a mode are one batch, and all batches have their KV in one store. Groups are admitted in the order in which they
-came, once the store has the pages for all that they may become, and none is overtaken. Where turns are limited, one
-that has had its turn is put aside for those who wait, and waits again behind them.
+Sequences of a mode are one batch, and all batches have their KV in one store. The `Scheduler` decides which group is
+prefilled next, and which is swapped out; a `PrefillPacer`, how many tokens of a prompt are read between two steps.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
 from triforce.engine.modes import MODES
 from triforce.engine.prefill_pacer import LEAST, LEAST_ON_GPU, MAX_ITL, PrefillPacer
+from triforce.engine.running_batches import RunningBatches
+from triforce.engine.scheduler import Scheduler
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import SequenceGroup, Status
-from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.engine.tier_builder import ModelSet, SharedKV
+from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError, RankError
-from triforce.kvcache.pool import pages_for
 from triforce.kvcache.prefix_cache import PrefixCache
-from triforce.kvcache.views.full import TAIL
 from triforce.planner import CostModel, Findings
 
 
@@ -33,102 +30,171 @@ class StepOutput(NamedTuple):
     tokens: int
 
 
-class EngineCore:
-    """`store` bounds rows and pages. `costs` is what is known of passes and of layers to search; it is added to.
+class PrefillTask(NamedTuple):
+    """A group on its way to its first tokens. passes: yields tokens seen, and tokens in all, after each pass."""
 
-    `turn`: steps after which a group makes room for those who wait; None: it never does. `max_itl`: seconds between two
+    group: SequenceGroup
+    batch: SequenceBatch
+    passes: Iterator[tuple[int, int]]
+
+
+class EngineCore:
+    """Runs the models for groups of sequences: `submit` them, then `step` until they are finished.
+
+    store: the KV, which bounds rows and pages. costs: what is known of passes and of layers to search; it is added to.
+    turn: steps after which a group makes room for those that wait; None: it never does. max_itl: seconds between two
     steps, at most, where prompts are read between them.
     """
 
     def __init__(
         self,
-        models: ModelSet,
-        speculation: SpeculativeConfig,
-        coupling: str,
         store: SharedKV,
+        coupling: str,
         costs: CostModel,
         turn: int | None = None,
         max_itl: float = MAX_ITL,
     ) -> None:
-        self.store, self._turn = store, turn
-        self._models, self._speculation, self._coupling, self._costs = models, speculation, coupling, costs
-        self._waiting: deque[SequenceGroup] = deque()
-        self._reading: tuple[SequenceGroup, SequenceBatch, Iterator[tuple[int, int]]] | None = None
-        least = LEAST if models.target.device.type == "cpu" else LEAST_ON_GPU
-        self._pacer = PrefillPacer(max_itl, models.target.ranks, least, strict=speculation.strict)
-        self._groups: list[SequenceGroup] = []
-        """Those that are being decoded, in the batches of their modes."""
-        self._batches: dict[str, SequenceBatch] = {}
-        self._prefixes = PrefixCache(store.pool, store.whole)
+        self.store, self._coupling, self._costs = store, coupling, costs
+        self._target = store.models.target
+        least = LEAST if self._target.device.type == "cpu" else LEAST_ON_GPU
+        self._pacer = PrefillPacer(max_itl, self._target.ranks, least, strict=store.speculation.strict)
+        self.prefixes = PrefixCache(store.pool, store.whole)
+        self.scheduler = Scheduler(store, self.prefixes, turn)
+        self.batches = RunningBatches(store, self.prefixes, costs)
+        self.prefilling: PrefillTask | None = None
 
     def submit(self, groups: Sequence[SequenceGroup]) -> None:
-        """Let groups wait for their turns. Raises CacheError, and takes none, if one's would never come."""
-        for group in groups:
-            texts, pages = len(group.left), self._pages(group)
-            if texts > self.store.rows or pages > self.store.pages:
-                raise CacheError(
-                    f"it takes {texts} of {self.store.rows} rows and {pages} of {self.store.pages} pages of KV. "
-                    "Use a shorter prompt or a smaller max_tokens"
-                )
-        self._waiting.extend(groups)
+        """Let groups wait for their turns. Raises CacheError, and takes none, if the turn of one would never come."""
+        self.scheduler.add(groups)
 
     def cancel(self, group: SequenceGroup) -> None:
-        """Nobody wants it any more: what it holds is given back. Harmless when it is done."""
-        match group.status:
-            case Status.WAITING | Status.SWAPPED if group in self._waiting:
-                self._waiting.remove(group)
-                group.swapped = None
-            case Status.PREFILLING:
-                self._stop_reading()
-            case Status.RUNNING:
-                self._groups.remove(group)
-                self._drop(group.mode, group.sequences)
-        group.status = Status.FINISHED
+        """Stop a group, and give back what it holds. Harmless when it is finished."""
+        if group.status is Status.PREFILLING:
+            self._stop_prefill()
+        elif group.status is Status.RUNNING:
+            self.batches.drop(group.mode, group.sequences)
+        self.scheduler.remove(group)
 
     def swap_out(self, group: SequenceGroup) -> None:
-        """Copy what it holds to host memory, and let it wait again behind all others. Only one that is decoded can be.
+        """Copy what a running group holds to host memory, and let it wait again behind all others.
 
         Its text will be the same. A group that goes on with a memory of its owner's keeps it.
         """
         if group.status is Status.RUNNING and not group.memory:
-            group.swapped = [self._batches[group.mode].swap_out(sequence) for sequence in group.left]
-            self._groups.remove(group)
-            self._drop(group.mode, group.sequences)
-            self._waiting.append(group)
-            group.status = Status.SWAPPED
+            group.swapped = self.batches.swap_out(group.mode, group.unfinished)
+            self.scheduler.requeue(group)
 
     def close(self) -> None:
-        """Cancel all there are, and forget what was read."""
+        """Cancel all groups, and forget what was read."""
         while self.groups:
             self.cancel(self.groups[-1])
-        self._prefixes.clear()
+        self.prefixes.clear()
 
     @property
     def groups(self) -> list[SequenceGroup]:
-        """All that are not done, in the order in which they came."""
-        return [*self._groups, *([self._reading[0]] if self._reading else []), *self._waiting]
+        """All groups that are not finished, in the order in which they came."""
+        return list(self.scheduler.groups)
 
     @property
     def kv_tokens(self) -> int:
         """Tokens whose K and V are held for rows."""
-        batches = [*self._batches.values(), *([self._reading[1]] if self._reading else [])]
+        batches = [*self.batches.of_mode.values(), *([self.prefilling.batch] if self.prefilling else [])]
         return sum(int(batch.top.cache.lengths_B.sum()) for batch in batches)
 
     def step(self) -> list[StepOutput]:
-        """Read some of the prompts, and make one proposal for each row. Returns what each sequence took of it.
+        """Read some of the prompts, then make one proposal for each row. Returns what each sequence took of it.
 
-        One that has reached its end has left. What fails has its `error`, and no others; but what breaks a pass of
-        several ranks is raised.
+        Sequences at their ends have left. A group that fails has its `error`, and no other group does; but what breaks
+        a pass of several ranks is raised.
         """
-        self._pacer.begin(running=bool(self._batches))
+        self._pacer.begin(running=bool(self.batches.of_mode))
         while self._admit():
-            self._read()
+            self._prefill_once()
             if not self._pacer.more():
                 break
         self._make_way()
+        return self._decode()
+
+    def finish(self, sequence: TokenSequence, surplus: int) -> None:
+        """End a sequence before its last `surplus` tokens, as a stop string ends there. It may have left already."""
+        sequence.cut(surplus)
+        for mode, batch in list(self.batches.of_mode.items()):
+            if sequence in batch.sequences:
+                self._leave(mode, [sequence])
+
+    def _admit(self) -> bool:
+        """Begin with the next group, if it fits and no other is being prefilled. Returns whether there is one now."""
+        while self.prefilling is None and (admitted := self.scheduler.admit()):
+            group, pages = admitted
+            self._begin(group, pages)
+            self.store.pool.disown(pages)
+        return self.prefilling is not None
+
+    def _make_way(self) -> None:
+        """Swap out a group that has had its turn, if others wait for room."""
+        if self.scheduler.turn is not None and not self._admit() and (group := self.scheduler.to_swap_out()):
+            self.swap_out(group)
+
+    def _begin(self, group: SequenceGroup, pages: list[int]) -> None:
+        """Make the batch of a group, on all ranks or on none. pages: of its prompt's beginning."""
+        group.started, group.steps = group.started or perf_counter(), 0
+        batch = None
+        try:
+            batch = self._batch(group, pages)
+        except RankError:
+            raise
+        except Exception as error:
+            group.fail(error)
+        if self._target.ranks.all_true(batch is not None) and batch:
+            self.prefilling = PrefillTask(group, batch, group.prefill(batch, self._pacer.grant))
+            group.status = Status.PREFILLING
+            return
+        self.scheduler.remove(group)
+        if batch:
+            batch.keep([])
+            group.error = CacheError(
+                "one of the processes that share the model has no room for its KV; see --kv-offload and --max-num-seqs"
+            )
+
+    def _batch(self, group: SequenceGroup, pages: list[int]) -> SequenceBatch:
+        store, costs = self.store, self._costs if group.mode == "auto" else None
+        how = store.models, MODES[group.mode], store.speculation, self._coupling
+        return SequenceBatch(*how, group.unfinished, group.memory, costs, self._findings, store, pages)
+
+    @property
+    def _findings(self) -> Findings | None:
+        """Known layers to search, if any may be; under couplings other than `seeded`, texts must not share them."""
+        if self.store.speculation.retrieval.searched_layers is not None:
+            return None
+        return self._costs.layers if self._coupling == "seeded" else {}
+
+    def _prefill_once(self) -> None:
+        """Make one pass over the prompts of the group that is being prefilled."""
+        assert self.prefilling
+        group, batch, passes = self.prefilling
+        try:
+            progress = next(passes, None)
+            self._pacer.passed()
+            if progress and group.on_prefill:
+                group.on_prefill(*progress)
+        except Exception as error:
+            self._raise_if_shared(error)
+            group.fail(error)
+            return self.cancel(group)
+        if not progress:
+            self.prefilling, group.swapped, group.status = None, None, Status.RUNNING
+            self.batches.join(group, batch)
+
+    def _stop_prefill(self) -> None:
+        assert self.prefilling
+        self.prefilling.batch.keep([])
+        self.prefilling = None
+
+    def _decode(self) -> list[StepOutput]:
+        """One step of each batch. Returns what each sequence took of it."""
         outputs: list[StepOutput] = []
         seconds = 0.0
-        for mode, batch in list(self._batches.items()):
+        for mode, batch in list(self.batches.of_mode.items()):
             started = perf_counter()
             try:
                 taken = batch.step()
@@ -136,160 +202,28 @@ class EngineCore:
                 self._fail(mode, error)
                 continue
             seconds += perf_counter() - started
-            outputs += [
-                StepOutput(sequence, count) for sequence, count in zip(batch.sequences, taken, strict=True) if count
-            ]
+            outputs += [StepOutput(one, count) for one, count in zip(batch.sequences, taken, strict=True) if count]
             self._leave(mode, [sequence for sequence in batch.sequences if sequence.finish])
         self._pacer.stepped(seconds)
-        for group in self._groups:
+        for group in self.scheduler.running:
             group.steps += 1
         return outputs
 
-    def finish(self, sequence: TokenSequence, surplus: int) -> None:
-        """End a sequence before its last `surplus` tokens, as a stop string ends there. It may have left already."""
-        sequence.cut(surplus)
-        for mode, batch in list(self._batches.items()):
-            if sequence in batch.sequences:
-                self._leave(mode, [sequence])
-
-    def _admit(self) -> bool:
-        """Whether there is something to read; the next in the queue, if it fits."""
-        while self._reading is None and self._waiting:
-            group, pool = self._waiting[0], self.store.pool
-            begun = group.shared(self._prefixes)
-            pool.own(begun)  # so that they do not go to make room
-            if fits := self._fits(group, len(begun)):
-                self._waiting.popleft()
-                self._begin(group, begun)
-            pool.disown(begun)
-            if not fits:
-                break
-        return self._reading is not None
-
-    def _fits(self, group: SequenceGroup, begun: int) -> bool:
-        rows = sum(len(batch.sequences) for batch in self._batches.values())
-        return rows + len(group.left) <= self.store.rows and self._prefixes.make_room(self._pages(group) - begun)
-
-    def _make_way(self) -> None:
-        """Swap out one that has had its turn, if others wait for room and the host has room for it."""
-        if self._turn is None or self._admit() or not self._waiting:
-            return
-        _, *others = self._waiting
-        swapped = sum(self._pages(group) for group in others if group.status is Status.SWAPPED)
-        for group in self._groups:
-            if group.steps >= self._turn and not group.memory and swapped + self._pages(group) <= self.store.pages:
-                return self.swap_out(group)
-
-    def _begin(self, group: SequenceGroup, begun: list[int]) -> None:
-        group.started, group.steps = group.started or perf_counter(), 0
-        build, how, batch = MODES[group.mode], (self._speculation, self._coupling), None
-        try:
-            costs = self._costs if group.mode == "auto" else None
-            batch = SequenceBatch(
-                self._models, build, *how, group.left, group.memory, costs, self._findings, self.store, begun
-            )
-        except RankError:
-            raise
-        except Exception as error:
-            group.fail(error)
-        if self._models.target.ranks.all_true(batch is not None) and batch:
-            self._reading = group, batch, group.read(batch, self._pacer.grant)
-            group.status = Status.PREFILLING
-            return
-        group.status = Status.FINISHED
-        if batch:
-            batch.keep([])
-            group.error = CacheError(
-                "one of the processes that share the model has no room for its KV; see --kv-offload and --max-num-seqs"
-            )
-
-    @property
-    def _findings(self) -> Findings | None:
-        """What is known of layers to search, if any may be; under other couplings a text depends on no other one."""
-        if self._speculation.retrieval.searched_layers is not None:
-            return None
-        return self._costs.layers if self._coupling == "seeded" else {}
-
-    def _close(self, batch: SequenceBatch) -> None:
-        """Its texts are done: what they told is kept."""
-        if batch.controller:
-            batch.controller.close(batch.prefix)
-        if batch.controller or (batch.search and batch.search.changed):
-            self._costs.save()
-
-    def _pages(self, group: SequenceGroup) -> int:
-        """Pages that it takes from the store: enough to come to its end."""
-        context, reach = self._models.target.config.context, self._speculation.reach
-        return 0 if group.memory else sum(pages_for(sequence.capacity(context, reach)) for sequence in group.left)
-
-    def _read(self) -> None:
-        """One pass over the prompts of the group whose turn it is."""
-        assert self._reading
-        group, batch, passes = self._reading
-        try:
-            progress = next(passes, None)
-            self._pacer.passed()
-            if progress and group.on_prefill:
-                group.on_prefill(*progress)
-        except Exception as error:
-            self._require_alone(error)
-            group.fail(error)
-            return self._stop_reading()
-        if progress:
-            return
-        self._reading, group.swapped = None, None
-        self._note(batch, group.sequences[:1])
-        self._groups.append(group)
-        group.status = Status.RUNNING
-        if group.mode in self._batches:
-            self._batches[group.mode].join(batch)
-        else:
-            self._batches[group.mode] = batch
-
-    def _note(self, batch: SequenceBatch, sequences: list[TokenSequence]) -> None:
-        """What these rows have seen may serve others."""
-        pool = batch.top.cache.pool
-        for b, sequence in enumerate(batch.sequences):
-            if sequence in sequences and batch.memory is None:
-                # Strictly, what was read as a prompt is to be shared, and what was decoded is not: its bits differ.
-                seen = max(0, len(sequence.prompt) - 1 - TAIL) if self._speculation.strict else pool.lengths_B[b]
-                whole = int(seen) // self.store.whole * self.store.whole
-                self._prefixes.note(sequence.scope, batch.prefix.ids_BS[b, :whole], pool.tables[b])
-
-    def _stop_reading(self) -> None:
-        assert self._reading
-        group, batch, _ = self._reading
-        batch.keep([])
-        self._reading, group.status = None, Status.FINISHED
-
     def _fail(self, mode: str, error: Exception) -> None:
-        """A pass went wrong: nobody knows what its rows hold now, nor what their beginnings do."""
-        self._require_alone(error)
-        self._prefixes.clear()
-        for group in [group for group in self._groups if group.mode == mode]:
+        """Cancel the groups of a mode whose pass failed: what its rows hold, and what they share, is unknown."""
+        self._raise_if_shared(error)
+        self.prefixes.clear()
+        for group in [group for group in self.scheduler.running if group.mode == mode]:
             group.fail(error)
             self.cancel(group)
 
-    def _require_alone(self, error: Exception) -> None:
+    def _raise_if_shared(self, error: Exception) -> None:
         """Raise it if several ranks are in that pass: others may have come through, or wait in it."""
-        if self._models.target.ranks.count > 1:
+        if self._target.ranks.count > 1:
             raise error
 
-    def _leave(self, mode: str, done: list[TokenSequence]) -> None:
-        """These rows are at their end: what they have seen may serve others."""
-        self._note(self._batches[mode], done)
-        self._drop(mode, done)
-        for group in [group for group in self._groups if not group.left]:
-            self._groups.remove(group)
-            group.status = Status.FINISHED
-
-    def _drop(self, mode: str, sequences: list[TokenSequence]) -> None:
-        """Some rows of a batch leave, if they are still there."""
-        batch = self._batches.get(mode)
-        rows = [b for b, sequence in enumerate(batch.sequences) if sequence not in sequences] if batch else []
-        if batch and not rows:
-            self._close(batch)
-        if batch and len(rows) < len(batch.sequences):
-            batch.keep(rows)
-        if batch and not rows:
-            del self._batches[mode]
+    def _leave(self, mode: str, finished: list[TokenSequence]) -> None:
+        """Let finished sequences leave their batch, and groups without others leave the queue."""
+        self.batches.finish(mode, finished)
+        for group in [group for group in self.scheduler.running if not group.unfinished]:
+            self.scheduler.remove(group)

@@ -1,4 +1,4 @@
-"""Several tokens of the draft model in one native call: Python between them would take longer than the model does.
+"""Fused draft: several tokens of the draft model in one native call, as Python between them would cost more than it.
 
 Shape suffixes: B rows, K drafted tokens, V vocabulary.
 """
@@ -24,10 +24,10 @@ def burst(
     live_B: Bools,
     count: int,
 ) -> Draft | None:
-    """`count` tokens of each live row, or fewer, bit for bit those that passes and draws one by one would give.
+    """Draft `count` tokens of each live row, or fewer, for a tier of `model` with nothing below it.
 
-    For a tier of `model` with nothing below it. None where they have to be asked for one by one. Raises ModelError
-    where there is no law.
+    They are bit for bit those that passes and draws one by one would give. Returns None where these are needed. Raises
+    ModelError where logits are not finite.
     """
     view, run = tier.cache, dispatch.bursting(model, tier.cache.memory)
     if not (run and isinstance(sampling, NativeSampling)):

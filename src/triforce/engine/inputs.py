@@ -1,4 +1,4 @@
-"""From what users pass to what the engine takes: prompts as token ids, names that are in a table."""
+"""Inputs of users as the engine takes them: prompts as token ids, and names that are in a table."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any, Protocol
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError, suggest
+from triforce.interface.sampling_params import SamplingParams
 from triforce.model.config import ModelConfig
 
 PLENTY = 16
-"""Characters for each token of the context: if a text has more, its beginning may tell that it is too long."""
+"""Characters for each token of the context: of a longer text the beginning may show that it is too long."""
 
 Prompt = str | Sequence[int]
-"""Text, or token ids; arrays and tensors of ids will do."""
+"""A text, or token ids in a list, an array or a tensor."""
 
 
 class PromptSource(Protocol):
-    """Of a checkpoint what prompts are read with."""
+    """A model's tokenizer and config, as prompts are read with them."""
 
     @property
     def path(self) -> Path: ...
@@ -36,14 +37,31 @@ Message = Mapping[str, Any]
 
 
 def one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, whether one or several are given. Raises TypeError for anything else."""
+    """Return a list of prompts, whether one or several are given. Raises TypeError for anything else."""
     given: Any = _plain(prompts)
     several = not isinstance(given, str) and len(given) > 0 and not isinstance(given[0], Integral | float)
     return [_plain(one) for one in given] if several else [given]
 
 
+def params_of_each(
+    params: SamplingParams | Sequence[SamplingParams | None] | None, count: int
+) -> list[SamplingParams | None]:
+    """Return the parameters of each of `count` prompts, whether those of one or of each are given.
+
+    Raises TypeError for anything else, and RequestError for another number of them.
+    """
+    wanted = list(params) if isinstance(params, Sequence) else [params] * count
+    for one in wanted:
+        if not (one is None or isinstance(one, SamplingParams)):
+            given = "SamplingParams(max_tokens=3), say"
+            raise TypeError(f"params is a {type(one).__name__}; pass {given}, a list of them, or None")
+    if len(wanted) != count:
+        raise RequestError(f"{count} prompts but {len(wanted)} sampling parameters; give one for each, or just one")
+    return wanted
+
+
 def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """A list of conversations, whether one or several are given. Raises TypeError for anything else."""
+    """Return a list of conversations, whether one or several are given. Raises TypeError for anything else."""
     given: list[Any] = [messages] if _is_conversation(messages) else list(messages) if _is_list(messages) else []
     if not given or not all(map(_is_conversation, given)):
         raise TypeError('messages are a list such as [{"role": "user", "content": "Hello"}], or a list of such lists')
@@ -59,7 +77,7 @@ def _is_conversation(value: Any) -> bool:
 
 
 def _plain(prompt: Any) -> Prompt:
-    """A text, or a list of what should be ids; also of an array or tensor."""
+    """Return a text as it is, and a sequence, array or tensor as a list. Raises TypeError for anything else."""
     given = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     if not isinstance(given, str) and not _is_list(given):
         raise TypeError(f"a prompt is a {type(prompt).__name__}; pass a text, a list of token ids, or a list of those")
@@ -68,7 +86,7 @@ def _plain(prompt: Any) -> Prompt:
 
 
 def token_ids(prompt: Prompt, target: PromptSource) -> list[int]:
-    """The ids of one prompt. Raises RequestError if there are none, too many, or some that the target does not know."""
+    """Token ids of one prompt. Raises RequestError if there are none, too many, or some outside the vocabulary."""
     if isinstance(prompt, str):
         if target.tokenizer is None:
             raise RequestError(f"{target.path} has no tokenizer; give the prompt as token ids")
@@ -89,14 +107,14 @@ def token_ids(prompt: Prompt, target: PromptSource) -> list[int]:
 
 
 def _ids(text: str, tokenizer: Tokenizer, context: int) -> list[int]:
-    """All of them, or those of the beginning where they are twice what fits: a hundred megabytes take minutes."""
+    """Token ids of a text, or of its beginning where these are twice what fits: a hundred megabytes take minutes."""
     beginning = text[: PLENTY * context]
     ids = tokenizer.encode(beginning)
     return ids if len(beginning) == len(text) or len(ids) > 2 * context else tokenizer.encode(text)
 
 
 def known(what: str, name: str, table: Iterable[str]) -> str:
-    """`name`, if it is in the table. Raises RequestError listing what is."""
+    """Return `name`, if it is in the table. Raises RequestError listing what is."""
     if name not in table:
         names = list(table)
         raise RequestError(f"{what} {name!r} is not known{suggest(name, names)}; choose from {', '.join(names)}")

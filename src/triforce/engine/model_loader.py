@@ -1,4 +1,4 @@
-"""A model from files, onto a backend: decoder, tokenizer, and the fingerprint that ties saved KV caches to it."""
+"""Model loading: weights from files onto a backend, the tokenizer, and the fingerprint for saved prompts."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One loaded model. `tokenizer` is None if the folder has none: token ids in, token ids out."""
+    """A loaded model. Without a tokenizer in its folder there are token ids only."""
 
     path: Path
     config: ModelConfig
-    """With this rank's heads, if several share the model."""
+    """Its heads are those of this rank, if several share the model."""
     decoder: Decoder
     lower: Decoder
-    """The same one, or one with weights rounded to int8, for tiers whose tokens are verified."""
+    """The same decoder, or one with weights rounded to int8, for tiers whose tokens are verified."""
     tokenizer: Tokenizer | None
     fingerprint: str
     """Hex digest: two models with the same one compute the same keys and values."""
@@ -49,10 +49,10 @@ def load(
 ) -> Checkpoint:
     """Read a Hugging Face folder or hub name. No code of the repository is run.
 
-    `device` "auto" is cuda where present; `dtype` "auto" is bfloat16, or float32 on a CPU for whose model there are no
-    native kernels; `context` is in tokens (None: what the config says); `int8` is for `Checkpoint.lower`; `ranks`
-    share the model, and this one reads its part; `beside` is a model whose tokenizer will do, where it is the same.
-    Raises ModelError, or RequestError for int8 or for heads that cannot be shared, saying what is wrong and what to do.
+    device: "auto" is cuda where present. dtype: "auto" is bfloat16, or float32 on a CPU for whose model there are no
+    native kernels. context: positions, in tokens; None is what the config says. int8: for `Checkpoint.lower`. ranks:
+    those that share the model, of which this one reads its part. beside: a model whose tokenizer is used where it is
+    the same. Raises ModelError, or RequestError for int8 or for heads that cannot be shared, with advice.
     """
     place = resolve_device(device)
     folder = model_folder(name_or_path)
@@ -75,7 +75,7 @@ def _tokenizer(folder: Path, rows: int, beside: Checkpoint | None) -> Tokenizer 
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Where to run. Raises ModelError where there is no such device."""
+    """Device to run on. Raises ModelError where there is no such device."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -86,7 +86,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: ModelConfig) -> torch.dtype:
-    """How to hold weights and KV. Raises ModelError for what is not in `DTYPES`."""
+    """Type of weights and KV. Raises ModelError for what is not in `DTYPES`."""
     if dtype == "auto":
         return dispatch.best_dtype(config, device)
     found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype

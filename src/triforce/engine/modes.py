@@ -1,6 +1,7 @@
-"""Modes are functions: which tiers stand on which, for a batch of rows.
+"""Modes: functions that put tiers on top of each other, for a batch of rows. Couplings: how drafts are verified.
 
-Every baseline and every ablation of the paper (Sun et al. 2024) is one of these, run by the same code."""
+Every baseline and every ablation of the paper (Sun et al. 2024) is one of these, run by the same code.
+"""
 
 from __future__ import annotations
 
@@ -9,59 +10,59 @@ from collections.abc import Callable
 from triforce.engine.tier_builder import ModelSet, TierBuilder
 from triforce.kvcache import FullView
 from triforce.kvcache.selection import POLICIES, Recent
-from triforce.speculation import NgramProposer, Proposer, Tier
+from triforce.speculation import BlockRejection, NgramProposer, Proposer, Rejection, Seeded, Tier
 
 ModeBuilder = Callable[[TierBuilder], Tier[FullView]]
 
 
-def ar(rows: TierBuilder) -> Tier[FullView]:
+def ar(build: TierBuilder) -> Tier[FullView]:
     """Plain autoregressive decoding."""
-    return rows.exact(rows.full())
+    return build.exact(build.full())
 
 
-def draft(rows: TierBuilder) -> Tier[FullView]:
-    """A naive small model verified by the target: classic speculation (the paper's first baseline)."""
-    below = rows.lowest()  # first: it may raise, and no pages are to be taken then
-    return rows.exact(rows.full(), below)
+def draft(build: TierBuilder) -> Tier[FullView]:
+    """A small model verified by the target: classic speculation (the paper's first baseline)."""
+    below = build.lowest()  # first: it may raise, and no pages are to be taken then
+    return build.exact(build.full(), below)
 
 
-def retrieval(rows: TierBuilder) -> Tier[FullView]:
+def retrieval(build: TierBuilder) -> Tier[FullView]:
     """The target drafts for itself through selected pages (the paper's ablation without hierarchy)."""
-    full = rows.full()
-    return rows.exact(full, rows.middle(full, POLICIES[rows.speculation.retrieval_policy], "retrieval"))
+    full = build.full()
+    return build.exact(full, build.middle(full, POLICIES[build.speculation.retrieval_policy], "retrieval"))
 
 
-def streaming(rows: TierBuilder) -> Tier[FullView]:
+def streaming(build: TierBuilder) -> Tier[FullView]:
     """The hierarchy with StreamingLLM in the place of retrieval (the paper's ablation); without a draft, two tiers."""
-    below = rows.lowest() if rows.models.draft else None
-    full = rows.full()
-    return rows.exact(full, rows.middle(full, Recent, "streaming", below))
+    below = build.lowest() if build.models.draft else None
+    full = build.full()
+    return build.exact(full, build.middle(full, Recent, "streaming", below))
 
 
-def triforce(rows: TierBuilder) -> Tier[FullView]:
+def triforce(build: TierBuilder) -> Tier[FullView]:
     """Draft model, retrieval, full cache (Algorithm 1)."""
-    below = rows.lowest()
-    full = rows.full()
-    return rows.exact(full, rows.middle(full, POLICIES[rows.speculation.retrieval_policy], "retrieval", below))
+    below = build.lowest()
+    full = build.full()
+    return build.exact(full, build.middle(full, POLICIES[build.speculation.retrieval_policy], "retrieval", below))
 
 
-def ngram(rows: TierBuilder) -> Tier[FullView]:
+def ngram(build: TierBuilder) -> Tier[FullView]:
     """TriForce with n-grams of the text itself in the place of the draft model."""
-    full = rows.full()
-    below = NgramProposer(len(rows.capacities), rows.speculation.draft_tokens)
-    return rows.exact(full, rows.middle(full, POLICIES[rows.speculation.retrieval_policy], "retrieval", below))
+    full = build.full()
+    below = NgramProposer(len(build.capacities), build.speculation.draft_tokens)
+    return build.exact(full, build.middle(full, POLICIES[build.speculation.retrieval_policy], "retrieval", below))
 
 
-def draft_ngram(rows: TierBuilder) -> Tier[FullView]:
+def draft_ngram(build: TierBuilder) -> Tier[FullView]:
     """TriForce whose draft model gives way to n-grams where the text repeats itself."""
-    below = NgramProposer(len(rows.capacities), rows.speculation.draft_tokens, rows.lowest())
-    full = rows.full()
-    return rows.exact(full, rows.middle(full, POLICIES[rows.speculation.retrieval_policy], "retrieval", below))
+    below = NgramProposer(len(build.capacities), build.speculation.draft_tokens, build.lowest())
+    full = build.full()
+    return build.exact(full, build.middle(full, POLICIES[build.speculation.retrieval_policy], "retrieval", below))
 
 
-def auto(rows: TierBuilder) -> Tier[FullView]:
-    """All tiers that the models allow, for a plan controller to choose from (`unlinked`, triforce.planner)."""
-    return triforce(rows) if rows.models.draft else retrieval(rows)
+def auto(build: TierBuilder) -> Tier[FullView]:
+    """All tiers there are, for a `PlanController` to choose from."""
+    return triforce(build) if build.models.draft else retrieval(build)
 
 
 MODES: dict[str, ModeBuilder] = {
@@ -69,11 +70,17 @@ MODES: dict[str, ModeBuilder] = {
     "draft-ngram": draft_ngram, "auto": auto,
 }  # fmt: skip
 
+COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {
+    "seeded": Seeded,
+    "rejection": Rejection,
+    "block": BlockRejection,
+}
+
 DRAFTED = ("draft", "triforce", "draft-ngram")
 
 
 def runnable(models: ModelSet) -> list[str]:
-    """The modes that these models can run."""
+    """Names of the modes that these models can run."""
     return [mode for mode in MODES if models.draft or mode not in DRAFTED]
 
 
@@ -91,5 +98,5 @@ def unlinked(top: Tier[FullView]) -> list[Proposer]:
 
 
 def tiers(top: Proposer) -> list[Proposer]:
-    """The tiers of a ladder, from the lowest to the full one."""
+    """List a tier and those below it, from the lowest up."""
     return [*(tiers(top.below) if top.below else []), top]

@@ -1,4 +1,4 @@
-"""How many prompt tokens are read between two steps of the texts that are being decoded: as many as there is time for.
+"""PrefillPacer: how many prompt tokens are read between two steps of running texts, by the time there is.
 
 Chunked prefill beside decoding is that of Agrawal et al. 2024 (Sarathi-Serve, arXiv 2403.02310). A chunk is sized by a
 bound on the inter-token latency (ITL) here, whatever the model's speed.
@@ -13,15 +13,16 @@ from triforce.distributed.group import TPGroup
 MAX_ITL = 0.2
 """Seconds."""
 UNKNOWN = 64
-"""Tokens of the first pass of a tier whose speed nobody knows yet."""
+"""Tokens of the first pass of a tier, whose speed is not known yet."""
 LEAST, LEAST_ON_GPU = 16, 128
-"""Tokens of a pass at least, and what its size is a multiple of: fewer cost no less, and on a GPU would be captured."""
+"""Tokens of a pass at least, which its size is a multiple of: fewer cost no less, and on a GPU would be captured."""
 
 
 class PrefillPacer:
-    """`max_itl`: seconds that may pass between two steps. `strict`: sizes of passes may not depend on the clock.
+    """Grants passes of prefill their sizes, by the time that tokens took so far. Rank 0 measures for all.
 
-    What rank 0 measures holds for all.
+    max_itl: seconds that may pass between two steps. least: tokens of a pass at least. strict: sizes of passes may not
+    depend on the clock.
     """
 
     def __init__(self, max_itl: float, ranks: TPGroup, least: int = LEAST, *, strict: bool = False) -> None:
@@ -29,18 +30,18 @@ class PrefillPacer:
         self._rates: dict[str, float] = {}
         """Seconds that a token took in the latest pass of each tier."""
         self._step = 0.0
-        self._hurried, self._until = False, 0.0
+        self._texts_wait, self._until = False, 0.0
         self._granted: tuple[str, int, float] | None = None
 
     def begin(self, running: bool) -> None:
-        """Prompts may be read from now on; `running`: there are texts that wait for their next step meanwhile."""
-        self._hurried = running and not self._strict
+        """Start to count the time between two steps. running: texts wait for their next step meanwhile."""
+        self._texts_wait = running and not self._strict
         self._until = perf_counter() + self._max_itl - self._step
         self._granted = None  # a pass that broke took no time that tells anything
 
     def grant(self, tier: str, tokens: int) -> int:
-        """A `speculation.Grant`: all of them unless texts wait, else as many as there is time for."""
-        if self._hurried:
+        """Grant a pass of `tier` all tokens; where texts wait, as many as there is time for (a `speculation.Grant`)."""
+        if self._texts_wait:
             now, rate = perf_counter(), self._rates.get(tier)
             affordable = UNKNOWN if rate is None else int((self._until - now) / rate)
             whole = max(self._least, affordable // self._least * self._least)
@@ -49,7 +50,7 @@ class PrefillPacer:
         return tokens
 
     def passed(self) -> None:
-        """The pass that was granted, if there was one, is over."""
+        """Note that the pass that was granted, if there was one, is over."""
         if self._granted:
             tier, tokens, since = self._granted
             self._rates[tier] = (perf_counter() - since) / tokens
@@ -60,5 +61,5 @@ class PrefillPacer:
         return self._ranks.broadcast(perf_counter() < self._until)
 
     def stepped(self, seconds: float) -> None:
-        """A step of all texts took so long."""
+        """Note how long a step of all texts took."""
         self._step = seconds

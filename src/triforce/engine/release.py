@@ -1,4 +1,4 @@
-"""Memory that was freed, given back to the system: allocators keep it for the next ones to ask."""
+"""Return of freed memory to the system: allocators keep it for the next ones to ask."""
 
 from __future__ import annotations
 

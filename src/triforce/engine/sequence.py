@@ -1,4 +1,4 @@
-"""One text to be made: its prompt, how to sample it, and what has come of it. Knows tokens, not text."""
+"""TokenSequence: one text to be generated. Its prompt, its parameters, and what came of it; tokens, not text."""
 
 from __future__ import annotations
 
@@ -18,59 +18,64 @@ from triforce.speculation import PromptLogitsHook
 
 
 class PlanStatus(Protocol):
-    """A plan, and the tokens per second of each row that it and plain decoding promise."""
+    """The plan of a controller, and the speed that it and plain decoding promise, in tokens per second."""
 
     name: str
     predicted: float
     plain: float
     budget: Callable[[int], int] | None
-    """Tokens that the retrieval tier reads of a context of so many, where the plan chooses that."""
+    """Returns how many of so many tokens the retrieval tier reads, where that is chosen, too."""
 
 
 @dataclass(slots=True, eq=False)
 class TokenSequence:
-    """`origins` names the tier that proposed each token. Seconds are those of the passes that it took part in."""
+    """One text to be generated. Its seconds are those of the passes that it took part in."""
 
     prompt: list[int]
     params: SamplingParams
     seed: int
     choice: int = 0
+    """Index among the `n` of its request."""
     stop_ids: frozenset[int] = frozenset()
     scope: str = ""
-    """Whose it is: KV of equal beginnings is shared within a scope."""
+    """Owner of the text: KV of equal beginnings is shared within a scope."""
     constraint: Constraint | None = None
     tokens: list[int] = field(default_factory=list)
+    """New tokens."""
     origins: list[str] = field(default_factory=list)
+    """The name of the tier that proposed each new token."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     finish: Literal["stop", "length"] | None = None
     tiers: list[TierStats] = field(default_factory=list)
-    """What each tier did for it, once it has left its batch."""
+    """Statistics of each tier, once the sequence has left its batch."""
     chosen: list[PlanSegment] = field(default_factory=list)
-    """Plans that a controller chose, if there is one; proposals, tokens and seconds are those before."""
+    """Plans of the controller, if there is one; proposals, tokens and seconds are those before each."""
     trace: DecodingSnapshot | None = None
-    """Where it stands, if that was asked for."""
+    """State of its decoding, if that was asked for."""
     bitwise: bool = False
+    """Whether it is the text of plain decoding bit for bit."""
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     proposals: int = 0
+    """Proposals of the full tier."""
 
     @property
     def timeline(self) -> list[PlanSegment]:
-        """Plans that a controller chose, if there is one, each with its proposals, tokens and seconds."""
+        """The controller's plans one after the other, and what came of each."""
         now = PlanSegment("", self.proposals, len(self.tokens), self.decode_seconds)
         return [since(began, ended) for began, ended in pairwise([*self.chosen, now])]
 
     def limit(self, context: int) -> int:
-        """New tokens at most."""
+        """New tokens at most, in a context of so many positions."""
         return min(self.params.max_tokens, context - len(self.prompt))
 
     def capacity(self, context: int, reach: int) -> int:
-        """Places that the text may need, with what is guessed beyond its end."""
+        """Positions that the text may need. reach: of these, those of draft tokens beyond its end."""
         return len(self.prompt) + self.limit(context) + reach
 
     def accept(self, tokens: list[int], origins: list[str], limit: int) -> int:
-        """Take tokens up to the first stop token or the limit; returns how many."""
+        """Take tokens up to the first stop token or the limit. Returns how many."""
         for n, (token, origin) in enumerate(zip(tokens, origins, strict=True)):
             self.tokens.append(token)
             self.origins.append(origin)
@@ -83,44 +88,44 @@ class TokenSequence:
         return len(tokens)
 
     def cut(self, surplus: int) -> None:
-        """The text ends `surplus` tokens before its last one: a stop string was found there."""
+        """End the text `surplus` tokens before its last one, as a stop string was found there."""
         for made in (self.tokens, self.origins, self.logprobs):
             del made[len(made) - surplus :]
-        for stretch in self.chosen:
-            stretch.tokens = min(stretch.tokens, len(self.tokens))
+        for segment in self.chosen:
+            segment.tokens = min(segment.tokens, len(self.tokens))
         if self.tiers:  # it has left its batch, and what the full tier proposes is the text
             self.tiers[-1].proposed = self.tiers[-1].accepted = len(self.tokens)
         self.finish = "stop"
 
-    def proposed(self, seconds: float) -> None:
-        """A proposal that it took part in has been made."""
+    def count_proposal(self, seconds: float) -> None:
+        """Count a proposal of the full tier, which took so long."""
         self.decode_seconds += seconds
         self.proposals += 1
 
-    def follow(self, status: PlanStatus) -> None:
-        """Note the plan, if it is another one than before."""
-        budget = status.budget(len(self.prompt) + len(self.tokens)) if status.budget else None
-        if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (status.name, budget):
+    def note_plan(self, plan: PlanStatus) -> None:
+        """Note the controller's plan, if it is another one than before."""
+        budget = plan.budget(len(self.prompt) + len(self.tokens)) if plan.budget else None
+        if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (plan.name, budget):
             before = self.proposals, len(self.tokens), self.decode_seconds
-            self.chosen.append(PlanSegment(status.name, *before, status.predicted, status.plain, budget))
+            self.chosen.append(PlanSegment(plan.name, *before, plan.predicted, plan.plain, budget))
 
-    def watch(self) -> PromptLogitsHook:
-        """Notes the log-probabilities of the prompt as it is read, from its start on."""
+    def prompt_logits_hook(self) -> PromptLogitsHook:
+        """Return a hook that notes the log-probabilities of the prompt as it is read, from its start on."""
         self.prompt_logprobs.append(None)
 
-        def watch(start: int, logits_1TV: Tensor) -> None:
+        def note(start: int, logits_1TV: Tensor) -> None:
             following = self.prompt[start + 1 : start + 1 + logits_1TV.shape[1]]
             self.prompt_logprobs += logprobs_of(logits_1TV[0], following, self.params.prompt_logprobs or 0)
 
-        return watch
+        return note
 
-    def like(self, other: TokenSequence) -> bool:
-        """Whether the prefill of the other one serves this one."""
+    def can_copy_prefill(self, other: TokenSequence) -> bool:
+        """Whether the prefill of the other sequence serves this one."""
         return self.prompt == other.prompt and self.params.prompt_logprobs in (None, other.params.prompt_logprobs)
 
 
 def logprobs_of(logits_TV: Tensor, tokens: list[int], top: int) -> list[TokenLogprobs]:
-    """The model's own (unwarped) log-probabilities of tokens, one for each row of logits, and the `top` best there."""
+    """Log-probabilities of tokens by raw logits, one for each row of these, and the `top` best there."""
     scores_TV = logits_TV.double().log_softmax(-1)
     chosen = scores_TV.gather(1, torch.tensor(tokens, device=scores_TV.device)[:, None])[:, 0].tolist()
     best = scores_TV.topk(min(top, scores_TV.shape[1]), dim=1)

@@ -1,11 +1,12 @@
-"""Rows that are decoded together, each at its own length and with its own settings; some may leave, and others join.
+"""SequenceBatch: sequences of one mode that are decoded together, each at its own length and with its own parameters.
 
-Shape suffixes: B rows, S text capacity, J tokens of a step, V vocabulary.
+Sequences may leave between two steps, and others join.
+Shape suffixes: B rows, S text capacity, J tokens of a step, K proposed tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -16,54 +17,39 @@ import torch
 from torch import Tensor
 
 from triforce.backends.token_sampler import make_noise, sampling
-from triforce.engine.modes import ModeBuilder, tiers, unlinked
+from triforce.engine.batch_stats import snapshot, tier_stats
+from triforce.engine.modes import COUPLINGS, ModeBuilder, tiers, unlinked
 from triforce.engine.sequence import TokenSequence, logprobs_of
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, SharedKV, TierBuilder
-from triforce.interface.outputs import DecodingSnapshot
 from triforce.interface.stats import TierStats
-from triforce.kvcache import FullView, RetrievalView
-from triforce.kvcache.prompt_file import SavedCache
-from triforce.kvcache.views.coverage import in_sight
+from triforce.kvcache import FullView
 from triforce.planner import CostModel, Findings, PlanController, SearchedLayers
 from triforce.ragged import Bools, ints
-from triforce.speculation import (
-    BlockRejection,
-    Grant,
-    Rejection,
-    Seeded,
-    SequenceState,
-    Tier,
-    all_of_it,
-)
-
-COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {
-    "seeded": Seeded,
-    "rejection": Rejection,
-    "block": BlockRejection,
-}
+from triforce.speculation import Draft, Seeded, SequenceState, Tier
 
 
 class SwappedSequence(NamedTuple):
-    """A row that was put aside: its count of draws in each stream of noise, and what it held of each tier."""
+    """A row that was swapped out: its count of draws in each stream of noise, and what it held of each tier."""
 
     draws: Tensor
     tiers: list[tuple[Any, ...]]
 
 
 class SequenceBatch:
-    """A ladder and its rows: read with `prefill`, one by one, then decoded together with `step`.
+    """The tiers of a mode and the rows that they serve: `prefill_batch` first, then `step` again and again.
 
-    `store` is where other batches have their KV, too, and `begun` pages of it that the first row starts with. `memory`
-    is an exact view to go on with, of one row whose committed tokens are the start of the prompt; it stays its owner's.
-    With `costs` a plan controller chooses among the tiers of the ladder; with `findings` the retrieval tier searches
-    layers in which that pays, and what is found is added to them. Raises TriforceError, and then holds no KV.
+    mode: puts the tiers together. store: KV that other batches share, None for KV of its own. prefix_pages: its pages
+    that the first row starts with. memory: a full view to go on with, of one row whose committed tokens are the start
+    of the prompt; it stays its owner's. costs: with them a `PlanController` chooses among the tiers as it goes.
+    findings: with them the retrieval tier searches layers in which that pays, and what is found is added to them.
+    Raises TriforceError, and then holds no KV.
     """
 
     def __init__(
         self,
         models: ModelSet,
-        build: ModeBuilder,
+        mode: ModeBuilder,
         speculation: SpeculativeConfig,
         coupling: str,
         sequences: Sequence[TokenSequence],
@@ -71,14 +57,14 @@ class SequenceBatch:
         costs: CostModel | None = None,
         findings: Findings | None = None,
         store: SharedKV | None = None,
-        begun: Sequence[int] = (),
+        prefix_pages: Sequence[int] = (),
     ) -> None:
-        self.target, self.sequences = models.target, list(sequences)
-        self.coupling, self.memory = COUPLINGS[coupling], memory
-        self._sample()
+        self.target, self.sequences, self.memory = models.target, list(sequences), memory
+        self.coupling = COUPLINGS[coupling]
+        self._make_sampler()
         capacities = [sequence.capacity(models.target.config.context, speculation.reach) for sequence in sequences]
-        self.top = build(TierBuilder(models, speculation, capacities, memory, store, begun))
-        self.search = self._search(findings) if findings is not None else None
+        self.top = mode(TierBuilder(models, speculation, capacities, memory, store, prefix_pages))
+        self.search = self._layer_search(findings) if findings is not None else None
         self.tiers = unlinked(self.top) if costs else tiers(self.top)
         ranks = models.target.ranks
         self.controller = PlanController(self.tiers, costs, _temperature(sequences), ranks=ranks) if costs else None
@@ -88,86 +74,46 @@ class SequenceBatch:
             ids_BS[b, : len(sequence.prompt)] = sequence.prompt
         self.prefix = SequenceState(ids_BS, ints([len(sequence.prompt) for sequence in sequences]))
         self.decode_seconds = 0.0
-        self._followed = -1  # of the changes of plan, the one that all sequences have noted
-
-    @torch.no_grad()
-    def restore(self, earlier: SavedCache) -> None:
-        """Start from a saved prompt, as far as the prompts begin like it. Part of the prefill."""
-        started = perf_counter()
-        for b, sequence in enumerate(self.sequences):
-            if self._twin(b) is None and sequence.params.prompt_logprobs is None:  # these need every position scored
-                earlier.restore(self.top.cache, b, sequence.prompt)
-        self._spent(started)
-
-    @torch.no_grad()
-    def prefill(self, grant: Grant = all_of_it) -> Iterator[tuple[int, int]]:
-        """Feed every prompt but its last token; yields (tokens seen, tokens in all) of the exact view after each pass.
-
-        `grant`: how many tokens a pass may have.
-        """
-        sizes = [len(sequence.prompt) - 1 for sequence in self.sequences]
-        started = perf_counter()
-        if self.search:  # what is known already: the controller predicts by it, and offloading keeps it
-            self._take_turn(self.search, max(sizes) + 1, 0, np.ones(len(sizes), bool))
-        for b in range(len(self.sequences)):
-            twin = self._twin(b)
-            for seen in self._feed(b, grant) if twin is None else self._fork(twin, b):
-                self._spent(started)
-                yield sum(sizes[:b]) + seen, sum(sizes)
-                started = perf_counter()
+        self._plan_noted = -1  # of the controller's changes, the latest that all sequences have noted
 
     @torch.no_grad()
     def step(self) -> list[int]:
-        """One proposal of the exact tier; returns how many new tokens each job took (0 for those that are done)."""
-        started, context = perf_counter(), self.target.config.context
+        """Make one proposal of the full tier for every sequence that is not finished.
+
+        Returns how many new tokens each sequence took: 0 for those that are finished.
+        """
+        started = perf_counter()
         live = [sequence.finish is None for sequence in self.sequences]
         live_B, lengths = np.array(live), self.prefix.lengths_B[live].tolist()
-        if self.controller:
-            self.controller.steer(self.prefix, live_B)
-            if self.controller.budget or self.controller.changes != self._followed:
-                self._followed = self.controller.changes
-                for sequence in compress(self.sequences, live):
-                    sequence.follow(self.controller)
-        searching = self.search if not self.controller or "retrieval" in self.controller.plan.tiers else None
-        if searching:
-            left = max(sequence.limit(context) - len(sequence.tokens) for sequence in self.sequences)
-            self._take_turn(searching, max(lengths), left, live_B)
-        steered = perf_counter()
+        searching = self._plan(live_B, lengths)
+        planned = perf_counter()
         draft = self.top.propose(self.prefix, self.sampling, live_B)
         self.prefix = self.prefix.append(draft)
-        tokens, counts = draft.tokens_BK.tolist(), draft.counts_B.tolist()
-        made = [row[:count] for row, count, alive in zip(tokens, counts, live, strict=True) if alive]
-        if self.target.ranks.count > 1:
-            self.target.ranks.compare(crc32(repr(made).encode()), "the tokens")
-        origins = [[self.tiers[level].name for level in row] for row in draft.origins_BK.tolist()]
-        taken = [
-            sequence.accept(tokens[b][: counts[b]], origins[b][: counts[b]], sequence.limit(context)) if live[b] else 0
-            for b, sequence in enumerate(self.sequences)
-        ]
+        taken = self._accept(draft, live)
         self._note_logprobs(taken)
         if self.controller:
-            self.controller.observe(lengths, sum(taken), perf_counter() - steered)
+            self.controller.observe(lengths, sum(taken), perf_counter() - planned)
         if searching:
             searching.observe()
         seconds = perf_counter() - started
         self.decode_seconds += seconds
         for sequence in compress(self.sequences, live):
-            sequence.proposed(seconds)
-        self._look()
+            sequence.count_proposal(seconds)
+        self._take_snapshots()
         return taken
 
     def join(self, other: SequenceBatch) -> None:
-        """The rows of another batch of the same kind follow these; it is not to be used any more."""
+        """Append the rows of another batch of the same mode, which is not to be used any more."""
         for mine, theirs in zip(self.tiers, other.tiers, strict=True):
             mine.join(theirs)
         self.sequences += other.sequences
-        self._followed = -1
+        self._plan_noted = -1
         self.prefix = self.prefix.join(other.prefix)
-        self._sample(torch.cat([self.noise.draws, other.noise.draws], 1))
+        self._make_sampler(torch.cat([self.noise.draws, other.noise.draws], 1))
         self._keep_logits()
 
     def keep(self, rows: Sequence[int]) -> None:
-        """The other rows leave: what they hold is given back, and their jobs know what each tier did for them."""
+        """Keep these rows. Others give back what they hold, and their sequences learn what each tier did for them."""
         for b, sequence in enumerate(self.sequences):
             if b not in rows:
                 sequence.tiers, sequence.bitwise = self.stats(b), self.bitwise
@@ -176,16 +122,16 @@ class SequenceBatch:
                 tier.select(rows)
         self.sequences = [self.sequences[b] for b in rows]
         self.prefix = self.prefix.select(rows)
-        self._sample(self.noise.draws[:, list(rows)])
+        self._make_sampler(self.noise.draws[:, list(rows)])
         self._keep_logits()
 
     def swap_out(self, sequence: TokenSequence) -> SwappedSequence:
-        """What the row of a job holds, before it leaves for others to have its room."""
+        """Copy what the row of a sequence holds to host memory. The row itself leaves by `keep`."""
         b = self.sequences.index(sequence)
         return SwappedSequence(self.noise.draws[:, b].clone(), [tier.swap_out(b) for tier in self.tiers])
 
     def swap_in(self, rows: Sequence[SwappedSequence]) -> None:
-        """Let the rows of a fresh batch go on where they were put aside, in the place of `prefill`."""
+        """Let the rows of a fresh batch go on where they were swapped out, in the place of a prefill."""
         for b, (sequence, row) in enumerate(zip(self.sequences, rows, strict=True)):
             length = len(sequence.prompt) + len(sequence.tokens)
             self.prefix.ids_BS[b, :length] = sequence.prompt + sequence.tokens
@@ -199,7 +145,7 @@ class SequenceBatch:
         """Whether the texts are those of plain decoding bit for bit, and not in distribution only.
 
         Plain decoding's own are; others under `seeded`, if a token's logits do not depend on the pass it was fed in.
-        Where several ranks share the model, what is meant is plain decoding in one process.
+        Where several ranks share the model, the comparison is with plain decoding in one process.
         """
         exact = self.target.model.width_independent and self.top.cache.pool.memory.width_independent
         plain = len(self.tiers) == 1
@@ -207,94 +153,74 @@ class SequenceBatch:
 
     @property
     def done(self) -> bool:
+        """Whether every sequence is finished."""
         return all(sequence.finish for sequence in self.sequences)
 
     def stats(self, b: int) -> list[TierStats]:
-        """What each tier did for row b, from the lowest to the full one."""
-        stats = []
-        for tier in self.tiers:
-            c = tier.counters
-            kept = np.trim_zeros(c.kept_BN[b], "b").tolist() if int(c.proposed_B[b]) else []
-            counts = int(c.proposed_B[b]), int(c.accepted_B[b]), int(c.passes_B[b])
-            seconds = float(c.seconds_B[b]), float(c.prefill_seconds_B[b])
-            view = tier.cache if isinstance(tier, Tier) else None
-            sees = view.keys(int(self.prefix.lengths_B[b])) if isinstance(view, RetrievalView) else None
-            stats.append(TierStats(tier.name, *counts, *seconds, kept, sees))
-        stats[-1].proposed = stats[-1].accepted = len(
-            self.sequences[b].tokens
-        )  # what the full tier proposes is the text
-        return stats
+        """Statistics of each tier in row b, from the lowest to the full one."""
+        return tier_stats(self.tiers, b, self.sequences[b], int(self.prefix.lengths_B[b]))
 
-    def _search(self, findings: Findings) -> SearchedLayers | None:
-        """What finds layers for the retrieval tier to search, if there is such a tier."""
+    def _plan(self, live_B: Bools, lengths: list[int]) -> SearchedLayers | None:
+        """Choose tiers and searched layers for the next proposal. Returns the layer search, if it takes part."""
+        if self.controller:
+            self.controller.steer(self.prefix, live_B)
+            if self.controller.budget or self.controller.changes != self._plan_noted:
+                self._plan_noted = self.controller.changes
+                for sequence in compress(self.sequences, live_B):
+                    sequence.note_plan(self.controller)
+        searching = self.search if not self.controller or "retrieval" in self.controller.plan.tiers else None
+        if searching:
+            context = self.target.config.context
+            left = max(sequence.limit(context) - len(sequence.tokens) for sequence in self.sequences)
+            self.search_layers(searching, max(lengths), left, live_B)
+        return searching
+
+    def _accept(self, draft: Draft, live: list[bool]) -> list[int]:
+        """Hand each sequence its new tokens. Returns how many it took, up to its end."""
+        tokens, counts, context = draft.tokens_BK.tolist(), draft.counts_B.tolist(), self.target.config.context
+        if self.target.ranks.count > 1:
+            made = [row[:count] for row, count, alive in zip(tokens, counts, live, strict=True) if alive]
+            self.target.ranks.compare(crc32(repr(made).encode()), "the tokens")
+        origins = [[self.tiers[level].name for level in row] for row in draft.origins_BK.tolist()]
+        return [
+            sequence.accept(tokens[b][: counts[b]], origins[b][: counts[b]], sequence.limit(context)) if live[b] else 0
+            for b, sequence in enumerate(self.sequences)
+        ]
+
+    def _layer_search(self, findings: Findings) -> SearchedLayers | None:
+        """Return the search for layers that the retrieval tier searches, if there is such a tier."""
         tier = next((tier for tier in tiers(self.top) if tier.name == "retrieval"), None)
         if not isinstance(tier, Tier):
             return None
         self.top.cache.grain = tier.cache.unit  # it goes by where attention went
         return SearchedLayers(tier, findings, self.target.ranks)
 
-    def _take_turn(self, search: SearchedLayers, length: int, left: int, live_B: Bools) -> None:
-        """Search the layers that are to be searched in the next proposal from texts of such a length."""
+    def search_layers(self, search: SearchedLayers, length: int, left: int, live_B: Bools) -> None:
+        """Set the layers that the retrieval tier searches in the next proposal, from texts of `length` tokens.
+
+        left: tokens that may still come, at most.
+        """
         view, layers = search.tier.cache, search.next_layers(length, left)
         if self.controller and layers != view.searched_layers:
             self.controller.conclude(self.prefix, live_B)
         view.searched_layers, view.trying = layers, search.trying
 
-    def _sample(self, draws: Tensor | None = None) -> None:
-        """How these rows are sampled; their streams of noise go on where they were."""
+    def _make_sampler(self, draws: Tensor | None = None) -> None:
+        """Make the sampler of these rows. draws: where their streams of noise go on."""
         sequences, device = self.sequences, self.target.device
         self.noise = make_noise(
             [sequence.seed for sequence in sequences], [sequence.choice for sequence in sequences], device
         )
         if draws is not None:
             self.noise.draws = draws
-        params, lengths = [sequence.params for sequence in sequences], [len(sequence.prompt) for sequence in sequences]
+        params, lengths = [sequence.params for sequence in sequences], [len(one.prompt) for one in sequences]
         coupling, constraints = self.coupling(self.noise), [sequence.constraint for sequence in sequences]
         self.sampling = sampling(params, lengths, self.target.config.vocab_size, coupling, device, constraints)
 
     def _keep_logits(self) -> None:
-        """Keep those of the latest verification where somebody wants to see them."""
+        """Keep the logits of the latest verification where log-probabilities were asked for."""
         self.top.keeps_logits = any(sequence.params.logprobs is not None for sequence in self.sequences)
         self.top.logits_BJV = None
-
-    def _spent(self, started: float) -> None:
-        for sequence in self.sequences:
-            sequence.prefill_seconds += perf_counter() - started
-
-    def _twin(self, b: int) -> int | None:
-        """The first row that a prefill can be copied from, if there is one."""
-        return next((a for a in range(b) if self.sequences[b].like(self.sequences[a])), None)
-
-    def _feed(self, b: int, grant: Grant) -> Iterator[int]:
-        sequence, length, seen = self.sequences[b], len(self.sequences[b].prompt) - 1, int(self.top.cache.lengths_B[b])
-        for tier in self.tiers:
-            if tier is not self.top:
-                yield from (seen for _ in tier.prefill(self.prefix, b, length, grant=grant))
-        watch = sequence.watch() if sequence.params.prompt_logprobs is not None else None
-        yield from self.top.prefill(self.prefix, b, length, watch, grant=grant)
-
-    def _fork(self, source: int, b: int) -> Iterator[int]:
-        for tier in self.tiers:
-            if isinstance(tier, Tier):
-                tier.cache.fork(source, b)
-        self.sequences[b].prompt_logprobs = self.sequences[source].prompt_logprobs
-        yield len(self.sequences[b].prompt) - 1
-
-    def _look(self) -> None:
-        """Tell those who asked where their texts stand. A view that was not asked since the last time saw nothing."""
-        for b, sequence in enumerate(self.sequences):
-            if not sequence.params.trace:
-                continue
-            stats, committed = self.stats(b), int(self.top.cache.lengths_B[b])
-            passes = [tier.passes for tier in sequence.trace.tiers] if sequence.trace else [0] * len(stats)
-            views = [
-                tier.cache
-                for tier, now, before in zip(self.tiers, stats, passes, strict=True)
-                if isinstance(tier, Tier) and isinstance(tier.cache, RetrievalView) and now.passes != before
-            ]
-            sequence.trace = DecodingSnapshot(
-                committed, sequence.decode_seconds, in_sight(views[-1], b) if views else [], stats
-            )
 
     def _note_logprobs(self, taken: list[int]) -> None:
         logits_BJV = self.top.logits_BJV
@@ -304,6 +230,13 @@ class SequenceBatch:
                 sequence.logprobs += logprobs_of(
                     logits_BJV[b, :count], sequence.tokens[-count:], sequence.params.logprobs
                 )
+
+    def _take_snapshots(self) -> None:
+        """Note where the decoding of those sequences stands that were asked to report it."""
+        for b, sequence in enumerate(self.sequences):
+            if sequence.params.trace:
+                committed = int(self.top.cache.lengths_B[b])
+                sequence.trace = snapshot(self.tiers, b, sequence, self.stats(b), committed)
 
 
 def _temperature(sequences: Sequence[TokenSequence]) -> float:

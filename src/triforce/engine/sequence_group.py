@@ -1,4 +1,4 @@
-"""Jobs that start together: what is read before their first tokens."""
+"""SequenceGroup: sequences with one prompt and one mode that start together, and where they are on their way."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from traceback import clear_frames
 
 import torch
 
+from triforce.engine import batch_prefill
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch, SwappedSequence
 from triforce.errors import CacheError
@@ -18,11 +19,11 @@ from triforce.kvcache.prompt_file import SavedCache
 from triforce.speculation import Grant
 
 OnPrefill = Callable[[int, int], None]
-"""Told of the prompt tokens read so far, and of all there are."""
+"""Gets the prompt tokens read so far, and their total."""
 
 
 class Status(Enum):
-    """Where a group is on its way; `EngineCore` alone moves it on."""
+    """Stage of a group. The lists of the `Scheduler` follow from it; it and `EngineCore` alone change it."""
 
     WAITING = "waiting for its turn; it holds nothing"
     PREFILLING = "its prompt is being read"
@@ -33,16 +34,16 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """Jobs with one prompt and one mode that start together. Jobs of other groups may be of other modes.
+    """Sequences with one prompt and one mode that start together. Other groups may have other modes.
 
-    `memory` is an exact view to go on with (see `SequenceBatch`), `earlier` a saved prompt to start from. `on_read`
-    gets the exact view once all prompts have been read.
+    memory: a full view to go on with (see `SequenceBatch`). saved: a saved prompt to start from. on_read: gets the full
+    view once all prompts have been read.
     """
 
     sequences: list[TokenSequence]
     mode: str
     memory: FullView | None = None
-    earlier: SavedCache | None = None
+    saved: SavedCache | None = None
     on_prefill: OnPrefill | None = None
     on_read: Callable[[FullView], None] | None = None
     status: Status = Status.WAITING
@@ -51,19 +52,19 @@ class SequenceGroup:
     steps: int = 0
     """Steps since its turn came."""
     cached: int = 0
-    """Tokens of the prompt that need not be read, as others have read them."""
+    """Tokens of the prompt that were read before, for another text."""
     swapped: list[SwappedSequence] | None = None
-    """What the rows of its jobs that are not done hold, while others have their room."""
+    """KV and state of its unfinished sequences, while others have their room."""
     error: Exception | None = None
-    """What ended it before its time."""
+    """Reason why it ended before its time."""
 
     @property
-    def left(self) -> list[TokenSequence]:
-        """Jobs that are not done."""
+    def unfinished(self) -> list[TokenSequence]:
+        """Sequences that are not finished."""
         return [sequence for sequence in self.sequences if sequence.finish is None]
 
     def fail(self, error: Exception) -> None:
-        """It has ended before its time; of memory that ran out it is said what would need less."""
+        """Note why it ended before its time. Where memory ran out, the note says what would need less."""
         if isinstance(error, torch.OutOfMemoryError):
             clear_frames(error.__traceback__)  # what the pass had made, which others need
             torch.cuda.empty_cache()
@@ -73,22 +74,22 @@ class SequenceGroup:
             )
         self.error = error
 
-    def shared(self, prefixes: PrefixCache) -> list[int]:
-        """Pages that it can begin with."""
+    def cached_pages(self, prefixes: PrefixCache) -> list[int]:
+        """Pages of the pool that its prompt can begin with, as other texts begin alike."""
         first = self.sequences[0]
         scored = first.params.prompt_logprobs is not None  # every position is needed
-        if self.swapped or self.memory or self.earlier or scored:
+        if self.swapped or self.memory or self.saved or scored:
             return []
         return prefixes.find(first.scope, first.prompt)
 
-    def read(self, batch: SequenceBatch, grant: Grant) -> Iterator[tuple[int, int]]:
-        """All that comes before the next token, as `SequenceBatch.prefill` yields it."""
+    def prefill(self, batch: SequenceBatch, grant: Grant) -> Iterator[tuple[int, int]]:
+        """Do all that comes before the next token. Yields (tokens seen, tokens in all) after each pass."""
         if self.swapped:
             batch.swap_in(self.swapped)
             return
-        if self.earlier:
-            batch.restore(self.earlier)
+        if self.saved:
+            batch_prefill.restore_batch(batch, self.saved)
         self.cached = int(batch.top.cache.lengths_B[0])
-        yield from batch.prefill(grant)
+        yield from batch_prefill.prefill_batch(batch, grant)
         if self.on_read:
             self.on_read(batch.top.cache)

@@ -1,4 +1,4 @@
-"""How to speculate, as users set it."""
+"""SpeculativeConfig: how to speculate, as users set it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from triforce.kvcache.selection import POLICIES
 LOWER_TIERS = ("same", "int8")
 
 FARTHEST = 8, 16
-"""The largest draft_tokens and speculative_tokens that mode `auto` goes to."""
+"""The largest draft_tokens and speculative_tokens that mode `auto` uses."""
 
 STRICT_ROWS = 8
-"""Rows of a strict pass, however few there are; where more may be decoded together, so many."""
+"""Rows of a strict pass at least; where more may be decoded together, so many."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """How to speculate: the lowest tier proposes `draft_tokens` at a time, the middle one gathers `speculative_tokens`.
+    """Settings of speculation. Raises RequestError for values that cannot be had, alone or together.
 
-    `lower_tiers`: one of `LOWER_TIERS`, how the target's lower views read committed KV: as it is, or as int8.
-    `strict`: passes of the full tier have one shape, where bits depend on it, and passes of a prompt end at set places.
+    draft_tokens: those that the lowest tier proposes at a time (gamma_1). speculative_tokens: those that the middle one
+    gathers for one verification (gamma_2). sinks, window: tokens that the draft sees. lower_tiers: one of
+    `LOWER_TIERS`, how lower views of the target read committed KV. strict: passes of the full tier have one shape,
+    where bits depend on it, and passes of a prompt end at set places.
     """
 
     draft_tokens: int = 2
@@ -59,13 +61,14 @@ class SpeculativeConfig:
 
     @property
     def int8(self) -> bool:
+        """Whether lower tiers read weights and committed KV as int8."""
         return self.lower_tiers == "int8"
 
     def least(self, rows: int) -> tuple[int, int]:
-        """The shape that passes of the full tier are padded to: the widest verification, plain decoding included."""
+        """Rows and columns that passes of the full tier are padded to: those of the widest verification."""
         return (max(rows, STRICT_ROWS), self.reach // 2 - 1) if self.strict else (1, 1)
 
     @property
     def reach(self) -> int:
-        """Positions that the tiers may use beyond the last token asked for."""
+        """Positions that the tiers may use beyond the last token of a text."""
         return 2 * (max(self.draft_tokens, FARTHEST[0]) + max(self.speculative_tokens, FARTHEST[1]) + 2)

@@ -1,4 +1,4 @@
-"""The text of one completion as it grows, cut at the first stop string."""
+"""StopStringBuffer: the text of one completion as it grows, cut at the first stop string."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class StopStringBuffer:
         self.stopped = False
 
     def add(self, piece: str) -> str:
-        """What can be shown now that `piece` has arrived. Nothing after a stop."""
+        """Append a piece of text. Returns what can be shown now: nothing after a stop."""
         if self.stopped:
             return ""
         self._held += piece
@@ -26,7 +26,7 @@ class StopStringBuffer:
         return self._show(len(self._held) - partial_match(self._held, self._stops))
 
     def flush(self) -> str:
-        """What was held back, at the end of the text."""
+        """Return what was held back, at the end of the text."""
         return "" if self.stopped else self._show(len(self._held))
 
     def _show(self, length: int) -> str:

@@ -1,4 +1,4 @@
-"""What batches share, and the parts that modes put together: models, KV memory, tiers."""
+"""Models and KV memory that batches share, and the `TierBuilder` that modes put tiers together with."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from triforce.speculation import Proposer, Tier
 
 @dataclass(frozen=True, slots=True)
 class ModelSet:
-    """The target, and a draft that shares its vocabulary if there is one."""
+    """The target, and perhaps a draft model of the same vocabulary."""
 
     target: Decoder
     draft: Decoder | None = None
     lower: Decoder | None = None
-    """What the lower tiers take for the target; None: itself."""
+    """The target as the lower tiers run it; None: the same."""
 
 
 @dataclass(frozen=True)
 class SharedKV:
-    """KV memory that batches share: `pages` of the target, and the draft's for so many `rows`. Made when it is used.
+    """KV memory that batches share: `pages` of the target's KV, and the draft's for so many `rows`. Made when used.
 
-    `given` is a pool that is there already.
+    given: a pool to be used instead of a new one.
     """
 
     models: ModelSet
@@ -48,7 +48,7 @@ class SharedKV:
 
     @cached_property
     def pool(self) -> PagePool:
-        """Of no row yet, for all views of the target."""
+        """The pool of all views of the target, of no row yet."""
         if self.given:
             return self.given.more(0)
         target, unit = self.models.target, gcd(self.speculation.retrieval.chunk, PAGE)
@@ -58,22 +58,23 @@ class SharedKV:
 
     @property
     def whole(self) -> int:
-        """Prompts share beginnings of multiples of so many tokens: under `strict`, what one pass has read."""
+        """Tokens in a multiple of which prompts share their beginnings: under `strict`, those of one pass."""
         return prefill_chunk(self.models.target.device) if self.speculation.strict else PAGE
 
     @property
     def kv(self) -> KVMemoryUsage:
-        """Where the target's KV lies."""
+        """Memory that the target's KV takes, by where it lies."""
         return self.pool.bytes
 
     @property
     def needs(self) -> KVSizing:
+        """Memory that the target's KV needs."""
         target, speculation = self.models.target, self.speculation
         where = target.config, target.dtype, target.device
         return needs_of(*where, self.pages, self.rows, speculation.reach, speculation.retrieval.budget)
 
     def _room(self) -> dispatch.OffloadLayout | None:
-        """Where pages go that do not stay, if any do; what does not fit is told before anything is read."""
+        """Layout of offloaded pages, if there are any. Raises CacheError before a prompt is read if KV does not fit."""
         target, offload = self.models.target, self.speculation.offload
         if offload.kind == "none":
             self.needs.require_all()
@@ -96,10 +97,10 @@ class SharedKV:
 
 @dataclass(frozen=True)
 class TierBuilder:
-    """The parts of a ladder, for a batch whose row b holds at most `capacities[b]` tokens.
+    """Makes the tiers of a batch whose row b holds at most `capacities[b]` tokens.
 
-    `memory` is an exact view to go on with instead of an empty one; `begun` are pages that the first row starts with.
-    `shared` is where other batches have their KV, too.
+    memory: a full view to go on with instead of an empty one. shared: KV that other batches share. prefix_pages: its
+    pages that the first row starts with.
     """
 
     models: ModelSet
@@ -107,24 +108,26 @@ class TierBuilder:
     capacities: list[int]
     memory: FullView | None = None
     shared: SharedKV | None = None
-    begun: Sequence[int] = ()
+    prefix_pages: Sequence[int] = ()
 
     @cached_property
     def store(self) -> SharedKV:
+        """KV that is shared, or that of this batch alone."""
         pages = sum(map(pages_for, self.capacities))
         return self.shared or SharedKV(self.models, self.speculation, len(self.capacities), pages)
 
     def full(self) -> FullView:
-        """The target's exact view."""
+        """Make the full view of the target's KV, with room for every row. Raises CacheError."""
         full = self.memory or FullView(self.store.pool.more(len(self.capacities)))
-        if self.begun:
-            full.pool.adopt(0, self.begun)
+        if self.prefix_pages:
+            full.pool.adopt(0, self.prefix_pages)
         for b, capacity in enumerate(self.capacities):
             full.pool.reserve(b, capacity)
         full.grain, full.budget = 0, None  # until a view selects by what it saw
         return full
 
     def exact(self, full: FullView, below: Proposer | None = None) -> Tier[FullView]:
+        """Make the full tier: the target through all of its KV."""
         model = self.models.target.model
         read = (lambda view, ids_1T: view.read(model, ids_1T)) if full.pool.offloaded else None
         return Tier("full", self.models.target, full, below=below, read=read)
@@ -132,11 +135,12 @@ class TierBuilder:
     def middle(
         self, full: FullView, policy: Callable[[], Policy], name: str, below: Proposer | None = None
     ) -> Tier[RetrievalView]:
+        """Make a tier that sees the pages that a policy selects, of what the full view has seen."""
         view = RetrievalView(full, policy, self.speculation.retrieval)
         return Tier(name, self.models.lower or self.models.target, view, self.speculation.speculative_tokens, below)
 
     def lowest(self) -> Tier[StreamingView]:
-        """The draft model, through sinks and a window."""
+        """Make the tier of the draft model, which sees sinks and a window. Raises RequestError without a draft."""
         view, draft = self.store.streaming.more(len(self.capacities)), self.models.draft
         assert draft is not None, "the store has seen to it"
         return Tier("draft", draft, view, self.speculation.draft_tokens, burst=partial(burst, draft.model))

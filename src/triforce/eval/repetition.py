@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from triforce.engine.runs import MOST_ROWS
+from triforce.engine.request_runner import MOST_ROWS
 from triforce.eval.context import EvalContext, Text
 from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.tables import Table, percent

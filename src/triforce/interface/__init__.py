@@ -1,1 +1,1 @@
-"""What callers pass and get: parameters, outputs, statistics. Imports no torch."""
+"""Interface: the parameters that callers pass, and the outputs and statistics that they get. Imports no torch."""

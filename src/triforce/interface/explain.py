@@ -1,6 +1,6 @@
-"""Why a generation was as fast as it was: what each tier cost and gave, what was chosen when, what might be better.
+"""Explanation of the speed of a generation: what each tier cost and gave, what was chosen when, what might be better.
 
-All of it comes from what was measured in that generation; nothing is run for it.
+All of it comes from measurements of that generation; nothing is run for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLEAR = 1.1  # times as fast: less is noise
 
 @dataclass(frozen=True, slots=True)
 class TierReport:
-    """A tier: its passes, what one takes, its share of the decoding time, and how its guesses fared."""
+    """A tier: its passes, milliseconds of one, its share of the decoding time, and how its draft tokens fared."""
 
     name: str
     passes: int
@@ -34,7 +34,7 @@ class TierReport:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Of all texts of a request; the timeline is the first one's. Tokens per second are of all texts together."""
+    """Explanation of all texts of a request together; the timeline is that of the first."""
 
     mode: str
     prompt_tokens: int
@@ -47,7 +47,7 @@ class Explanation:
     advice: list[str]
 
     def as_json(self) -> dict[str, Any]:
-        """The same as numbers, strings, lists and dictionaries."""
+        """Return the same as numbers, strings, lists and dictionaries."""
         return asdict(self)
 
 
@@ -59,7 +59,7 @@ def explain(
     tokens: Sequence[int],
     seconds: tuple[float, float],
 ) -> Explanation:
-    """For each text its timeline and tokens; of all of them the tiers, and the seconds of prefill and decoding."""
+    """Explain a generation. timelines, tokens: of each text. tiers, seconds (of prefill, of decoding): of all."""
     (_, decoding), texts, new = seconds, len(tokens), sum(tokens)
     speed = new / decoding if decoding else 0.0
     ours = Explanation(
@@ -86,16 +86,16 @@ def _part(tier: TierStats, decoding: float) -> TierReport:
 
 
 def _predicted(timeline: Sequence[PlanSegment], what: str, texts: int) -> float | None:
-    """The mean over the time for which there was one."""
-    known = [stretch for stretch in timeline if getattr(stretch, what)]
-    seconds = sum(stretch.seconds for stretch in known)
+    """Return the mean of a speed over the time for which there was one, of all texts."""
+    known = [segment for segment in timeline if getattr(segment, what)]
+    seconds = sum(segment.seconds for segment in known)
     return texts * sum(getattr(s, what) * s.seconds for s in known) / seconds if seconds else None
 
 
 def _plain(
     mode: str, timeline: Sequence[PlanSegment], tiers: Sequence[TierStats], texts: int, speed: float
 ) -> float | None:
-    """A pass that verifies guesses takes no less than one of plain decoding: that gives at least so many tokens."""
+    """Tokens per second of plain decoding, at least: a pass of it takes no more time than one that verifies a draft."""
     if mode == "ar":
         return speed
     full = tiers[-1]
@@ -130,7 +130,7 @@ def _budget(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float,
     tier = next((tier for tier in tiers if tier.name == "retrieval"), None)
     if not tier or tier.visible_tokens is None or tier.proposed < ENOUGH or tier.acceptance is None:
         return None
-    chosen = [stretch.budget for stretch in ours.timeline if stretch.budget]
+    chosen = [segment.budget for segment in ours.timeline if segment.budget]
     if ours.mode == "auto" and not (chosen and chosen[-1] > chosen[0]):  # more was weighed, and promised less
         return None
     if tier.acceptance < GOOD and tier.visible_tokens < ours.prompt_tokens:
@@ -183,7 +183,7 @@ def _reading(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float
 
 
 PLAINLY = (_short, _slower)
-"""Rules: each says something, or nothing, from what was measured. Where one of these does, plain decoding is best."""
+"""Rules, each of which gives advice or none. Where one of these does, plain decoding is best."""
 GUESSING = (_budget, _gamma, _draft)
-"""What may improve guesses where these pay."""
+"""Rules for better drafts, where these pay."""
 OTHERS = (_repeats, _reading)

@@ -1,4 +1,4 @@
-"""What a text must look like: a noun, without the machinery that follows it (see `structured_output.compiler`)."""
+"""Grammar: what a text must look like. `structured_output.compiler` compiles it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _KINDS = ("json_schema", "regex", "lark")
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The whole of a text matches it, from the first new token to the end-of-sequence token.
+    """A grammar that the whole of a text matches, from the first new token to the end-of-sequence token.
 
-    `source` is a JSON schema as JSON text, a regular expression without look-around, or a grammar in llguidance's
+    source: a JSON schema as JSON text, a regular expression without trace-around, or a grammar in llguidance's
     dialect of Lark. Raises RequestError for one that is empty or longer than `MOST_CHARACTERS`.
     """
 
@@ -41,10 +41,10 @@ class Grammar:
 
     @classmethod
     def json(cls, schema: Mapping[str, Any] | bool | str | None = None) -> Self:
-        """JSON that a schema describes, given as an object or as JSON text; without one, any JSON object.
+        """Return the grammar of a JSON schema, given as an object or as JSON text; without one, of any JSON object.
 
         Properties come in the order in which the schema lists them. A number of 40 characters ends as soon as it may,
-        and white space is indentation at most, as some models would go on for ever.
+        and white space is indentation at most, as some models would go on for ever. Raises RequestError.
         """
         if isinstance(schema, str):
             return cls("json_schema", schema)
@@ -55,10 +55,10 @@ class Grammar:
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
-        """Texts that a regular expression matches from their beginning to their end."""
+        """Return the grammar of a regular expression that matches whole texts. Raises RequestError."""
         return cls("regex", pattern)
 
     @classmethod
     def lark(cls, grammar: str) -> Self:
-        """Texts that a context-free grammar derives from its rule `start`."""
+        """Return a context-free grammar of texts that its rule `start` derives. Raises RequestError."""
         return cls("lark", grammar)

@@ -1,4 +1,4 @@
-"""What the engine answers: plain nouns, without torch."""
+"""Outputs of the engine, without torch."""
 
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -15,7 +15,7 @@ class Logprob(NamedTuple):
 
 
 class TokenLogprobs(NamedTuple):
-    """At one position: the token that stands there, and the most probable ones, best first."""
+    """The token at one position, and the most probable ones there, best first."""
 
     chosen: Logprob
     top: tuple[Logprob, ...] = ()
@@ -23,11 +23,11 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodingSnapshot:
-    """Where the decoding of one text stands."""
+    """State of the decoding of one text."""
 
     tokens: int  # committed, prompt and all
     seconds: float  # of decoding
-    seen: list[int]  # as `cache.look.in_sight` has it; empty where no tier that selects was asked
+    seen: list[int]  # as `coverage.in_sight` has it; empty where no tier that selects made a pass
     tiers: list[TierStats]  # so far, from the lowest to the full one
 
 
@@ -43,17 +43,17 @@ class CompletionOutput:
     origins: list[str]  # name of the tier that proposed each new token
     seed: int
     tiers: list[TierStats]  # from the lowest to the full one
-    timeline: list[PlanSegment] = field(default_factory=list)  # what mode auto chose, one after the other
+    timeline: list[PlanSegment] = field(default_factory=list)  # plans of mode auto, one after the other
 
     @property
     def plans(self) -> dict[str, int]:
-        """What mode auto chose, and for how many proposals of the full tier."""
+        """Plans of mode auto, and for how many proposals of the full tier each was used."""
         return plans(self.timeline)
 
 
 @dataclass(frozen=True, slots=True)
 class KVMemoryUsage:
-    """Where KV lies: on the device that computes, in other memory, and in a file."""
+    """Bytes of KV on the device that computes, in other memory, and in a file."""
 
     device_bytes: int = 0
     host_bytes: int = 0
@@ -62,7 +62,7 @@ class KVMemoryUsage:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """The answer to one prompt; times in seconds."""
+    """The outputs of one prompt. Times are in seconds."""
 
     prompt_token_ids: list[int]
     prompt_logprobs: list[TokenLogprobs | None] | None  # one per prompt token; the first is None
@@ -74,7 +74,7 @@ class RequestOutput:
     decode_seconds: float
     kv: KVMemoryUsage = KVMemoryUsage()
     cached_tokens: int = 0
-    """Of the prompt, that had been read before."""
+    """Tokens of the prompt that had been read before."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -88,7 +88,7 @@ class RequestOutput:
 
     @property
     def tiers(self) -> list[TierStats]:
-        """What each tier did for all outputs together, from the lowest to the full one."""
+        """Statistics of each tier for all outputs together, from the lowest to the full one."""
         return total(output.tiers for output in self.outputs)
 
     @property
@@ -97,7 +97,7 @@ class RequestOutput:
         return self.completion_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
     def explain(self) -> Explanation:
-        """What each tier cost and gave, what was chosen when, and what might be better."""
+        """Explain the speed: what each tier cost and gave, what was chosen when, and what might be better."""
         return explain(
             self.mode,
             self.prompt_tokens,

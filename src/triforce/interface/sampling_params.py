@@ -1,4 +1,4 @@
-"""How a request is sampled: checked when it is made."""
+"""SamplingParams: how a request is sampled, checked when it is made."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ MOST_LOGPROBS = 20
 MOST_CHOICES = 128
 
 BY_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""What the makers of a model may set in its generation_config.json."""
+"""Parameters that the makers of a model may set in its generation_config.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request is sampled; what is out of range raises RequestError.
+    """Parameters of sampling one request. Raises RequestError for values out of range.
 
-    Warpers apply in this order: repetition penalty (as in transformers: over prompt and output), presence and frequency
-    penalties (as OpenAI's: over the output), logit bias, temperature, min-p, top-k, top-p. Neutral values cost nothing.
+    Logits are processed in this order: repetition penalty (as in transformers: over prompt and output), presence and
+    frequency penalties (as OpenAI's: over the output), logit bias, temperature, min-p, top-k, top-p. Neutral ones
+    cost nothing.
     """
 
     temperature: float = 1.0  # 0 is greedy
@@ -44,7 +45,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None  # alternatives listed at each new token; 0: the token itself only
     prompt_logprobs: int | None = None
-    grammar: Grammar | None = None  # what the text must look like; the law is restricted to it before the warpers
+    grammar: Grammar | None = None  # what the text must look like; logits are masked by it before the other steps
     trace: bool = False  # report where decoding stands with each piece of a stream
 
     def __post_init__(self) -> None:

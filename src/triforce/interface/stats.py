@@ -1,4 +1,4 @@
-"""What happened in a generation: plain nouns, without torch."""
+"""Statistics of a generation, without torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(slots=True)
 class TierStats:
-    """What one tier did in a generation, prefill apart."""
+    """Statistics of one tier in a generation, prefill apart."""
 
     name: str
     proposed: int = 0  # tokens handed to the tier above
@@ -17,9 +17,7 @@ class TierStats:
     seconds: float = 0.0  # of decoding
     prefill_seconds: float = 0.0
     histogram: list[int] = field(default_factory=list)  # [i]: verifications by the tier above that kept i tokens
-    visible_tokens: int | None = (
-        None  # tokens of the text that the tier is shown, in the mean of its layers; None: all there are
-    )
+    visible_tokens: int | None = None  # tokens of the text that it is shown, in the mean of its layers; None: all
 
     @property
     def acceptance(self) -> float | None:
@@ -29,7 +27,7 @@ class TierStats:
 
 @dataclass(slots=True)
 class PlanSegment:
-    """Proposals of the full tier, one after the other, for which mode auto kept to a plan; of one text."""
+    """Proposals of the full tier for one text, one after the other, in which mode auto kept to a plan."""
 
     plan: str
     proposals: int = 0
@@ -41,21 +39,21 @@ class PlanSegment:
 
 
 def since(began: PlanSegment, ended: PlanSegment) -> PlanSegment:
-    """What was between: each of them counts all that was before."""
+    """Return what happened between two segments, each of which counts all that was before."""
     counts = {name: getattr(ended, name) - getattr(began, name) for name in ("proposals", "tokens", "seconds")}
     return replace(began, **counts)
 
 
 def plans(timeline: Iterable[PlanSegment]) -> dict[str, int]:
-    """Plans, and for how many proposals each was followed."""
+    """Return plans, and for how many proposals each was used."""
     found: dict[str, int] = {}
-    for stretch in timeline:
-        found[stretch.plan] = found.get(stretch.plan, 0) + stretch.proposals
+    for segment in timeline:
+        found[segment.plan] = found.get(segment.plan, 0) + segment.proposals
     return found
 
 
 def total(outputs: Iterable[Sequence[TierStats]]) -> list[TierStats]:
-    """Statistics of several continuations, tier by tier. Seconds are not added up: of one batch each has them all."""
+    """Add up statistics of several outputs, tier by tier. Of seconds the most count, as outputs share passes."""
     sums: dict[str, TierStats] = {}
     for tier in (tier for tiers in outputs for tier in tiers):
         into = sums.setdefault(tier.name, TierStats(tier.name))

@@ -35,7 +35,7 @@ class Observer:
 
         Time between passes is divided among them, as it would not have been spent without.
         """
-        passes = {name: self._tiers[name].counters.fresh() for name in plan.tiers}
+        passes = {name: self._tiers[name].counters.new_passes() for name in plan.tiers}
         self._ngram_calls = sum(rows for _, rows, _ in passes.get("ngram", ()))
         count = sum(len(some) for some in passes.values())
         between = max(0.0, seconds - sum(took for some in passes.values() for *_, took in some)) / max(1, count)
@@ -56,11 +56,11 @@ class Observer:
     def discard(self) -> None:
         """Learn nothing from the passes so far."""
         for tier in self._tiers.values():
-            tier.counters.fresh()
+            tier.counters.new_passes()
 
     def _verdicts_of(self, name: str, lengths: Sequence[int], live_B: Bools) -> None:
         tier = self._tiers[name]
-        news_B2 = tier.counters.verdicts()
+        news_B2 = tier.counters.new_verdicts()
         if name == "draft":
             self._acceptance.add(name, max(lengths), *news_B2.sum(0).tolist())
         elif isinstance(tier, NgramProposer):

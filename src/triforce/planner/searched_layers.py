@@ -167,7 +167,7 @@ class SearchedLayers:
 
     def _verdicts(self) -> tuple[int, int]:
         counters = self.tier.counters
-        return int(counters.accepted_B.sum()), int(counters.refused_B.sum())
+        return int(counters.accepted_B.sum()), int(counters.rejected_B.sum())
 
     def _consider(self, verdicts: Verdicts) -> None:
         """Begin a trial, if the layer that misses most attention promises enough."""

@@ -15,7 +15,7 @@ from triforce.llm import LLM
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.sampling import Constraint
-from triforce.structured_output.compiler import Grammars
+from triforce.structured_output.compiler import GrammarCompiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +58,5 @@ class ReplicaFrontend:
         return self._grammars.follow(grammar)
 
     @cached_property
-    def _grammars(self) -> Grammars:
-        return Grammars(self.tokenizer)
+    def _grammars(self) -> GrammarCompiler:
+        return GrammarCompiler(self.tokenizer)

@@ -34,14 +34,14 @@ def accompanied(settings: dict[str, Any], limits: Limits, count: int, exact: boo
     payload = pickle.dumps((settings, limits, exact, threads))
     with tempfile.TemporaryDirectory(prefix="triforce-") as folder:
         for rank in range(1, count):
-            variables = spawn.introduce(rank, count, Path(folder))
+            variables = spawn.rank_environment(rank, count, Path(folder))
             process = spawn.start(_RUN, [], variables, lifeline, stdin=subprocess.PIPE)
             Thread(target=_end_with, args=(process,), daemon=True).start()
             assert process.stdin
             with process.stdin as stdin:
                 stdin.write(payload)
         os.close(lifeline)
-        os.environ |= spawn.introduce(0, count, Path(folder))
+        os.environ |= spawn.rank_environment(0, count, Path(folder))
         return _joined(settings["device"], exact)
 
 

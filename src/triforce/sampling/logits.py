@@ -1,12 +1,12 @@
-"""From logits to the probabilities that are sampled: one warper, for each tier, at each position.
+"""LogitsProcessor: from logits to the probabilities that are sampled, for each tier at each position.
 
 Order: repetition penalty (Keskar et al. 2019, as in transformers) > presence and frequency penalties (as OpenAI's) >
 logit bias > temperature > min-p (Nguyen et al. 2024) > top-k > top-p (Holtzman et al. 2020). What no row uses is not
-computed, and on a CPU a row's law has the same bits in any batch.
+computed, and on a CPU a row's probabilities have the same bits in any batch.
 
-Equal scores at the edge of top-k or top-p: the lowest ids stay, so a law never depends on how a sort breaks ties.
+Equal scores at the edge of top-k or top-p: the lowest ids stay, so that nothing depends on how a sort breaks ties.
 
-Shapes: B rows, R the rows that use a warper, J columns, V vocabulary, S text capacity, W the largest values looked at.
+Shapes: B rows, R the rows that use a step, J columns, V vocabulary, S text capacity, W the largest values looked at.
 """
 
 import math
@@ -26,12 +26,12 @@ _Device = torch.device | str
 
 
 class _Setting:
-    """The rows that use a warper, and its parameters there: float64, (R, 1, 1) each. False if no row does."""
+    """A step of processing: the rows that use it, and its parameters there, float64 (R, 1, 1). False without such."""
 
     def __init__(self, params: _Params, uses: Callable[[SamplingParams], bool], *names: str, device: _Device) -> None:
         rows = [b for b, p in enumerate(params) if uses(p)]
         self.count = len(rows)
-        # All rows: a view does, and spares a copy.
+        # All rows: a view will do, without a copy.
         self.rows = slice(None) if len(rows) == len(params) else torch.tensor(rows, dtype=torch.int64, device=device)
         columns = [[float(getattr(params[b], name)) for b in rows] for name in names]
         self.values = [torch.tensor(c, dtype=torch.float64, device=device)[:, None, None] for c in columns]
@@ -39,17 +39,17 @@ class _Setting:
     def __bool__(self) -> bool:
         return self.count > 0
 
-    def apply(self, scores_BJV: Tensor, warp: Callable[..., Tensor]) -> None:
-        """scores = warp(scores, *parameters) in these rows, in place."""
+    def apply(self, scores_BJV: Tensor, process: Callable[..., Tensor]) -> None:
+        """Set scores = process(scores, *parameters) in these rows, in place."""
         if self:
-            scores_BJV[self.rows] = warp(scores_BJV[self.rows], *self.values)
+            scores_BJV[self.rows] = process(scores_BJV[self.rows], *self.values)
 
 
 class LogitsProcessor:
-    """The law of each row's next tokens.
+    """Makes the probabilities of each row's next tokens.
 
-    params: one per row. prompt_lengths: how many tokens of each row are its prompt. vocab_size: V. Raises RequestError
-    if a logit bias names a token outside the vocabulary.
+    params: one per row. prompt_lengths: tokens of each row's prompt. vocab_size: V. Raises RequestError if a logit bias
+    names a token outside the vocabulary.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class LogitsProcessor:
         self._top_p = rows(lambda p: p.top_p < 1 and p.temperature > 0, "top_p")
 
     def __call__(self, logits_BJV: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> Tensor:
-        """Probabilities, float64 (B, J, V): each row sums to 1 and is never empty.
+        """Return probabilities, float64 (B, J, V): each row sums to 1 and is never empty.
 
-        Column j is the law of the token that follows ids_BS[b, : lengths_B[b] + j]; what lies beyond may be anything.
-        Logits of -inf are allowed. NaN, +inf or nothing but -inf in any column, padding included, raises ModelError.
+        Column j is for the token that follows ids_BS[b, : lengths_B[b] + j]; what lies beyond may be anything. Logits
+        of -inf are allowed. Raises ModelError for NaN, +inf or nothing but -inf in any column, padding included.
         """
         probs_BJV, peaks_BJ = self.unchecked(logits_BJV, ids_BS, lengths_B)
         check(peaks_BJ)
         return probs_BJV
 
     def unchecked(self, logits_BJV: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-        """The same without a look at the numbers, and the largest score of each column (B, J) for `check`.
+        """Return the same without a check, and the largest score of each column (B, J) for `check`.
 
-        Where that raises, the law is nonsense.
+        Where that raises, the probabilities mean nothing.
         """
         scores_BJV = self.adjusted(logits_BJV, ids_BS, lengths_B)
         peaks_BJ1 = scores_BJV.amax(-1, keepdim=True)
@@ -100,7 +100,7 @@ class LogitsProcessor:
         return bool(self._repetition or self._output or self._bias is not None)
 
     def adjusted(self, logits_BJV: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> Tensor:
-        """The logits with penalties and biases, before temperature and cuts: a new tensor, float64."""
+        """Return logits with penalties and biases, before temperature and truncation: a new tensor, float64."""
         scores_BJV = logits_BJV.to(torch.float64, copy=True)
         self._penalize(scores_BJV, ids_BS, lengths_B)
         if self._bias is not None:
@@ -109,7 +109,7 @@ class LogitsProcessor:
         return scores_BJV
 
     def _penalize(self, scores_BJV: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> None:
-        """Penalties for the tokens before each column, in place."""
+        """Apply penalties for the tokens before each column, in place."""
         columns = scores_BJV.shape[1]
         for setting, firsts_B, penalty in (
             (self._repetition, torch.zeros_like(self._prompts_B), _repetition),
@@ -123,7 +123,7 @@ class LogitsProcessor:
                 setting.apply(scores_BJV, partial(penalty, counts_RJV))
 
     def _probabilities(self, scores_BJV: Tensor) -> Tensor:
-        """The law from scores whose largest is 0, which are overwritten."""
+        """Return the probabilities of scores whose largest is 0; these are overwritten."""
         self._temperature.apply(scores_BJV, torch.div)
         self._min_p.apply(scores_BJV, _min_p)
         self._top_k.apply(scores_BJV, partial(_top_k, self._widest))
@@ -135,7 +135,7 @@ class LogitsProcessor:
 
 
 def _counts(ids_RS: Tensor, firsts_R: Tensor, lengths_R: Tensor, columns: int, vocab_size: int) -> Tensor:
-    """How often each token stands in ids[first : length + j], float64 (R, J, V)."""
+    """Count each token in ids[first : length + j]: float64 (R, J, V)."""
     place_S = torch.arange(ids_RS.shape[1], device=ids_RS.device)
     column_RS = (place_S - lengths_R[:, None] + 1).clamp_(min=0)  # the first that has this place in its past
     counts_RS = (place_S >= firsts_R[:, None]) & (column_RS < columns)
@@ -157,7 +157,7 @@ def _presence_and_frequency(
 
 
 def _bias(params: _Params, vocab_size: int, device: _Device) -> tuple[Tensor, Tensor, Tensor] | None:
-    """All biases, as rows_N, ids_N and values (N, 1); None if there are none."""
+    """Return all biases as rows_N, ids_N and values (N, 1); None if there are none."""
     check_bias(params, vocab_size)
     entries = [(b, token, x) for b, p in enumerate(params) for token, x in (p.logit_bias or {}).items()]
     if not entries:
@@ -200,7 +200,7 @@ def _top_p(scores_RJV: Tensor, mass_R11: Tensor) -> Tensor:
 
 
 def _descending(probs_RJV: Tensor, mass_R11: Tensor) -> Tensor:
-    """The largest probabilities in order, (R, J, W): enough to hold the mass."""
+    """Return the largest probabilities in order, (R, J, W): enough to hold the mass."""
     if probs_RJV.device.type == "cpu" and probs_RJV.shape[-1] > _HEAD:  # elsewhere to look is a sync, and sorting cheap
         head_RJW = probs_RJV.topk(_HEAD).values
         if bool((head_RJW.cumsum(-1)[..., -1:] >= mass_R11).all()):
@@ -209,7 +209,7 @@ def _descending(probs_RJV: Tensor, mass_R11: Tensor) -> Tensor:
 
 
 def _largest(values_RJV: Tensor, head_RJW: Tensor, count_RJ1: Tensor) -> Tensor:
-    """Which are the `count` largest values, the lowest ids among equals: bool (R, J, V). head: the largest, ordered."""
+    """Mark the `count` largest values, the lowest ids among equals: bool (R, J, V). head: the largest, in order."""
     edge_RJ1 = head_RJW.gather(-1, count_RJ1 - 1)
     above_RJV, equal_RJV = values_RJV > edge_RJ1, values_RJV == edge_RJ1
     room_RJ1 = count_RJ1 - above_RJV.sum(-1, keepdim=True)
@@ -217,12 +217,12 @@ def _largest(values_RJV: Tensor, head_RJW: Tensor, count_RJ1: Tensor) -> Tensor:
 
 
 def _one_hot(scores_BJV: Tensor) -> Tensor:
-    """All mass on the largest score, the lowest id among equals."""
+    """Return probability 1 for the largest score, the lowest id among equals."""
     return torch.zeros_like(scores_BJV).scatter_(-1, scores_BJV.argmax(-1, keepdim=True), 1.0)
 
 
 def check(peaks_BJ: Tensor) -> None:
-    """Raise ModelError where there is no law. Each column's maximum tells: a NaN spreads to it."""
+    """Raise ModelError where the maximum of a column, to which a NaN spreads, is not finite."""
     bad_BJ = ~peaks_BJ.isfinite()
     if bool(bad_BJ.any()):  # the host waits
         b, j = bad_BJ.nonzero()[0].tolist()
@@ -230,7 +230,7 @@ def check(peaks_BJ: Tensor) -> None:
 
 
 def non_finite_logits(row: int, column: int, peak: float) -> ModelError:
-    """What to raise where the largest of the logits is not finite."""
+    """Return the error to raise where the largest of the logits is not finite."""
     what = "NaN" if math.isnan(peak) else "+inf" if peak > 0 else "all -inf"
     return ModelError(
         f"the model's logits are {what} (row {row}, column {column}): check its weights, or try a wider dtype"

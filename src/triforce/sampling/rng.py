@@ -1,4 +1,4 @@
-"""Counter-based noise: the same numbers for the same (seed, choice, place), whatever else is in the batch.
+"""Noise by counters: the same numbers for the same (seed, choice, position), whatever else is in the batch.
 
 Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3"), in torch's int64
 arithmetic: a product of two 32-bit words wraps into the sign bit, and shifting and masking give back both halves.
@@ -26,13 +26,13 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _TIERS = 8
-_REMEMBERED = 32  # positions a row: several rounds of a deep ladder, and 2 MiB at V = 8192
+_REMEMBERED = 32  # positions a row: several rounds of all tiers, and 2 MiB at V = 8192
 _BLOCK = 4  # positions made together: the next ones will be asked for too, and a call costs as much as two of them
 _TILE = 1 << 14  # blocks at once on a CPU: beyond it the temporaries leave the cache and each costs an mmap
 
 
 def key_schedule(keys: Sequence[int]) -> Tensor:
-    """The ten round keys of each 64-bit key: int64 (R, 2, B), low word first."""
+    """Return the ten round keys of each 64-bit key: int64 (R, 2, B), low word first."""
     rounds = [
         [[(k + r * w) & _MASK for k in words] for words, w in zip(_split(keys), _WEYL, strict=True)]
         for r in range(_ROUNDS)
@@ -41,7 +41,7 @@ def key_schedule(keys: Sequence[int]) -> Tensor:
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], keys_R2: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox4x32-10: four random 32-bit words for four counter words.
+    """Return four random 32-bit words for four counter words, by Philox4x32-10.
 
     Each word is an int64 tensor in [0, 2**32); words broadcast against each other. keys_R2 is `key_schedule`, with any
     trailing shape that broadcasts with words 1 and 3.
@@ -72,7 +72,7 @@ class Noise:
         self._recent: dict[tuple[int, int, int], Tensor] = {}
 
     def exponentials(self, positions_BJ: Tensor, vocab_size: int) -> Tensor:
-        """Independent Exp(1) variates, float64 (B, J, V), keyed (seed, choice, position, token).
+        """Return independent Exp(1) variates, float64 (B, J, V), keyed (seed, choice, position, token).
 
         positions_BJ: int64 in [0, 2**32). argmax(p / E) follows p: it is the Gumbel-max draw. They lie in
         [2**-53, 36.8], never 0 nor infinite. The random bits are the same on every device, the log to its last place.
@@ -90,10 +90,10 @@ class Noise:
         return found.view(*positions_BJ.shape, vocab_size)
 
     def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
-        """The next n uniforms of each row for a tier: float64 in [0, 1), (B, n), keyed (seed, choice, tier, draw).
+        """Return the next n uniforms of each row for a tier: float64 in [0, 1), (B, n), by (seed, choice, tier, draw).
 
         tier: in [0, 8). used_B: how many of the n each row uses up; the rest come again at its next call. So a row's
-        noise does not depend on how many its batch mates ask for.
+        noise does not depend on how many its batch neighbours ask for.
         """
         draw_Bn = self.draws[tier, :, None] + torch.arange(n, device=self.draws.device)
         counter = (draw_Bn & _MASK, draw_Bn >> 32, self.choices_B[:, None], torch.full_like(draw_Bn, 1 + tier))
@@ -102,14 +102,14 @@ class Noise:
         return _bits(high, low).double() * 2.0**-53
 
     def _make(self, missing: list[tuple[int, int, int]]) -> None:
-        """Remember the exponentials of these (row, position, vocabulary) and of the neighbours in their blocks."""
+        """Make and keep the exponentials of these (row, position, vocabulary) and of neighbours in their blocks."""
         blocks = ((b, p - p % _BLOCK + i, v) for b, p, v in missing for i in range(_BLOCK))
         keys = list(dict.fromkeys(blocks))
         rows_N, positions_N, _ = torch.tensor(keys).unbind(1)
         self._recent.update(zip(keys, self._exponentials(rows_N, positions_N, keys[0][2]), strict=True))
 
     def _exponentials(self, rows_N: Tensor, positions_N: Tensor, vocab_size: int) -> Tensor:
-        """Fresh exponentials of N places, float64 (N, V), made tile by tile."""
+        """Make exponentials of N places, float64 (N, V), made tile by tile."""
         pairs = (vocab_size + 1) // 2
         out_NP2 = torch.empty(len(rows_N), pairs, 2, dtype=torch.float64, device=rows_N.device)
         tile = _TILE if rows_N.device.type == "cpu" else out_NP2.numel()
@@ -121,7 +121,7 @@ class Noise:
         return out_NP2.flatten(1)[:, :vocab_size]
 
     def _tile(self, rows_N: Tensor, positions_N: Tensor, pairs_P: Tensor) -> Tensor:
-        """Exponentials of N places and P pairs of tokens, (N, P, 2)."""
+        """Make exponentials of N places and P pairs of tokens, (N, P, 2)."""
         choices_N1 = self.choices_B[rows_N, None]
         counter = (pairs_P[None], positions_N[:, None], choices_N1, torch.zeros_like(choices_N1))
         w0, w1, w2, w3 = philox(counter, self._keys_R2B[..., rows_N, None])

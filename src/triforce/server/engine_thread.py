@@ -146,7 +146,7 @@ class Worker:
             self._mirror.close()
             for answer in answers:
                 self._end(answer.number, error)
-        self._kv_tokens = self._mirror.texts.engine.kv_tokens
+        self._kv_tokens = self._mirror.texts.core.kv_tokens
 
     def _dispatch(self, number: int, event: Event | Exception | Request | None) -> None:
         if isinstance(event, OutputChunk | PrefillProgress):
@@ -160,7 +160,7 @@ class Worker:
         """Remove an answer, then deliver its last event, if any."""
         with self._changed:
             answer = self._answers.pop(number, None)
-            self._kv_tokens = self._mirror.texts.engine.kv_tokens
+            self._kv_tokens = self._mirror.texts.core.kv_tokens
         if answer and event is not None:
             answer.put(event)
 

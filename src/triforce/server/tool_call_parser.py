@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from triforce.engine.stop_strings import partial_match
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
-from triforce.structured_output.compiler import described
+from triforce.structured_output.compiler import schema_grammar
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -54,7 +54,7 @@ class CallFormat:
             before = f'{opening}"name": "{name}", "{self.arguments}": '
             rules.append(f"call_{i}: {json.dumps(before)} arguments_{i} {json.dumps(closing)}")
             try:
-                rules.append(f"arguments_{i}: {described(parameters or NOTHING)}")
+                rules.append(f"arguments_{i}: {schema_grammar(parameters or NOTHING)}")
             except RecursionError as error:
                 raise RequestError(f"the parameters of {name} are nested too deeply; simplify them") from error
             except ValueError as error:

@@ -1,8 +1,8 @@
-"""The algorithm: drafts, couplings, tiers. Knows no model, no cache and no generator of random numbers."""
+"""The algorithm: drafts, verification, tiers. It knows no model, no cache and no generator of random numbers."""
 
 from triforce.speculation.draft import Draft, SequenceState
 from triforce.speculation.ngram import NgramProposer
-from triforce.speculation.protocols import Grant, Proposer, TokenSampler, all_of_it
+from triforce.speculation.protocols import Grant, Proposer, TokenSampler, grant_all
 from triforce.speculation.tier import PromptLogitsHook, Tier
 from triforce.speculation.verification import BlockRejection, Rejection, Seeded, Verification, block, rejection, seeded
 
@@ -19,8 +19,8 @@ __all__ = [
     "Tier",
     "TokenSampler",
     "Verification",
-    "all_of_it",
     "block",
+    "grant_all",
     "rejection",
     "seeded",
 ]

@@ -1,4 +1,7 @@
-"""What happened to a tier's proposals, counted per row. B rows, N kept at once."""
+"""Counters: passes of a tier and verdicts on its proposals, per row.
+
+Shape suffixes: B rows, N draft tokens accepted at once.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +14,37 @@ import numpy as np
 from triforce.ragged import Bools, Ints
 
 REMEMBERED = 256  # passes
-_OF_ROWS = ("proposed_B", "accepted_B", "refused_B", "passes_B", "kept_BN", "news_B2", "seconds_B", "prefill_seconds_B")
+_OF_ROWS = (
+    "proposed_B",
+    "accepted_B",
+    "rejected_B",
+    "passes_B",
+    "accepted_BN",
+    "verdicts_B2",
+    "seconds_B",
+    "prefill_seconds_B",
+)
 
 
 class Counters:
-    """Tokens a tier proposed, those the tier above kept (in all, and how often 0, 1, ... at once); passes; seconds.
+    """Draft tokens that a tier proposed, and those that the tier above accepted; passes; seconds.
 
-    `refused_B` counts the proposals of which something was refused, or that were empty. The seconds of a row are those
-    of the passes that it took part in. `news_B2`: proposals kept, and refused, since somebody last asked.
+    accepted_BN counts the proposals of which 0, 1, ... tokens were accepted. rejected_B counts those of which a token
+    was rejected, or that were empty. verdicts_B2: tokens accepted, and proposals rejected, since they were last asked
+    for. The seconds of a row are those of the passes that it took part in.
     """
 
     def __init__(self, rows: int) -> None:
-        self.proposed_B, self.accepted_B, self.refused_B, self.passes_B = np.zeros((4, rows), dtype=np.int64)
-        self.kept_BN = np.zeros((rows, 1), dtype=np.int64)
+        self.proposed_B, self.accepted_B, self.rejected_B, self.passes_B = np.zeros((4, rows), dtype=np.int64)
+        self.accepted_BN = np.zeros((rows, 1), dtype=np.int64)
         self.seconds_B, self.prefill_seconds_B = np.zeros(rows), np.zeros(rows)
-        self.news_B2 = np.zeros((rows, 2), dtype=np.int64)
+        self.verdicts_B2 = np.zeros((rows, 2), dtype=np.int64)
         self._passes: deque[tuple[int, int, float]] = deque(maxlen=REMEMBERED)
 
-    def passed(self, live_B: Bools, seconds: float, width: int = 1, passes: int = 1, one_burst: bool = False) -> None:
-        """The tier made so many passes, of so many columns each, for its live rows.
-
-        `one_burst`: they belong to the passes before.
-        """
+    def record_passes(
+        self, live_B: Bools, seconds: float, width: int = 1, passes: int = 1, one_burst: bool = False
+    ) -> None:
+        """Record passes of so many columns each, for the live rows. one_burst: they belong to the passes before."""
         self.passes_B += passes * live_B
         self.seconds_B += seconds * live_B
         tokens, rows = width * passes, int(live_B.sum())
@@ -41,51 +53,51 @@ class Counters:
             tokens, seconds = tokens + before, seconds + earlier
         self._passes.append((tokens, rows, seconds))
 
-    def fresh(self) -> list[tuple[int, int, float]]:
-        """The passes and bursts since this was last asked, the latest of them: tokens of a row, rows, and seconds."""
+    def new_passes(self) -> list[tuple[int, int, float]]:
+        """Return the latest passes and bursts since the last call: tokens of a row, rows, and seconds of each."""
         passes = list(self._passes)
         self._passes.clear()
         return passes
 
-    def verdicts(self) -> Ints:
-        """Of each row, the proposals kept, and refused, since this was last asked."""
-        news_B2, self.news_B2 = self.news_B2, np.zeros_like(self.news_B2)
-        return news_B2
+    def new_verdicts(self) -> Ints:
+        """Return tokens accepted, and proposals rejected, since the last call: (B, 2)."""
+        verdicts_B2, self.verdicts_B2 = self.verdicts_B2, np.zeros_like(self.verdicts_B2)
+        return verdicts_B2
 
-    def record_verdict(self, offered_B: Ints, kept_B: Ints, live_B: Bools) -> None:
-        """The tier above kept the first `kept_B` of `offered_B` proposed tokens."""
-        kept_B = kept_B * live_B
+    def record_verdict(self, offered_B: Ints, accepted_B: Ints, live_B: Bools) -> None:
+        """Record that the tier above accepted the first `accepted_B` of `offered_B` proposed tokens."""
+        accepted_B = accepted_B * live_B
         self.proposed_B += offered_B * live_B
-        self.accepted_B += kept_B
-        refused_B = live_B & ((kept_B < offered_B) | (offered_B == 0))
-        self.refused_B += refused_B
-        self.news_B2 += np.stack((kept_B, refused_B), 1)
-        self._widen(int(kept_B.max()) + 1)
-        self.kept_BN[np.arange(len(kept_B)), kept_B] += live_B
+        self.accepted_B += accepted_B
+        rejected_B = live_B & ((accepted_B < offered_B) | (offered_B == 0))
+        self.rejected_B += rejected_B
+        self.verdicts_B2 += np.stack((accepted_B, rejected_B), 1)
+        self._widen(int(accepted_B.max()) + 1)
+        self.accepted_BN[np.arange(len(accepted_B)), accepted_B] += live_B
 
     def select(self, rows: Sequence[int]) -> None:
-        """Row i is from now on what row `rows[i]` was."""
+        """Make row i what row `rows[i]` was."""
         for name in _OF_ROWS:
             setattr(self, name, getattr(self, name)[list(rows)])
 
     def join(self, other: Counters) -> None:
-        """The rows of another tier's counters follow these."""
-        self._widen(other.kept_BN.shape[1])
-        other._widen(self.kept_BN.shape[1])
+        """Append the rows of another tier's counters."""
+        self._widen(other.accepted_BN.shape[1])
+        other._widen(self.accepted_BN.shape[1])
         for name in _OF_ROWS:
             setattr(self, name, np.concatenate((getattr(self, name), getattr(other, name))))
 
     def swap_out(self, b: int) -> dict[str, Any]:
-        """The counts of a row, for `swap_in`."""
+        """Return the counts of a row, for `swap_in`."""
         return {name: getattr(self, name)[b].copy() for name in _OF_ROWS}
 
     def swap_in(self, b: int, counts: dict[str, Any]) -> None:
-        """Let a fresh row go on with these."""
-        self._widen(len(counts["kept_BN"]))
+        """Let a fresh row go on with these counts."""
+        self._widen(len(counts["accepted_BN"]))
         for name, count in counts.items():
             row = getattr(self, name)[b : b + 1].reshape(-1)
             row[: np.size(count)] = count
 
     def _widen(self, columns: int) -> None:
-        if (more := columns - self.kept_BN.shape[1]) > 0:
-            self.kept_BN = np.pad(self.kept_BN, ((0, 0), (0, more)))
+        if (more := columns - self.accepted_BN.shape[1]) > 0:
+            self.accepted_BN = np.pad(self.accepted_BN, ((0, 0), (0, more)))

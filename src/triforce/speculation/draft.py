@@ -1,6 +1,6 @@
-"""The two nouns of speculation: the text so far, and a guess at how it goes on.
+"""SequenceState, the texts so far, and Draft, tokens proposed to follow them.
 
-What decides what to do next (tokens, counts, lengths) is on the host, in numpy; laws stay where they were computed.
+Tokens, counts and lengths are on the host, in numpy; probabilities stay where they were computed.
 Shape suffixes: B rows, S text capacity, K drafted tokens, V vocabulary.
 """
 
@@ -18,13 +18,13 @@ from triforce.ragged import Bools, Ints, columns, rows, to_device
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """The ids of each row so far. Ids at or past `lengths_B` are scratch, free to be overwritten."""
+    """Token ids of each row so far. Ids at or past `lengths_B` are scratch, free to be overwritten."""
 
     ids_BS: Ints
     lengths_B: Ints
 
     def append(self, draft: Draft) -> SequenceState:
-        """This text with each row's drafted tokens behind it. Shares `ids_BS`: only scratch is written."""
+        """Return these texts with each row's draft tokens behind them. Shares `ids_BS`: only scratch is written."""
         B, width = draft.tokens_BK.shape
         if width == 0:
             return self
@@ -35,11 +35,11 @@ class SequenceState:
         return SequenceState(self.ids_BS, self.lengths_B + draft.counts_B)
 
     def select(self, rows: Sequence[int]) -> SequenceState:
-        """Some of the rows."""
+        """Return some of the rows."""
         return SequenceState(self.ids_BS[list(rows)], self.lengths_B[list(rows)])
 
     def join(self, other: SequenceState) -> SequenceState:
-        """These rows, and behind them those of another text."""
+        """Return these rows, and behind them those of another state."""
         width = max(self.ids_BS.shape[1], other.ids_BS.shape[1])
         both = [np.pad(x.ids_BS, ((0, 0), (0, width - x.ids_BS.shape[1]))) for x in (self, other)]
         return SequenceState(np.concatenate(both), np.concatenate((self.lengths_B, other.lengths_B)))
@@ -47,10 +47,10 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Next tokens of each row, the law each was drawn from and the tier that drew it. Past `counts_B` is padding.
+    """Next tokens of each row, the probabilities each was drawn from, and the tier that drew it.
 
-    `laws_BKV` is what the coupling of the tier above asks for: under `rejection` the float64 distribution of each
-    token, under `seeded` nothing at all (V = 0).
+    Past `counts_B` is padding. probs_BKV is what verification by the tier above needs: under `rejection` the float64
+    distribution of each token, under `seeded` nothing (V = 0).
     """
 
     tokens_BK: Ints
@@ -60,13 +60,13 @@ class Draft:
 
     @staticmethod
     def empty(count: int, probs_size: int) -> Draft:
-        """No guess, for so many rows."""
+        """Return a draft of no tokens, for so many rows."""
         nothing_BK = np.zeros((count, 0), dtype=np.int64)
         probs_BKV = torch.zeros(count, 0, probs_size, dtype=torch.float64)
         return Draft(nothing_BK, probs_BKV, nothing_BK, np.zeros(count, dtype=np.int64))
 
     def then(self, step: Draft, live_B: Bools) -> Draft:
-        """This draft with `step` behind it, in the rows that are live."""
+        """Return this draft with `step` behind it, in the rows that are live."""
         counts_B = self.counts_B + step.counts_B * live_B
         tokens_BK, probs_BKV, origins_BK = step.tokens_BK, step.probs_BKV, step.origins_BK
         if self.tokens_BK.shape[1]:
@@ -75,7 +75,7 @@ class Draft:
                 _put(np.concatenate((before, after), 1), at_BK, after)
                 for before, after in ((self.tokens_BK, tokens_BK), (self.origins_BK, origins_BK))
             )
-            probs_BKV = _laws(self.probs_BKV, probs_BKV, at_BK)
+            probs_BKV = _join_probs(self.probs_BKV, probs_BKV, at_BK)
         longest = int(counts_B.max())
         if longest < tokens_BK.shape[1]:
             tokens_BK, origins_BK, probs_BKV = tokens_BK[:, :longest], origins_BK[:, :longest], probs_BKV[:, :longest]
@@ -87,7 +87,7 @@ def _put(cells_BK: Ints, at_BJ: Ints, values_BJ: Ints) -> Ints:
     return cells_BK
 
 
-def _laws(before_BKV: Tensor, after_BJV: Tensor, at_BJ: Ints) -> Tensor:
+def _join_probs(before_BKV: Tensor, after_BJV: Tensor, at_BJ: Ints) -> Tensor:
     both_BKV = torch.cat((before_BKV.to(after_BJV.device), after_BJV), 1)
     if both_BKV.shape[2]:
         at_BJ1 = to_device(at_BJ, both_BKV.device)[..., None]

@@ -1,7 +1,7 @@
-"""Guesses copied from the text itself: what followed the longest end of it that occurred before.
+"""NgramProposer: draft tokens copied from the text itself, which followed its longest end that occurred before.
 
-The idea is prompt lookup decoding (Saxena 2023), with longer guesses behind longer matches as in SuffixDecoding (Oliaro
-et al. 2024, arXiv 2411.04975). The law of such a guess is a point mass, so all couplings stay exact.
+The idea is prompt lookup decoding (Saxena 2023), with longer proposals behind longer matches as in SuffixDecoding
+(Oliaro et al. 2024, arXiv 2411.04975). The distribution of such a token is a point mass, so all couplings stay exact.
 Shape suffixes: B rows, K drafted tokens, V vocabulary.
 """
 
@@ -19,25 +19,25 @@ from triforce.ragged import Bools, Ints, ints
 from triforce.speculation.counters import Counters
 from triforce.speculation.draft import Draft, SequenceState
 from triforce.speculation.ngram_index import NgramIndex
-from triforce.speculation.protocols import Grant, TokenSampler, all_of_it
+from triforce.speculation.protocols import Grant, TokenSampler, grant_all
 from triforce.speculation.tier import Tier
 
 ALONE, BEFORE_A_DRAFT = 3, 5
 """Tokens of the shortest match that pays. By `python -m benchmarks.lookup` the target gives what followed one of 1 to
-5 tokens the probability 0.11, 0.29, 0.47, 0.56 and 0.77; of the draft's guesses it would keep 0.61 in the first of
-these places, 0.55 in the fourth, 0.42 in the fifth. Without a draft a guess costs a column of a pass, and no less."""
+5 tokens the probability 0.11, 0.29, 0.47, 0.56 and 0.77; of the draft's tokens it would accept 0.61 in the first of
+these places, 0.55 in the fourth, 0.42 in the fifth. Without a draft a draft token costs a column of a pass, no less."""
 
-BELIEF = 4.0  # tokens kept, and refused, before anything was seen
+PRIOR = 4.0  # tokens accepted, and proposals rejected, before anything was seen
 FAR = 64  # tokens that a pass of a draft may be behind; further behind it catches up row by row
 STRIDE, TRIED = 8, 64  # tokens between two places that are tried in hindsight; of the prompt's end that is tried
 
 
 class NgramProposer:
-    """Guesses from the text where it repeats itself; elsewhere the draft below guesses, or nobody.
+    """Proposes tokens from the text where it repeats itself; elsewhere the draft below does, if there is one.
 
-    The guess is half as long as the match, which is about how much of it is kept, and at most `gamma` tokens; it may
-    run into itself, as copies do in LZ77. Where a row's draft has better odds of being kept, a match has to be as many
-    times longer: so lookup retires from a text in which it does not pay, and comes back when that repeats itself.
+    A proposal is half as long as the match, about as much as is accepted of it, and at most `gamma` tokens. It may run
+    into itself, as copies do in LZ77. Where the draft's tokens have better odds of being accepted, a match has to be as
+    many times longer: so n-grams retire from a text in which they do not pay, and come back when it repeats itself.
     """
 
     name = "ngram"
@@ -57,10 +57,11 @@ class NgramProposer:
 
     @staticmethod
     def reach(match: int) -> int:
-        """Guesses behind a match of so many tokens."""
+        """Draft tokens behind a match of so many tokens."""
         return max(1, match // 2)
 
     def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
+        """Propose tokens for the live rows, from n-grams or by the draft below: none where neither has any."""
         started = perf_counter()
         guesses = [self._guess(prefix, b, least) for b, least in enumerate(np.where(live_B, self._needed_B(), np.inf))]
         counts_B = ints([len(guess) for guess in guesses])
@@ -72,28 +73,29 @@ class NgramProposer:
                 row[: len(guess)] = guess
             probs_BKV = F.one_hot(torch.from_numpy(tokens_BK), sampling.vocab_size)[..., :probs_size].double()
             found = Draft(tokens_BK, probs_BKV, np.full_like(tokens_BK, self.level), counts_B)
-        self.counters.passed(live_B, perf_counter() - started)
+        self.counters.record_passes(live_B, perf_counter() - started)
         rest_B = live_B & (counts_B == 0)
         if self.below is None or not rest_B.any():
             return found
         self.below.catch_up(prefix, rest_B & (prefix.lengths_B - self.below.cache.lengths_B > FAR))
         return found.then(self.below.propose(prefix, sampling, rest_B), rest_B)
 
-    def record_verdict(self, guess: Draft, kept_B: Ints, live_B: Bools) -> None:
+    def record_verdict(self, guess: Draft, accepted_B: Ints, live_B: Bools) -> None:
+        """Record how many tokens were accepted, for n-grams or for the draft below, whichever proposed them."""
         own_B = live_B & (guess.origins_BK[:, :1] == self.level).any(1) if self.below else live_B
-        self.counters.record_verdict(guess.counts_B, kept_B, own_B)
+        self.counters.record_verdict(guess.counts_B, accepted_B, own_B)
         if self.below:
-            self.below.record_verdict(guess, kept_B, live_B & ~own_B)
+            self.below.record_verdict(guess, accepted_B, live_B & ~own_B)
 
     def rewind(self, prefix: SequenceState) -> None:
-        """See all but the last token, which may be another one than was seen there."""
+        """Forget all from the last token on, which may be another one than was seen there."""
         for grams, length in zip(self._grams, prefix.lengths_B.tolist(), strict=True):
             grams.forget(length - 1)
         if self.below:
             self.below.rewind(prefix)
 
-    def prefill(self, prefix: SequenceState, b: int, length: int, *, grant: Grant = all_of_it) -> Iterator[int]:
-        """Read row b up to `length` tokens: 128K in a quarter of a second. A row left out is read when it is needed."""
+    def prefill(self, prefix: SequenceState, b: int, length: int, *, grant: Grant = grant_all) -> Iterator[int]:
+        """Read row b up to `length` tokens, 128K in a quarter of a second. A row left out is read when it is needed."""
         started = perf_counter()
         self._grams[b].read(prefix.ids_BS[b, :length])
         self._tried[b] = max(1, length - TRIED)
@@ -101,23 +103,27 @@ class NgramProposer:
         yield length
 
     def swap_out(self, b: int) -> tuple[Any, ...]:
+        """Return what a row holds, for `swap_in`. The draft below has its own call."""
         return self._grams[b], self._tried[b], self.counters.swap_out(b)
 
     def swap_in(self, b: int, held: tuple[Any, ...]) -> None:
+        """Let a fresh row go on as the one that was swapped out."""
         self._grams[b], self._tried[b], counts = held
         self.counters.swap_in(b, counts)
 
     def select(self, rows: Sequence[int]) -> None:
+        """Make row i what row `rows[i]` was."""
         self._grams, self._tried = [self._grams[b] for b in rows], [self._tried[b] for b in rows]
         self.counters.select(rows)
 
     def join(self, other: Self) -> None:
+        """Append the rows of another proposer."""
         self._grams += other._grams
         self._tried += other._tried
         self.counters.join(other.counters)
 
     def hindsight(self, prefix: SequenceState, b: int, most: int) -> Iterator[tuple[int, int]]:
-        """At places of row b that were not tried yet: how long the match was, and how many tokens it told rightly.
+        """Yield, for places of row b that were not tried yet, the length of the match and its hits, in tokens.
 
         A place is tried once `most` tokens stand behind it. The text is read up to the last such place.
         """
@@ -143,10 +149,10 @@ class NgramProposer:
         return np.resize(text_S[after:], min(self.gamma, self.reach(length)) if length >= least else 0)
 
     def _needed_B(self) -> np.ndarray:
-        """Tokens that a match must have, per row."""
+        """Tokens that a match must have: (B,)."""
         if self.below is None:
             return np.full(len(self._grams), self.least)
         own_B, drafts_B = (
-            (each.accepted_B + BELIEF) / (each.refused_B + BELIEF) for each in (self.counters, self.below.counters)
+            (each.accepted_B + PRIOR) / (each.rejected_B + PRIOR) for each in (self.counters, self.below.counters)
         )
         return self.least * np.maximum(1, drafts_B / own_B)

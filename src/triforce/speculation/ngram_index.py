@@ -1,6 +1,6 @@
-"""Where the end of a text occurred before: its n-grams, each with the place where it was last, and where before that.
+"""NgramIndex: where the end of a text occurred before.
 
-S tokens of a text.
+Shape suffix: S tokens of a text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NgramIndex:
         self._before: list[int] = []  # the place before each where its n-gram occurred; -1: there is none
 
     def read(self, text_S: Ints) -> None:
-        """See this text, which begins with what was seen."""
+        """Read this text, which begins with what was read before."""
         start = len(self._grams)
         tokens = text_S[start:].astype(np.int32)
         raw, unit = tokens.tobytes(), tokens.itemsize
@@ -37,7 +37,7 @@ class NgramIndex:
             self._latest[gram] = place
 
     def forget(self, length: int) -> None:
-        """See only the first `length` tokens: as if nothing had been read behind them."""
+        """Forget all but the first `length` tokens, as if no others had been read."""
         for _ in range(len(self._grams) - max(0, length - self.n + 1)):
             gram, before = self._grams.pop(), self._before.pop()
             if before < 0:
@@ -46,10 +46,10 @@ class NgramIndex:
                 self._latest[gram] = before
 
     def match(self, text_S: Ints) -> tuple[int, int]:
-        """How many tokens at the end of a text were there before, and the place that followed them.
+        """Find the longest end of a text that occurred before, of at least n tokens; the latest of equals.
 
-        What was read begins with that text. The longest match of at least n tokens, of the latest ones; the latest of
-        equals. (0, 0) without any.
+        The text is one that what was read begins with; of many occurrences the latest are tried. Returns the length of
+        the match and the place behind it; (0, 0) without one.
         """
         longest, after, end = 0, 0, len(text_S) - self.n
         place = self._before[end] if end >= 0 else -1

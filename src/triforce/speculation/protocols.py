@@ -1,4 +1,4 @@
-"""What the algorithm asks of caches, models and samplers, and what tiers ask of one another.
+"""Protocols: caches, models and samplers as the algorithm uses them, and tiers as they use one another.
 
 Shape suffixes: B rows, T tokens fed in one pass, K drafted tokens, J = K + 1, V vocabulary.
 """
@@ -17,52 +17,52 @@ from triforce.speculation.verification import Verification
 
 
 class Cache(Protocol):
-    """What a tier's model remembers; see triforce.kvcache."""
+    """The KV that a tier's model sees; see triforce.kvcache."""
 
     @property
     def lengths_B(self) -> Ints:
         """Tokens seen, per row."""
 
     def begin(self, counts_B: Ints, width: int) -> None:
-        """The next pass feeds `counts_B` tokens (at most `width`, the rest is padding) at `lengths_B` and after."""
+        """Prepare a pass that feeds `counts_B` tokens, of `width` with padding, at `lengths_B` and after."""
 
     def advance(self, counts_B: Ints) -> None:
-        """The tokens of the pass count as seen."""
+        """Count the tokens of the pass as seen."""
 
     def rewind(self, lengths_B: Ints) -> None:
-        """See at most `lengths_B` tokens."""
+        """Forget all but the first `lengths_B` tokens."""
 
     def resume(self, length: int) -> tuple[int, int]:
-        """For one row: the next tokens [start, stop) to feed on the way to having seen `length` tokens.
+        """Return, for one row, the next tokens [start, stop) to feed on the way to having seen `length` tokens.
 
         Tokens before `start` count as seen from then on. Nothing is left to feed when start == stop.
         """
 
     def row(self, b: int) -> Self:
-        """Row b alone, on the same storage."""
+        """Return a view of row b alone, on the same storage."""
 
     def fork(self, source: int, row: int) -> None:
         """Let a fresh row see what another row has seen."""
 
     def swap_out(self, b: int) -> Any:
-        """What a row holds, for `swap_in` of another view of the same memory."""
+        """Return what a row holds, for `swap_in` of another view of the same memory."""
 
     def swap_in(self, b: int, held: Any) -> None:
         """Let a fresh row go on as the one that was swapped out."""
 
     def select(self, rows: Sequence[int]) -> None:
-        """Row i is from now on what row `rows[i]` was; the others, and what they hold, are given back."""
+        """Make row i what row `rows[i]` was; the others, and what they hold, are given back."""
 
     def join(self, other: Self) -> None:
-        """The rows of another view of the same memory follow these; it is not to be used any more."""
+        """Append the rows of another view of the same memory, which is not to be used any more."""
 
 
 Grant = Callable[[str, int], int]
-"""Told of a tier and how many tokens its next pass of prefill could have; returns how many it may have."""
+"""Gets a tier and how many tokens its next pass of prefill could have. Returns how many it may have."""
 
 
-def all_of_it(tier: str, tokens: int) -> int:
-    """The grant where no other text waits for the pass to end."""
+def grant_all(tier: str, tokens: int) -> int:
+    """Grant all tokens, where no other text waits for the pass to end."""
     return tokens
 
 
@@ -70,13 +70,13 @@ Seen = TypeVar("Seen", bound=Cache, contravariant=True)
 
 
 class TierModel(Protocol[Seen]):
-    """Scores columns `at_BJ` of the tokens fed, given what the cache has seen."""
+    """Returns logits (B, J, V) of columns `at_BJ` of the tokens fed, given what the cache has seen."""
 
     def __call__(self, ids_BT: Tensor, cache: Seen, at_BJ: Tensor) -> Tensor: ...
 
 
 class Proposer(Protocol):
-    """Whatever can guess how a text goes on, and say by which law."""
+    """A tier, or anything else that proposes tokens and the distribution that each was drawn from."""
 
     counters: Counters
     gamma: int
@@ -88,14 +88,15 @@ class Proposer(Protocol):
     @property
     def below(self) -> Proposer | None: ...
 
-    def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft: ...
+    def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
+        """Propose tokens that may follow the texts of the live rows."""
 
-    def record_verdict(self, guess: Draft, kept_B: Ints, live_B: Bools) -> None:
-        """The tier above kept the first `kept_B` tokens of what was proposed."""
+    def record_verdict(self, guess: Draft, accepted_B: Ints, live_B: Bools) -> None:
+        """Record that the tier above accepted the first `accepted_B` tokens of a proposal."""
 
     def rewind(self, prefix: SequenceState) -> None: ...
 
-    def prefill(self, prefix: SequenceState, b: int, length: int, *, grant: Grant = all_of_it) -> Iterator[int]: ...
+    def prefill(self, prefix: SequenceState, b: int, length: int, *, grant: Grant = grant_all) -> Iterator[int]: ...
 
     def swap_out(self, b: int) -> tuple[Any, ...]: ...
 
@@ -107,7 +108,7 @@ class Proposer(Protocol):
 
 
 class TokenSampler(Protocol):
-    """How the rows of a batch want their tokens."""
+    """Samples tokens for the rows of a batch, each by its own parameters."""
 
     @property
     def coupling(self) -> Verification: ...
@@ -116,4 +117,7 @@ class TokenSampler(Protocol):
     def vocab_size(self) -> int: ...
 
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
-        """The guesses kept and one token more, as samples of the law of these logits. Column j follows j guesses."""
+        """Return the accepted draft tokens and one more, as samples of these logits. Column j follows j draft tokens.
+
+        Raises ModelError where logits are not finite.
+        """

@@ -1,6 +1,6 @@
-"""A tier, and the tier below it: plain decoding is one tier, classic speculation two, TriForce three.
+"""Tier: a model that verifies the proposals of the tier below. Plain decoding is one tier, TriForce three.
 
-The algorithm is Algorithm 1 of Sun et al. 2024 (arXiv 2404.11912), with the inner correction that the paper states.
+This is Algorithm 1 of Sun et al. 2024 (arXiv 2404.11912), with the inner correction that the paper states.
 
 Shape suffixes: B rows, T tokens fed in one pass, K drafted tokens, J = K + 1, V vocabulary.
 """
@@ -19,29 +19,29 @@ from torch import Tensor
 from triforce.ragged import Bools, Ints, columns, ints, rows
 from triforce.speculation.counters import Counters
 from triforce.speculation.draft import Draft, SequenceState
-from triforce.speculation.protocols import Cache, Grant, Proposer, TierModel, TokenSampler, all_of_it
+from triforce.speculation.protocols import Cache, Grant, Proposer, TierModel, TokenSampler, grant_all
 
-WATCHED = 256
-"""Prompt tokens scored in one pass when somebody watches: it bounds the memory of their logits."""
+SCORED = 256
+"""Prompt tokens of one pass where a hook gets their logits: it bounds the memory of these."""
 
 C = TypeVar("C", bound=Cache)
 
 Read = Callable[[C, Tensor], Iterator[int]]
-"""Another way to feed a cache many tokens, ids (1, T), which has been told of the pass: yields how far it has come."""
+"""Another way to feed many tokens, ids (1, T), to a cache that has begun their pass. Yields how many it has seen."""
 
 Burst = Callable[["Tier[C]", SequenceState, TokenSampler, Bools, int], Draft | None]
-"""Several tokens of each live row at once, for a tier with nothing below it: so many or fewer; None where it cannot."""
+"""Drafts so many tokens of each live row at once, or fewer, for a tier with nothing below it. None where it cannot."""
 
 PromptLogitsHook = Callable[[int, Tensor], None]
-"""Shown the position of the first of some prompt tokens, and the logits (1, T, V) that follow each."""
+"""Gets the position of the first of some prompt tokens, and the logits (1, T, V) that follow each."""
 
 
 class Tier(Generic[C]):
-    """One model seen through one cache. It extends a text by tokens that follow that pair exactly.
+    """One model with one cache. It extends texts by tokens that are samples of the two together.
 
-    The tier below only makes this cheaper, by guessing tokens that are then verified in one pass. A tier stops once it
-    holds `gamma` tokens: a stopping time, hence harmless to the law. `level` is 0 for the lowest tier; it names the
-    tier in the noise and in `Draft.origins_BK`.
+    The tier below only makes this cheaper: its draft tokens are verified in one pass. A tier stops once it has `gamma`
+    tokens: a stopping time, which leaves their distribution as it is. level: 0 for the lowest tier; it names the tier
+    in the noise and in `Draft.origins_BK`. burst, read: faster ways to draft and to prefill, where there are any.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Tier(Generic[C]):
         self.burst, self.read = burst, read
         self.keeps_logits = False
         self.logits_BJV: Tensor | None = None
-        """Those of the latest verification, raw, if they are kept."""
+        """Raw logits of the latest verification, if they are kept."""
 
     def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
-        """At least `gamma` tokens for each live row, each a sample of this tier's law given the text before it."""
+        """Propose at least `gamma` tokens for each live row, each a sample of this tier given the text before it."""
         draft = nothing = Draft.empty(len(live_B), sampling.coupling.probs_size(sampling.vocab_size))
-        going_on = False
+        in_burst = False
         while (live_B := live_B & (draft.counts_B < self.gamma)).any():
             guess = self.below.propose(prefix, sampling, live_B) if self.below else nothing
             started = perf_counter()
@@ -79,12 +79,14 @@ class Tier(Generic[C]):
             if self.below:
                 self.below.record_verdict(guess, step.counts_B - 1, live_B)
             passes = int(several.counts_B.max()) if several else 1
-            self.counters.passed(live_B, perf_counter() - started, guess.tokens_BK.shape[1] + 1, passes, going_on)
-            going_on = self.burst is not None and not self.below
+            self.counters.record_passes(
+                live_B, perf_counter() - started, guess.tokens_BK.shape[1] + 1, passes, in_burst
+            )
+            in_burst = self.burst is not None and not self.below
         return draft
 
     def verify(self, prefix: SequenceState, guess: Draft, sampling: TokenSampler, live_B: Bools) -> Draft:
-        """One pass: the guesses that are kept, and one token more."""
+        """Make one pass. Returns the draft tokens that are accepted, and one more."""
         logits_BJV = self.score(prefix, guess, live_B)
         step = sampling.verify(guess, logits_BJV, prefix, live_B, self.level)
         if self.keeps_logits:
@@ -92,7 +94,7 @@ class Tier(Generic[C]):
         return step
 
     def score(self, prefix: SequenceState, guess: Draft, live_B: Bools) -> Tensor:
-        """Raw logits before and after each guess: one pass over what the cache has not seen."""
+        """Make one pass over what the cache has not seen. Returns raw logits (B, J, V); column j follows j tokens."""
         ahead, seen_B = prefix.append(guess), self.cache.lengths_B
         unseen_B = (ahead.lengths_B - seen_B) * live_B
         width, guesses = int(unseen_B.max()), guess.tokens_BK.shape[1]
@@ -105,36 +107,37 @@ class Tier(Generic[C]):
         return logits_BJV
 
     def commit(self, prefix: SequenceState, step: Draft, live_B: Bools) -> SequenceState:
-        """The text with what was kept behind it; what was refused is forgotten, here and below."""
-        kept = prefix.append(Draft(step.tokens_BK, step.probs_BKV, step.origins_BK, step.counts_B * live_B))
-        self.rewind(kept)
-        return kept
+        """Return the texts with the accepted tokens behind them. Rejected ones are forgotten, here and below."""
+        longer = prefix.append(Draft(step.tokens_BK, step.probs_BKV, step.origins_BK, step.counts_B * live_B))
+        self.rewind(longer)
+        return longer
 
-    def record_verdict(self, guess: Draft, kept_B: Ints, live_B: Bools) -> None:
-        self.counters.record_verdict(guess.counts_B, kept_B, live_B)
+    def record_verdict(self, guess: Draft, accepted_B: Ints, live_B: Bools) -> None:
+        """Record that the tier above accepted the first `accepted_B` tokens of a proposal."""
+        self.counters.record_verdict(guess.counts_B, accepted_B, live_B)
 
     def rewind(self, prefix: SequenceState) -> None:
-        """See at most all but the last token of a text, which stays unseen so that it can be fed."""
+        """Forget all from the last token of each text on, which stays unseen so that it can be fed."""
         self.cache.rewind(prefix.lengths_B - 1)
         if self.below:
             self.below.rewind(prefix)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Row i is from now on what row `rows[i]` was. The tier below is told apart."""
+        """Make row i what row `rows[i]` was. The tier below has its own call."""
         self.cache.select(rows)
         self.counters.select(rows)
 
     def join(self, other: Self) -> None:
-        """The rows of another tier, alike but for its rows, follow these. The tier below is told apart."""
+        """Append the rows of another tier of the same kind. The tier below has its own call."""
         self.cache.join(other.cache)
         self.counters.join(other.counters)
 
     def swap_out(self, b: int) -> tuple[Any, ...]:
-        """What a row holds, for `swap_in`. The tier below is told apart."""
+        """Return what a row holds, for `swap_in`. The tier below has its own call."""
         return self.cache.swap_out(b), self.counters.swap_out(b)
 
     def swap_in(self, b: int, held: tuple[Any, ...]) -> None:
-        """Let a fresh row go on as the one that was swapped out. The tier below is told apart."""
+        """Let a fresh row go on as the one that was swapped out. The tier below has its own call."""
         self.cache.swap_in(b, held[0])
         self.counters.swap_in(b, held[1])
 
@@ -143,27 +146,28 @@ class Tier(Generic[C]):
         prefix: SequenceState,
         b: int,
         length: int,
-        watch: PromptLogitsHook | None = None,
+        hook: PromptLogitsHook | None = None,
         *,
-        grant: Grant = all_of_it,
+        grant: Grant = grant_all,
     ) -> Iterator[int]:
-        """Catch row b up to `length` tokens seen, yielding how many it has seen after each pass.
+        """Feed row b until it has seen `length` tokens. Yields how many it has seen after each pass.
 
-        `grant`: how many tokens a pass may have; it is not asked where KV is offloaded, as passes are short there.
+        hook: gets the logits of the prompt. grant: how many tokens a pass may have; it is not asked where KV is
+        offloaded, as passes are short there.
         """
         cache = self.cache.row(b)
         while True:
             start, stop = cache.resume(length)
             if start >= stop:
                 return
-            stop = min(stop, start + WATCHED) if watch else stop
+            stop = min(stop, start + SCORED) if hook else stop
             if not self.read:
                 stop = start + grant(self.name, stop - start)
             ids_1T, count_1 = torch.from_numpy(prefix.ids_BS[b : b + 1, start:stop]), ints([stop - start])
-            at_1J = torch.arange(stop - start if watch else 0)[None]
+            at_1J = torch.arange(stop - start if hook else 0)[None]
             started = perf_counter()
             cache.begin(count_1, stop - start)
-            if self.read and not watch and stop - start > WATCHED:
+            if self.read and not hook and stop - start > SCORED:
                 for seen in self.read(cache, ids_1T):
                     self.counters.prefill_seconds_B[b] += perf_counter() - started
                     yield start + seen
@@ -172,11 +176,11 @@ class Tier(Generic[C]):
                 logits_1JV = self.model(ids_1T, cache, at_1J)
             cache.advance(count_1)
             self.counters.prefill_seconds_B[b] += perf_counter() - started
-            if watch:
-                watch(start, logits_1JV)
+            if hook:
+                hook(start, logits_1JV)
             yield stop
 
     def catch_up(self, prefix: SequenceState, live_B: Bools) -> None:
-        """Let rows that were left out see what was written meanwhile."""
+        """Let live rows that were left out see what was written meanwhile."""
         for b in live_B.nonzero()[0].tolist():
             deque(self.prefill(prefix, b, int(prefix.lengths_B[b]) - 1), maxlen=0)

@@ -1,8 +1,8 @@
-"""How a guess of one law becomes a sample of another: the only place where tokens are accepted or refused.
+"""Verification: where draft tokens are accepted or rejected, and a token is drawn after them.
 
 `rejection`, `block` and `seeded` are pure functions of a draft, the verifier's probabilities and noise. `Rejection`,
-`BlockRejection` and `Seeded` bind them to a source of noise. Shape suffixes: B rows, K drafted tokens, J = K + 1, V
-vocabulary.
+`BlockRejection` and `Seeded` bind them to a source of noise.
+Shape suffixes: B rows, K draft tokens, J = K + 1, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,34 +20,36 @@ from triforce.speculation.draft import Draft
 
 
 def rejection(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
-    """How many guesses to keep, and the token drawn after them (Leviathan et al. 2023, Algorithm 1), rows ragged.
+    """Return how many draft tokens are accepted (B,), and the token drawn after them (B,).
 
-    A guess x ~ q is kept with probability min(1, p(x) / q(x)); at the first refusal the token is drawn from
-    norm(max(p - q, 0)), and where nothing was refused (q = 0) from p itself: the bonus token. The first uniform of a
-    row is for the draw and the others for its guesses, so that a row with fewer guesses than its mates uses fewer.
+    Leviathan et al. 2023, Algorithm 1: a token x ~ q is accepted with probability min(1, p(x) / q(x)); at the first
+    rejection the token is drawn from the residual norm(max(p - q, 0)), and where nothing was rejected (q = 0) from p
+    itself: the bonus token. The first uniform of a row is for the draw and the others for its draft tokens, so that a
+    row with fewer of these than its batch neighbours uses fewer.
     """
     (B, K), device = draft.tokens_BK.shape, probs_BJV.device
     rows_B, counts_B = torch.arange(B, device=device), to_device(draft.counts_B, device)
     draft_probs_BKV, tokens_BK1 = draft.probs_BKV.to(device), to_device(draft.tokens_BK, device)[..., None]
     p_BK = probs_BJV[:, :K].gather(2, tokens_BK1).squeeze(2)
     q_BK = draft_probs_BKV.gather(2, tokens_BK1).squeeze(2)
-    kept_B = _leading(draft, uniforms_BJ[:, 1:] * q_BK < p_BK)
-    p_BV = probs_BJV[rows_B, kept_B]
-    refused_B = kept_B < counts_B
-    q_BV = F.pad(draft_probs_BKV, (0, 0, 0, 1))[rows_B, kept_B] * refused_B[:, None]
+    accepted_B = _leading(draft, uniforms_BJ[:, 1:] * q_BK < p_BK)
+    p_BV = probs_BJV[rows_B, accepted_B]
+    rejected_B = accepted_B < counts_B
+    q_BV = F.pad(draft_probs_BKV, (0, 0, 0, 1))[rows_B, accepted_B] * rejected_B[:, None]
     residual_BV = (p_BV - q_BV).clamp_min(0)
     residual_BV = torch.where(residual_BV.sum(1, keepdim=True) > 0, residual_BV, p_BV)  # p == q up to rounding
-    return kept_B, draw(residual_BV, uniforms_BJ[:, 0])
+    return accepted_B, draw(residual_BV, uniforms_BJ[:, 0])
 
 
 def block(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
-    """`rejection` of the guesses as a whole: keeps at least as many (Sun et al. 2024, arXiv 2403.10444, Algorithm 2).
+    """Return the same as `rejection`, which this is of the draft as a whole: it accepts at least as many tokens.
 
-    reach_j = min(1, reach_(j-1) p(x_j) / q(x_j)), from reach_0 = 1, is the chance that at least j guesses are kept, and
-    p(x) reach_j of it is owed to each token x behind them (equation 3). The guess behind gives q(x) of that at most, so
-    owed_j(x) = max(p(x) reach_j - q(x), 0) must come from ending at j. A row's guesses end at j unless a later one
-    passes; given that none does, j passes with probability sum owed_j / (sum owed_j + 1 - reach_j) (equation 4). Behind
-    the last guess q = 0, and that is reach_j. The uniforms are those of `rejection`.
+    Sun et al. 2024, arXiv 2403.10444, Algorithm 2. reach_j = min(1, reach_(j-1) p(x_j) / q(x_j)), from reach_0 = 1, is
+    the chance that at least j tokens are accepted, and p(x) reach_j of it is due to each token x behind them (equation
+    3). The draft token behind gives q(x) of that at most, so residual_j(x) = max(p(x) reach_j - q(x), 0) must come from
+    ending at j. A row ends at j unless a later place passes; given that none does, j passes with probability sum
+    residual_j / (sum residual_j + 1 - reach_j) (equation 4). Behind the last draft token q = 0, and that is reach_j.
+    The uniforms are those of `rejection`.
     """
     (B, K), device = draft.tokens_BK.shape, probs_BJV.device
     rows_B, counts_B = torch.arange(B, device=device), to_device(draft.counts_B, device)
@@ -60,30 +62,30 @@ def block(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor,
     residual_BJV = (reach_BJ[..., None] * probs_BJV - draft_probs_BJV).clamp_min(0)
     residual_BJ = residual_BJV.sum(2)
     passes_BJ = (uniforms_BJ * (residual_BJ + (1 - reach_BJ)) < residual_BJ) & (columns_J <= counts_B[:, None])
-    kept_B = (passes_BJ * columns_J).amax(1)
-    residual_BV, p_BV = residual_BJV[rows_B, kept_B], probs_BJV[rows_B, kept_B]
+    accepted_B = (passes_BJ * columns_J).amax(1)
+    residual_BV, p_BV = residual_BJV[rows_B, accepted_B], probs_BJV[rows_B, accepted_B]
     residual_BV = torch.where(residual_BV.sum(1, keepdim=True) > 0, residual_BV, p_BV)  # p == q up to rounding
-    return kept_B, draw(residual_BV, uniforms_BJ[:, 0])
+    return accepted_B, draw(residual_BV, uniforms_BJ[:, 0])
 
 
 def seeded(draft: Draft, probs_BJV: Tensor, exponentials_BJV: Tensor) -> tuple[Tensor, Tensor]:
-    """How many guesses equal this tier's own picks, and its pick after them (Daliri, Musco and Suresh 2024).
+    """Return how many draft tokens equal this tier's own picks (B,), and its pick after them (B,).
 
-    The pick of a position is argmin(E / p) with standard exponentials E, which is the Gumbel-max sample of p. All tiers
-    share the E of a position, so the picks of a text do not depend on what was guessed.
+    Daliri, Musco and Suresh 2024: the pick of a position is argmin(E / p) with standard exponentials E, which is the
+    Gumbel-max sample of p. All tiers share the E of a position, so the picks of a text do not depend on the draft.
     """
     picks_BJ = race(probs_BJV, exponentials_BJV)
-    kept_B = _leading(draft, to_device(draft.tokens_BK, picks_BJ.device) == picks_BJ[:, :-1])
-    return kept_B, picks_BJ.gather(1, kept_B[:, None]).squeeze(1)
+    accepted_B = _leading(draft, to_device(draft.tokens_BK, picks_BJ.device) == picks_BJ[:, :-1])
+    return accepted_B, picks_BJ.gather(1, accepted_B[:, None]).squeeze(1)
 
 
 def race(probs_BJV: Tensor, exponentials_BJV: Tensor) -> Tensor:
-    """The winner of an exponential race with rates `probs_BJV`: a sample of it, lowest id among equals."""
+    """Winner (B, J) of an exponential race with rates `probs_BJV`: a sample of these, the lowest id among equals."""
     return (probs_BJV / exponentials_BJV).argmax(-1)
 
 
 def draw(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
-    """One token a row, proportional to float64 weights, by inversion. Never a token of weight zero."""
+    """Draw one token a row (B,), in proportion to float64 weights, by inversion. Never one of weight zero."""
     cdf_BV = weights_BV.cumsum(1)
     total_B1 = cdf_BV[:, -1:]
     below_total_B1 = torch.nextafter(total_B1, torch.zeros_like(total_B1))  # u * total may round up to total
@@ -93,6 +95,7 @@ def draw(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
 
 
 def _leading(draft: Draft, fits_BK: Tensor) -> Tensor:
+    """Draft tokens of each row before the first that does not fit: (B,)."""
     real_BK = to_device(np.arange(fits_BK.shape[1]) < draft.counts_B[:, None], fits_BK.device)
     return (fits_BK & real_BK).long().cumprod(1).sum(1)
 
@@ -106,17 +109,17 @@ class NoiseSource(Protocol):
 
 
 class Verification(Protocol):
-    """Turns a draft of any law into a draft of `probs_BJV`."""
+    """Turns a draft of any distribution into a draft of `probs_BJV`."""
 
     def probs_size(self, vocab_size: int) -> int:
-        """Entries of each token's law that a draft must carry so that the tier above can verify it."""
+        """Probabilities of each token that a draft must carry so that the tier above can verify it."""
 
     def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
-        """The guesses kept and one token more, all of them samples of `probs_BJV`; `lengths_B` is the text's length."""
+        """Return the accepted draft tokens and one more, samples of `probs_BJV`. lengths_B: of the texts, in tokens."""
 
 
 class Rejection:
-    """Highest acceptance: 1 - TV(p, q) per token. Exact in distribution."""
+    """Rejection sampling. Highest acceptance of one token, 1 - TV(p, q); exact in distribution."""
 
     def __init__(self, noise: NoiseSource) -> None:
         self.noise = noise
@@ -130,7 +133,7 @@ class Rejection:
 
 
 class BlockRejection(Rejection):
-    """Keeps more than `Rejection` where drafts are long. Exact in distribution."""
+    """Rejection of blocks. Accepts more than `Rejection` where drafts are long; exact in distribution."""
 
     def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
         uniforms_BJ = self.noise.uniforms(tier, probs_BJV.shape[1], (draft.counts_B + 1) * live_B)
@@ -138,7 +141,7 @@ class BlockRejection(Rejection):
 
 
 class Seeded:
-    """The text of a seed is the same with and without speculation, whatever the tiers, gamma or batch mates."""
+    """Verification by shared noise. The text of a seed is that of plain decoding, whatever the tiers and neighbours."""
 
     def __init__(self, noise: NoiseSource) -> None:
         self.noise = noise
@@ -152,10 +155,10 @@ class Seeded:
         return accepted_draft(draft, *seeded(draft, probs_BJV, exponentials_BJV), probs_BJV[..., :0], tier)
 
 
-def accepted_draft(draft: Draft, kept_B: Tensor, tokens_B: Tensor, draft_probs_BJV: Tensor, tier: int) -> Draft:
-    """The kept guesses with the drawn token behind them, as a draft of the verifier's law: the host waits here."""
-    kept_B1, drawn_B1 = torch.stack((kept_B, tokens_B)).cpu().numpy()[..., None]
-    none_B1 = np.zeros_like(kept_B1)
+def accepted_draft(draft: Draft, accepted_B: Tensor, tokens_B: Tensor, probs_BJV: Tensor, tier: int) -> Draft:
+    """Return the accepted tokens with the drawn one behind them, as a draft of the verifier. The host waits here."""
+    accepted_B1, drawn_B1 = torch.stack((accepted_B, tokens_B)).cpu().numpy()[..., None]
+    none_B1 = np.zeros_like(accepted_B1)
     tokens_BJ, origins_BJ = (np.concatenate((x, none_B1), 1) for x in (draft.tokens_BK, draft.origins_BK))
-    tokens_BJ[rows(len(kept_B1)), kept_B1], origins_BJ[rows(len(kept_B1)), kept_B1] = drawn_B1, tier
-    return Draft(tokens_BJ, draft_probs_BJV, origins_BJ, kept_B1[:, 0] + 1)
+    tokens_BJ[rows(len(accepted_B1)), accepted_B1], origins_BJ[rows(len(accepted_B1)), accepted_B1] = drawn_B1, tier
+    return Draft(tokens_BJ, probs_BJV, origins_BJ, accepted_B1[:, 0] + 1)

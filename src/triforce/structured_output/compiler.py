@@ -1,4 +1,4 @@
-"""Grammars in the tokens of one tokenizer, by llguidance: what `SamplingParams.grammar` asks for."""
+"""GrammarCompiler: grammars of `SamplingParams.grammar` in the tokens of one tokenizer, by llguidance."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.structured_output import sandbox
-from triforce.structured_output.json_numbers import Numbers
+from triforce.structured_output.json_numbers import NumberLimits
 from triforce.structured_output.matcher import Matcher
-from triforce.structured_output.sandbox import described
+from triforce.structured_output.sandbox import schema_grammar
 
 REMEMBERED = 64
-"""Compiled grammars that are kept, those used last."""
+"""Compiled grammars that are kept: those used last."""
 TRIAL_SECONDS = 60
-"""Of waiting for a trial, which has a few seconds of CPU time but may get them late."""
+"""Seconds to wait for a trial, which has a few seconds of CPU time but may get them late."""
 
-__all__ = ["Grammars", "described"]
+__all__ = ["GrammarCompiler", "schema_grammar"]
 
 
-class Grammars:
+class GrammarCompiler:
     """Compiles grammars, one at a time, each once. Methods may be called from any thread."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._vocabulary: Any = None
-        self._numbers: Numbers | None = None
+        self._numbers: NumberLimits | None = None
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
-        self._looking, self._compiling = Lock(), Lock()  # a text need not wait for another one's grammar
+        self._table, self._compiling = Lock(), Lock()  # a text need not wait for another one's grammar
 
     def follow(self, grammar: Grammar) -> Matcher:
-        """A constraint for one row, at the beginning of its text. Raises RequestError saying what is wrong."""
+        """Return a constraint for one row, at the beginning of its text. Raises RequestError saying what is wrong."""
         matcher = self._known(grammar)
         if matcher is None:
             with self._compiling:
@@ -46,8 +46,8 @@ class Grammars:
         return Matcher(matcher.deep_copy(), self._tokenizer.eos_ids, self._tokenizer.vocab_size, numbers)
 
     def _known(self, grammar: Grammar, fresh: Any = None) -> Any:
-        """The matcher of a grammar, if it is known or `fresh`."""
-        with self._looking:
+        """Return the matcher of a grammar, if it is known, or `fresh`, which is then kept."""
+        with self._table:
             if fresh is not None:
                 self._compiled[grammar] = fresh
             if grammar in self._compiled:
@@ -75,13 +75,13 @@ class Grammars:
                 f"{error.name} is not installed, which follows grammars; get it with: pip install 'triforce[serve]'"
             ) from error
         tokens, ends = self._tokenizer.all_bytes(), sorted(self._tokenizer.eos_ids)
-        self._numbers = Numbers(tokens)
+        self._numbers = NumberLimits(tokens)
         vocabulary: Any = sandbox.Vocabulary(tokens, sorted(self._tokenizer.special_ids), ends[0])
         return LLTokenizer(vocabulary, n_vocab=len(tokens), eos_token=ends)
 
 
 def _trial(grammar: Grammar) -> str:
-    """What is wrong with a grammar, found in another process; empty if nothing is."""
+    """Compile a grammar in another process. Returns what is wrong with it; empty if nothing is."""
     command, asked = [sys.executable, "-P", sandbox.__file__], json.dumps([grammar.kind, grammar.source])
     try:
         done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=TRIAL_SECONDS)
@@ -95,7 +95,7 @@ def _unusable(grammar: Grammar, error: str) -> RequestError:
 
 
 def _reason(error: str) -> str:
-    """What llguidance says, without the excerpts that it shows of its own source and of a regex."""
+    """Return what llguidance says, without the excerpts that it shows of its own source and of a regex."""
     if error.startswith("NoExtensionBias"):
         return "no text fits it"
     said = re.split(r"\n +\d+ \| ", error, maxsplit=1)[0].strip()

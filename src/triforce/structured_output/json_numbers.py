@@ -1,4 +1,4 @@
-"""Numbers in JSON come to an end. A schema bounds their value at most, and some models write digits for ever.
+"""NumberLimits: numbers in JSON come to an end. A schema bounds their value at most, and some models go on for ever.
 
 Shape suffix: V vocabulary.
 """
@@ -17,37 +17,38 @@ MOST_CHARACTERS = 40
 _PARTS = frozenset(b"0123456789.eE+-")
 
 
-class Place(NamedTuple):
-    """Where a text of JSON stands."""
+class JsonState(NamedTuple):
+    """State of a JSON text: within a string or not, and in which number."""
 
     quoted: bool = False
     escaped: bool = False
     length: int = 0
     """Characters of a number so far."""
 
-    def after(self, written: bytes) -> Place:
-        """The same, some bytes later."""
+    def after(self, written: bytes) -> JsonState:
+        """Return the state some bytes later."""
         quoted, escaped, length = self
         for byte in written:
             if quoted:
                 quoted, escaped = escaped or byte != ord('"'), not escaped and byte == ord("\\")
             else:
                 quoted, length = byte == ord('"'), length + 1 if byte in _PARTS else 0
-        return Place(quoted, escaped, length)
+        return JsonState(quoted, escaped, length)
 
 
-class Numbers:
-    """What the tokens of a vocabulary do to numbers."""
+class NumberLimits:
+    """Ends numbers of `MOST_CHARACTERS`, in the tokens of a vocabulary."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
-        """`tokens` are the bytes of each."""
+        """tokens: the bytes of each."""
         self._tokens = tokens
         self._leaving_V = np.array([not token or token[0] not in _PARTS for token in tokens])
 
-    def after(self, place: Place, token: int) -> Place:
-        return place.after(self._tokens[token])
+    def after(self, state: JsonState, token: int) -> JsonState:
+        """Return the state after one more token."""
+        return state.after(self._tokens[token])
 
-    def shortened(self, allowed_V: Bools, place: Place) -> Bools:
-        """What is allowed, less what goes on with a number that is long enough, unless that is all there is."""
+    def shortened(self, allowed_V: Bools, state: JsonState) -> Bools:
+        """Return what is allowed, without tokens that go on with a number that is long enough, if others remain."""
         leaving_V = allowed_V & self._leaving_V
-        return leaving_V if place.length >= MOST_CHARACTERS and leaving_V.any() else allowed_V
+        return leaving_V if state.length >= MOST_CHARACTERS and leaving_V.any() else allowed_V

@@ -1,6 +1,6 @@
-"""Follows one text through a grammar: the adapter between llguidance's matcher and `sampling.Constraint`.
+"""Matcher: a `sampling.Constraint` that follows one text through a grammar, by llguidance's matcher.
 
-Shape suffixes: T tokens of the text, K guesses, J = K + 1, V vocabulary.
+Shape suffixes: T tokens of the text, K draft tokens, J = K + 1, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,29 +11,33 @@ from typing import Any
 import numpy as np
 
 from triforce.ragged import Bools, Ints, common_prefix
-from triforce.structured_output.json_numbers import Numbers, Place
+from triforce.structured_output.json_numbers import JsonState, NumberLimits
 
 
 class Matcher:
-    """A `Constraint`. The matcher has read `_read`; where the text is another one by now, it goes back so far."""
+    """Follows one text. llguidance's matcher has read `_read`; where the text is another one by now, it goes back."""
 
-    def __init__(self, matcher: Any, ends: Collection[int], vocab_size: int, numbers: Numbers | None = None) -> None:
-        """`matcher` is an LLMatcher at the beginning of a text, and nobody else's; `ends`: end-of-sequence tokens.
+    def __init__(
+        self, matcher: Any, ends: Collection[int], vocab_size: int, numbers: NumberLimits | None = None
+    ) -> None:
+        """matcher: an LLMatcher at the beginning of a text, and nobody else's. ends: end-of-sequence tokens.
 
-        `numbers`: keep them short, as the text is JSON.
+        numbers: limits of numbers, if the text is JSON.
         """
         self._matcher, self._vocab_size, self._numbers = matcher, vocab_size, numbers
         self._ends = frozenset(ends)
         self._read: list[int] = []
-        self._places = [Place()]  # at the beginning, and after each token that was read
+        self._states = [JsonState()]  # at the beginning, and after each token that was read
         self._bits = np.zeros(-(-vocab_size // 32), dtype=np.int32)
 
     @property
     def failure(self) -> str:
+        """Reason why the text cannot be followed any more; empty if it can."""
         error: str = self._matcher.get_error()
         return error.partition("\n")[0]
 
     def allowed(self, text_T: Ints, guesses_K: Ints) -> Bools:
+        """Tokens that may follow the text and each of the draft tokens: (J, V)."""
         guesses = guesses_K.tolist()
         allowed_JV = np.ones((len(guesses) + 1, self._vocab_size), dtype=np.bool_)
         if not self._follow(text_T.tolist()):
@@ -45,13 +49,13 @@ class Matcher:
         return allowed_JV
 
     def _follow(self, text: list[int]) -> bool:
-        """Read this text and no other; False if there is nothing to say of what follows it."""
+        """Read this text and no other. Returns False if anything may follow it."""
         if not self._ends.isdisjoint(text):
             return False
         common = common_prefix(self._read, text)
         if not self._matcher.is_error():
             self._matcher.rollback(len(self._read) - common)
-        del self._read[common:], self._places[common + 1 :]
+        del self._read[common:], self._states[common + 1 :]
         return self._take(text[common:])
 
     def _take(self, tokens: list[int]) -> bool:
@@ -61,7 +65,7 @@ class Matcher:
         self._read += tokens[:taken]
         if self._numbers:
             for token in tokens[:taken]:
-                self._places.append(self._numbers.after(self._places[-1], token))
+                self._states.append(self._numbers.after(self._states[-1], token))
         return bool(taken == len(tokens))
 
     def _next(self) -> Bools:
@@ -73,4 +77,4 @@ class Matcher:
             return ended_V
         bits = np.unpackbits(self._bits.view(np.uint8), count=self._vocab_size, bitorder="little")
         allowed_V: Bools = bits.view(np.bool_)
-        return self._numbers.shortened(allowed_V, self._places[-1]) if self._numbers else allowed_V
+        return self._numbers.shortened(allowed_V, self._states[-1]) if self._numbers else allowed_V

@@ -1,8 +1,8 @@
-"""Grammars as llguidance takes them, and a trial of one: run as a program, this says whether it can be compiled.
+"""Sandbox: grammars as llguidance takes them. Run as a program, it says whether a grammar can be compiled.
 
-A grammar is a program of whoever sends it: some overflow the stack of the compiler, some keep it busy for hours, and a
-thread cannot be stopped. So each is compiled first in a process that may be lost. It imports nothing of triforce: then
-it begins at once.
+A grammar is a program of its sender: some overflow the stack of the compiler, some keep it busy for hours, and a
+thread cannot be stopped. So each is compiled first in a process that may die. This imports nothing of triforce,
+so that it starts at once.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Vocabulary:
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, special, eos
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens of a text that is forced. None ever is, see `PURE`."""
+        """Return the tokens of a text that is forced. None ever is, see `PURE`."""
         return []
 
 
 def compiled(tokenizer: Any, kind: str, source: str) -> Any:
-    """A matcher at the beginning of a text. Raises ValueError or RecursionError for a grammar that is not right."""
+    """Return a matcher at the beginning of a text. Raises ValueError or RecursionError for a wrong grammar."""
     from llguidance import LLMatcher, LLParserLimits
 
     written = PURE + {"json_schema": _from_schema, "regex": _from_regex, "lark": _from_lark}[kind](source)
@@ -52,8 +52,8 @@ def compiled(tokenizer: Any, kind: str, source: str) -> Any:
     return matcher
 
 
-def described(schema: Any) -> str:
-    """A schema as a part of a grammar. Raises ValueError for one that is neither an object nor true or false."""
+def schema_grammar(schema: Any) -> str:
+    """Return a schema as a part of a grammar. Raises ValueError unless it is an object, true or false."""
     if not isinstance(schema, dict | bool):
         raise ValueError("a schema is a JSON object")
     text = json.dumps(schema | {"x-guidance": JSON_OPTIONS} if isinstance(schema, dict) else schema)
@@ -62,7 +62,7 @@ def described(schema: Any) -> str:
 
 
 def _exact(digits: str) -> int:
-    """An integer as llguidance reads it, by way of float64. Raises ValueError for one that would be changed."""
+    """Parse an integer as llguidance does, by way of float64. Raises ValueError for one that would be changed."""
     value = int(digits) if len(digits) < 20 else 2**63
     if abs(value) > LARGEST or (int(float(value)) != value and value != LARGEST):
         raise ValueError(f"the integer {digits[:30]} would be rounded; describe it as a string")
@@ -70,7 +70,7 @@ def _exact(digits: str) -> int:
 
 
 def _from_schema(source: str) -> str:
-    return f"start: {described(json.loads(source))}"
+    return f"start: {schema_grammar(json.loads(source))}"
 
 
 def _from_regex(source: str) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.helpers.simple_cache import score
 from triforce.backends.decoder import Decoder
+from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -67,7 +68,7 @@ def started(
         TokenSequence(PROMPTS[row % len(PROMPTS)], params, seed=1234, choice=first + row) for row in range(rows)
     ]
     batch = SequenceBatch(MODELS, MODES[mode], setting, coupling, sequences)
-    deque(batch.prefill(), maxlen=0)
+    deque(prefill_batch(batch), maxlen=0)
     return batch
 
 

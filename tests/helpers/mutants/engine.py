@@ -14,7 +14,7 @@ STREAMING = "triforce.kvcache.views.streaming:StreamingView"
 POOL = "triforce.kvcache.pool:PagePool"
 COUNTERS = "triforce.speculation.counters:Counters"
 ROWS: dict[str, tuple[str, tuple[str, str]]] = {
-    "draws of a row start anew": (f"{BATCH}._sample", ("if draws is not None:", "if False:")),
+    "draws of a row start anew": (f"{BATCH}._make_sampler", ("if draws is not None:", "if False:")),
     "streaming rows by place": (f"{STREAMING}.select", ("[each[b] for b in rows]", "each[: len(rows)]")),
     "streaming rows join empty": (f"{STREAMING}.join", ("other.lengths_B))", "0 * other.lengths_B))")),
     "retrieval selections by place": (
@@ -74,12 +74,12 @@ MUTANTS = [
     Mutant(
         "a rank is not told who has gone",
         "tests/distributed/test_tensor_parallel_faults.py::test_rank_mutant_is_noticed",
-        (Swap(MIRROR, disobeying(lambda commands: type(commands)([], commands.fresh))),),
+        (Swap(MIRROR, disobeying(lambda commands: type(commands)([], commands.new))),),
     ),
     Mutant(
         "a rank begins requests in another order",
         "tests/distributed/test_tensor_parallel_faults.py::test_rank_mutant_is_noticed",
-        (Swap(MIRROR, disobeying(lambda commands: type(commands)(commands.gone, commands.fresh[::-1]))),),
+        (Swap(MIRROR, disobeying(lambda commands: type(commands)(commands.cancelled, commands.new[::-1]))),),
     ),
     Mutant(
         "planners of ranks decide alone",

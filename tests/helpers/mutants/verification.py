@@ -57,7 +57,7 @@ GUESSES = [
                     "F.pad(draft_probs_BKV, (0, 0, 0, 1))",
                     "torch.cat([draft_probs_BKV, draft_probs_BKV[:, -1:] if K else 0 * probs_BJV], 1)",
                 ),
-                (" * refused_B[:, None]", ""),
+                (" * rejected_B[:, None]", ""),
             ),
         ),
         ("one verification", "two tiers", "three tiers"),
@@ -97,7 +97,7 @@ GUESSES = [
     Mutant(
         "rewind forgotten",
         TEST,
-        (Edit("triforce.speculation.tier:Tier.commit", ("self.rewind(kept)", "pass")),),
+        (Edit("triforce.speculation.tier:Tier.commit", ("self.rewind(longer)", "pass")),),
         ("gamma 1",),
     ),
     Mutant(
@@ -138,7 +138,7 @@ GUESSES = [
         ("seeded", "same text: triforce"),
     ),
 ]
-RESIDUAL_THERE = "residual_BV, p_BV = residual_BJV[rows_B, kept_B]"
+RESIDUAL_THERE = "residual_BV, p_BV = residual_BJV[rows_B, accepted_B]"
 BLOCKS = [
     Mutant(
         "block: reach not clamped",
@@ -152,7 +152,7 @@ BLOCKS = [
         (
             Edit(
                 "triforce.speculation.verification:block",
-                (RESIDUAL_THERE, "residual_BV, p_BV = (probs_BJV - draft_probs_BJV).clamp_min(0)[rows_B, kept_B]"),
+                (RESIDUAL_THERE, "residual_BV, p_BV = (probs_BJV - draft_probs_BJV).clamp_min(0)[rows_B, accepted_B]"),
             ),
         ),
         ("one block",),
@@ -202,7 +202,7 @@ BLOCKS = [
             Edit(
                 "triforce.speculation.verification:block",
                 ("uniforms_BJ: Tensor)", "uniforms_BJ: Tensor, middle: bool = False)"),
-                (RESIDUAL_THERE, "residual_BV, p_BV = (probs_BJV if middle else residual_BJV)[rows_B, kept_B]"),
+                (RESIDUAL_THERE, "residual_BV, p_BV = (probs_BJV if middle else residual_BJV)[rows_B, accepted_B]"),
             ),
         ),
         ("blocks of three tiers",),

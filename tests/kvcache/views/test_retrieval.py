@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from tests.helpers.simple_cache import DEVICE
-from tests.helpers.small_decoder import CLOSE, dense, feed, make_pool, prefill, slots_of, small_decoder, text
+from tests.helpers.small_decoder import CLOSE, dense, feed, make_pool, prefill, slots_of, text
+from tests.kvcache.views.test_retrieval_texts import DECODER
 from triforce.kvcache import PAGE, FullView, RetrievalConfig, RetrievalView
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES, Policy, Recent
 from triforce.ragged import ints
 
 torch.set_num_threads(1)
-DECODER = small_decoder()
 
 
 ALL: dict[str, Callable[[], Policy]] = {**POLICIES, "recent": Recent}

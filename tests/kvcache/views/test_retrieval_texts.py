@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from functools import cache
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from tests.helpers.small_decoder import VOCAB, small_decoder, text
+from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
@@ -32,8 +34,7 @@ def generate(mode: str, prompts: list[list[int]], tokens: int, **how: Any) -> tu
     retrieval = RetrievalConfig.parse(**(dict(budget=48, chunk=16, refresh=1, searched_layers="none") | how))
     models = ModelSet(DECODER, small_decoder(seed=3, layers=1))
     batch = SequenceBatch(models, MODES[mode], SpeculativeConfig(**gammas, retrieval=retrieval), "seeded", sequences)
-    for _ in batch.prefill():
-        pass
+    deque(prefill_batch(batch), maxlen=0)
     while not batch.done:
         batch.step()
     return [sequence.tokens for sequence in sequences], batch

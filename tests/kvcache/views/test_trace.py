@@ -28,7 +28,7 @@ def test_trace_counts_selections_of_each_page(
 ) -> None:
     monkeypatch.setattr(coverage, "PARTS", parts)
     checked = []
-    plain = SequenceBatch._look
+    plain = SequenceBatch._take_snapshots
 
     def check(batch: SequenceBatch) -> None:
         plain(batch)
@@ -49,7 +49,7 @@ def test_trace_counts_selections_of_each_page(
         assert 0 < sum(told) < 100 * len(told) and len(told) <= parts
         checked.append(told)
 
-    monkeypatch.setattr(SequenceBatch, "_look", check)
+    monkeypatch.setattr(SequenceBatch, "_take_snapshots", check)
     model = llm(folder, searched_layers=full_layers)
     list(model.stream(ids(400), ask(trace=True), mode="triforce"))
     assert len({tuple(told) for told in checked}) > 1 or full_layers == "0,1"
@@ -66,7 +66,7 @@ def test_trace_without_request_is_empty(folder: Path) -> None:
 
 
 def test_trace_unread_is_not_computed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triforce.engine.sequence_batch.in_sight", None)
+    monkeypatch.setattr("triforce.engine.batch_stats.in_sight", None)
     *pieces, _ = llm(folder).stream(ids(400), ask(), mode="triforce")
     assert all(isinstance(piece, OutputChunk) and piece.trace is None for piece in pieces)
 

@@ -58,7 +58,7 @@ def _require_sense(options: Namespace) -> None:
     """Raises RequestError for what cannot be compared, before a model is loaded."""
     from triforce.bench.cells import WORKLOADS
     from triforce.engine.inputs import known
-    from triforce.engine.sequence_batch import COUPLINGS
+    from triforce.engine.modes import COUPLINGS
     from triforce.engine.speculative_config import LOWER_TIERS
 
     lists = {"couplings": ("coupling", COUPLINGS), "workloads": ("workload", WORKLOADS)}

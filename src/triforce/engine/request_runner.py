@@ -1,6 +1,6 @@
-"""Calls of `LLM.generate` and `LLM.stream`: requests go to an engine, and what comes of them is passed on.
+"""RequestRunner: runs the requests of one call of `LLM.generate` or `LLM.stream` on an engine.
 
-The engine of one call is kept for the next one, so a prompt that was read is there for it.
+The engine of one call is kept for the next one, so that a prompt which was read need not be read again.
 """
 
 from __future__ import annotations
@@ -28,21 +28,24 @@ from triforce.kvcache.pool import pages_for
 from triforce.planner import CostModel
 
 MOST_ROWS = 8
-"""Rows decoded together; others wait until one of these is done."""
-ROOM = 64, 1 / 16
+"""Rows that one call decodes together; others wait until one of these is done."""
+SPARE = 64, 1 / 16
 """Pages beyond those asked for, at least, and as a share of them: the next question about a document may be longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptCachePaths:
-    """Where to keep the KV cache of a prompt, and where to find an earlier one (see `kvcache.prompt_file`)."""
+    """Files to save the KV of a prompt to, and to load that of an earlier one from (see `kvcache.prompt_file`)."""
 
     save: str | Path | None = None
     load: str | Path | None = None
 
 
-class Runs:
-    """What starts engines, and keeps one. `costs` are added to; `fingerprint` is the target's, for saved prompts."""
+class RequestRunner:
+    """Starts engines, runs requests on one, and keeps it for the next.
+
+    costs: what is known of passes; it is added to. fingerprint: of the target, for saved prompts.
+    """
 
     def __init__(
         self, models: ModelSet, speculation: SpeculativeConfig, coupling: str, costs: CostModel, fingerprint: str
@@ -54,9 +57,9 @@ class Runs:
     def start(
         self, rows: int, pages: int, turn: int | None = None, max_itl: float = MAX_ITL, given: PagePool | None = None
     ) -> Engine:
-        """Start an engine of its own; see `engine.Engine`. `given` is a pool that is there already."""
+        """Return a new engine (see `EngineCore`), with `rows` and `pages` of KV. given: a pool to use."""
         store = SharedKV(self._models, self._speculation, rows, pages, given)
-        return Engine(EngineCore(self._models, self._speculation, self._coupling, store, self.costs, turn, max_itl))
+        return Engine(EngineCore(store, self._coupling, self.costs, turn, max_itl))
 
     def run(
         self,
@@ -65,7 +68,10 @@ class Runs:
         on_prefill: OnPrefill | None,
         memory: FullView | None = None,
     ) -> Iterator[tuple[Request, OutputChunk | RequestOutput]]:
-        """All of them on one engine, whose KV has room for as many texts as are made at a time."""
+        """Run requests on one engine, and yield what comes of each: chunks of text, and at last its output.
+
+        Raises TriforceError, and whatever `on_prefill` raises. Closing the generator cancels all requests.
+        """
         if self._ranks.count > 1 and (files.save or files.load):
             raise RequestError("a saved KV cache is of one process; leave out --tp and torchrun, or the file")
         compare(
@@ -76,22 +82,22 @@ class Runs:
             pages_for(sequence.capacity(context, reach)) for request in requests for sequence in request.sequences
         )
         rows, pages = min(len(sizes), MOST_ROWS), sum(sizes[-MOST_ROWS:])
-        with self._engine(rows, pages, files, memory) as texts:
-            earlier, on_read = self.prompt_files(files, texts.engine.store.pool, requests[0].prompt)
-            texts.submit(requests, memory, earlier, on_prefill, on_read)
+        with self._engine(rows, pages, files, memory) as engine:
+            saved, on_read = self.prompt_files(files, engine.core.store.pool, requests[0].prompt)
+            engine.submit(requests, memory, saved, on_prefill, on_read)
             try:
-                while texts.busy:
-                    self._ranks.broadcast(None)  # rank 0 may have waited for whoever reads its text
-                    for request, event in texts.step():
+                while engine.busy:
+                    self._ranks.broadcast(None)  # rank 0 may have waited for the reader of its text
+                    for request, event in engine.step():
                         if isinstance(event, Exception):
                             raise event
                         yield request, event
             finally:
                 for request in requests:
-                    texts.cancel(request)
+                    engine.cancel(request)
 
     def clear(self) -> None:
-        """Give the memory of the kept engine back, and forget what it has read."""
+        """Give back the memory of the kept engine, and forget what it has read."""
         if self._idle:
             self._idle.close()
         self._idle = None
@@ -99,32 +105,33 @@ class Runs:
     def _engine(
         self, rows: int, pages: int, files: PromptCachePaths, memory: FullView | None
     ) -> AbstractContextManager[Engine]:
-        """The kept one, or one of its own for a text whose KV somebody else keeps."""
+        """Return the kept engine, or a new one for a text whose KV has another owner."""
         if not (files.save or files.load or memory):
             return self._kept(rows, pages)
         return closing(self.start(rows, pages, given=memory.pool if memory else None))
 
     @contextmanager
     def _kept(self, rows: int, pages: int) -> Iterator[Engine]:
-        """The engine that is kept, if it is idle and large enough, or a new one; after an error it is not kept."""
-        texts = self._take(rows, pages)
+        """Lend the kept engine, or a new one, and keep it afterwards unless there was an error."""
+        engine = self._take(rows, pages)
         try:
-            yield texts
-        except GeneratorExit:  # a stream that nobody reads on, between two steps
-            self._idle = texts
+            yield engine
+        except GeneratorExit:  # a stream that is closed between two steps
+            self._idle = engine
             raise
         except BaseException:
-            texts.close()
+            engine.close()
             raise
-        self._idle = texts
+        self._idle = engine
 
     def _take(self, rows: int, pages: int) -> Engine:
-        if self._idle and self._idle.engine.store.rows >= rows and self._idle.engine.store.pages >= pages:
-            texts, self._idle = self._idle, None
-            return texts
+        """Return the kept engine, if it is idle and large enough, or a new one."""
+        if self._idle and self._idle.core.store.rows >= rows and self._idle.core.store.pages >= pages:
+            engine, self._idle = self._idle, None
+            return engine
         self.clear()
-        # Where KV is offloaded, pages that nobody needs would take memory from pages that could stay.
-        more = max(ROOM[0], int(pages * ROOM[1])) if self._speculation.offload.kind == "none" else 0
+        # Where KV is offloaded, unused pages would take memory from pages that could stay.
+        more = max(SPARE[0], int(pages * SPARE[1])) if self._speculation.offload.kind == "none" else 0
         try:
             return self.start(rows, pages + more)
         except CacheError:
@@ -133,25 +140,25 @@ class Runs:
     def prompt_files(
         self, files: PromptCachePaths, pool: PagePool, prompt: list[int]
     ) -> tuple[prompt_file.SavedCache | None, Callable[[FullView], None] | None]:
-        """A saved prompt to start from, and what saves one that has been read."""
+        """Return a saved prompt to start from, and a function that saves one; None for those not asked for."""
         if files.load is None and files.save is None:
             return None, None
-        maker = prompt_file.CacheFingerprint(
+        fingerprint = prompt_file.CacheFingerprint(
             self._fingerprint, dispatch.identity(self._models.target.model, pool.memory)
         )
-        earlier = None if files.load is None else prompt_file.SavedCache(Path(files.load), maker)
-        return earlier, None if files.save is None else self._saving(Path(files.save), maker, pool, prompt)
+        saved = None if files.load is None else prompt_file.SavedCache(Path(files.load), fingerprint)
+        return saved, None if files.save is None else self._saver(Path(files.save), fingerprint, pool, prompt)
 
-    def _saving(
-        self, path: Path, maker: prompt_file.CacheFingerprint, pool: PagePool, prompt: list[int]
+    def _saver(
+        self, path: Path, fingerprint: prompt_file.CacheFingerprint, pool: PagePool, prompt: list[int]
     ) -> Callable[[FullView], None]:
-        """Hold room for the file, and return what writes it; should that fail later, the text goes on without it."""
-        room = prompt_file.Reservation(path, prompt_file.size_of(pool.config, pool.dtype, len(prompt) - 1))
+        """Reserve disk space, and return a function that writes the file; if it fails, the text goes on without one."""
+        reserved = prompt_file.Reservation(path, prompt_file.size_of(pool.config, pool.dtype, len(prompt) - 1))
 
         def save(full: FullView) -> None:
-            room.release()
+            reserved.release()
             try:
-                prompt_file.save(path, maker, full, 0, prompt)
+                prompt_file.save(path, fingerprint, full, 0, prompt)
             except CacheError as error:
                 warn(str(error), RuntimeWarning, stacklevel=2)
 
@@ -159,7 +166,7 @@ class Runs:
 
 
 def compare(ranks: TPGroup, what: str, facts: object) -> None:
-    """Raise RankError unless all ranks bring the same: they would wait for each other in vain."""
+    """Raise RankError unless all ranks bring the same facts: otherwise they would wait for each other in vain."""
     if ranks.count > 1:
         level = dispatch.native_loader.native.level() if dispatch.native_loader.native else "torch"
         ranks.compare(crc32(repr((level, facts)).encode()), what)

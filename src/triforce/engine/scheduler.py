@@ -1,0 +1,98 @@
+"""Scheduler: which group is prefilled next, and which one is swapped out for those that wait. It runs no model.
+
+First come, first served: a group is admitted once there are rows and pages of KV for all that it may become, and none
+is overtaken. Where turns are limited, a group that has had its turn is swapped out, and waits again behind the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from triforce.engine.sequence_group import SequenceGroup, Status
+from triforce.engine.tier_builder import SharedKV
+from triforce.errors import CacheError
+from triforce.kvcache.pool import pages_for
+from triforce.kvcache.prefix_cache import PrefixCache
+
+
+class Scheduler:
+    """All groups that are not finished, in the order in which they came or were swapped out.
+
+    The status of each says where it is: running ones are ahead of the one that is prefilled, and that of those that
+    wait. store: bounds rows and pages. prefixes: what prompts may begin with. turn: steps after which a group makes
+    room for others; None: it never does.
+    """
+
+    def __init__(self, store: SharedKV, prefixes: PrefixCache, turn: int | None) -> None:
+        self._store, self._prefixes, self.turn = store, prefixes, turn
+        self.groups: list[SequenceGroup] = []
+
+    @property
+    def running(self) -> list[SequenceGroup]:
+        """Groups whose texts grow with each step."""
+        return [group for group in self.groups if group.status is Status.RUNNING]
+
+    @property
+    def waiting(self) -> list[SequenceGroup]:
+        """Groups that wait for room, in the order in which they will be admitted."""
+        return [group for group in self.groups if group.status in (Status.WAITING, Status.SWAPPED)]
+
+    def add(self, groups: Sequence[SequenceGroup]) -> None:
+        """Let groups wait for their turns. Raises CacheError, and takes none, if the turn of one would never come."""
+        for group in groups:
+            texts, pages = len(group.unfinished), self.pages(group)
+            if texts > self._store.rows or pages > self._store.pages:
+                raise CacheError(
+                    f"it takes {texts} of {self._store.rows} rows and {pages} of {self._store.pages} pages of KV. "
+                    "Use a shorter prompt or a smaller max_tokens"
+                )
+        self.groups += groups
+
+    def remove(self, group: SequenceGroup) -> None:
+        """Forget a group: it is finished. Harmless for one that is not here."""
+        if group in self.groups:
+            self.groups.remove(group)
+        group.status, group.swapped = Status.FINISHED, None
+
+    def requeue(self, group: SequenceGroup) -> None:
+        """Let a group that was swapped out wait behind all others."""
+        self.groups.remove(group)
+        self.groups.append(group)
+        group.status = Status.SWAPPED
+
+    def admit(self) -> tuple[SequenceGroup, list[int]] | None:
+        """Return the group to be prefilled next, and pages that it can begin with; None if it does not fit yet.
+
+        The caller owns those pages, so that they stay, until it disowns them.
+        """
+        if not (waiting := self.waiting):
+            return None
+        group, pool = waiting[0], self._store.pool
+        pages = group.cached_pages(self._prefixes)
+        pool.own(pages)  # so that they are not evicted to make room
+        if self._fits(group, len(pages)):
+            return group, pages
+        pool.disown(pages)
+        return None
+
+    def to_swap_out(self) -> SequenceGroup | None:
+        """Return the first running group that has had its turn, if others wait and the host has room for its KV.
+
+        The host holds at most as many pages as the store, those of the group whose turn is next apart.
+        """
+        if self.turn is None or not (waiting := self.waiting):
+            return None
+        swapped = sum(self.pages(group) for group in waiting[1:] if group.status is Status.SWAPPED)
+        for group in self.running:
+            if group.steps >= self.turn and not group.memory and swapped + self.pages(group) <= self._store.pages:
+                return group
+        return None
+
+    def pages(self, group: SequenceGroup) -> int:
+        """Pages of the store that a group takes: enough to come to its end."""
+        context, reach = self._store.models.target.config.context, self._store.speculation.reach
+        return 0 if group.memory else sum(pages_for(one.capacity(context, reach)) for one in group.unfinished)
+
+    def _fits(self, group: SequenceGroup, shared: int) -> bool:
+        rows = sum(len(each.unfinished) for each in self.running)
+        return rows + len(group.unfinished) <= self._store.rows and self._prefixes.make_room(self.pages(group) - shared)
