@@ -1,6 +1,6 @@
 """Whole passes through Triton's model and memory against the torch path: logits, queries, mass, and what is written.
 
-Shape suffixes as in backends/interface.py.
+Shape suffixes as in backends/kernel_api.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Kernels are replaced by what they are compared with elsewhere, so that hundreds of passes take seconds and what is
 judged is which pages lie where. All memory is NaN until it is written to. Sums differ in their last bit by how they are
 cut, so two pages may score the same in one pool and not in the other: both sides read what the first one selected.
-Shape suffixes as in backends/interface.py.
+Shape suffixes as in backends/kernel_api.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A whole pass in one call against the same kernels called one by one: the same bits.
 
-Shape suffixes as in backends/interface.py.
+Shape suffixes as in backends/kernel_api.py.
 """
 
 from __future__ import annotations

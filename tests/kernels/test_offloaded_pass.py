@@ -1,6 +1,6 @@
 """Passes over KV that lies in a store, and over the same KV in memory: the same bits, whatever stays.
 
-Shape suffixes as in backends/interface.py.
+Shape suffixes as in backends/kernel_api.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends import native_loader
-from triforce.backends.interface import (
+from triforce.backends.kernel_api import (
     PAGE,
     ForwardBatch,
     ForwardOutput,

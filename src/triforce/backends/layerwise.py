@@ -1,4 +1,4 @@
-"""A pass of a decoder, layer by layer, whatever its attention. Shape suffixes as in interface.py."""
+"""A pass of a decoder, layer by layer, whatever its attention. Shape suffixes as in kernel_api.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from triforce.backends.interface import ModelBackend
+from triforce.backends.kernel_api import ModelBackend
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """From a layer and its q (B, T, H, D), k and v (B, T, G, D), not yet rotated, to the mixed values (B, T, H, D)."""

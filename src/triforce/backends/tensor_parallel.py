@@ -4,7 +4,7 @@ Exact ranks sum each output up over all of its inputs, as one process does: rank
 what a matrix reads is gathered before it. Ranks that are not have some columns of o_proj and down_proj instead, as
 Megatron-LM has it (Shoeybi et al. 2019), and add their parts of each sum: fewer words, but sums in another order.
 
-Shape suffixes as in interface.py; R ranks, Q = H * D of all ranks.
+Shape suffixes as in kernel_api.py; R ranks, Q = H * D of all ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from triforce.backends.interface import LayerShard, ModelShard
+from triforce.backends.kernel_api import LayerShard, ModelShard
 from triforce.distributed.group import TPGroup, span, spans
 from triforce.model.config import ModelConfig
 

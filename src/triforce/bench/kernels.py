@@ -1,6 +1,6 @@
 """Each kernel against the bandwidth of the memory: bytes, seconds, GB/s, and the share of what has just been measured.
 
-Shape suffixes as in backends/interface.py.
+Shape suffixes as in backends/kernel_api.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """CPU kernels. A row's result depends on that row alone, bit for bit.
 
-Tensors must be contiguous, in CPU memory, and of the types and shapes told here (letters as in interface.py):
+Tensors must be contiguous, in CPU memory, and of the types and shapes told here (letters as in kernel_api.py):
 ValueError otherwise. `dtype` is that of the weights or the pages, bfloat16 or float32. Results go into tensors of the
 caller.
 """

@@ -5,7 +5,7 @@ With `int8` there is room for a copy of each page in which a KV head's keys are 
 made when it is first read, and dropped when the page is written to: so it is right for keys that are committed. The
 same holds of the sketches of keys that a search reads, a 25th of the memory where it is used.
 
-Shape suffixes as in interface.py; L layers, P pages.
+Shape suffixes as in kernel_api.py; L layers, P pages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from triforce.backends.cpu import _native
 from triforce.backends.cpu.layerwise import Mix, by_layers, rotations
 from triforce.backends.cpu.model import NativeModel
-from triforce.backends.interface import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable, Search
+from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable, Search
 from triforce.backends.torch.kv import allocate
 from triforce.model.config import ModelConfig
 from triforce.ragged import Bools, Ints

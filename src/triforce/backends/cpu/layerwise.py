@@ -1,7 +1,7 @@
 """A pass over native KV memory layer by layer, for models that have something to do in between.
 
 Each kernel gives a row the bits that it has in a pass of one call (`tests/kernels/test_decoder.py`). Shape suffixes as
-in interface.py.
+in kernel_api.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from triforce.backends.interface import ForwardBatch, ForwardOutput, ModelBackend
+from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, ModelBackend
 from triforce.backends.layerwise import Attend, layer_by_layer
 from triforce.backends.torch.kv import slots
 from triforce.model.config import ModelConfig

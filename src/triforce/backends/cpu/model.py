@@ -1,6 +1,6 @@
 """A decoder's weights, packed for the native kernels; on demand rounded to int8. The residual stream is float32.
 
-Shape suffixes as in interface.py; Q = H * D.
+Shape suffixes as in kernel_api.py; Q = H * D.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """KV memory that is larger than what is kept of it: its pages lie in a store, and a pass reads them ahead of itself.
 
-Shape suffixes as in interface.py.
+Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from triforce.backends.cpu import _native
 from triforce.backends.cpu.kv import NOTHING, NativeKV
 from triforce.backends.cpu.layerwise import Mix, one_layer, rotations
 from triforce.backends.cpu.model import NativeModel
-from triforce.backends.interface import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable
+from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable
 from triforce.backends.offload_layout import SECTOR, OffloadLayout
 from triforce.backends.torch.kv import allocate
 from triforce.errors import CacheError

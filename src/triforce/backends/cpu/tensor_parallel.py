@@ -1,6 +1,6 @@
 """One rank's part of a decoder's weights, packed for the native kernels: the bits of each output are `NativeModel`'s.
 
-Shape suffixes as in interface.py; Q = H * D, I MLP size.
+Shape suffixes as in kernel_api.py; Q = H * D, I MLP size.
 """
 
 from __future__ import annotations

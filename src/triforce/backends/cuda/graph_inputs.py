@@ -2,7 +2,7 @@
 
 Passes are padded to the shapes of a few buckets: powers of two of rows, tokens a row, scored columns and units of a
 list. All integers of a pass travel to the device in one copy; lists, which are there already, in one more each.
-Shape suffixes as in interface.py.
+Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from triforce.backends.interface import ForwardBatch
+from triforce.backends.kernel_api import ForwardBatch
 
 
 class ViewShape(NamedTuple):

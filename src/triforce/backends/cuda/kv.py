@@ -2,7 +2,7 @@
 
 A pass is a function over the buffers of a `GraphInputs`. A narrow one runs at the shape of its bucket, on a CUDA device
 as a graph that was captured once. A wide one is prefill: torch's fused attention, row by row, at the shape that it has.
-Shape suffixes as in interface.py.
+Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from triforce.backends.cuda.graphs import Graphs, Replay
 from triforce.backends.cuda.triton.attention import SPLIT, SPLIT_BY_HEAD, DevicePageTable, attend
 from triforce.backends.cuda.triton.page_copy import KeysValues
 from triforce.backends.cuda.triton.rope_and_write import rotate_and_write
-from triforce.backends.interface import ForwardBatch, ForwardOutput, ModelBackend, PageTable, Rotation
+from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, ModelBackend, PageTable, Rotation
 from triforce.backends.layerwise import layer_by_layer
 from triforce.backends.torch.kv import WIDE, TorchKV, attend_lists
 from triforce.model.config import ModelConfig

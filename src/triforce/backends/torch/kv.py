@@ -1,6 +1,6 @@
 """KV memory on the torch path: right on any device, for any dtype, head size and unit.
 
-A head's pages lie behind one another, so that consecutive pages are a plain slice. Shape suffixes as in interface.py;
+A head's pages lie behind one another, so that consecutive pages are a plain slice. Shape suffixes as in kernel_api.py;
 L layers, S slots, K keys of a row.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends.interface import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable, Rotation
+from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable, Rotation
 from triforce.backends.layerwise import layer_by_layer
 from triforce.backends.torch.attention import attend, attend_causal
 from triforce.errors import CacheError

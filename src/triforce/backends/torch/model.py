@@ -1,6 +1,6 @@
 """A decoder's weights on the torch path: right on any device and for any dtype.
 
-Shape suffixes as in interface.py; I MLP size, Q = H * D, P = G * D.
+Shape suffixes as in kernel_api.py; I MLP size, Q = H * D, P = G * D.
 """
 
 from __future__ import annotations

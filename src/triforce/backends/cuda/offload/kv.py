@@ -2,7 +2,7 @@
 
 A pass of the exact view goes through two buffers, layer by layer: each is filled while another one computes, and what
 a layer gave most mass stays in the working set. A pass over lists of KV heads' own finds them there; the device itself
-reads from the host what is not there, so that such passes can be captured. Shape suffixes as in interface.py.
+reads from the host what is not there, so that such passes can be captured. Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from triforce.backends.cuda.offload.prefill import read
 from triforce.backends.cuda.offload.residency import OffloadManager
 from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.cuda.triton.page_copy import KeysValues
-from triforce.backends.interface import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable, pages_for
+from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable, pages_for
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.interface.outputs import KVMemoryUsage
 from triforce.model.config import ModelConfig

@@ -1,6 +1,6 @@
 """A prompt read layer by layer, all of its tokens through one before the next: so KV leaves the device once.
 
-Shape suffixes as in interface.py.
+Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from triforce.backends.cuda.offload.layout import runs_of
 from triforce.backends.cuda.offload.residency import OffloadManager
 from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.cuda.triton.page_copy import KeysValues
-from triforce.backends.interface import PAGE, ForwardBatch, LayerBackend, ModelBackend, PageTable, Rotation, pages_for
+from triforce.backends.kernel_api import PAGE, ForwardBatch, LayerBackend, ModelBackend, PageTable, Rotation, pages_for
 from triforce.backends.torch.kv import WIDE
 
 AT_ONCE = 8192

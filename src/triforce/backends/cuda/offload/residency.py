@@ -1,7 +1,7 @@
 """Pages of offloaded KV in the host's memory, and what of them is on the device: who comes, who goes, who is found.
 
 Pages that are being written have seats. Full of committed tokens they are stored, and then leave when their seats are
-wanted. Shape suffixes as in interface.py; N some pages, X places of pages of all KV heads.
+wanted. Shape suffixes as in kernel_api.py; N some pages, X places of pages of all KV heads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from triforce.backends.cuda.offload.layout import DeviceLayout, runs_of
 from triforce.backends.cuda.offload.working_set import WorkingSet
 from triforce.backends.cuda.offload.write_slots import WriteSlots
 from triforce.backends.cuda.triton.page_copy import KeysValues
-from triforce.backends.interface import PAGE
+from triforce.backends.kernel_api import PAGE
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.model.config import ModelConfig
 from triforce.ragged import ints, there
