@@ -46,7 +46,7 @@ class Limited:
         """The answer, and the bytes that decoding read."""
         request = self.llm.request(ids, params, mode)
         texts, stores = self.llm.open(1, len(ids) + params.max_tokens), []
-        memory = texts.engine.store.pool.memory
+        memory = texts.engine.store.pool.kv
         assert isinstance(memory, NativeOffloadedKV)
         earlier, _ = self.llm.runs.prompt_files(_files(saved), texts.engine.store.pool, ids)
         texts.submit([request], earlier=earlier, on_read=lambda _: stores.append(memory.bytes_read))

@@ -37,11 +37,11 @@ def test_it_counts_the_lists_that_a_page_stands_in(
         if not told:
             return
         pages = -(-int(view.full.lengths_B[0]) // PAGE)
-        if view.choices[0] is None or full_layers == "0,1":
+        if view.selections[0].pages is None or full_layers == "0,1":
             assert told == [100] * len(told)
             return
         free = 2 - len(view.full_layers)  # layers, of two KV heads each
-        recent, units = view.recent[0] // PAGE, view.choices[0].units.numpy()[2 - free :]
+        recent, units = view.selections[0].window_start // PAGE, view.selections[0].pages.units.numpy()[2 - free :]
         counts = [2 * free if i >= recent else int((units == table[i]).any(-1).sum()) for i in range(pages)]
         size = -(-pages // parts)
         groups = [counts[i : i + size] for i in range(0, pages, size)]
@@ -66,7 +66,7 @@ def test_a_view_that_is_not_asked_sees_nothing(folder: Path) -> None:
 
 
 def test_it_costs_nothing_where_nobody_looks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triforce.engine.batch.in_sight", None)
+    monkeypatch.setattr("triforce.engine.batch.coverage", None)
     *pieces, _ = llm(folder).stream(ids(400), ask(), mode="triforce")
     assert all(isinstance(piece, OutputChunk) and piece.look is None for piece in pieces)
 

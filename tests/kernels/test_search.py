@@ -15,7 +15,7 @@ from tests.kernels.paged import PAGE, Paged, Row, native, pad_lists
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
-from triforce.backends.cpu.kv import turn
+from triforce.backends.cpu.kv import random_rotation
 
 torch.set_num_threads(1)
 
@@ -30,7 +30,7 @@ def threads() -> Iterator[None]:
 
 
 def paged(dtype: torch.dtype, *lengths: int, G: int = 2, D: int = 32, int8: bool = False) -> tuple[Paged, list[Row]]:
-    kv = Paged(G, D, sum(-(-S // PAGE) for S in lengths) + 1, dtype, int8=int8, turn=turn(D))
+    kv = Paged(G, D, sum(-(-S // PAGE) for S in lengths) + 1, dtype, int8=int8, turn=random_rotation(D))
     return kv, [kv.row(S) for S in lengths]
 
 
@@ -47,7 +47,7 @@ def attend(
 
 def estimates(q_NHD: Tensor, k_SGD: Tensor, g: int, pages: range) -> Tensor:
     """How near keys of each page come to the nearest one of a query, for the query that comes nearest: (C)."""
-    matrix, h = turn(q_NHD.shape[2]).double(), q_NHD.shape[1] // k_SGD.shape[1]
+    matrix, h = random_rotation(q_NHD.shape[2]).double(), q_NHD.shape[1] // k_SGD.shape[1]
     k_SE = k_SGD[pages.start * PAGE : pages.stop * PAGE, g].double() @ matrix
     q_NE = q_NHD[:, g * h : (g + 1) * h].flatten(0, 1).double() @ matrix
     products_NS = q_NE @ (k_SE.sign() * k_SE.abs().mean(1, keepdim=True)).T

@@ -157,15 +157,15 @@ def test_what_a_verification_saw_outside_of_the_selection() -> None:
         batch.step()
     missed_L = view.missed(0)
     assert missed_L is not None and all(0 < each < 1 for each in missed_L)
-    sight, choice = view.full.sights[0], view.choices[0]
-    assert sight.mass_LGU is not None and choice is not None
+    latest, choice = view.full.observations[0], view.selections[0].pages
+    assert latest.mass_LGU is not None and choice is not None
     for layer, missed in enumerate(missed_L):
         shares = []
         for head in range(MODELS.target.config.kv_heads):
             places = {unit: at for at, unit in enumerate(view.row_units(0).tolist())}
             seen = {places[unit] for unit in choice.units[layer, head].tolist()}
-            seen |= set(range(view.recent[0] // view.unit, sight.mass_LGU.shape[2]))
-            mass = sight.mass_LGU[layer, head].tolist()
+            seen |= set(range(view.selections[0].window_start // view.unit, latest.mass_LGU.shape[2]))
+            mass = latest.mass_LGU[layer, head].tolist()
             shares.append(sum(m for at, m in enumerate(mass) if at not in seen) / sum(mass))
         assert missed == pytest.approx(sum(shares) / len(shares), abs=1e-5)
 

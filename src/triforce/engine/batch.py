@@ -24,7 +24,7 @@ from triforce.interface.outputs import DecodingSnapshot
 from triforce.interface.stats import TierStats
 from triforce.kvcache import FullView, RetrievalView
 from triforce.kvcache.prompt_file import SavedCache
-from triforce.kvcache.views.coverage import in_sight
+from triforce.kvcache.views.coverage import coverage
 from triforce.planner import CostModel, Findings, PlanController, SearchedLayers
 from triforce.ragged import Bools, ints
 from triforce.speculation import (
@@ -179,12 +179,12 @@ class Batch:
         self._sample(self.noise.draws[:, list(rows)])
         self._keep_logits()
 
-    def aside(self, job: TokenSequence) -> SwappedSequence:
+    def swap_out(self, job: TokenSequence) -> SwappedSequence:
         """What the row of a job holds, before it leaves for others to have its room."""
         b = self.jobs.index(job)
-        return SwappedSequence(self.noise.draws[:, b].clone(), [tier.aside(b) for tier in self.tiers])
+        return SwappedSequence(self.noise.draws[:, b].clone(), [tier.swap_out(b) for tier in self.tiers])
 
-    def bring_back(self, rows: Sequence[SwappedSequence]) -> None:
+    def swap_in(self, rows: Sequence[SwappedSequence]) -> None:
         """Let the rows of a fresh batch go on where they were put aside, in the place of `prefill`."""
         for b, (job, row) in enumerate(zip(self.jobs, rows, strict=True)):
             length = len(job.prompt) + len(job.tokens)
@@ -192,7 +192,7 @@ class Batch:
             self.prefix.lengths_B[b] = length
             self.noise.draws[:, b] = row.draws
             for tier, held in zip(self.tiers, row.tiers, strict=True):
-                tier.bring_back(b, held)
+                tier.swap_in(b, held)
 
     @property
     def bitwise(self) -> bool:
@@ -201,7 +201,7 @@ class Batch:
         Plain decoding's own are; others under `seeded`, if a token's logits do not depend on the pass it was fed in.
         Where several ranks share the model, what is meant is plain decoding in one process.
         """
-        exact = self.target.model.width_independent and self.top.cache.pool.memory.width_independent
+        exact = self.target.model.width_independent and self.top.cache.pool.kv.width_independent
         plain = len(self.tiers) == 1
         return (plain and self.target.ranks.count == 1) or (exact and (plain or self.coupling is Seeded))
 
@@ -288,7 +288,7 @@ class Batch:
                 for tier, now, before in zip(self.tiers, stats, passes, strict=True)
                 if isinstance(tier, Tier) and isinstance(tier.cache, RetrievalView) and now.passes != before
             ]
-            job.look = DecodingSnapshot(committed, job.decode_seconds, in_sight(views[-1], b) if views else [], stats)
+            job.look = DecodingSnapshot(committed, job.decode_seconds, coverage(views[-1], b) if views else [], stats)
 
     def _note_logprobs(self, taken: list[int]) -> None:
         logits_BJV = self.top.logits_BJV

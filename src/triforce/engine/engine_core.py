@@ -91,7 +91,7 @@ class EngineCore:
         Its text will be the same. A group that goes on with a memory of its owner's keeps it.
         """
         if group.status is Status.RUNNING and not group.memory:
-            group.aside = [self._batches[group.mode].aside(job) for job in group.left]
+            group.aside = [self._batches[group.mode].swap_out(job) for job in group.left]
             self._groups.remove(group)
             self._drop(group.mode, group.jobs)
             self._waiting.append(group)

@@ -132,9 +132,7 @@ class Runs:
         """A saved prompt to start from, and what saves one that has been read."""
         if files.load is None and files.save is None:
             return None, None
-        maker = prompt_file.CacheFingerprint(
-            self._fingerprint, dispatch.identity(self._models.target.model, pool.memory)
-        )
+        maker = prompt_file.CacheFingerprint(self._fingerprint, dispatch.identity(self._models.target.model, pool.kv))
         earlier = None if files.load is None else prompt_file.SavedCache(Path(files.load), maker)
         return earlier, None if files.save is None else self._saving(Path(files.save), maker, pool, prompt)
 

@@ -84,7 +84,7 @@ class SequenceGroup:
     def read(self, batch: Batch, grant: Grant) -> Iterator[tuple[int, int]]:
         """All that comes before the next token, as `Batch.prefill` yields it."""
         if self.aside:
-            batch.bring_back(self.aside)
+            batch.swap_in(self.aside)
             return
         if self.earlier:
             batch.restore(self.earlier)

@@ -27,7 +27,7 @@ class DecodingSnapshot:
 
     tokens: int  # committed, prompt and all
     seconds: float  # of decoding
-    seen: list[int]  # as `cache.look.in_sight` has it; empty where no tier that selects was asked
+    seen: list[int]  # as `cache.look.coverage` has it; empty where no tier that selects was asked
     tiers: list[TierStats]  # so far, from the lowest to the full one
 
 

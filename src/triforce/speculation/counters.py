@@ -75,11 +75,11 @@ class Counters:
         for name in _OF_ROWS:
             setattr(self, name, np.concatenate((getattr(self, name), getattr(other, name))))
 
-    def aside(self, b: int) -> dict[str, Any]:
-        """The counts of a row, for `bring_back`."""
+    def swap_out(self, b: int) -> dict[str, Any]:
+        """The counts of a row, for `swap_in`."""
         return {name: getattr(self, name)[b].copy() for name in _OF_ROWS}
 
-    def bring_back(self, b: int, counts: dict[str, Any]) -> None:
+    def swap_in(self, b: int, counts: dict[str, Any]) -> None:
         """Let a fresh row go on with these."""
         self._widen(len(counts["kept_BN"]))
         for name, count in counts.items():

@@ -100,12 +100,12 @@ class NgramProposer:
         self.counters.prefill_seconds_B[b] += perf_counter() - started
         yield length
 
-    def aside(self, b: int) -> tuple[Any, ...]:
-        return self._grams[b], self._tried[b], self.counters.aside(b)
+    def swap_out(self, b: int) -> tuple[Any, ...]:
+        return self._grams[b], self._tried[b], self.counters.swap_out(b)
 
-    def bring_back(self, b: int, held: tuple[Any, ...]) -> None:
+    def swap_in(self, b: int, held: tuple[Any, ...]) -> None:
         self._grams[b], self._tried[b], counts = held
-        self.counters.bring_back(b, counts)
+        self.counters.swap_in(b, counts)
 
     def select(self, rows: Sequence[int]) -> None:
         self._grams, self._tried = [self._grams[b] for b in rows], [self._tried[b] for b in rows]

@@ -23,11 +23,8 @@ class Cache(Protocol):
     def lengths_B(self) -> Ints:
         """Tokens seen, per row."""
 
-    def begin(self, counts_B: Ints, width: int) -> None:
-        """The next pass feeds `counts_B` tokens (at most `width`, the rest is padding) at `lengths_B` and after."""
-
     def advance(self, counts_B: Ints) -> None:
-        """The tokens of the pass count as seen."""
+        """Count the tokens of the latest pass as seen."""
 
     def rewind(self, lengths_B: Ints) -> None:
         """See at most `lengths_B` tokens."""
@@ -44,11 +41,11 @@ class Cache(Protocol):
     def fork(self, source: int, row: int) -> None:
         """Let a fresh row see what another row has seen."""
 
-    def aside(self, b: int) -> Any:
-        """What a row holds, for `bring_back` of another view of the same memory."""
+    def swap_out(self, b: int) -> Any:
+        """A copy of what a row holds, for `swap_in` of another view of the same memory."""
 
-    def bring_back(self, b: int, held: Any) -> None:
-        """Let a fresh row go on as the one that was put aside."""
+    def swap_in(self, b: int, held: Any) -> None:
+        """Let a fresh row go on as the one that was swapped out."""
 
     def select(self, rows: Sequence[int]) -> None:
         """Row i is from now on what row `rows[i]` was; the others, and what they hold, are given back."""
@@ -70,9 +67,12 @@ Seen = TypeVar("Seen", bound=Cache, contravariant=True)
 
 
 class TierModel(Protocol[Seen]):
-    """Scores columns `at_BJ` of the tokens fed, given what the cache has seen."""
+    """Scores columns `at_BJ` of a pass, given what the cache has seen.
 
-    def __call__(self, ids_BT: Tensor, cache: Seen, at_BJ: Tensor) -> Tensor: ...
+    The pass feeds the first `counts_B` tokens of each row, the rest is padding, at the cache's lengths and after.
+    """
+
+    def __call__(self, ids_BT: Tensor, counts_B: Ints, cache: Seen, at_BJ: Tensor) -> Tensor: ...
 
 
 class Proposer(Protocol):
@@ -97,9 +97,9 @@ class Proposer(Protocol):
 
     def prefill(self, prefix: SequenceState, b: int, length: int, *, grant: Grant = all_of_it) -> Iterator[int]: ...
 
-    def aside(self, b: int) -> tuple[Any, ...]: ...
+    def swap_out(self, b: int) -> tuple[Any, ...]: ...
 
-    def bring_back(self, b: int, held: tuple[Any, ...]) -> None: ...
+    def swap_in(self, b: int, held: tuple[Any, ...]) -> None: ...
 
     def select(self, rows: Sequence[int]) -> None: ...
 

@@ -26,8 +26,8 @@ WATCHED = 256
 
 C = TypeVar("C", bound=Cache)
 
-Read = Callable[[C, Tensor], Iterator[int]]
-"""Another way to feed a cache many tokens, ids (1, T), which has been told of the pass: yields how far it has come."""
+Read = Callable[[Tensor, Ints, C], Iterator[int]]
+"""Another way to feed a cache many tokens, ids (1, T), all T of them: yields how far it has come."""
 
 Burst = Callable[["Tier[C]", SequenceState, TokenSampler, Bools, int], Draft | None]
 """Several tokens of each live row at once, for a tier with nothing below it: so many or fewer; None where it cannot."""
@@ -99,8 +99,7 @@ class Tier(Generic[C]):
         fed_BT = np.minimum(columns(seen_B, width), ahead.ids_BS.shape[1] - 1)
         ids_BT = ahead.ids_BS[rows(len(seen_B)), fed_BT]
         at_BJ = np.minimum(np.maximum(columns(prefix.lengths_B - 1 - seen_B, guesses + 1), 0), width - 1)
-        self.cache.begin(unseen_B, width)
-        logits_BJV = self.model(torch.from_numpy(ids_BT), self.cache, torch.from_numpy(at_BJ))
+        logits_BJV = self.model(torch.from_numpy(ids_BT), unseen_B, self.cache, torch.from_numpy(at_BJ))
         self.cache.advance(unseen_B)
         return logits_BJV
 
@@ -129,14 +128,14 @@ class Tier(Generic[C]):
         self.cache.join(other.cache)
         self.counters.join(other.counters)
 
-    def aside(self, b: int) -> tuple[Any, ...]:
-        """What a row holds, for `bring_back`. The tier below is told apart."""
-        return self.cache.aside(b), self.counters.aside(b)
+    def swap_out(self, b: int) -> tuple[Any, ...]:
+        """A copy of what a row holds, for `swap_in`. The tier below is told apart."""
+        return self.cache.swap_out(b), self.counters.swap_out(b)
 
-    def bring_back(self, b: int, held: tuple[Any, ...]) -> None:
-        """Let a fresh row go on as the one that was put aside. The tier below is told apart."""
-        self.cache.bring_back(b, held[0])
-        self.counters.bring_back(b, held[1])
+    def swap_in(self, b: int, held: tuple[Any, ...]) -> None:
+        """Let a fresh row go on as the one that was swapped out. The tier below is told apart."""
+        self.cache.swap_in(b, held[0])
+        self.counters.swap_in(b, held[1])
 
     def prefill(
         self,
@@ -162,14 +161,13 @@ class Tier(Generic[C]):
             ids_1T, count_1 = torch.from_numpy(prefix.ids_BS[b : b + 1, start:stop]), ints([stop - start])
             at_1J = torch.arange(stop - start if watch else 0)[None]
             started = perf_counter()
-            cache.begin(count_1, stop - start)
             if self.read and not watch and stop - start > WATCHED:
-                for seen in self.read(cache, ids_1T):
+                for seen in self.read(ids_1T, count_1, cache):
                     self.counters.prefill_seconds_B[b] += perf_counter() - started
                     yield start + seen
                     started = perf_counter()
             else:
-                logits_1JV = self.model(ids_1T, cache, at_1J)
+                logits_1JV = self.model(ids_1T, count_1, cache, at_1J)
             cache.advance(count_1)
             self.counters.prefill_seconds_B[b] += perf_counter() - started
             if watch:

@@ -38,8 +38,8 @@ class NativeLayerShard:
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
         return project(self._projections, self.config, x_NC)
 
-    def out(self, mixed_NQ: Tensor) -> Tensor:
-        return self._times(*self._out, mixed_NQ)
+    def out(self, attn_out_NQ: Tensor) -> Tensor:
+        return self._times(*self._out, attn_out_NQ)
 
     def gate(self, x_NC: Tensor) -> Tensor:
         gated = torch.empty(len(x_NC), self._gate.stride, dtype=self.dtype)

@@ -60,7 +60,7 @@ def attend(
     split = split or (SPLIT_BY_HEAD if by_head else SPLIT)
     R, N = T * H // G, max(1, -(-U * seen.unit // split))
     at_once = min(MOST_ROWS, max(16, triton.next_power_of_2(R)))
-    mixed_BTHD, D2 = torch.empty_like(q_BTHD), max(16, triton.next_power_of_2(D))
+    attn_out_BTHD, D2 = torch.empty_like(q_BTHD), max(16, triton.next_power_of_2(D))
     new = q_BTHD.new_empty
     parts_BGNRD, peaks_BGNR, sums_BGNR = (new(B, G, N, R, *d, dtype=torch.float32) for d in ((D,), (), ()))
     whole_BGR = new(B, G, R, dtype=torch.float32)
@@ -74,7 +74,7 @@ def attend(
     )  # fmt: skip
     some, rows = (8, 16) if interpreted() else (32, 1)  # an interpreted program takes milliseconds, whatever it does
     _merge[(triton.cdiv(R, rows), G, B)](
-        parts_BGNRD, peaks_BGNR, sums_BGNR, seen.starts_B, seen.counts_B, mixed_BTHD, whole_BGR, G, T, R, N, split,
+        parts_BGNRD, peaks_BGNR, sums_BGNR, seen.starts_B, seen.counts_B, attn_out_BTHD, whole_BGR, G, T, R, N, split,
         H // G, D, D2, some, rows,
     )  # fmt: skip
     mass_BGU = new((B, G, U) if weigh else (0,), dtype=torch.float32)
@@ -82,7 +82,7 @@ def attend(
         _weigh[(triton.cdiv(U, 64), G, B)](
             units_BGRU, whole_BGR, seen.starts_B, seen.counts_B, mass_BGU, G, R, U, H // G, seen.unit, 16, 64
         )
-    return mixed_BTHD, mass_BGU
+    return attn_out_BTHD, mass_BGU
 
 
 @triton.jit
@@ -108,7 +108,7 @@ def _splits(
         q_sinks_RD = tl.load(q_sinks + cells_RD, mask=real_R1 & (d < D)[None, :], other=0.0).to(FACTOR)
     peak_R = tl.full([ROWS], -float("inf"), tl.float32)
     sum_R = tl.full([ROWS], 0.0, tl.float32)
-    mixed_RD = tl.full([ROWS, D2], 0.0, tl.float32)
+    attn_out_RD = tl.full([ROWS, D2], 0.0, tl.float32)
     table = units + b.to(tl.int64) * row_stride + g.to(tl.int64) * list_stride
     head = g.to(tl.int64) * head_stride
     for block in range(first, min(first + SPLIT, end), KEYS):
@@ -131,7 +131,7 @@ def _splits(
         shares_RK = tl.exp2(scores_RK - base_R[:, None])
         fade_R = tl.exp2(peak_R - base_R)
         v_KD = tl.load(values + slot_K[:, None] + d[None, :], mask=(key_K < end)[:, None] & (d < D)[None, :], other=0.0)
-        mixed_RD = mixed_RD * fade_R[:, None] + tl.dot(
+        attn_out_RD = attn_out_RD * fade_R[:, None] + tl.dot(
             shares_RK.to(v_KD.dtype).to(FACTOR), v_KD.to(FACTOR), input_precision="ieee"
         )
         sum_R = sum_R * fade_R + tl.sum(shares_RK, 1)
@@ -146,7 +146,7 @@ def _splits(
     part_R = ((b * G + g).to(tl.int64) * N + n) * R + row_R
     tl.store(peaks + part_R, peak_R, mask=row_R < R)
     tl.store(sums + part_R, sum_R, mask=row_R < R)
-    tl.store(parts + part_R[:, None] * D + d[None, :], mixed_RD, mask=(row_R < R)[:, None] & (d < D)[None, :])
+    tl.store(parts + part_R[:, None] * D + d[None, :], attn_out_RD, mask=(row_R < R)[:, None] & (d < D)[None, :])
 
 
 @triton.jit
@@ -160,7 +160,7 @@ def _merge(
     d, token_R, real_R = tl.arange(0, D2), row_R // GROUP, row_R < count * GROUP
     used = tl.where(tl.program_id(0) * ROWS < count * GROUP, (start + count + SPLIT - 1) // SPLIT, 0)
     peak_R, total_R = tl.full([ROWS], -float("inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32)
-    mixed_RD = tl.full([ROWS, D2], 0.0, tl.float32)
+    attn_out_RD = tl.full([ROWS, D2], 0.0, tl.float32)
     for first in range(0, used, SOME):
         split_N = first + tl.arange(0, SOME)
         at_NR = ((b * G + g).to(tl.int64) * N + split_N)[:, None] * R + row_R[None, :]
@@ -172,12 +172,12 @@ def _merge(
         sum_NR = tl.load(sums + at_NR, mask=there_NR, other=0.0)
         mask_NRD = there_NR[:, :, None] & (d < D)[None, None, :]
         part_NRD = tl.load(parts + at_NR[:, :, None] * D + d[None, None, :], mask=mask_NRD, other=0.0)
-        mixed_RD = mixed_RD * fade_R[:, None] + tl.sum(part_NRD * share_NR[:, :, None], 0)
+        attn_out_RD = attn_out_RD * fade_R[:, None] + tl.sum(part_NRD * share_NR[:, :, None], 0)
         total_R = total_R * fade_R + tl.sum(sum_NR * share_NR, 0)
         peak_R = higher_R
     some_R = tl.where(total_R > 0, total_R, 1.0)
     cell_R = ((b * T + token_R) * G * GROUP + g * GROUP + row_R % GROUP) * D
-    out_RD = (mixed_RD / some_R[:, None]).to(mixed.dtype.element_ty)
+    out_RD = (attn_out_RD / some_R[:, None]).to(mixed.dtype.element_ty)
     tl.store(mixed + cell_R[:, None] + d[None, :], out_RD, mask=(row_R < R)[:, None] & (d < D)[None, :])
     log_R = tl.where(total_R > 0, tl.log2(some_R) + peak_R, float("inf"))
     tl.store(whole + (b * G + g) * R + row_R, log_R, mask=row_R < R)
