@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.laws.tiny import LAYERS, MODELS, V
+from tests.helpers.laws.tiny import LAYERS, MODELS, V
 from triforce.bench.acceptance.locality import locality
 from triforce.bench.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting, laws
 from triforce.bench.acceptance.report import markdown, mean, usual

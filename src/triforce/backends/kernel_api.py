@@ -74,8 +74,8 @@ class ForwardBatch:
     positions: list[int]
     views: list[tuple[int, PageTable]]
     observe: bool = False
-    """Whether rotated queries are returned, and if there is but one view, with `weigh` their attention mass too."""
-    weigh: bool = False
+    """Whether rotated queries are returned, and with `return_mass`, if there is but one view, their attention mass."""
+    return_mass: bool = False
     least: tuple[int, int] = (1, 1)
     """Rows and tokens a row that a memory whose bits depend on the shape of a pass is to pad it to, at least."""
     exact: bool = False
@@ -126,11 +126,16 @@ class KVBackend(Protocol):
         """Attention of a pass of `width` tokens a row, for models that run layer by layer; layers come in order."""
 
     def attend(
-        self, layer: int, q_BTHD: Tensor, lists: PageTable, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+        self,
+        layer: int,
+        q_BTHD: Tensor,
+        lists: PageTable,
+        return_mass: bool = False,
+        q_sinks_BTHD: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Attention of rotated queries: the mixed values (B, T, H, D), zeros where a row has fewer queries.
 
-        And, where asked to `weigh`, the attention mass of each unit, summed over a row's queries and the query heads
+        And, with `return_mass`, the attention mass of each unit, summed over a row's queries and the query heads
         of a KV head: float32 (B, G, U), else empty. `q_sinks` are the queries as they meet the sinks, if that differs.
         """
 

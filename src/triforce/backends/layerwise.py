@@ -13,7 +13,7 @@ def forward(
 ) -> ForwardOutput:
     """As `ModelBackend.forward`, for any model that has layers and any KV memory."""
     attention = kv.layer_attention(batch, ids_BT.shape[1])
-    return forward_layers(model, ids_BT, at_BJ, attention, batch.observe, batch.weigh)
+    return forward_layers(model, ids_BT, at_BJ, attention, batch.observe, batch.return_mass)
 
 
 def forward_layers(
@@ -22,9 +22,9 @@ def forward_layers(
     at_BJ: Tensor | None,
     attention: LayerAttention,
     observe: bool = False,
-    weigh: bool = False,
+    return_mass: bool = False,
 ) -> ForwardOutput:
-    """Logits of columns `at_BJ` (None: all of them, J = T); the queries if `observe`, their mass if `weigh`."""
+    """Logits of columns `at_BJ` (None: all of them, J = T); the queries if `observe`, their mass if `return_mass`."""
     (B, T), queries, masses = ids_BT.shape, list[Tensor](), list[Tensor]()
     x_NC, scored = model.embed(ids_BT.flatten()), at_BJ is None or at_BJ.shape[1] > 0
     for index, block in enumerate(model.blocks):
@@ -40,5 +40,5 @@ def forward_layers(
         x_NC = x_NC.view(B, -1, x_NC.shape[1]).take_along_dim(at_BJ1, dim=1).flatten(0, 1)
     logits_NV = model.head(x_NC)
     queries_LBTHD = torch.stack(queries) if observe else None
-    mass_LBGU = torch.stack(masses) if weigh else None
+    mass_LBGU = torch.stack(masses) if return_mass else None
     return ForwardOutput(logits_NV.view(B, T, logits_NV.shape[1]), queries_LBTHD, mass_LBGU)

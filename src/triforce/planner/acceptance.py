@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Shares kept, before anything was seen: high, so that they are tried. Of lookup it is that of what an echo foretells.
-EXPECTED = {"lookup": 0.9, "draft": 0.7, "retrieval": 0.96}
+# Shares kept, before anything was seen: high, so that they are tried. Of lookup it is that of what an echo predicts.
+EXPECTED = {"ngram": 0.9, "draft": 0.7, "retrieval": 0.96}
 HEATS = (0.0, 0.5, 0.9, 1.1)  # temperatures at which texts differ in how easily they are guessed
 BELIEF = 4.0  # guesses' worth of `EXPECTED`
 REMEMBERED = 400.0  # guesses of earlier texts, at most

@@ -66,7 +66,7 @@ class NativeKV:
     def attention_from(self, batch: ForwardBatch, width: int, first: int) -> LayerAttention:
         """As `layer_attention`, of a batch whose views are of the layers from `first` on.
 
-        Each kernel gives a row the bits that it has in a pass of one call (`tests/kernels/test_decoder.py`).
+        Each kernel gives a row the bits that it has in a pass of one call (`tests/backends/cpu/test_decoder.py`).
         """
         lists, tables, B = batch.lists()[0], rotations(self.config.rope, batch, width), len(batch.positions)
         positions_N = torch.from_numpy(columns(ints(batch.positions), width).flatten())
@@ -88,15 +88,20 @@ class NativeKV:
         """Attention of the layers of a pass, from `first` on."""
         lists_L = batch.lists()
         return lambda layer, q_BTHD, q_sinks_BTHD: self.attend(
-            layer, q_BTHD, lists_L[layer - first], batch.weigh, q_sinks_BTHD
+            layer, q_BTHD, lists_L[layer - first], batch.return_mass, q_sinks_BTHD
         )
 
     def attend(
-        self, layer: int, q_BTHD: Tensor, lists: PageTable, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+        self,
+        layer: int,
+        q_BTHD: Tensor,
+        lists: PageTable,
+        return_mass: bool = False,
+        q_sinks_BTHD: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         attn_out_BTHD = torch.empty_like(q_BTHD)
         shape = (len(q_BTHD), self.config.kv_heads, lists.units.shape[-1])
-        mass_BGU = torch.empty(shape) if weigh else None
+        mass_BGU = torch.empty(shape) if return_mass else None
         self._layers[layer].attend(
             q_BTHD, lists.starts, lists.counts, lists.units, attn_out_BTHD, mass_BGU, q_sinks_BTHD,
             lists.sinks, lists.window, lists.coarse if self.int8 else [], self._search(lists),

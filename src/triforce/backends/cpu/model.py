@@ -64,7 +64,7 @@ class NativeModel(EmbeddingAndHead):
         queries_LBTHD = mass_LBGU = None
         if batch.observe:
             queries_LBTHD = torch.empty(config.layers, B, T, config.heads, config.head_dim, dtype=kv.dtype)
-        if batch.weigh:
+        if batch.return_mass:
             mass_LBGU = torch.empty(config.layers, B, config.kv_heads, batch.views[0][1].units.shape[-1])
         try:
             self.decoder.run(

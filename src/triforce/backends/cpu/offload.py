@@ -96,17 +96,22 @@ class NativeOffloadedKV(NativeKV):
         def attend(layer: int, q_BTHD: Tensor, q_sinks_BTHD: Tensor | None) -> tuple[Tensor, Tensor]:
             attn_out_BTHD = torch.empty_like(q_BTHD)
             shape = (len(q_BTHD), self.config.kv_heads, lists_L[layer - first].units.shape[-1])
-            mass_BGU = torch.empty(shape) if batch.weigh else None
+            mass_BGU = torch.empty(shape) if batch.return_mass else None
             native.attend(layer, q_BTHD, attn_out_BTHD, mass_BGU)
             return attn_out_BTHD, torch.empty(0) if mass_BGU is None else mass_BGU
 
         return attend
 
     def attend(
-        self, layer: int, q_BTHD: Tensor, lists: PageTable, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+        self,
+        layer: int,
+        q_BTHD: Tensor,
+        lists: PageTable,
+        return_mass: bool = False,
+        q_sinks_BTHD: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         with offload_errors():
-            return super().attend(layer, q_BTHD, lists, weigh, q_sinks_BTHD)
+            return super().attend(layer, q_BTHD, lists, return_mass, q_sinks_BTHD)
 
     def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         with offload_errors():

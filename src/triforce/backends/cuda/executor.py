@@ -51,7 +51,7 @@ class GraphExecutor:
         if T > NARROW or batch.passing:
             inputs = GraphInputs(shape, kv.device)
             inputs.fill(ids_BT, at_BJ, batch)
-            wide = T > WIDE and not (batch.weigh or batch.views[0][1].window)
+            wide = T > WIDE and not (batch.return_mass or batch.views[0][1].window)
             output = run_pass(model, kv, inputs, batch.lists() if wide else None)
             return output if T > NARROW else _cut(output, B, T, at_BJ.shape[1], batch)
         graphs = self._graphs(kv)
@@ -76,7 +76,7 @@ def run_pass(
 ) -> ForwardOutput:
     """A function of what lies in the inputs; `wide`: each layer's lists, for torch's fused attention."""
     attention, shape = kv.device_attention(inputs, wide), inputs.shape
-    return layerwise.forward_layers(model, inputs.ids_BT, inputs.at_BJ, attention, shape.observe, shape.weigh)
+    return layerwise.forward_layers(model, inputs.ids_BT, inputs.at_BJ, attention, shape.observe, shape.return_mass)
 
 
 def _cut(whole: ForwardOutput, rows: int, width: int, columns: int, batch: ForwardBatch) -> ForwardOutput:

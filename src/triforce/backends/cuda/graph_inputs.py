@@ -37,7 +37,7 @@ class PassShape:
     columns: int
     views: tuple[ViewShape, ...]
     observe: bool
-    weigh: bool
+    return_mass: bool
 
 
 def bucket(size: int, least: int = 1) -> int:
@@ -52,10 +52,10 @@ def shape_of(rows: int, width: int, columns: int, this: ForwardBatch, padded: bo
         for layers, lists in this.views
     )
     if not padded:
-        return PassShape(rows, width, columns, views, this.observe, this.weigh)
+        return PassShape(rows, width, columns, views, this.observe, this.return_mass)
     rows, width = bucket(rows, this.least[0]), bucket(width, this.least[1])
     views = tuple(view._replace(units=_padded(view.units, rows)) for view in views)
-    return PassShape(rows, width, bucket(columns, this.least[1]), views, this.observe, this.weigh)
+    return PassShape(rows, width, bucket(columns, this.least[1]), views, this.observe, this.return_mass)
 
 
 def _padded(units: tuple[int, ...], rows: int) -> tuple[int, ...]:

@@ -48,25 +48,30 @@ class TritonKV(TorchKV):
             self.version += 1
 
     def attend(
-        self, layer: int, q_BTHD: Tensor, lists: PageTable, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+        self,
+        layer: int,
+        q_BTHD: Tensor,
+        lists: PageTable,
+        return_mass: bool = False,
+        q_sinks_BTHD: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         starts_B, counts_B = (torch.tensor(each, device=self.device) for each in (lists.starts, lists.counts))
         seen = DevicePageTable(lists.units, starts_B, counts_B, lists.unit, lists.sinks, lists.window)
-        return attend(q_BTHD, *self.view(layer, 0, self.keys_LGSD.shape[2]), seen, weigh, q_sinks_BTHD)
+        return attend(q_BTHD, *self.view(layer, 0, self.keys_LGSD.shape[2]), seen, return_mass, q_sinks_BTHD)
 
     def device_attention(self, inputs: GraphInputs, wide: list[PageTable] | None = None) -> LayerAttention:
         """As `layer_attention`, of a pass that lies on the device: a function of what is in the buffers of `inputs`.
 
         `wide`: each layer's lists, where torch's fused attention is wanted.
         """
-        lists_L, weigh = self._lists(inputs), inputs.shape.weigh
+        lists_L, return_mass = self._lists(inputs), inputs.shape.return_mass
 
         def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             (units, starts_B, view), kv = lists_L[layer], self._open(layer)
             seen = DevicePageTable(units, starts_B, inputs.counts_B, view.unit, view.sinks, view.window)
             whole, by_head = wide[layer] if wide else None, len(view.units) > 2
             given = write_and_attend(
-                (q_BTHD, k_BTGD, v_BTGD), inputs.positions_B, self.tables_PF, seen, kv, whole, weigh, by_head
+                (q_BTHD, k_BTGD, v_BTGD), inputs.positions_B, self.tables_PF, seen, kv, whole, return_mass, by_head
             )
             self._close(layer, seen, given[2])
             return given
@@ -96,7 +101,7 @@ def write_and_attend(
     seen: DevicePageTable,
     kv: KeysValues,
     wide: PageTable | None = None,
-    weigh: bool = False,
+    return_mass: bool = False,
     by_head: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write a layer's new keys and values; returns rotated queries, mixed values, and mass as `attend` does.
@@ -106,4 +111,4 @@ def write_and_attend(
     q_BTHD, q_sinks_BTHD = rotate_and_write(*qkv, positions_B, tables_PF, seen, kv)
     if wide:
         return q_BTHD, *attend_lists(q_BTHD, *kv, wide)
-    return q_BTHD, *attend(q_BTHD, *kv, seen, weigh, q_sinks_BTHD, SPLIT_BY_HEAD if by_head else SPLIT)
+    return q_BTHD, *attend(q_BTHD, *kv, seen, return_mass, q_sinks_BTHD, SPLIT_BY_HEAD if by_head else SPLIT)

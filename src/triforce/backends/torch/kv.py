@@ -53,7 +53,7 @@ class TorchKV:
             self.write(layer, slots_N, *keys_values)
             q_sinks_BTHD = rotated(q_BTHD, to_sinks).to(dtype) if to_sinks else None
             q_BTHD = rotated(q_BTHD, rotation).to(dtype)
-            return q_BTHD, *self.attend(layer, q_BTHD, lists_L[layer], batch.weigh, q_sinks_BTHD)
+            return q_BTHD, *self.attend(layer, q_BTHD, lists_L[layer], batch.return_mass, q_sinks_BTHD)
 
         return attention
 
@@ -68,9 +68,14 @@ class TorchKV:
         return self.keys_LGSD[layer, :, first : first + count], self.values_LGSD[layer, :, first : first + count]
 
     def attend(
-        self, layer: int, q_BTHD: Tensor, lists: PageTable, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+        self,
+        layer: int,
+        q_BTHD: Tensor,
+        lists: PageTable,
+        return_mass: bool = False,
+        q_sinks_BTHD: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return attend_lists(q_BTHD, self.keys_LGSD[layer], self.values_LGSD[layer], lists, weigh, q_sinks_BTHD)
+        return attend_lists(q_BTHD, self.keys_LGSD[layer], self.values_LGSD[layer], lists, return_mass, q_sinks_BTHD)
 
 
 def attend_lists(
@@ -78,24 +83,26 @@ def attend_lists(
     k_GSD: Tensor,
     v_GSD: Tensor,
     lists: PageTable,
-    weigh: bool = False,
+    return_mass: bool = False,
     q_sinks_BTHD: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `KVBackend.attend`, over the slots of one layer."""
     G, U = len(k_GSD), lists.units.shape[-1]
     attn_out_BTHD = torch.zeros_like(q_BTHD)
-    mass_BGU = torch.zeros(len(q_BTHD), G, U, device=q_BTHD.device) if weigh else q_BTHD.new_empty(0)
+    mass_BGU = torch.zeros(len(q_BTHD), G, U, device=q_BTHD.device) if return_mass else q_BTHD.new_empty(0)
     for b, (start, count) in enumerate(zip(lists.starts, lists.counts, strict=True)):
         if count == 0:
             continue
         k_GKD, v_GKD = _visible(k_GSD, v_GSD, lists.units[b], lists.unit, start + count)
         q_THD = q_BTHD[b, :count]
-        if count > WIDE and not (weigh or lists.window):
+        if count > WIDE and not (return_mass or lists.window):
             attn_out_BTHD[b, :count] = attend_causal(q_THD, k_GKD, v_GKD)
             continue
         q_sinks_THD = q_sinks_BTHD[b, :count] if q_sinks_BTHD is not None else None
-        attn_out_BTHD[b, :count], mass_GK = attend(q_THD, k_GKD, v_GKD, weigh, q_sinks_THD, lists.sinks, lists.window)
-        if weigh:
+        attn_out_BTHD[b, :count], mass_GK = attend(
+            q_THD, k_GKD, v_GKD, return_mass, q_sinks_THD, lists.sinks, lists.window
+        )
+        if return_mass:
             whole_GK = torch.nn.functional.pad(mass_GK, (0, -mass_GK.shape[1] % lists.unit))
             units_GU = whole_GK.view(G, -1, lists.unit).sum(2)
             mass_BGU[b, :, : units_GU.shape[1]] = units_GU

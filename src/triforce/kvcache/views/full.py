@@ -70,11 +70,11 @@ class FullView:
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         starts, unit, observe = self.lengths_B.tolist(), self.grain or PAGE, width <= OBSERVED
         lists = PageTable(self.pool.units(self.rows, unit), starts, counts_B.tolist(), unit)
-        weigh, budget = observe and self.grain > 0, self.budget
+        return_mass, budget = observe and self.grain > 0, self.budget
         keep = max(map(budget.of, starts)) // PAGE if budget and self.pool.offloaded and observe else 0
         views = [(self.pool.config.layers, lists)]
         tables = self.pool.tables[self.rows.start : self.rows.stop]
-        return ForwardBatch(starts, views, observe, weigh, self.pool.least, exact=True, keep=keep, tables=tables)
+        return ForwardBatch(starts, views, observe, return_mass, self.pool.least, exact=True, keep=keep, tables=tables)
 
     def observed(self, batch: ForwardBatch, output: ForwardOutput) -> None:
         _, queries_LBTHD, mass_LBGU = output

@@ -60,7 +60,7 @@ class RetrievalView:
         self.selections = [RowSelection(policy()) for _ in full.rows]
         self.observes = self.selections[0].policy.observes
         self._lists = self._no_lists()
-        self.full_layers = setting.full_layers or frozenset()
+        self.full_layers = setting.searched_layers or frozenset()
         self.searched_layers: frozenset[int] = frozenset()
         """Those in which each token looks for what it needs anew; all of it, where the memory does not search."""
         self.trying = False

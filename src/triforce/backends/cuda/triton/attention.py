@@ -47,11 +47,11 @@ def attend(
     k_GSD: Tensor,
     v_GSD: Tensor,
     seen: DevicePageTable,
-    weigh: bool = False,
+    return_mass: bool = False,
     q_sinks_BTHD: Tensor | None = None,
     split: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if asked to `weigh`.
+    """Mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if `return_mass`.
 
     As `KVBackend.attend`. `split`: keys of a split, a multiple of 64. No host synchronisation.
     """
@@ -64,12 +64,12 @@ def attend(
     new = q_BTHD.new_empty
     parts_BGNRD, peaks_BGNR, sums_BGNR = (new(B, G, N, R, *d, dtype=torch.float32) for d in ((D,), (), ()))
     whole_BGR = new(B, G, R, dtype=torch.float32)
-    units_BGRU = new((B, G, R, U) if weigh else (1,), dtype=torch.float32)
+    units_BGRU = new((B, G, R, U) if return_mass else (1,), dtype=torch.float32)
     _splits[(N, G * triton.cdiv(R, at_once), B)](
         q_BTHD, q_BTHD if q_sinks_BTHD is None else q_sinks_BTHD, k_GSD, v_GSD, seen.units, seen.starts_B,
         seen.counts_B, parts_BGNRD, peaks_BGNR, sums_BGNR, units_BGRU, G, T, R, U, N, k_GSD.stride(0),
         seen.units.stride(0), seen.units.stride(1) if by_head else 0, D**-0.5 * log2(e), seen.sinks, seen.window,
-        split, H // G, D, D2, seen.unit, at_once, BLOCK, q_sinks_BTHD is not None, weigh, multiplied_as(q_BTHD),
+        split, H // G, D, D2, seen.unit, at_once, BLOCK, q_sinks_BTHD is not None, return_mass, multiplied_as(q_BTHD),
         num_warps=4, num_stages=2 if q_BTHD.element_size() == 2 else 1,
     )  # fmt: skip
     some, rows = (8, 16) if interpreted() else (32, 1)  # an interpreted program takes milliseconds, whatever it does
@@ -77,8 +77,8 @@ def attend(
         parts_BGNRD, peaks_BGNR, sums_BGNR, seen.starts_B, seen.counts_B, attn_out_BTHD, whole_BGR, G, T, R, N, split,
         H // G, D, D2, some, rows,
     )  # fmt: skip
-    mass_BGU = new((B, G, U) if weigh else (0,), dtype=torch.float32)
-    if weigh and U:
+    mass_BGU = new((B, G, U) if return_mass else (0,), dtype=torch.float32)
+    if return_mass and U:
         _weigh[(triton.cdiv(U, 64), G, B)](
             units_BGRU, whole_BGR, seen.starts_B, seen.counts_B, mass_BGU, G, R, U, H // G, seen.unit, 16, 64
         )
