@@ -20,12 +20,12 @@ import torch
 from triforce import LLM, SamplingParams
 from triforce.bench.acceptance.walk import TeacherForcing
 from triforce.bench.acceptance.workloads import Span
-from triforce.engine.config import SpeculativeConfig
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import TierBuilder
 from triforce.eval.agreement import overlap
 from triforce.interface.outputs import RequestOutput
 from triforce.ragged import ints
-from triforce.sampling import Warper
+from triforce.sampling import LogitsProcessor
 from triforce.speculation.ngram_index import NgramIndex
 
 PACKAGE = Path(str(resources.files("triforce")))
@@ -80,7 +80,7 @@ def by_length(
 ) -> Iterator[tuple[int, float, float]]:
     """For each new token with a match before it: its length, rounded down; what lookup and draft are worth there."""
     ids, rows = ints([*prompt, *new]), TierBuilder(llm.models, SpeculativeConfig(), [len(prompt) + len(new)])
-    reader = TeacherForcing(ids[None], Warper([params], [len(prompt)], llm.target.config.vocab_size))
+    reader = TeacherForcing(ids[None], LogitsProcessor([params], [len(prompt)], llm.target.config.vocab_size))
     span, laws = Span(len(prompt), len(ids), True), []
     for tier in (rows.exact(rows.full()), rows.lowest()):
         reader.prefill(tier, span.start - 1)

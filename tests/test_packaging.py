@@ -14,8 +14,8 @@ import pytest
 from triforce.cli import main, options
 from triforce.cli.common import sampling
 from triforce.cli.parser import parse
-from triforce.engine import config, modes
-from triforce.engine.batch import COUPLINGS
+from triforce.engine import modes, speculative_config
+from triforce.engine.sequence_batch import COUPLINGS
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache.selection import POLICIES
 
@@ -26,8 +26,8 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
 
 def test_the_choices_are_those_of_the_engine() -> None:
     """The parser names them itself, so that --help does not wait for torch."""
-    assert tuple(modes.MODES) == options.MODES and tuple(config.LOWER_TIERS) == options.LOWER_TIERS
-    assert tuple(POLICIES) == options.POLICIES and tuple(COUPLINGS) == options.COUPLINGS
+    assert tuple(modes.MODES) == options.MODES and tuple(speculative_config.LOWER_TIERS) == options.LOWER_TIERS
+    assert tuple(POLICIES) == options.SELECTIONS and tuple(COUPLINGS) == options.COUPLINGS
 
 
 def python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -14,8 +14,8 @@ from triforce.backends.cuda import graphs
 from triforce.bench import shapes
 from triforce.bench.random_kv import read
 from triforce.bench.synthetic import Synthetic
-from triforce.engine.batch import Batch
-from triforce.engine.config import SpeculativeConfig
+from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.errors import CacheError
 from triforce.kvcache import RetrievalConfig
@@ -67,7 +67,7 @@ def _turn(
     return seconds[0], seconds[1]
 
 
-def timed(batch: Batch, kept: dict[int, float]) -> float:
+def timed(batch: SequenceBatch, kept: dict[int, float]) -> float:
     """Seconds a token of each row, with so many guesses kept, tier by tier; of steps that captured no graph."""
     batch.sampling = Synthetic(batch.sampling, kept)
     steps: list[tuple[int, float, int]] = []
@@ -77,7 +77,7 @@ def timed(batch: Batch, kept: dict[int, float]) -> float:
         steps.append((graphs.captured() - known, batch.decode_seconds - before, taken))
     steps = steps[1:] or steps  # the first compiles kernels
     steps = [step for step in steps if not step[0]] or steps
-    return sum(seconds for _, seconds, _ in steps) * len(batch.jobs) / sum(taken for *_, taken in steps)
+    return sum(seconds for _, seconds, _ in steps) * len(batch.sequences) / sum(taken for *_, taken in steps)
 
 
 def _require_room(setup: Setup, shape: str, context: int, rows: int) -> None:

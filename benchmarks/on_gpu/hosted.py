@@ -15,7 +15,7 @@ from benchmarks.on_gpu import decoding, others
 from benchmarks.on_gpu.passes import once
 from benchmarks.on_gpu.piece import Piece, Row, Setup
 from triforce.bench.random_kv import fill, read
-from triforce.engine.config import SpeculativeConfig
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, SharedKV
 from triforce.errors import RequestError
 from triforce.kvcache import FullView, OffloadConfig, RetrievalConfig

@@ -14,8 +14,6 @@ from triforce.checkpoint.known_drafts import SHIPPED, draft_for
 from triforce.checkpoint.sampling_defaults import sampling_defaults
 from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.engine.batch import COUPLINGS
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.engine import Engine, Request
 from triforce.engine.inputs import Message, Prompt, conversations, known, one_or_many, token_ids
 from triforce.engine.model_loader import Checkpoint, load
@@ -25,7 +23,9 @@ from triforce.engine.prefill_pacer import MAX_ITL
 from triforce.engine.release import trim_heap
 from triforce.engine.runs import MOST_ROWS, PromptCachePaths, Runs, compare
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import COUPLINGS
 from triforce.engine.sequence_group import OnPrefill
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.errors import ModelError, RequestError
 from triforce.interface.grammar import Grammar
@@ -135,7 +135,7 @@ class LLM:
         """What the model's makers set of `SamplingParams`."""
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))
         self.runs = Runs(self.models, self.speculation, self.coupling, costs, self.target.fingerprint)
-        ranks.meet()
+        ranks.barrier()
         config = [getattr(self.target.config, f.name) for f in fields(ModelConfig) if f.name != "rope"]
         about = config, self.target.decoder.dtype, prints[1:], self.speculation, self.coupling, self.mode
         compare(ranks, "models, settings or kernels", about)
@@ -271,14 +271,14 @@ class LLM:
         ids, mode = self.encode(prompt), known("mode", mode or self.mode, MODES)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids")
-        seed = self.ranks.agree(secrets.randbits(32)) if params.seed is None else params.seed
+        seed = self.ranks.broadcast(secrets.randbits(32)) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         constraints = [self.follow(params.grammar) if params.grammar else None for _ in range(params.n)]
-        jobs = [
+        sequences = [
             TokenSequence(ids, params, seed, choice, stop_ids, scope, constraint)
             for choice, constraint in enumerate(constraints)
         ]
-        return Request(ids, [OutputStream(job, self.tokenizer) for job in jobs], mode, self.coupling)
+        return Request(ids, [OutputStream(sequence, self.tokenizer) for sequence in sequences], mode, self.coupling)
 
 
 def _require_params(params: object) -> None:

@@ -27,8 +27,8 @@ def rows(count: int) -> Ints:
     return _counting(count)[:, None]
 
 
-def there(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Numbers of the host as a tensor on a device, without a wait for what is under way there."""
+def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Numbers of the host as a tensor on a device, without a wait for what is under way to_device."""
     return torch.from_numpy(values).to(device, non_blocking=True)
 
 

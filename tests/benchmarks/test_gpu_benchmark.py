@@ -95,7 +95,7 @@ def test_steps_that_capture_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(graphs, "captured", lambda: next(captured))
 
     class Five:
-        jobs, sampling, decode_seconds, steps = (1, 2), None, 0.0, 0
+        sequences, sampling, decode_seconds, steps = (1, 2), None, 0.0, 0
 
         @property
         def done(self) -> bool:

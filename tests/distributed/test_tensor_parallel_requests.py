@@ -192,7 +192,7 @@ def test_what_one_rank_cannot_begin_none_does(
     pair: Path, monkeypatch: pytest.MonkeyPatch, crews: list[TPMirror]
 ) -> None:
     """A grammar that the second cannot compile; KV that it has no room for. And what no rank has room for."""
-    batch = engine_module.Batch
+    batch = engine_module.SequenceBatch
 
     def full(models: Any, *arguments: Any) -> Any:
         if models.target.ranks.rank and arguments[3][0].prompt == prompt(7):
@@ -223,14 +223,14 @@ def test_what_one_rank_cannot_begin_none_does(
 
 def test_a_rank_that_breaks_ends_the_engine(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one process it would be the rows of that pass; but here the other one waits in it."""
-    step, told = engine_module.Batch.step, []
+    step, told = engine_module.SequenceBatch.step, []
 
     def breaking(self: Any) -> list[int]:
-        if self.target.ranks.rank and len(self.jobs[0].tokens) > 5:
+        if self.target.ranks.rank and len(self.sequences[0].tokens) > 5:
             raise MemoryError
         return step(self)
 
-    monkeypatch.setattr(engine_module.Batch, "step", breaking)
+    monkeypatch.setattr(engine_module.SequenceBatch, "step", breaking)
 
     async def scene(worker: Worker) -> None:
         told.extend(

@@ -92,7 +92,7 @@ def test_clocks_that_differ_do_no_harm(pair: Path) -> None:
     assert len(first[0].outputs[0].plans) > 1
 
 
-def test_pilots_who_do_not_listen_would_show(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_controllers_who_do_not_listen_would_show(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
     steer = PlanController.steer
 

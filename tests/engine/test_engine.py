@@ -1,4 +1,4 @@
-"""Who is read and who waits, what is put aside, cancelled, refused and shared."""
+"""Who is read and who waits, what is swapped out, cancelled, refused and shared."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.helpers.engine_scene import (
 from tests.helpers.tiny_llm import MODES, ask, counted, ids, llm
 from triforce.backends import native_loader
 from triforce.backends.dispatch import ForwardBatch
-from triforce.engine.batch import Batch
 from triforce.engine.engine import Request
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import SequenceGroup
 from triforce.errors import CacheError
 from triforce.interface.outputs import RequestOutput
@@ -55,8 +55,8 @@ def test_running_texts_do_not_wait_for_a_long_prompt(folder: Path, monkeypatch: 
     short, long = request(model, 40, max_tokens=200), request(model, 501, max_tokens=2)
     texts.submit([short])
     texts.step()
-    plain = Batch.step
-    monkeypatch.setattr(Batch, "step", lambda batch: (fed.append(texts.engine.kv_tokens), plain(batch))[1])
+    plain = SequenceBatch.step
+    monkeypatch.setattr(SequenceBatch, "step", lambda batch: (fed.append(texts.engine.kv_tokens), plain(batch))[1])
     texts.submit([long])
     while long.groups[0] not in texts.engine._groups:
         assert any(one is short for one, _ in texts.step())
@@ -90,24 +90,24 @@ def test_who_had_a_turn_makes_room_and_goes_on_later(folder: Path) -> None:
     short = request(model, 40, "ar", max_tokens=2)
     for one in [*long, short]:
         texts.submit([one])
-    asides, before = 0, list[SequenceGroup]()
+    swaps, before = 0, list[SequenceGroup]()
     done, started = list[Request](), {one: one.started for one in long}
     while texts.busy:
         for one, event in texts.step():
             assert not isinstance(event, Exception), event
             if isinstance(event, RequestOutput):
                 done.append(one)
-                wanted = alone(model, len(one.prompt), mode=one.mode, tokens=one.jobs[0].params.max_tokens)
+                wanted = alone(model, len(one.prompt), mode=one.mode, tokens=one.sequences[0].params.max_tokens)
                 check_same(event.outputs, wanted)
-        aside = [group for group in texts.engine._waiting if group.aside]
-        asides, before = asides + len([group for group in aside if group not in before]), aside
-        assert sum(texts.engine._pages(group) for group in aside) <= 2 * texts.engine.store.pages
+        swapped = [group for group in texts.engine._waiting if group.swapped]
+        swaps, before = swaps + len([group for group in swapped if group not in before]), swapped
+        assert sum(texts.engine._pages(group) for group in swapped) <= 2 * texts.engine.store.pages
         started = {one: started[one] or one.started for one in long}
-    assert asides > 3 and done[0] is short and {one: one.started for one in long} == started
+    assert swaps > 3 and done[0] is short and {one: one.started for one in long} == started
     check_empty(texts)
 
 
-def test_nobody_is_put_aside_where_nobody_waits(folder: Path) -> None:
+def test_nobody_is_swapped_out_where_nobody_waits(folder: Path) -> None:
     texts = llm(folder).open(ROWS, KV_TOKENS, turn=1)
     texts.submit([request(llm(folder), 40, "ar", max_tokens=30)])
     while texts.busy:
@@ -116,7 +116,7 @@ def test_nobody_is_put_aside_where_nobody_waits(folder: Path) -> None:
     check_empty(texts)
 
 
-def test_what_was_put_aside_can_be_cancelled(folder: Path) -> None:
+def test_what_was_swapped_out_can_be_cancelled(folder: Path) -> None:
     model = llm(folder)
     texts = model.open(ROWS, KV_TOKENS)
     one = request(model, 91, "triforce", n=2)
@@ -124,12 +124,12 @@ def test_what_was_put_aside_can_be_cancelled(folder: Path) -> None:
     for _ in range(4):
         texts.step()
     (group,) = one.groups
-    texts.engine.put_aside(group)
-    assert group.aside and texts.engine.kv_tokens == 0
-    texts.engine.put_aside(group)  # nothing is there to be put aside
+    texts.engine.swap_out(group)
+    assert group.swapped and texts.engine.kv_tokens == 0
+    texts.engine.swap_out(group)  # nothing is there to be swapped out
     assert list(texts.engine._waiting) == [group]
     texts.cancel(one)
-    assert group.aside is None
+    assert group.swapped is None
     check_empty(texts)
 
 
@@ -148,14 +148,14 @@ def test_what_is_cancelled_gives_its_pages_back_at_once(folder: Path, steps: int
 
 
 def test_a_pass_that_fails_ends_those_who_were_in_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, plain = llm(folder), Batch.step
+    model, plain = llm(folder), SequenceBatch.step
 
-    def step(batch: Batch) -> list[int]:
-        if len(batch.tiers) > 1 and len(batch.jobs) > 1:
+    def step(batch: SequenceBatch) -> list[int]:
+        if len(batch.tiers) > 1 and len(batch.sequences) > 1:
             raise ValueError("broken")
         return plain(batch)
 
-    monkeypatch.setattr(Batch, "step", step)
+    monkeypatch.setattr(SequenceBatch, "step", step)
     texts = model.open(ROWS, KV_TOKENS)
     requests = [request(model, 40, mode) for mode in ("retrieval", "ar", "retrieval")]
     for one in requests:

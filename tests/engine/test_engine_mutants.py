@@ -9,8 +9,8 @@ import pytest
 from tests.helpers.engine_scene import LATE, ROWS, TOKENS, alone, check_empty, check_same, finish, request
 from tests.helpers.mutants.law_mutants import Edit
 from tests.helpers.tiny_llm import llm
-from triforce.engine.batch import Batch
 from triforce.engine.engine import Request
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.interface.outputs import RequestOutput
 from triforce.kvcache import FullView, PagePool, RetrievalView, StreamingView
 from triforce.llm import LLM
@@ -35,17 +35,17 @@ def play(model: LLM, mode: str) -> None:
     check_empty(texts)
 
 
-def play_aside(model: LLM, mode: str) -> None:
-    """Another one: two rows are put aside in the middle of their texts, and come back to pages that are others."""
+def play_swapped(model: LLM, mode: str) -> None:
+    """Another one: two rows are swapped out in the middle of their texts, and swapped in to other pages."""
     texts = model.open(ROWS, 900)
     twins, other = request(model, 150, mode, n=2, max_tokens=LATE), request(model, 260, mode, seed=11)
     texts.submit([twins])
     (group,) = twins.groups
-    while len(group.jobs[0].tokens) < 9:
+    while len(group.sequences[0].tokens) < 9:
         texts.step()
         assert group.error is None
     tables = texts.engine._batches[mode].top.cache.pool.tables
-    texts.engine.put_aside(group)
+    texts.engine.swap_out(group)
     texts.submit([other])
     texts.engine._waiting.rotate(1)
     outputs: dict[Request, RequestOutput] = {}
@@ -63,7 +63,7 @@ def play_aside(model: LLM, mode: str) -> None:
 
 
 FAULTS = [
-    Edit(Batch, "_sample", ("if draws is not None:", "if False:")),
+    Edit(SequenceBatch, "_sample", ("if draws is not None:", "if False:")),
     Edit(StreamingView, "select", ("[each[b] for b in rows]", "each[: len(rows)]")),
     Edit(StreamingView, "join", ("other.lengths_B))", "0 * other.lengths_B))")),
     Edit(RetrievalView, "select", ("[self.selections[b] for b in rows]", "self.selections[: len(rows)]")),
@@ -71,8 +71,8 @@ FAULTS = [
     Edit(PagePool, "select", ("self.lengths_B[list(rows)]", "self.lengths_B[: len(rows)]")),
     Edit(PagePool, "disown", (" if not self._owners[page]", "")),
     Edit(Counters, "select", ("[list(rows)]", "[: len(rows)]")),
-    Edit(Batch, "swap_in", ("= row.draws", "= 0")),
-    Edit(Batch, "swap_in", ("+ job.tokens", "+ job.prompt[: len(job.tokens)]")),
+    Edit(SequenceBatch, "swap_in", ("= row.draws", "= 0")),
+    Edit(SequenceBatch, "swap_in", ("+ sequence.tokens", "+ sequence.prompt[: len(sequence.tokens)]")),
     Edit(FullView, "swap_in", ("= seen.observation", "= self.observations[0]")),
     Edit(RetrievalView, "swap_out", ("row.pages and replace", "False and replace")),
     Edit(RetrievalView, "swap_in", ("self.row_units(b)[held.pages.units]", "held.pages.units.int()")),
@@ -95,7 +95,7 @@ def test_faults_are_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch, fault
                 patch.setattr(fault.owner, fault.name, fault.function())
             try:
                 play(model, "triforce")
-                play_aside(model, "triforce")
+                play_swapped(model, "triforce")
             except Exception as error:
                 noticed.append(error)
     assert bool(noticed) == bool(fault), noticed

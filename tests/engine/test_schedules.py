@@ -33,7 +33,7 @@ def model(folder: Path) -> Iterator[None]:
 
 
 class Schedules(RuleBasedStateMachine):
-    """Any sequence of requests, steps, cancellations, and of rows put aside."""
+    """Any sequence of requests, steps, cancellations, and of rows swapped out."""
 
     model: ClassVar[LLM]
 
@@ -75,10 +75,10 @@ class Schedules(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 5))
-    def stand_aside(self, which: int) -> None:
+    def swap_out(self, which: int) -> None:
         one = list(self.running)[which % len(self.running)]
         for group in one.groups:
-            self.texts.engine.put_aside(group)
+            self.texts.engine.swap_out(group)
 
     def step(self) -> None:
         for one, event in self.texts.step():
@@ -88,10 +88,10 @@ class Schedules(RuleBasedStateMachine):
             assert isinstance(event, RequestOutput), event
             texts = [output.token_ids for output in event.outputs]
             assert texts == self.running.pop(one)
-            which, tokens = (len(one.prompt), self.temperatures[one]), one.jobs[0].params.max_tokens
+            which, tokens = (len(one.prompt), self.temperatures[one]), one.sequences[0].params.max_tokens
             plain = alone(self.model, *which, tokens=tokens)
             assert texts == [each.token_ids for each in plain[: len(texts)]] and len(texts[0]) == tokens
-            if one.mode != "auto":  # whose pilot looks at all rows, and at the clock
+            if one.mode != "auto":  # whose controller looks at all rows, and at the clock
                 check_same(event.outputs, alone(self.model, *which, one.mode, tokens))
             assert all(len(o.logprobs or o.token_ids) == len(o.token_ids) for o in event.outputs)
             assert len(event.prompt_logprobs or one.prompt) == len(one.prompt)
@@ -109,8 +109,8 @@ class Schedules(RuleBasedStateMachine):
                 assert all(held.count(page) == 1 for page in table[length // 16 :]), (
                     "a row writes to its own pages only"
                 )
-        assert sum(len(batch.jobs) for batch in batches) <= it.store.rows
-        assert all(job.finish is None for batch in batches for job in batch.jobs)
+        assert sum(len(batch.sequences) for batch in batches) <= it.store.rows
+        assert all(sequence.finish is None for batch in batches for sequence in batch.sequences)
 
     def teardown(self) -> None:
         while self.running and self.texts.busy:

@@ -16,7 +16,7 @@ from tests.helpers.samplers import Sampler, torch_sampling
 from triforce.backends.token_sampler import make_noise
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools
-from triforce.sampling import Noise, Warper
+from triforce.sampling import LogitsProcessor, Noise
 from triforce.speculation import Draft, Rejection, Seeded, SequenceState
 
 COUPLINGS = [Seeded, Rejection]
@@ -45,8 +45,8 @@ class Scene:
     def pick(self, b: int) -> Scene:
         """Row b alone, without the columns that pad it."""
         one, width = slice(b, b + 1), int(self.guess.counts_B[b])
-        laws_BKV, origins_BK = self.guess.laws_BKV[one, :width], self.guess.origins_BK[one, :width]
-        guess = Draft(self.guess.tokens_BK[one, :width], laws_BKV, origins_BK, self.guess.counts_B[one])
+        probs_BKV, origins_BK = self.guess.probs_BKV[one, :width], self.guess.origins_BK[one, :width]
+        guess = Draft(self.guess.tokens_BK[one, :width], probs_BKV, origins_BK, self.guess.counts_B[one])
         logits_BJV = self.logits_BJV[one, : width + 1]
         return Scene(self.params[one], self.prompts[one], self.prefix.select([b]), self.live_B[one], logits_BJV, guess)
 
@@ -59,7 +59,7 @@ def verdict(scene: Scene, sampler: Sampler, coupling: type, rows: list[int] | No
     """What a fresh sampler makes of a scene, whose rows are these of the whole."""
     noise = noise_of(rows or list(range(len(scene.params))))
     sampling = sampler(scene.params, scene.prompts, scene.logits_BJV.shape[-1], coupling(noise))
-    guess = replace(scene.guess, laws_BKV=scene.guess.laws_BKV[..., : None if coupling is Rejection else 0])
+    guess = replace(scene.guess, probs_BKV=scene.guess.probs_BKV[..., : None if coupling is Rejection else 0])
     return sampling.verify(guess, scene.logits_BJV, scene.prefix, scene.live_B, TIER)
 
 
@@ -71,7 +71,7 @@ def agree(scene: Scene, sampler: Sampler, coupling: type) -> None:
         assert int(got.counts_B[b]) == count
         assert got.tokens_BK[b, :count].tolist() == expected.tokens_BK[b, :count].tolist()
         assert got.origins_BK[b, :count].tolist() == expected.origins_BK[b, :count].tolist()
-        same_law(got.laws_BKV[b, :count], expected.laws_BKV[b, :count])
+        same_law(got.probs_BKV[b, :count], expected.probs_BKV[b, :count])
 
 
 def same_law(got: Tensor, expected: Tensor) -> None:
@@ -116,11 +116,11 @@ def scene(seed: int, vocab_size: int, rows: int = 4, guesses: int = 3) -> Scene:
     if style == 3:
         logits_BJV = torch.full_like(logits_BJV, 0.25)
     guess_logits_BKV = logits_BJV[:, :guesses] + 0.3 * torch.randn(rows, guesses, vocab_size, generator=g)
-    laws_BKV = Warper(params, prompts, vocab_size)(guess_logits_BKV, ids_BS, lengths_B)
-    tokens_BK = laws_BKV.flatten(0, 1).multinomial(1, generator=g).view(rows, guesses)
+    probs_BKV = LogitsProcessor(params, prompts, vocab_size)(guess_logits_BKV, ids_BS, lengths_B)
+    tokens_BK = probs_BKV.flatten(0, 1).multinomial(1, generator=g).view(rows, guesses)
     ids_BS.scatter_(1, lengths_B[:, None] + torch.arange(guesses), tokens_BK)
     origins_BK, counts_B = torch.full_like(tokens_BK, LOWER), some(guesses + 1, rows)
-    guess = Draft(tokens_BK.numpy(), laws_BKV, origins_BK.numpy(), counts_B.numpy())
+    guess = Draft(tokens_BK.numpy(), probs_BKV, origins_BK.numpy(), counts_B.numpy())
     prefix, live_B = SequenceState(ids_BS.numpy(), lengths_B.numpy()), some(5, rows).numpy() > 0
     return Scene(params, prompts, prefix, live_B, logits_BJV, guess)
 
@@ -131,4 +131,4 @@ def laws(sampler: Sampler, logits_BV: Tensor, params: list[SamplingParams]) -> T
     prefix = SequenceState(np.zeros((B, 2), dtype=np.int64), np.ones(B, dtype=np.int64))
     sampling = sampler(params, [1] * B, vocab_size, Rejection(noise_of(list(range(B)))))
     nothing, live_B = Draft.empty(B, vocab_size), np.ones(B, dtype=np.bool_)
-    return sampling.verify(nothing, logits_BV[:, None], prefix, live_B, 0).laws_BKV[:, 0]
+    return sampling.verify(nothing, logits_BV[:, None], prefix, live_B, 0).probs_BKV[:, 0]

@@ -9,7 +9,7 @@ import pytest
 from triforce.backends import native_loader
 from triforce.backends.token_sampler import NativeSampling, TorchSampling
 from triforce.interface.sampling_params import SamplingParams
-from triforce.sampling import Warper
+from triforce.sampling import LogitsProcessor
 from triforce.speculation import TokenSampler, Verification
 
 Sampler = Callable[[Sequence[SamplingParams], Sequence[int], int, Verification], TokenSampler]
@@ -18,7 +18,7 @@ Sampler = Callable[[Sequence[SamplingParams], Sequence[int], int, Verification],
 def torch_sampling(
     params: Sequence[SamplingParams], prompt_lengths: Sequence[int], vocab_size: int, coupling: Verification
 ) -> TokenSampler:
-    return TorchSampling(Warper(params, prompt_lengths, vocab_size), coupling, vocab_size)
+    return TorchSampling(LogitsProcessor(params, prompt_lengths, vocab_size), coupling, vocab_size)
 
 
 needs_native = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")

@@ -1,4 +1,4 @@
-"""A world whose best plan is known: tiers cost what they are said to, and their guesses are kept by dice."""
+"""Simulated tiers whose best plan is known: passes cost what is said, and draft tokens are accepted by dice."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def plans(draft: bool, retrieval: bool) -> Iterator[Plan]:
             yield Plan(tiers, one)
 
 
-def worth(plan: Plan, world: Known) -> float:
+def worth(plan: Plan, simulated: Known) -> float:
     """Tokens per second of each row that are to be expected of one plan."""
-    return float(rate(plan.tiers, plan.gammas, world))
+    return float(rate(plan.tiers, plan.gammas, simulated))
 
 
 @dataclass
-class World:
+class SimulatedTiers:
     """Seconds of a pass (whatever it feeds, and for each token), and the share of each tier's guesses that is kept.
 
     burst: the seconds more that a draft's guesses take, however many are made one after another.
@@ -51,24 +51,24 @@ class World:
             base += self.budgets[self.times][0]
         return base + each * tokens
 
-    def alone(self, tier: str, tokens: Amount) -> Amount:
+    def draft_cost(self, tier: str, tokens: Amount) -> Amount:
         return self.burst * (tier == "draft") + tokens * self.cost(tier, 1)
 
     def seen(self, tier: str, tokens: int) -> float:
         """Seconds that counters tell of: a pass, or a burst of the draft."""
-        return float(self.alone(tier, tokens) if tier == "draft" else self.cost(tier, tokens))
+        return float(self.draft_cost(tier, tokens) if tier == "draft" else self.cost(tier, tokens))
 
-    def share(self, tier: str) -> float:
+    def acceptance(self, tier: str) -> float:
         if tier == "retrieval" and self.budgets:
             return self.budgets[self.times][1]
         return self.shares.get(tier, 1.0)
 
-    def echo(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
+    def hindsight(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
         return 0.0 * gamma, 0.0 * gamma, 0.0  # nothing repeats itself
 
     def play(self, plan: Plan, parts: dict[str, Any] | None = None) -> tuple[int, float]:
         """One proposal: the tokens it gives and the seconds it takes; the counters of the parts hear of it."""
-        spent, self.times = 0.0, dict(plan.times).popitem()[1] if plan.times else 1.0
+        spent, self.times = 0.0, dict(plan.budget_factors).popitem()[1] if plan.budget_factors else 1.0
 
         def passed(tier: str, tokens: int, goes_on: bool = False) -> None:
             nonlocal spent
@@ -87,11 +87,11 @@ class World:
                 guesses = propose(level - 1) if level else 0
                 guesser = "draft" if below == "ngram" and level > 1 else below
                 kept = 0
-                while kept < guesses and self.dice.random() < self.share(guesser):
+                while kept < guesses and self.dice.random() < self.acceptance(guesser):
                     kept += 1
                 passed(tier, guesses + 1, goes_on=held > 0)
                 if parts and guesses:
-                    parts[guesser].counters.judged(np.array([guesses]), np.array([kept]), LIVE)
+                    parts[guesser].counters.record_verdict(np.array([guesses]), np.array([kept]), LIVE)
                 held += kept + 1
             return held
 
@@ -99,29 +99,29 @@ class World:
 
 
 class Silence:
-    """An echo of a world in which nothing repeats itself."""
+    """Hindsight on a text in which nothing repeats itself."""
 
-    def __init__(self, world: World) -> None:
-        self.of = world.echo
+    def __init__(self, simulated: SimulatedTiers) -> None:
+        self.of = simulated.hindsight
 
-    def listen(self, prefix: object, b: int) -> tuple[int, int]:
+    def update(self, prefix: object, b: int) -> tuple[int, int]:
         return 0, 0
 
 
-def flown(it: PlanController, prefix: Any, world: World, proposals: int) -> float:
-    """Tokens per second of a pilot in a world."""
-    it._echo = Silence(world)  # type: ignore[assignment]
+def flown(it: PlanController, prefix: Any, simulated: SimulatedTiers, proposals: int) -> float:
+    """Tokens per second of simulated tiers under a controller."""
+    it._hindsight = it._observer._hindsight = Silence(simulated)  # type: ignore[assignment]
     tokens = seconds = 0.0
     for _ in range(proposals):
         it.steer(prefix, LIVE)
-        new, took = world.play(it.plan, it._parts)
-        it.learn([int(prefix.lengths_B[0])], new, took)
+        new, took = simulated.play(it.plan, it._by_name)
+        it.observe([int(prefix.lengths_B[0])], new, took)
         tokens, seconds = tokens + new, seconds + took
     return tokens / seconds
 
 
-def fixed(plan: Plan, world: World, proposals: int = 4000) -> float:
-    """Tokens per second of one plan in a world, with dice of its own."""
-    world = replace(world, dice=random.Random(7))
-    tokens, seconds = (sum(each) for each in zip(*(world.play(plan) for _ in range(proposals)), strict=True))
+def fixed(plan: Plan, simulated: SimulatedTiers, proposals: int = 4000) -> float:
+    """Tokens per second of simulated tiers under one plan, with dice of their own."""
+    simulated = replace(simulated, dice=random.Random(7))
+    tokens, seconds = (sum(each) for each in zip(*(simulated.play(plan) for _ in range(proposals)), strict=True))
     return tokens / seconds

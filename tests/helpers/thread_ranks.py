@@ -31,18 +31,18 @@ class Threads:
     def add(self, x_NX: Tensor) -> Tensor:
         return torch.stack(self._all("add", x_NX.clone())).sum(0)
 
-    def agree(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         first: T = self._all("agree", value)[0]
         return first
 
-    def unanimous(self, well: bool) -> bool:
-        return all(self._all("unanimous", well))
+    def all_true(self, well: bool) -> bool:
+        return all(self._all("all_true", well))
 
     def compare(self, number: int, what: str) -> None:
         if len(set(self._all("compare", number))) > 1:
             raise RankError(f"{what} differs")
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         self._all("meet", None)
 
     def _all(self, what: str, mine: Any) -> list[Any]:

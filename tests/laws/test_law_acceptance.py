@@ -50,7 +50,7 @@ class Watched:
                 a_B, b_B = (prefix.ids_BS[rows, prefix.lengths_B - back] for back in (2, 1))
                 p_BV, q_BV = (self.tables[level][a_B, b_B] for level in (tier, tier - 1))
             else:
-                p_BV, q_BV = step.laws_BKV[:, 0], guess.laws_BKV[:, 0]
+                p_BV, q_BV = step.probs_BKV[:, 0], guess.probs_BKV[:, 0]
             overlap = overlap_of_races if isinstance(self.coupling, Seeded) else overlap_of_laws
             self.kept.setdefault(tier, []).append(torch.from_numpy((step.counts_B > 1)[judged_B]).double())
             self.likely.setdefault(tier, []).append(overlap(p_BV, q_BV)[torch.from_numpy(judged_B)])

@@ -99,7 +99,7 @@ def test_a_constraint_that_forgets_the_guesses_is_seen(name: str) -> None:
 @each_ladder
 @pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
 def test_seeded_texts_are_those_of_plain_decoding(name: str, sampler: Sampler, params: SamplingParams) -> None:
-    """And no warper brings back a token."""
+    """And no logits processor brings back a token."""
 
     def texts(which: Ladder) -> torch.Tensor:
         which = replace(which, coupling=Seeded)

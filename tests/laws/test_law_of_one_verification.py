@@ -1,4 +1,4 @@
-"""What one verification emits follows the verifier's law to 1e-10: integrated exactly, behind every warper."""
+"""What one verification emits follows the verifier's law to 1e-10: integrated exactly, after all logits processing."""
 
 from functools import cache
 from itertools import product

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.helpers.laws.gtest import ALPHA, detectable, ranks, surprise, window_surprise
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING, V, finished, laws, started
 from tests.helpers.laws.toy import chain_law
-from triforce.engine.config import SpeculativeConfig
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 

@@ -18,7 +18,7 @@ from tests.helpers.laws.toy import Ladder
 from tests.helpers.samplers import Sampler, each_sampler, needs_native, torch_sampling
 from triforce.backends.token_sampler import NativeSampling
 from triforce.interface.sampling_params import SamplingParams
-from triforce.sampling import Warper
+from triforce.sampling import LogitsProcessor
 from triforce.speculation import Draft, Seeded, SequenceState
 from triforce.speculation import verification as couplings
 
@@ -80,11 +80,13 @@ def plain(ladder: Ladder) -> Tensor:
     """The same without tiers and drafts: one law, one pick, one token at a time."""
     noise = Assigned(len(ladder.prompt), ladder.vocab_size)
     ids_BS = torch.tensor(ladder.prompt).repeat(len(ASSIGNED), 1)
-    warper = Warper([ladder.params] * len(ASSIGNED), [len(ladder.prompt)] * len(ASSIGNED), ladder.vocab_size)
+    processor = LogitsProcessor(
+        [ladder.params] * len(ASSIGNED), [len(ladder.prompt)] * len(ASSIGNED), ladder.vocab_size
+    )
     for t in range(HORIZON):
         lengths_B = torch.full((len(ASSIGNED),), ids_BS.shape[1])
         logits_BV = ladder.tiers[-1][0][ids_BS[:, -2], ids_BS[:, -1]]
-        probs_BV = warper(logits_BV[:, None], ids_BS, lengths_B)[:, 0]
+        probs_BV = processor(logits_BV[:, None], ids_BS, lengths_B)[:, 0]
         times_BV = torch.where(probs_BV > 0, noise.noise_MV[ASSIGNED[:, t]] / probs_BV, torch.inf)
         ids_BS = torch.cat([ids_BS, times_BV.argmin(1, keepdim=True)], 1)
     return ids_BS[:, len(ladder.prompt) :]

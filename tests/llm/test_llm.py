@@ -17,10 +17,10 @@ from tests.helpers.tiny_checkpoint import save, tiny_model, tiny_tokenizer
 from triforce.backends import native_loader
 from triforce.backends.dispatch import ForwardBatch
 from triforce.checkpoint.fingerprint import fingerprint
-from triforce.engine.batch import Batch
 from triforce.engine.inputs import PLENTY
 from triforce.engine.modes import MODES
 from triforce.engine.output_stream import OutputChunk
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.errors import CacheError, ModelError, RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
@@ -217,8 +217,7 @@ def test_the_retrieval_tier_reads_no_more_than_its_budget(
     plain = RetrievalView.begin
 
     def counting(view: RetrievalView, counts_B: Ints, width: int) -> ForwardBatch:
-        batch = plain(view, counts_B, width)
-        lists = batch.views[-1][1]
+        _, lists = (batch := plain(view, counts_B, width)).views[-1]
         read.append(max(map(sum, zip(lists.starts, lists.counts, strict=True))))
         return batch
 
@@ -230,11 +229,13 @@ def test_the_retrieval_tier_reads_no_more_than_its_budget(
 
 
 def test_plain_decoding_does_not_pay_for_observing(llm: LLM) -> None:
-    from triforce.engine.config import SpeculativeConfig
     from triforce.engine.sequence import TokenSequence
+    from triforce.engine.speculative_config import SpeculativeConfig
 
     for mode, grain in (("ar", 0), ("draft", 0), ("triforce", PAGE), ("streaming", 0)):
-        batch = Batch(llm.models, MODES[mode], SpeculativeConfig(), "seeded", [TokenSequence(PROMPT, params(), 1)])
+        batch = SequenceBatch(
+            llm.models, MODES[mode], SpeculativeConfig(), "seeded", [TokenSequence(PROMPT, params(), 1)]
+        )
         assert isinstance(batch.top.cache, FullView) and batch.top.cache.grain == grain
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, checkpoints, ids, llm
 from triforce.backends import native_loader
 from triforce.cli import main
-from triforce.engine.batch import Batch
 from triforce.engine.modes import MODES as LADDERS
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.tier_builder import TierBuilder
 from triforce.interface.outputs import RequestOutput
 from triforce.kvcache.selection import POLICIES
@@ -61,7 +61,7 @@ def test_nothing_that_is_rounded_is_committed(pair: Path, mode: str) -> None:
     """K and V of the whole text have the bits that plain decoding gives them."""
     held = []
     for model, how in ((int8(pair), mode), (llm(pair), "ar")):
-        batch = Batch(
+        batch = SequenceBatch(
             model.models, LADDERS[how], model.speculation, "seeded", [TokenSequence(ids(300), ask(), seed=11)]
         )
         for _ in batch.prefill():

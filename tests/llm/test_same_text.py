@@ -14,10 +14,10 @@ import torch
 
 from triforce.backends import native_loader
 from triforce.backends.token_sampler import make_noise
-from triforce.engine.batch import Batch
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.modes import MODES, ar
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
@@ -49,8 +49,8 @@ def texts(llm: LLM, prompts: list[list[int]], mode: str, params: SamplingParams,
 
 def margin(llm: LLM, text: list[int], params: SamplingParams, tokens: Sequence[int], prompt_length: int) -> float:
     """How far apart plain decoding's scores of two tokens are after `text`: log-probability plus Gumbel noise."""
-    job = TokenSequence(text, params, params.seed or 0)
-    batch = Batch(llm.models, ar, SpeculativeConfig(), "seeded", [job])
+    sequence = TokenSequence(text, params, params.seed or 0)
+    batch = SequenceBatch(llm.models, ar, SpeculativeConfig(), "seeded", [sequence])
     batch.top.keeps_logits = True
     for _ in batch.prefill():
         pass
@@ -59,7 +59,7 @@ def margin(llm: LLM, text: list[int], params: SamplingParams, tokens: Sequence[i
     scores = batch.top.logits_BJV[0, 0].double()[list(tokens)]
     if params.temperature:
         place = torch.tensor([[len(text)]])
-        race = make_noise([job.seed], [0]).exponentials(place, llm.target.config.vocab_size)[0, 0]
+        race = make_noise([sequence.seed], [0]).exponentials(place, llm.target.config.vocab_size)[0, 0]
         scores = scores / params.temperature - race[list(tokens)].log()
     return float((scores[0] - scores[1]).abs())
 

@@ -43,20 +43,20 @@ def full_passes(folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool) -> 
         for rows in (1, 3):
             llm.generate([ids(150, seed) for seed in range(rows)], ask(max_tokens=8), mode=mode)
     for mode in ("ar", "triforce"):
-        put_aside_and_brought_back(llm, mode)
+        swapped_out_and_in(llm, mode)
     return {(shape.rows, shape.width, shape.columns) for shape in shapes}
 
 
-def put_aside_and_brought_back(llm: LLM, mode: str) -> None:
+def swapped_out_and_in(llm: LLM, mode: str) -> None:
     """Two texts; in the middle of the first one the other has its room."""
     texts = llm.open(1, 240)
     first, second = (llm.request(ids(150, seed), ask(max_tokens=12), mode=mode) for seed in (0, 1))
     texts.submit([first])
-    while len(first.jobs[0].tokens) < 4:
+    while len(first.sequences[0].tokens) < 4:
         texts.step()
     texts.submit([second])
-    texts.engine.put_aside(first.groups[0])
-    assert not first.done and texts.engine.groups[-1].aside
+    texts.engine.swap_out(first.groups[0])
+    assert not first.done and texts.engine.groups[-1].swapped
     while texts.busy:
         texts.step()
     assert first.done and second.done

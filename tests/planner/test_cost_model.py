@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from triforce.planner import CostModel, cost_file
-from triforce.planner.acceptance import REMEMBERED
+from triforce.planner.acceptance import HISTORY_LIMIT
 from triforce.planner.cost_file import costs_path
-from triforce.planner.searched_layers import Finding, Guesses, Trial
+from triforce.planner.searched_layers import Finding, Trial, Verdicts
 
 
 def true(tokens: int, keys: int) -> float:
@@ -29,7 +29,7 @@ def learnt(path: Path | None = None) -> CostModel:
 
 @pytest.mark.parametrize("tokens", [1, 8, 17])
 @pytest.mark.parametrize("keys", [1000, 20_000, 60_000])
-def test_costs_are_foretold(tokens: int, keys: int) -> None:
+def test_costs_are_predicted(tokens: int, keys: int) -> None:
     assert learnt().seconds("full", tokens, 1, keys) == pytest.approx(true(tokens, keys), rel=0.15)
 
 
@@ -78,10 +78,10 @@ def test_what_was_never_varied_costs_nothing_more() -> None:
 def test_shares_are_kept_and_bounded(tmp_path: Path) -> None:
     costs = CostModel(tmp_path / "costs.json")
     for _ in range(1000):
-        costs.shares.add("draft 0 0", 3, 1)
-    assert sum(costs.shares.sums["draft 0 0"]) <= REMEMBERED
+        costs.acceptance.add("draft 0 0", 3, 1)
+    assert sum(costs.acceptance.sums["draft 0 0"]) <= HISTORY_LIMIT
     costs.save()
-    assert CostModel(costs.path).shares.of("draft", "draft 0 0") == costs.shares.of("draft", "draft 0 0") > 0.73
+    assert CostModel(costs.path).acceptance.of("draft", "draft 0 0") == costs.acceptance.of("draft", "draft 0 0") > 0.73
 
 
 def test_costs_are_kept(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_costs_are_kept(tmp_path: Path) -> None:
 
 def test_layers_are_kept(tmp_path: Path) -> None:
     costs = CostModel(tmp_path / "costs.json")
-    costs.layers |= {"15": Finding([1], [2]), "16": Finding(trial=Trial(3, Guesses(4, 5), Guesses(6)))}
+    costs.layers |= {"15": Finding([1], [2]), "16": Finding(trial=Trial(3, Verdicts(4, 5), Verdicts(6)))}
     costs.save()
     assert CostModel(costs.path).layers == costs.layers
 
@@ -148,9 +148,9 @@ UNFIT = f'{{"passes": {{"full": [{[[1, 0, 0, 0]] * 4}, [1, 1, 1, NaN], 9]}}, "sh
         '{"passes": {}, "shares": {"draft": [1, -1]}}',
         '{"passes": {}, "shares": {"draft": 1}}',
         UNFIT,
-        '{"passes": {}, "shares": {}, "layers": {"15": {"layers": ["1"], "vain": [], "trial": null, "guesses": {}}}}',
-        '{"passes": {}, "shares": {}, "layers": {"15": {"layers": [], "vain": [-1], "trial": null}}}',
-        '{"passes": {}, "shares": {}, "layers": {"15": {"layers": [], "vain": [], "trial": {"layer": 1}}}}',
+        '{"passes": {}, "shares": {}, "layers": {"15": {"layers": ["1"], "no_gain": [], "trial": null}}}',
+        '{"passes": {}, "shares": {}, "layers": {"15": {"layers": [], "no_gain": [-1], "trial": null}}}',
+        '{"passes": {}, "shares": {}, "layers": {"15": {"layers": [], "no_gain": [], "trial": {"layer": 1}}}}',
     ],
     ids=range(12),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from triforce.planner.ngram_hindsight import MOST, NgramHindsight
+from triforce.planner.ngram_hindsight import MAX_GAMMA, NgramHindsight
 from triforce.ragged import ints
 from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.ngram import ALONE, STRIDE, TRIED
@@ -25,19 +25,19 @@ def asked_then(text: np.ndarray, place: int) -> tuple[int, int]:
     grams = NgramIndex(ALONE)
     grams.read(text[:place])
     match, after = grams.match(text[:place])
-    guesses = np.resize(text[after:place], MOST)
-    right = guesses == text[place : place + MOST]
-    return match, 0 if not match else MOST if right.all() else int(right.argmin())
+    guesses = np.resize(text[after:place], MAX_GAMMA)
+    right = guesses == text[place : place + MAX_GAMMA]
+    return match, 0 if not match else MAX_GAMMA if right.all() else int(right.argmin())
 
 
 @pytest.mark.parametrize("text", [TEXT, LOOP, FRESH], ids=["random", "loop", "fresh"])
 def test_hindsight_is_what_was_there_to_be_seen(text: np.ndarray) -> None:
     lookup = NgramProposer(1)
     assert list(lookup.prefill(prefix(text), 0, 199)) == [199]
-    tried = list(lookup.hindsight(prefix(text), 0, MOST))
-    places = range(199 - TRIED, 400 - MOST + 1, STRIDE)
+    tried = list(lookup.hindsight(prefix(text), 0, MAX_GAMMA))
+    places = range(199 - TRIED, 400 - MAX_GAMMA + 1, STRIDE)
     assert tried == [asked_then(text, place) for place in places]
-    assert not list(lookup.hindsight(prefix(text), 0, MOST))  # once is enough
+    assert not list(lookup.hindsight(prefix(text), 0, MAX_GAMMA))  # once is enough
 
 
 def test_and_leaves_no_trace() -> None:
@@ -46,7 +46,7 @@ def test_and_leaves_no_trace() -> None:
         list(lookup.prefill(prefix(TEXT), 0, 199))
     for length in (230, 310, 260, 400):  # cut back in between
         one.rewind(prefix(TEXT, length))
-        list(one.hindsight(prefix(TEXT, length), 0, MOST))
+        list(one.hindsight(prefix(TEXT, length), 0, MAX_GAMMA))
         for lookup in (one, other):
             lookup.rewind(prefix(TEXT, length))
             lookup._guess(prefix(TEXT, length), 0, ALONE)
@@ -57,10 +57,10 @@ def test_and_leaves_no_trace() -> None:
 def test_an_echo_knows_a_loop(text: np.ndarray, kept: float) -> None:
     lookup = NgramProposer(1)
     list(lookup.prefill(prefix(text), 0, 100))
-    echo = NgramHindsight(lookup)
-    echo.listen(prefix(text), 0)
+    hindsight = NgramHindsight(lookup)
+    hindsight.update(prefix(text), 0)
     for gamma in (1, 4, np.array([8, 16])):
-        made, told, found = echo.of(gamma, alone=True)
+        made, told, found = hindsight.of(gamma, alone=True)
         np.testing.assert_allclose(told, kept * gamma * np.ones_like(gamma), atol=0.15 * np.max(gamma))
         assert np.all(told <= made) and found == pytest.approx(kept, abs=0.15)
 
@@ -70,19 +70,19 @@ def test_rows_that_leave_and_come_keep_their_places() -> None:
     lookup = NgramProposer(2)
     for b in range(2):
         list(lookup.prefill(both, b, 299))
-    expected = list(lookup.hindsight(both, 1, MOST))
+    expected = list(lookup.hindsight(both, 1, MAX_GAMMA))
     again = NgramProposer(2)
     for b in range(2):
         list(again.prefill(both, b, 299))
     again.select([1])
-    assert list(again.hindsight(prefix(LOOP, 300), 0, MOST)) == expected
+    assert list(again.hindsight(prefix(LOOP, 300), 0, MAX_GAMMA)) == expected
     joined = NgramProposer(1)
     list(joined.prefill(prefix(TEXT), 0, 299))
     joined.join(again)
-    assert not list(joined.hindsight(both, 1, MOST))
+    assert not list(joined.hindsight(both, 1, MAX_GAMMA))
 
 
 def test_a_match_too_short_before_a_draft_counts_alone() -> None:
-    echo = NgramHindsight(NgramProposer(1))
-    echo._heard += [(0, 0), (ALONE, 1), (0, 0)]
-    assert echo.of(1, alone=True)[2] > 0 and echo.of(1, alone=False)[2] == 0
+    hindsight = NgramHindsight(NgramProposer(1))
+    hindsight._uncounted += [(0, 0), (ALONE, 1), (0, 0)]
+    assert hindsight.of(1, alone=True)[2] > 0 and hindsight.of(1, alone=False)[2] == 0

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tests.helpers.simulated_tiers import plans, worth
-from triforce.engine.config import FARTHEST
+from triforce.engine.speculative_config import FARTHEST
 from triforce.planner.plan import Amount, Plan, expected, families, rate
 
 
 @dataclass
-class World:
+class FixedEstimates:
     """Fixed costs and shares; what lookup would tell is a share, too, and it always has a guess."""
 
     costs: dict[str, float]
@@ -25,13 +25,13 @@ class World:
     def cost(self, tier: str, tokens: Amount) -> Amount:
         return self.costs[tier] + 0.0 * tokens
 
-    def alone(self, tier: str, tokens: Amount) -> Amount:
+    def draft_cost(self, tier: str, tokens: Amount) -> Amount:
         return tokens * self.cost(tier, 1)
 
-    def share(self, tier: str) -> float:
+    def acceptance(self, tier: str) -> float:
         return self.shares.get(tier, 1.0)
 
-    def echo(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
+    def hindsight(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
         return self.found * gamma, self.found * (expected(self.shares["ngram"], gamma) - 1), self.found
 
 
@@ -68,9 +68,9 @@ def played(plan: Plan, costs: dict[str, float], shares: dict[str, float], propos
     ids=str,
 )
 @pytest.mark.parametrize("shares", [{"draft": 0.6, "retrieval": 0.9}, {"draft": 0.2, "retrieval": 0.98}])
-def test_the_closed_form_foretells_the_game(plan: Plan, shares: dict[str, float]) -> None:
+def test_the_closed_form_predicts_the_game(plan: Plan, shares: dict[str, float]) -> None:
     costs = {"draft": 0.2, "retrieval": 1.0, "full": 8.0}
-    predicted = worth(plan, World(costs, shares))
+    predicted = worth(plan, FixedEstimates(costs, shares))
     assert predicted == pytest.approx(played(plan, costs, shares), rel=0.06)
 
 
@@ -80,7 +80,7 @@ def test_what_verifying_gives(acceptance: float, guesses: int, tokens: float) ->
 
 
 def best(costs: dict[str, float], shares: dict[str, float]) -> Plan:
-    return max(plans(True, True), key=lambda plan: worth(plan, World(costs, shares)))
+    return max(plans(True, True), key=lambda plan: worth(plan, FixedEstimates(costs, shares)))
 
 
 COSTS = {"ngram": 0.05, "draft": 0.2, "retrieval": 1.0, "full": 8.0}
@@ -114,22 +114,24 @@ def test_no_plan_names_what_is_not_there() -> None:
 
 
 def test_arrays_of_plans_are_worth_what_each_is() -> None:
-    world = World(COSTS, {"ngram": 0.5, "draft": 0.6, "retrieval": 0.95}, rows=4, found=0.3)
-    one_by_one = [worth(plan, world) for plan in plans(True, True) if plan != Plan()]
-    together = [np.atleast_1d(rate(tiers, gammas, world)) for tiers, gammas in families(True, True)]
+    estimates = FixedEstimates(COSTS, {"ngram": 0.5, "draft": 0.6, "retrieval": 0.95}, rows=4, found=0.3)
+    one_by_one = [worth(plan, estimates) for plan in plans(True, True) if plan != Plan()]
+    together = [np.atleast_1d(rate(tiers, gammas, estimates)) for tiers, gammas in families(True, True)]
     np.testing.assert_allclose(np.concatenate(together), one_by_one)
 
 
 def test_a_draft_with_lookup_on_it_is_worth_something_between_the_two() -> None:
     shares = {"ngram": 0.9, "draft": 0.5, "retrieval": 0.95}
-    mixed = [worth(Plan(("draft", "ngram", "full"), (4, 4)), World(COSTS, shares, found=x)) for x in (0.0, 0.5, 1.0)]
-    draft = worth(Plan(("draft", "full"), (4,)), World(COSTS, shares))
-    lookup = worth(Plan(("ngram", "full"), (4,)), World(COSTS, shares))
+    mixed = [
+        worth(Plan(("draft", "ngram", "full"), (4, 4)), FixedEstimates(COSTS, shares, found=x)) for x in (0.0, 0.5, 1.0)
+    ]
+    draft = worth(Plan(("draft", "full"), (4,)), FixedEstimates(COSTS, shares))
+    lookup = worth(Plan(("ngram", "full"), (4,)), FixedEstimates(COSTS, shares))
     assert mixed == sorted(mixed) and mixed[0] == pytest.approx(draft, rel=0.02) and mixed[2] == pytest.approx(lookup)
 
 
 def test_many_rows_wait_for_the_last_one() -> None:
     shares = {"draft": 0.6, "retrieval": 0.95}
     deep, flat = Plan(("draft", "retrieval", "full"), (2, 6)), Plan(("draft", "full"), (4,))
-    one, eight = World(COSTS, shares), World(COSTS, shares, rows=8)
+    one, eight = FixedEstimates(COSTS, shares), FixedEstimates(COSTS, shares, rows=8)
     assert worth(deep, eight) < 0.9 * worth(deep, one) and worth(flat, eight) == worth(flat, one)

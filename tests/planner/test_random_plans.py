@@ -1,4 +1,4 @@
-"""Whatever a pilot decides, the text of a seed is that of plain decoding: on the native kernels, bit for bit."""
+"""Whatever a controller decides, the text of a seed is that of plain decoding: on the native kernels, bit for bit."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from importlib import resources
 import pytest
 
 from tests.helpers.simulated_tiers import plans
-from tests.planner.test_controller import with_whims
+from tests.planner.test_controller import with_random_budgets
 from triforce import LLM, SamplingParams
 from triforce.backends import native_loader
 from triforce.interface.outputs import RequestOutput
 from triforce.planner import CostModel, Plan, PlanController, cadence, controller
-from triforce.planner.forecast import TIMES
+from triforce.planner.forecast import BUDGET_STEPS
 from triforce.planner.plan import families
 from triforce.session import Session
 
@@ -35,22 +35,22 @@ def prompts(llm: LLM) -> list[list[int]]:
 
 
 @pytest.fixture(params=[1, 2])
-def whims(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+def random_plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """Another plan and other budgets at each proposal, and now and then plain decoding for a while."""
     dice, drawn = random.Random(request.param), list[Plan]()
 
-    def whim(self: PlanController, lengths: list[int], widely: bool) -> Plan:
-        self._grounded = self._steps + 3 * (dice.random() < 0.1)
-        tiers = dice.choice([tiers for tiers, _ in families("draft" in self._parts, max(lengths) > 256)])
+    def random_plan(self: PlanController, lengths: list[int], widely: bool) -> Plan:
+        self._fallback_until = self._proposals + 3 * (dice.random() < 0.1)
+        tiers = dice.choice([tiers for tiers, _ in families("draft" in self._by_name, max(lengths) > 256)])
         alike = [plan for plan in plans(True, True) if plan.tiers == tiers]
-        drawn.append(with_whims(dice.choice(alike), dice, lengths))
+        drawn.append(with_random_budgets(dice.choice(alike), dice, lengths))
         return drawn[-1]
 
-    monkeypatch.setattr(PlanController, "_best", whim)
+    monkeypatch.setattr(PlanController, "_choose", random_plan)
     monkeypatch.setattr(CostModel, "knows", lambda *_: True)
-    monkeypatch.setattr(controller, "EVERY", 1)
-    monkeypatch.setattr(cadence, "WORTH", 0.0)
-    monkeypatch.setattr(cadence, "LISTEN", 0.0)
+    monkeypatch.setattr(controller, "REPLAN_EVERY", 1)
+    monkeypatch.setattr(cadence, "REPLAN_RATIO", 0.0)
+    monkeypatch.setattr(cadence, "WATCH_RATIO", 0.0)
     return drawn
 
 
@@ -60,18 +60,18 @@ def texts(outputs: list[RequestOutput]) -> list[list[int]]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_of_many_texts_of_all_lengths(
-    llm: LLM, prompts: list[list[int]], temperature: float, whims: list[Plan]
+    llm: LLM, prompts: list[list[int]], temperature: float, random_plans: list[Plan]
 ) -> None:
     params = [SamplingParams(temperature, seed=i, n=2, max_tokens=50 + 20 * i, ignore_eos=True) for i in range(3)]
     outputs = llm.generate(prompts, params)
     assert texts(outputs) == texts(llm.generate(prompts, params, mode="ar"))
-    assert {output.exactness for output in outputs} == {"bitwise"} and len({plan.tiers for plan in whims}) > 4
-    assert {times for plan in whims for _, times in plan.times} == set(TIMES)
+    assert {output.exactness for output in outputs} == {"bitwise"} and len({plan.tiers for plan in random_plans}) > 4
+    assert {times for plan in random_plans for _, times in plan.budget_factors} == set(BUDGET_STEPS)
     for completion in (completion for output in outputs for completion in output.outputs):
         assert sum(stretch.tokens for stretch in completion.timeline) == len(completion.token_ids)
 
 
-def test_of_a_conversation(llm: LLM, prompts: list[list[int]], whims: list[Plan]) -> None:
+def test_of_a_conversation(llm: LLM, prompts: list[list[int]], random_plans: list[Plan]) -> None:
     session, text = Session(llm), list(prompts[1])
     for turn in range(3):
         params = SamplingParams(0.7, seed=turn, max_tokens=40, ignore_eos=True)
@@ -81,25 +81,25 @@ def test_of_a_conversation(llm: LLM, prompts: list[list[int]], whims: list[Plan]
         text += output.outputs[0].token_ids + prompts[2][:20]
 
 
-def test_of_a_model_without_a_draft(prompts: list[list[int]], whims: list[Plan]) -> None:
+def test_of_a_model_without_a_draft(prompts: list[list[int]], random_plans: list[Plan]) -> None:
     alone = LLM(None, None, retrieval_budget=256)
     params = SamplingParams(0.8, seed=5, max_tokens=60, ignore_eos=True)
     assert texts(alone.generate(prompts, params)) == texts(alone.generate(prompts, params, mode="ar"))
-    assert not any("draft" in plan.tiers for plan in whims)
+    assert not any("draft" in plan.tiers for plan in random_plans)
 
 
-def test_a_pilot_that_cheated_would_be_noticed(
-    llm: LLM, prompts: list[list[int]], whims: list[Plan], monkeypatch: pytest.MonkeyPatch
+def test_a_controller_that_cheated_would_be_noticed(
+    llm: LLM, prompts: list[list[int]], random_plans: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It leaves the exact tier out now and then."""
-    wire, turns = PlanController.wire, iter(range(10**6))
+    apply, turns = PlanController.apply, iter(range(10**6))
 
     def cheat(self: PlanController, plan: Plan, prefix: object, live_B: object) -> None:
-        wire(self, plan, prefix, live_B)  # type: ignore[arg-type]
-        retrieval = self._parts["retrieval"]
+        apply(self, plan, prefix, live_B)  # type: ignore[arg-type]
+        retrieval = self._by_name["retrieval"]
         if next(turns) % 2:
             self.top.model = lambda *pass_: retrieval.model(*pass_).roll(1, -1)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(PlanController, "wire", cheat)
+    monkeypatch.setattr(PlanController, "apply", cheat)
     params = SamplingParams(0.8, seed=5, max_tokens=60, ignore_eos=True)
     assert texts(llm.generate(prompts[0], params)) != texts(llm.generate(prompts[0], params, mode="ar"))

@@ -1,4 +1,4 @@
-"""The pilot chooses how much the retrieval tier reads where nobody asked for a number, by the size of a row."""
+"""The controller chooses how much the retrieval tier reads where nobody asked for a number, by the size of a row."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING
-from tests.helpers.simulated_tiers import Silence, World, flown, worth
+from tests.helpers.simulated_tiers import Silence, SimulatedTiers, flown, worth
 from tests.planner.test_known_optimum import LONG, MS
-from triforce.engine.batch import Batch
-from triforce.engine.modes import MODES
+from triforce.engine.modes import MODES, unlinked
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.planner import CostModel, Plan, PlanController, forecast
-from triforce.planner.forecast import TIMES, Forecast, options
+from triforce.planner.forecast import BUDGET_STEPS, Forecast, budget_options
 from triforce.planner.plan import rate
+from triforce.planner.state import PlannerState
 
 OPEN = RetrievalConfig(Budget(64, open=True))
 LONGER, SHORTER = (PROMPTS[0] * 3)[:400], PROMPTS[0]
@@ -28,47 +29,51 @@ DEEP = Plan(("draft", "retrieval", "full"), (2, 6))
 CHEAP = LONG | {"draft": (0.1 * MS, 0.0), "retrieval": (0.5 * MS, 0.02 * MS)}
 
 
-def world(*budgets: tuple[float, float]) -> World:
+def simulated(*budgets: tuple[float, float]) -> SimulatedTiers:
     """Of half, once and twice the budget: seconds more of a pass, and the share of guesses kept."""
-    return World(CHEAP, {"draft": 0.5}, budgets=dict(zip(TIMES, budgets, strict=True)))
+    return SimulatedTiers(CHEAP, {"draft": 0.5}, budgets=dict(zip(BUDGET_STEPS, budgets, strict=True)))
 
 
-LARGER = world((0.05 * MS, 0.6), (0.1 * MS, 0.7), (0.2 * MS, 0.95))
-SMALLER = world((0.7 * MS, 0.90), (1.4 * MS, 0.90), (2.8 * MS, 0.90))
-EQUAL = world((0.05 * MS, 0.9), (0.1 * MS, 0.9), (0.2 * MS, 0.9))
+LARGER = simulated((0.05 * MS, 0.6), (0.1 * MS, 0.7), (0.2 * MS, 0.95))
+SMALLER = simulated((0.7 * MS, 0.90), (1.4 * MS, 0.90), (2.8 * MS, 0.90))
+EQUAL = simulated((0.05 * MS, 0.9), (0.1 * MS, 0.9), (0.2 * MS, 0.9))
 
 
-def batch(*prompts: list[int], setting: RetrievalConfig = OPEN) -> Batch:
-    jobs = [TokenSequence(prompt, SamplingParams(0.8, max_tokens=60), seed=1) for prompt in prompts]
-    made = Batch(MODELS, MODES["auto"], replace(SETTING, retrieval=setting), "seeded", jobs)
+def batch(*prompts: list[int], setting: RetrievalConfig = OPEN) -> SequenceBatch:
+    sequences = [TokenSequence(prompt, SamplingParams(0.8, max_tokens=60), seed=1) for prompt in prompts]
+    made = SequenceBatch(MODELS, MODES["auto"], replace(SETTING, retrieval=setting), "seeded", sequences)
     deque(made.prefill(), maxlen=0)
     return made
 
 
-def informed(world: World) -> CostModel:
+def informed(simulated: SimulatedTiers) -> CostModel:
     """Passes of all tiers were seen, and of the retrieval tier with all budgets."""
     costs = CostModel()
-    for times, tier, width in [(t, tier, width) for t in TIMES for tier in world.costs for width in (1, 3, 7) * 4]:
-        world.times = times
+    for times, tier, width in [
+        (t, tier, width) for t in BUDGET_STEPS for tier in simulated.costs for width in (1, 3, 7) * 4
+    ]:
+        simulated.times = times
         keys = OPEN.budget.of(400, times) if tier == "retrieval" else 400 * times
-        costs.observe(tier, width, 1, keys, world.seen(tier, width))
+        costs.observe(tier, width, 1, keys, simulated.seen(tier, width))
     return costs
 
 
-def followed(world: World, setting: RetrievalConfig = OPEN, proposals: int = 600) -> tuple[list[float], float]:
+def followed(
+    simulated: SimulatedTiers, setting: RetrievalConfig = OPEN, proposals: int = 600
+) -> tuple[list[float], float]:
     """The budgets of all proposals, in times of the usual one; and tokens per second."""
     made, seen = batch(LONGER, setting=setting), []
-    world.dice = random.Random(1)  # the same ones, whatever was played before
-    it = PlanController(made.top, 1, informed(world), clock=lambda: 0.0)
+    simulated.dice = random.Random(1)  # the same ones, whatever was played before
+    it = PlanController(unlinked(made.top), informed(simulated), clock=lambda: 0.0)
     speed = 0.0
     for _ in range(proposals):
-        speed += flown(it, made.prefix, world, 1) / proposals
-        seen.append(world.times if "retrieval" in it.plan.tiers else 1.0)
+        speed += flown(it, made.prefix, simulated, 1) / proposals
+        seen.append(simulated.times if "retrieval" in it.plan.tiers else 1.0)
     return seen, speed
 
 
 @pytest.mark.parametrize(("given", "times"), [(LARGER, 2.0), (SMALLER, 0.5)], ids=["larger", "smaller"])
-def test_a_budget_that_pays_is_found_and_kept(given: World, times: float) -> None:
+def test_a_budget_that_pays_is_found_and_kept(given: SimulatedTiers, times: float) -> None:
     seen, speed = followed(given)
     assert np.mean(np.array(seen[100:]) == times) > 0.95
     asked, usual = followed(given, RetrievalConfig(Budget(64)))
@@ -82,13 +87,13 @@ def test_where_it_does_not_matter_it_stays_as_it_is() -> None:
 
 
 def test_whoever_thought_too_well_of_the_untried_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triforce.planner.acceptance.FEWER", 3.0)
+    monkeypatch.setattr("triforce.planner.acceptance.BUDGET_EXPONENT", 3.0)
     seen, _ = followed(EQUAL)
     assert np.mean(np.array(seen[:50]) == 2.0) > 0.1
 
 
 def test_a_little_more_is_no_reason_for_another_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast, "OTHER", 100.0)
+    monkeypatch.setattr(forecast, "MIN_GAIN_OF_BUDGET", 100.0)
     assert set(followed(LARGER)[0]) == {1.0}
 
 
@@ -98,47 +103,47 @@ def test_a_little_more_is_no_reason_for_another_budget(monkeypatch: pytest.Monke
     ids=["given", "once", "auto"],
 )
 def test_nothing_is_chosen_where_it_was_asked_for_or_could_not_be_followed(setting: RetrievalConfig) -> None:
-    it = PlanController(batch(LONGER, setting=setting).top, 1, CostModel())
-    assert options(it._view, {}, [400]) == [{}]
+    it = PlanController(unlinked(batch(LONGER, setting=setting).top), CostModel())
+    assert budget_options(it._view, {}, [400]) == [{}]
 
 
 def test_other_budgets_are_one_step_away_and_no_more_than_half_the_context() -> None:
-    view = PlanController(batch(LONGER).top, 1, CostModel())._view
-    assert options(view, {}, [400]) == [{}, {9: 0.5}, {9: 2.0}]
-    assert options(view, {9: 0.5}, [400]) == [{9: 0.5}, {}]
-    assert options(view, {9: 2.0}, [400, 200]) == [{9: 2.0}, {8: 0.5, 9: 2.0}, {}]
+    view = PlanController(unlinked(batch(LONGER).top), CostModel())._view
+    assert budget_options(view, {}, [400]) == [{}, {9: 0.5}, {9: 2.0}]
+    assert budget_options(view, {9: 0.5}, [400]) == [{9: 0.5}, {}]
+    assert budget_options(view, {9: 2.0}, [400, 200]) == [{9: 2.0}, {8: 0.5, 9: 2.0}, {}]
 
 
-def both() -> tuple[PlanController, Batch]:
+def both() -> tuple[PlanController, SequenceBatch]:
     made = batch(LONGER, SHORTER)
-    it = PlanController(made.top, 2, informed(LARGER), clock=lambda: 0.0)
-    it._echo = Silence(LARGER)  # type: ignore[assignment]
+    it = PlanController(unlinked(made.top), informed(LARGER), clock=lambda: 0.0)
+    it._hindsight = it._observer._hindsight = Silence(LARGER)  # type: ignore[assignment]
     return it, made
 
 
 def test_rows_of_one_batch_have_the_budget_of_their_size() -> None:
     it, made = both()
     for kept, times in ((80, 1.0), (97, 2.0)):
-        it._watch.add("retrieval", 400, 10 * kept, 10 * (100 - kept), times)
+        it._acceptance.add("retrieval", 400, 10 * kept, 10 * (100 - kept), times)
     live_B = np.array([True, True])
     it.steer(made.prefix, live_B)
-    assert it.plan.times == ((9, 2.0),) and "retrieval" in it.plan.tiers
+    assert it.plan.budget_factors == ((9, 2.0),) and "retrieval" in it.plan.tiers
     assert [it.budget(length) for length in (400, 150)] == [128, 64]
-    made.pilot, made.tiers = it, it.tiers
+    made.controller, made.tiers = it, it.tiers
     made.step()
     chosen = [row.pages.tokens for row in it._view.selections if row.pages]
     assert 64 < chosen[0] <= 128 and chosen[1] <= 64
-    assert [stretch.budget for job in made.jobs for stretch in job.timeline] == [128, 64]
+    assert [stretch.budget for sequence in made.sequences for stretch in sequence.timeline] == [128, 64]
 
 
 def test_rows_teach_the_share_of_their_size() -> None:
     it, made = both()
-    it.wire(replace(DEEP, times=((9, 2.0),)), made.prefix, np.array([True, True]))
-    it._live_B, it._calm = np.array([True, True]), False
-    it._parts["retrieval"].counters.judged(np.array([4, 4]), np.array([4, 1]), np.array([True, True]))
-    it.learn([400, 150], 8, 0.02)
-    assert it.costs.shares.sums["retrieval 3 9 x2"] == [4.0, 0.0]
-    assert it.costs.shares.sums["retrieval 3 8"] == [1.0, 1.0]
+    it.apply(replace(DEEP, budget_factors=((9, 2.0),)), made.prefix, np.array([True, True]))
+    it._live_B, it.state = np.array([True, True]), PlannerState.SPECULATING
+    it._by_name["retrieval"].counters.record_verdict(np.array([4, 4]), np.array([4, 1]), np.array([True, True]))
+    it.observe([400, 150], 8, 0.02)
+    assert it.costs.acceptance.sums["retrieval 3 9 x2"] == [4.0, 0.0]
+    assert it.costs.acceptance.sums["retrieval 3 8"] == [1.0, 1.0]
 
 
 def test_keys_that_were_never_varied_cost_what_those_of_the_exact_tier_do() -> None:
@@ -148,7 +153,7 @@ def test_keys_that_were_never_varied_cost_what_those_of_the_exact_tier_do() -> N
         it.costs.observe("retrieval", width, 1, 64, 2 * MS)
         for keys in (100, 400):
             it.costs.observe("full", width, 1, keys, 3 * MS + keys * 0.01 * MS)
-    it_sees = it.costs, it._watch, it._echo, it._view, [400]
+    it_sees = it.costs, it._acceptance, it._hindsight, it._view, [400]
     few, usual, many = (
         np.ravel(Forecast(*it_sees, [{}, {9: 0.5}, {9: 2.0}]).cost("retrieval", 1))[i] for i in (1, 0, 2)
     )
@@ -166,7 +171,7 @@ def test_where_so_many_keys_were_never_read_they_cost_at_most_what_the_exact_tie
         return 1 * MS + (0.1 + 0.001 * keys) * tokens * MS
 
     def predicted() -> float:
-        return float(np.ravel(Forecast(it.costs, it._watch, it._echo, view, [size]).cost("retrieval", 1))[0])
+        return float(np.ravel(Forecast(it.costs, it._acceptance, it._hindsight, view, [size]).cost("retrieval", 1))[0])
 
     for i in range(12):
         it.costs.observe("retrieval", 1 + i % 3, 1, few + i // 4, true(1 + i % 3, few) * (1 + 0.1 * (i // 4)))
@@ -183,8 +188,8 @@ def test_where_so_many_keys_were_never_read_they_cost_at_most_what_the_exact_tie
 
 def test_the_worth_of_several_budgets_is_that_of_each() -> None:
     it, _ = both()
-    budgets = options(it._view, {}, [400, 300, 150])
-    how = it.costs, it._watch, it._echo, it._view, [400, 300, 150]
+    budgets = budget_options(it._view, {}, [400, 300, 150])
+    how = it.costs, it._acceptance, it._hindsight, it._view, [400, 300, 150]
     together = np.ravel(rate(DEEP.tiers, DEEP.gammas, Forecast(*how, budgets)))
     alone = [worth(DEEP, Forecast(*how, [times])) for times in budgets]
     assert together == pytest.approx(alone) and len(set(alone)) == len(alone)

@@ -14,13 +14,13 @@ import torch
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING, finished
 from triforce import LLM, SamplingParams
 from triforce.backends.dispatch import ForwardBatch
-from triforce.engine.batch import Batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.errors import RequestError
 from triforce.kvcache import RetrievalView
 from triforce.planner import Findings, SearchedLayers
-from triforce.planner.searched_layers import BLOCK, LEFT, MOST, TRIED, Finding
+from triforce.planner.searched_layers import BLOCK, MAX_LAYERS, MAX_TRIAL, MIN_LEFT, Finding
 
 PARAMS = SamplingParams(0.8, max_tokens=40)
 OPEN = replace(SETTING, retrieval=replace(SETTING.retrieval, searched_layers=None))
@@ -28,9 +28,9 @@ ONE = np.array([True])
 LENGTH = 20_000
 
 
-def read(mode: str, findings: Findings | None, prompts: list[list[int]] = PROMPTS) -> Batch:
-    jobs = [TokenSequence(prompt, PARAMS, seed=7, choice=b) for b, prompt in enumerate(prompts)]
-    batch = Batch(MODELS, MODES[mode], OPEN, "seeded", jobs, findings=findings)
+def read(mode: str, findings: Findings | None, prompts: list[list[int]] = PROMPTS) -> SequenceBatch:
+    sequences = [TokenSequence(prompt, PARAMS, seed=7, choice=b) for b, prompt in enumerate(prompts)]
+    batch = SequenceBatch(MODELS, MODES[mode], OPEN, "seeded", sequences, findings=findings)
     deque(batch.prefill(), maxlen=0)
     return batch
 
@@ -50,11 +50,11 @@ def played(
     """Proposals whose guesses are kept with the probability that the searched layers give; which those were."""
     dice, searched = Random(seed), []
     for _ in range(proposals):
-        layers = it.turn(LENGTH, left)
+        layers = it.next_layers(LENGTH, left)
         share = kept.get(tuple(sorted(layers)), kept[()])
         run = next((n for n in range(6) if dice.random() > share), 6)
-        it.tier.counters.judged(np.array([6]), np.array([run]), ONE)
-        it.learn()
+        it.tier.counters.record_verdict(np.array([6]), np.array([run]), ONE)
+        it.observe()
         searched.append(set(layers))
     return searched
 
@@ -89,7 +89,7 @@ def test_few_refusals_are_no_reason_to_look(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_text_that_ends_soon_is_no_reason_to_look_at_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     it = search({}, [0.8, 0.1], monkeypatch)
-    assert not any(played(it, {(): 0.7, (0,): 0.95}, 100, left=LEFT - 1))
+    assert not any(played(it, {(): 0.7, (0,): 0.95}, 100, left=MIN_LEFT - 1))
     assert any(played(it, {(): 0.7, (0,): 0.95}, 100))
 
 
@@ -98,11 +98,11 @@ def test_trials_take_turns_end_and_are_few(monkeypatch: pytest.MonkeyPatch) -> N
     it = search(findings, [0.8, 0.8], monkeypatch)
     searched = played(it, {(): 0.7}, 1000)
     turns = [set(layers) for layers in searched if layers]
-    assert BLOCK < len(turns) <= 2 * TRIED + BLOCK, "each layer is given up, and none is tried twice"
+    assert BLOCK < len(turns) <= 2 * MAX_TRIAL + BLOCK, "each layer is given up, and none is tried twice"
     first = next(i for i, layers in enumerate(searched) if layers)
     assert searched[first : first + 2 * BLOCK] == [searched[first]] * BLOCK + [set()] * BLOCK
     (finding,) = findings.values()
-    assert sorted(finding.vain) == [0, 1] and not finding.layers
+    assert sorted(finding.no_gain) == [0, 1] and not finding.layers
 
 
 def test_what_was_found_is_remembered_and_a_trial_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,20 +112,22 @@ def test_what_was_found_is_remembered_and_a_trial_goes_on(monkeypatch: pytest.Mo
         played(search(findings, [0.8, 0.1], monkeypatch), kept, 6, seed=seed)
     (finding,) = findings.values()
     assert 0 in finding.layers
-    assert search(findings, [], monkeypatch).turn(LENGTH, 100) >= {0}
-    assert search(findings, [], monkeypatch).turn(2 * LENGTH, 100) >= {0}, "what pays in shorter contexts pays here"
-    assert search(findings, [], monkeypatch).turn(LENGTH // 2, 100) == set(), "it may not pay in shorter ones"
+    assert search(findings, [], monkeypatch).next_layers(LENGTH, 100) >= {0}
+    assert search(findings, [], monkeypatch).next_layers(2 * LENGTH, 100) >= {0}, (
+        "what pays in shorter contexts pays here"
+    )
+    assert search(findings, [], monkeypatch).next_layers(LENGTH // 2, 100) == set(), "it may not pay in shorter ones"
 
 
 def test_no_more_layers_than_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     findings: Findings = {f"{LENGTH.bit_length()} 48 16": Finding(layers=[0])}
     it = search(findings, [0.8, 0.8], monkeypatch)
-    assert MOST >= 1 and all(layers == {0} for layers in played(it, {(): 0.5, (0,): 0.5, (0, 1): 1.0}, 100))
+    assert MAX_LAYERS >= 1 and all(layers == {0} for layers in played(it, {(): 0.5, (0,): 0.5, (0, 1): 1.0}, 100))
 
 
 @pytest.mark.parametrize("mode", ["retrieval", "triforce", "ngram"])
 def test_looking_changes_no_text(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triforce.planner.searched_layers.JUDGED", 3)
+    monkeypatch.setattr("triforce.planner.searched_layers.MIN_TOKENS", 3)
     monkeypatch.setattr("triforce.planner.searched_layers.BLOCK", 1)
     monkeypatch.setattr(SearchedLayers, "_gain", lambda *_: 2.0)
     monkeypatch.setattr(SearchedLayers, "_saves", lambda *_: True)
@@ -141,7 +143,7 @@ def test_what_proved_itself_is_not_only_tried_any_more(monkeypatch: pytest.Monke
     """Passes that are only tried are not captured on a GPU."""
     batch = read("retrieval", {}, PROMPTS[:1])
     assert batch.search
-    monkeypatch.setattr(SearchedLayers, "turn", lambda *_: frozenset({0}))
+    monkeypatch.setattr(SearchedLayers, "next_layers", lambda *_: frozenset({0}))
     begin, begun = RetrievalView.begin, list[ForwardBatch]()
     monkeypatch.setattr(RetrievalView, "begin", lambda *args: begun.append(begin(*args)) or begun[-1])
     for trying in (True, False):

@@ -1,4 +1,4 @@
-"""The warper against a slow reference: one row, one column, plain Python."""
+"""The logits processor against a slow reference: one row, one column, plain Python."""
 
 import math
 from collections import Counter
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from triforce.errors import ModelError, RequestError
 from triforce.interface.sampling_params import SamplingParams
-from triforce.sampling import Warper
+from triforce.sampling import LogitsProcessor
 from triforce.sampling import logits as warp
 
 NOTHING = torch.zeros(1, 0, dtype=torch.int64)
@@ -64,7 +64,7 @@ def test_equals_the_reference(params: list[SamplingParams], columns: int, seed: 
     prompts = [int(rng.integers(0, length + 1)) for length in lengths]
     ids = rng.integers(0, vocab_size, (rows, capacity))
     before = logits.clone()
-    probs = Warper(params, prompts, vocab_size)(logits, torch.from_numpy(ids), torch.from_numpy(lengths))
+    probs = LogitsProcessor(params, prompts, vocab_size)(logits, torch.from_numpy(ids), torch.from_numpy(lengths))
     assert probs.dtype == torch.float64 and torch.equal(logits, before)
     for b, (row, length) in enumerate(zip(params, lengths, strict=True)):
         for j in range(columns):
@@ -75,8 +75,8 @@ def test_equals_the_reference(params: list[SamplingParams], columns: int, seed: 
 def law(logits: list[float] | Tensor, **params: object) -> list[float]:
     """One row, one column, no history."""
     x = torch.as_tensor(logits)
-    warper = Warper([SamplingParams(**params)], [0], len(x))  # type: ignore[arg-type]
-    probs: list[float] = warper(x[None, None], NOTHING, torch.zeros(1, dtype=torch.int64))[0, 0].tolist()
+    processor = LogitsProcessor([SamplingParams(**params)], [0], len(x))  # type: ignore[arg-type]
+    probs: list[float] = processor(x[None, None], NOTHING, torch.zeros(1, dtype=torch.int64))[0, 0].tolist()
     return probs
 
 
@@ -108,7 +108,7 @@ def test_the_lowest_ids_stay_among_equals(params: dict[str, object], kept: list[
 def test_greedy_tells_scores_apart_whose_probabilities_are_equal() -> None:
     logits = torch.tensor([[[1e-30, 2e-30, 0.0]]]).repeat(2, 1, 1)
     params = [SamplingParams(temperature=0), SamplingParams()]
-    probs = Warper(params, [0, 0], 3)(logits, NOTHING.repeat(2, 1), torch.zeros(2, dtype=torch.int64))
+    probs = LogitsProcessor(params, [0, 0], 3)(logits, NOTHING.repeat(2, 1), torch.zeros(2, dtype=torch.int64))
     assert probs[0, 0].tolist() == [0, 1, 0]
 
 
@@ -129,14 +129,14 @@ def test_extreme_scores_still_sum_to_one(temperature: float) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_refuses_logits_that_make_no_law(bad: list[float], what: str, temperature: float) -> None:
     logits = torch.tensor([[[0.0, 1.0]] * 2, [[0.0, 1.0], bad]])
-    warper = Warper([SamplingParams(temperature=temperature)] * 2, [0, 0], 2)
+    processor = LogitsProcessor([SamplingParams(temperature=temperature)] * 2, [0, 0], 2)
     with pytest.raises(ModelError, match=f"{what}.*row 1, column 1"):
-        warper(logits, NOTHING.repeat(2, 1), torch.zeros(2, dtype=torch.int64))
+        processor(logits, NOTHING.repeat(2, 1), torch.zeros(2, dtype=torch.int64))
 
 
 def test_refuses_a_bias_outside_the_vocabulary() -> None:
     with pytest.raises(RequestError, match=r"token 8, but the vocabulary ends at 7"):
-        Warper([SamplingParams(logit_bias={8: 1.0})], [0], 8)
+        LogitsProcessor([SamplingParams(logit_bias={8: 1.0})], [0], 8)
 
 
 def test_what_lies_beyond_a_column_does_not_matter() -> None:
@@ -144,7 +144,7 @@ def test_what_lies_beyond_a_column_does_not_matter() -> None:
     ids, logits = torch.tensor([[3, 1, 2, 2, 0, 0, 0]]), torch.linspace(-1, 1, 5).expand(1, 3, 5)
     scratch = ids.clone()
     scratch[:, 4:] = torch.tensor([-1, 10**9, -(10**9)])
-    results = [Warper([params], [2], 5)(logits, text, torch.tensor([2])) for text in (ids, scratch)]
+    results = [LogitsProcessor([params], [2], 5)(logits, text, torch.tensor([2])) for text in (ids, scratch)]
     assert torch.equal(*results)
 
 
@@ -161,10 +161,10 @@ def test_a_law_has_the_same_bits_in_any_batch(vocab_size: int) -> None:
     torch.manual_seed(0)
     logits, ids = torch.randn(len(rows), 3, vocab_size) * 4, torch.randint(vocab_size, (len(rows), 20))
     lengths, prompts = torch.arange(5, 5 + len(rows)), [4] * len(rows)
-    together = Warper(rows, prompts, vocab_size)(logits, ids, lengths)
+    together = LogitsProcessor(rows, prompts, vocab_size)(logits, ids, lengths)
     for b, row in enumerate(rows):
         for j in range(3):
-            alone = Warper([row], [4], vocab_size)
+            alone = LogitsProcessor([row], [4], vocab_size)
             one = alone(logits[b : b + 1, j : j + 1], ids[b : b + 1], lengths[b : b + 1] + j)
             assert torch.equal(one[0, 0], together[b, j])
 
@@ -183,7 +183,7 @@ def test_nothing_is_computed_that_no_row_uses(name: str, monkeypatch: pytest.Mon
         raise AssertionError(f"{name} was called")
 
     params = [SamplingParams(temperature=0, top_k=3, top_p=0.5, min_p=0.1)] * 2
-    warper = Warper(params, [0, 0], 8)
+    processor = LogitsProcessor(params, [0, 0], 8)
     monkeypatch.setattr(torch.Tensor, name, unwanted)
-    probs = warper(torch.arange(16.0).view(2, 1, 8), NOTHING.repeat(2, 1), torch.zeros(2, dtype=torch.int64))
+    probs = processor(torch.arange(16.0).view(2, 1, 8), NOTHING.repeat(2, 1), torch.zeros(2, dtype=torch.int64))
     assert probs[:, 0, 7].tolist() == [1, 1]

@@ -12,10 +12,10 @@ import torch
 
 from benchmarks.lookup import main as benchmark
 from tests.helpers.laws.tiny import MODELS, PROMPTS, V, finished, started
-from triforce.engine.batch import Batch
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import CacheError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, ints
@@ -128,14 +128,14 @@ def test_the_law_of_a_guess_is_a_point_mass(coupling: type) -> None:
     draft = NgramProposer(2).propose(SequenceState(rows, ints([11, 9])), Wanted(coupling), np.array([True, True]))
     assert draft.counts_B.tolist() == [2, 0]
     if coupling is Seeded:
-        assert draft.laws_BKV.shape == (2, 2, 0)
+        assert draft.probs_BKV.shape == (2, 2, 0)
     else:
-        assert draft.laws_BKV[0].tolist() == torch.eye(10, dtype=torch.float64)[[5, 6]].tolist()
+        assert draft.probs_BKV[0].tolist() == torch.eye(10, dtype=torch.float64)[[5, 6]].tolist()
 
 
-def hybrid(rows: int, coupling: str = "seeded", prompt: list[int] | None = None) -> Batch:
-    jobs = [TokenSequence(prompt or PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
-    batch = Batch(MODELS, MODES["draft-ngram"], SpeculativeConfig(sinks=4, window=24), coupling, jobs)
+def hybrid(rows: int, coupling: str = "seeded", prompt: list[int] | None = None) -> SequenceBatch:
+    sequences = [TokenSequence(prompt or PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
+    batch = SequenceBatch(MODELS, MODES["draft-ngram"], SpeculativeConfig(sinks=4, window=24), coupling, sequences)
     deque(batch.prefill(), maxlen=0)
     return batch
 
@@ -158,10 +158,10 @@ def test_both_guess_and_are_counted_apart(coupling: str) -> None:
     for counters in (draft, above):
         assert 0 < counters.accepted_B.sum() < counters.proposed_B.sum()
     assert (draft.kept_BN.sum(1) + above.kept_BN.sum(1) == middle.passes_B).all()  # each guess is one tier's
-    assert {origin for job in batch.jobs for origin in job.origins} == set(names)
+    assert {origin for sequence in batch.sequences for origin in sequence.origins} == set(names)
 
 
-def written_on(batch: Batch, count: int) -> SequenceState:
+def written_on(batch: SequenceBatch, count: int) -> SequenceState:
     """The texts of a batch with so many random tokens more."""
     ids_BS = np.pad(batch.prefix.ids_BS, ((0, 0), (0, count)))
     for b, length in enumerate(batch.prefix.lengths_B.tolist()):
@@ -201,7 +201,7 @@ class Silent:
         self.asked += 1
         return Draft.empty(1, 0)
 
-    judged = Tier.judged
+    record_verdict = Tier.record_verdict
 
 
 def test_it_retires_where_the_draft_does_better_and_comes_back() -> None:
@@ -215,7 +215,7 @@ def test_it_retires_where_the_draft_does_better_and_comes_back() -> None:
         draft.asked = 0
         it.propose(prefix, Wanted(), LIVE)
         origin_BK = np.full((1, 2), draft.level if draft.asked else it.level)
-        it.judged(Draft(origin_BK, torch.empty(1, 2, 0), origin_BK, ints([2])), ints([kept]), LIVE)
+        it.record_verdict(Draft(origin_BK, torch.empty(1, 2, 0), origin_BK, ints([2])), ints([kept]), LIVE)
         return not draft.asked
 
     assert [guesses(kept=0) for _ in range(4)] == [True, True, True, False]  # eight tokens are not enough any more

@@ -58,7 +58,7 @@ def test_every_mode_gives_the_text_of_plain_decoding(llm: LLM, mode: str, name: 
 WARPED = {"top_k": 5, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.3, "presence_penalty": 0.4}
 
 
-def test_no_warper_brings_back_a_token(llm: LLM) -> None:
+def test_no_logits_processor_brings_back_a_token(llm: LLM) -> None:
     wanted = params(grammar=GRAMMARS["regex"], **WARPED, logit_bias={token: 1e9 for token in range(40, 60)})
     for mode in ("ar", "triforce"):
         (output,) = llm.generate(PROMPT, wanted, mode=mode)[0].outputs

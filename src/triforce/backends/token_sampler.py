@@ -21,9 +21,9 @@ from torch import Tensor
 
 from triforce.backends import native_loader
 from triforce.interface.sampling_params import SamplingParams
-from triforce.ragged import Bools, Ints, columns, there
-from triforce.sampling import Constraint, Noise, Warper
-from triforce.sampling.logits import check, check_bias, no_law
+from triforce.ragged import Bools, Ints, columns, to_device
+from triforce.sampling import Constraint, LogitsProcessor, Noise
+from triforce.sampling.logits import check, check_bias, non_finite_logits
 from triforce.speculation import BlockRejection, Draft, Rejection, Seeded, SequenceState, TokenSampler, Verification
 
 
@@ -48,7 +48,7 @@ def sampling(
     elif fused and native_loader.native is not None and device.type == "cpu":
         unrestricted = NativeSampling(params, prompt_lengths, vocab_size, coupling)
     else:
-        unrestricted = TorchSampling(Warper(params, prompt_lengths, vocab_size, device), coupling, vocab_size)
+        unrestricted = TorchSampling(LogitsProcessor(params, prompt_lengths, vocab_size, device), coupling, vocab_size)
     return RestrictedSampling(unrestricted, constraints, prompt_lengths) if any(constraints) else unrestricted
 
 
@@ -88,7 +88,7 @@ class RestrictedSampling:
             if live_B[b]:
                 text_T = prefix.ids_BS[b, prompt_length : prefix.lengths_B[b]]
                 allowed_JV = constraint.allowed(text_T, guess.tokens_BK[b, : guess.counts_B[b]])
-                banned_JV = there(~allowed_JV, logits_BJV.device)
+                banned_JV = to_device(~allowed_JV, logits_BJV.device)
                 logits_BJV[b, : len(banned_JV)].masked_fill_(banned_JV, -math.inf)
         return self.unrestricted.verify(guess, logits_BJV, prefix, live_B, tier)
 
@@ -97,13 +97,13 @@ class RestrictedSampling:
 class TorchSampling:
     """One step after the other."""
 
-    warper: Warper
+    processor: LogitsProcessor
     coupling: Verification
     vocab_size: int
 
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         text = torch.from_numpy(prefix.ids_BS), torch.from_numpy(prefix.lengths_B)
-        probs_BJV, peaks_BJ = self.warper.unchecked(logits_BJV, *text)
+        probs_BJV, peaks_BJ = self.processor.unchecked(logits_BJV, *text)
         draft = self.coupling.verify(guess, probs_BJV, prefix.lengths_B, live_B, tier)
         check(peaks_BJ)  # after the draft, for which the host has waited: now there is nothing to wait for
         return draft
@@ -122,7 +122,7 @@ class NativeSampling:
         assert native_loader.native, "the native kernels were not built"
         check_bias(params, vocab_size)
         self.coupling, self.vocab_size = coupling, vocab_size
-        self._law_size = coupling.law_size(vocab_size)
+        self._probs_size = coupling.probs_size(vocab_size)
         self._keys = getattr(coupling.noise, "keys", None)
         self.rows = rows = native_loader.native.Sampler(vocab_size)
         for p, prompt_length in zip(params, prompt_lengths, strict=True):
@@ -134,17 +134,17 @@ class NativeSampling:
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         B, J, _ = logits_BJV.shape
         tokens_BJ, origins_BJ = (np.empty((B, J), dtype=np.int64) for _ in range(2))
-        laws_BJV, counts_B = guess.laws_BKV.new_empty(B, J, self._law_size), np.empty(B, dtype=np.int64)
+        laws_BJV, counts_B = guess.probs_BKV.new_empty(B, J, self._probs_size), np.empty(B, dtype=np.int64)
         unlawful = self._decide(
             *(logits_BJV.contiguous(), prefix.ids_BS, prefix.lengths_B, live_B),
-            *(np.ascontiguousarray(guess.tokens_BK), guess.laws_BKV.contiguous()),
+            *(np.ascontiguousarray(guess.tokens_BK), guess.probs_BKV.contiguous()),
             *(np.ascontiguousarray(guess.origins_BK), guess.counts_B),
             *(tokens_BJ, laws_BJV, origins_BJ, counts_B),
             *(tier, self._noise(guess, prefix.lengths_B, live_B, J, tier)),
         )
         if unlawful:
-            raise no_law(*unlawful)
-        longest = int(counts_B.max()) if self._law_size else J
+            raise non_finite_logits(*unlawful)
+        longest = int(counts_B.max()) if self._probs_size else J
         if longest < J:  # behind it no law was written
             tokens_BJ, origins_BJ, laws_BJV = tokens_BJ[:, :longest], origins_BJ[:, :longest], laws_BJV[:, :longest]
         return Draft(tokens_BJ, laws_BJV, origins_BJ, counts_B)
@@ -154,7 +154,7 @@ class NativeSampling:
 
         None where the noise is not known natively.
         """
-        laws_KBV = torch.empty(count, len(live_B), self._law_size, dtype=torch.float64)
+        laws_KBV = torch.empty(count, len(live_B), self._probs_size, dtype=torch.float64)
         if isinstance(self.coupling, Rejection):
             uniforms_BK = self.coupling.noise.uniforms(tier, count, count * live_B)
             return self.rows, uniforms_BK.T.contiguous(), laws_KBV

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from triforce.backends.decoder import Decoder
 from triforce.bench.acceptance.heavy import Heavy, added, attended
-from triforce.engine.config import SpeculativeConfig
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, TierBuilder
 from triforce.kvcache import Budget, RetrievalConfig, RetrievalView
 from triforce.kvcache.selection import Policy, Recent

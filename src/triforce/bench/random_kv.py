@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from triforce.engine.batch import Batch
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, FullView, PagePool
@@ -25,7 +25,7 @@ def read(
     tokens: int,
     rows: int = 1,
     memory: FullView | None = None,
-) -> Batch:
+) -> SequenceBatch:
     """A batch whose prompts of random tokens have been read, as far as its caches can tell: its KV is noise.
 
     `memory`: that of an earlier such batch of one row, to be used again.
@@ -35,7 +35,7 @@ def read(
     prompt = torch.randint(vocabulary, (context,), generator=torch.Generator().manual_seed(2)).tolist()
     if memory:
         memory.rewind(ints([context - PAGE]))
-    batch = Batch(
+    batch = SequenceBatch(
         models, MODES[mode], setting, "seeded", [TokenSequence(prompt, params, seed=1) for _ in range(rows)], memory
     )
     if memory is None:

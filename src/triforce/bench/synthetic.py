@@ -15,7 +15,7 @@ from torch import Tensor
 from triforce.bench import shapes
 from triforce.bench.random_kv import read
 from triforce.bench.speed import Row, timing
-from triforce.engine.config import SpeculativeConfig
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.kvcache import RetrievalConfig
 from triforce.kvcache.retrieval_config import Budget

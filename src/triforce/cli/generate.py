@@ -30,7 +30,7 @@ def run(options: Namespace) -> int:
 def generate(options: Namespace, ranks: TPGroup) -> int:
     """What is wrong with the prompt or the parameters is found before a model is loaded. Rank 0 reads and prints."""
     asked: Any = None if ranks.rank else (sampling(options), *model_and_prompt(options))
-    given, options.model, prompt = ranks.agree(asked)
+    given, options.model, prompt = ranks.broadcast(asked)
     llm = load(options, ranks if ranks.count > 1 else None)
     params = llm.sampling_params(**given)
     ids = llm.encode_chat([{"role": "user", "content": prompt}]) if options.chat else llm.encode(prompt)

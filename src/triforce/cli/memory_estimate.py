@@ -19,7 +19,7 @@ def offloaded(
     `weights`: bytes of them.
     """
     from triforce.backends.dispatch import require_offload
-    from triforce.engine.config import SpeculativeConfig
+    from triforce.engine.speculative_config import SpeculativeConfig
     from triforce.kvcache import OffloadConfig
     from triforce.kvcache.offload.sizing import memory_for
     from triforce.kvcache.offload.sizing_cuda import CudaKVSizing, needs_of

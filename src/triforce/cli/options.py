@@ -60,7 +60,7 @@ def lower_tiers(parser: argparse._ActionsContainer) -> None:
 
 
 def searched_layers(parser: argparse._ActionsContainer) -> None:
-    text = "layers that search the whole context for each token; named ones read all of it (default: auto, found on the way)"
+    text = "layers that search the whole context; named ones read all of it (default: auto, found on the way)"
     parser.add_argument("--searched-layers", default="auto", metavar="N,...", help=text)
 
 

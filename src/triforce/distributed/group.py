@@ -36,16 +36,16 @@ class TPGroup(Protocol):
     def add(self, x_NX: Tensor) -> Tensor:
         """The sum over all ranks, the same bits on each."""
 
-    def agree(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """What rank 0 passes in. It may take its time: nobody loses patience."""
 
-    def unanimous(self, well: bool) -> bool:
+    def all_true(self, well: bool) -> bool:
         """Whether all ranks say so. Each may take its time."""
 
     def compare(self, number: int, what: str) -> None:
         """Raise RankError on each rank, saying `what` differs, unless all of them bring the same number (32 bits)."""
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until all are here, however long they took to load."""
 
 
@@ -60,16 +60,16 @@ class SingleProcess:
     def add(self, x_NX: Tensor) -> Tensor:
         return x_NX
 
-    def agree(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         return value
 
-    def unanimous(self, well: bool) -> bool:
+    def all_true(self, well: bool) -> bool:
         return well
 
     def compare(self, number: int, what: str) -> None:
         pass
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         pass
 
 

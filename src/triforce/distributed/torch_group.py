@@ -68,7 +68,7 @@ class TorchGroup:
         self._try(dist.all_reduce, sum_NX, group=self._soon if self._gpus is None else self._gpus)
         return sum_NX.to(x_NX.dtype)
 
-    def agree(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         note_B = torch.zeros(NOTE, dtype=torch.uint8)
         if self.rank:
             heard: T = self._hear(note_B)
@@ -90,7 +90,7 @@ class TorchGroup:
             self._try(dist.recv, data, 0)
         return pickle.loads(data.numpy().tobytes())
 
-    def unanimous(self, well: bool) -> bool:
+    def all_true(self, well: bool) -> bool:
         well_1 = torch.tensor([int(well)])
         self._try(dist.all_reduce, well_1, dist.ReduceOp.MIN)
         return bool(well_1)
@@ -115,7 +115,7 @@ class TorchGroup:
         for work in works:
             work.wait()
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         self._try(dist.barrier)
 
     def leave(self) -> None:

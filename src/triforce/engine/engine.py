@@ -31,12 +31,12 @@ class Request:
     """Its jobs: as many together as there are rows."""
 
     @property
-    def jobs(self) -> list[TokenSequence]:
-        return [completion.job for completion in self.completions]
+    def sequences(self) -> list[TokenSequence]:
+        return [completion.sequence for completion in self.completions]
 
     @property
     def done(self) -> bool:
-        return all(job.finish for job in self.jobs)
+        return all(sequence.finish for sequence in self.sequences)
 
     @property
     def error(self) -> Exception | None:
@@ -49,16 +49,16 @@ class Request:
 
     def output(self) -> RequestOutput:
         """The whole answer, once it is done."""
-        first = self.jobs[0]
+        first = self.sequences[0]
         return RequestOutput(
             prompt_token_ids=self.prompt,
             prompt_logprobs=first.prompt_logprobs if first.params.prompt_logprobs is not None else None,
             outputs=[completion.output() for completion in self.completions],
             mode=self.mode,
             coupling=self.coupling,
-            exactness="bitwise" if all(job.bitwise for job in self.jobs) else "distribution",
-            prefill_seconds=sum(max(job.prefill_seconds for job in group.jobs) for group in self.groups),
-            decode_seconds=sum(max(job.decode_seconds for job in group.jobs) for group in self.groups),
+            exactness="bitwise" if all(sequence.bitwise for sequence in self.sequences) else "distribution",
+            prefill_seconds=sum(max(sequence.prefill_seconds for sequence in group.sequences) for group in self.groups),
+            decode_seconds=sum(max(sequence.decode_seconds for sequence in group.sequences) for group in self.groups),
             kv=self.kv,
             cached_tokens=self.groups[0].cached,
         )
@@ -86,14 +86,14 @@ class Engine:
         """
         most = self.engine.store.rows
         for request in requests:
-            request.groups = [SequenceGroup(jobs, request.mode) for jobs in _parts(request.jobs, most)]
+            request.groups = [SequenceGroup(sequences, request.mode) for sequences in _parts(request.sequences, most)]
         groups = [group for request in requests for group in request.groups]
         for group, told in zip(groups, _shares(groups, on_prefill), strict=True):
             group.memory, group.earlier, group.on_prefill = memory, earlier, told
         groups[0].on_read = on_read
         self.engine.submit(groups)
         for request in requests:
-            self._of |= {completion.job: (request, completion) for completion in request.completions}
+            self._of |= {completion.sequence: (request, completion) for completion in request.completions}
         self._requests += requests
 
     def cancel(self, request: Request) -> None:
@@ -102,15 +102,15 @@ class Engine:
             self._requests.remove(request)
             for group in request.groups:
                 self.engine.cancel(group)
-            for job in request.jobs:
-                del self._of[job]
+            for sequence in request.sequences:
+                del self._of[sequence]
 
     def step(self) -> list[tuple[Request, Event]]:
         """Make all texts a little longer. Returns what has come of each request: last its output, or an error."""
         events: list[tuple[Request, Event]] = []
-        for job, count in self.engine.step():
-            if job in self._of:  # else its request has failed in this step
-                request, completion = self._of[job]
+        for sequence, count in self.engine.step():
+            if sequence in self._of:  # else its request has failed in this step
+                request, completion = self._of[sequence]
                 try:
                     events.append((request, completion.take(count, self.engine.finish)))
                 except RequestError as error:  # this text cannot go on, the others can
@@ -143,15 +143,15 @@ class Engine:
         self.engine.close()
 
 
-def _parts(jobs: list[TokenSequence], most: int) -> list[list[TokenSequence]]:
-    return [jobs[first : first + most] for first in range(0, len(jobs), most)]
+def _parts(sequences: list[TokenSequence], most: int) -> list[list[TokenSequence]]:
+    return [sequences[first : first + most] for first in range(0, len(sequences), most)]
 
 
 def _shares(groups: Sequence[SequenceGroup], on_prefill: OnPrefill | None) -> list[OnPrefill | None]:
     """For each group what tells `on_prefill` of all of them together."""
     if on_prefill is None:
         return [None] * len(groups)
-    sizes = [sum(len(job.prompt) - 1 for job in group.jobs) for group in groups]
+    sizes = [sum(len(sequence.prompt) - 1 for sequence in group.sequences) for group in groups]
     seen = [0] * len(groups)
 
     def share(i: int) -> OnPrefill:

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
-from triforce.engine.batch import Batch
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.modes import MODES
 from triforce.engine.prefill_pacer import LEAST, LEAST_ON_GPU, MAX_ITL, PrefillPacer
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import SequenceGroup, Status
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, SharedKV
 from triforce.errors import CacheError, RankError
 from triforce.kvcache.pool import pages_for
@@ -43,7 +43,7 @@ class EngineCore:
     def __init__(
         self,
         models: ModelSet,
-        setting: SpeculativeConfig,
+        speculation: SpeculativeConfig,
         coupling: str,
         store: SharedKV,
         costs: CostModel,
@@ -51,14 +51,14 @@ class EngineCore:
         max_itl: float = MAX_ITL,
     ) -> None:
         self.store, self._turn = store, turn
-        self._models, self._setting, self._coupling, self._costs = models, setting, coupling, costs
+        self._models, self._speculation, self._coupling, self._costs = models, speculation, coupling, costs
         self._waiting: deque[SequenceGroup] = deque()
-        self._reading: tuple[SequenceGroup, Batch, Iterator[tuple[int, int]]] | None = None
+        self._reading: tuple[SequenceGroup, SequenceBatch, Iterator[tuple[int, int]]] | None = None
         least = LEAST if models.target.device.type == "cpu" else LEAST_ON_GPU
-        self._pacer = PrefillPacer(max_itl, models.target.ranks, least, strict=setting.strict)
+        self._pacer = PrefillPacer(max_itl, models.target.ranks, least, strict=speculation.strict)
         self._groups: list[SequenceGroup] = []
         """Those that are being decoded, in the batches of their modes."""
-        self._batches: dict[str, Batch] = {}
+        self._batches: dict[str, SequenceBatch] = {}
         self._prefixes = PrefixCache(store.pool, store.whole)
 
     def submit(self, groups: Sequence[SequenceGroup]) -> None:
@@ -77,23 +77,23 @@ class EngineCore:
         match group.status:
             case Status.WAITING | Status.SWAPPED if group in self._waiting:
                 self._waiting.remove(group)
-                group.aside = None
+                group.swapped = None
             case Status.PREFILLING:
                 self._stop_reading()
             case Status.RUNNING:
                 self._groups.remove(group)
-                self._drop(group.mode, group.jobs)
+                self._drop(group.mode, group.sequences)
         group.status = Status.FINISHED
 
-    def put_aside(self, group: SequenceGroup) -> None:
+    def swap_out(self, group: SequenceGroup) -> None:
         """Copy what it holds to host memory, and let it wait again behind all others. Only one that is decoded can be.
 
         Its text will be the same. A group that goes on with a memory of its owner's keeps it.
         """
         if group.status is Status.RUNNING and not group.memory:
-            group.aside = [self._batches[group.mode].swap_out(job) for job in group.left]
+            group.swapped = [self._batches[group.mode].swap_out(sequence) for sequence in group.left]
             self._groups.remove(group)
-            self._drop(group.mode, group.jobs)
+            self._drop(group.mode, group.sequences)
             self._waiting.append(group)
             group.status = Status.SWAPPED
 
@@ -136,19 +136,21 @@ class EngineCore:
                 self._fail(mode, error)
                 continue
             seconds += perf_counter() - started
-            outputs += [StepOutput(job, count) for job, count in zip(batch.jobs, taken, strict=True) if count]
-            self._leave(mode, [job for job in batch.jobs if job.finish])
+            outputs += [
+                StepOutput(sequence, count) for sequence, count in zip(batch.sequences, taken, strict=True) if count
+            ]
+            self._leave(mode, [sequence for sequence in batch.sequences if sequence.finish])
         self._pacer.stepped(seconds)
         for group in self._groups:
             group.steps += 1
         return outputs
 
-    def finish(self, job: TokenSequence, surplus: int) -> None:
+    def finish(self, sequence: TokenSequence, surplus: int) -> None:
         """End a sequence before its last `surplus` tokens, as a stop string ends there. It may have left already."""
-        job.cut(surplus)
+        sequence.cut(surplus)
         for mode, batch in list(self._batches.items()):
-            if job in batch.jobs:
-                self._leave(mode, [job])
+            if sequence in batch.sequences:
+                self._leave(mode, [sequence])
 
     def _admit(self) -> bool:
         """Whether there is something to read; the next in the queue, if it fits."""
@@ -165,32 +167,32 @@ class EngineCore:
         return self._reading is not None
 
     def _fits(self, group: SequenceGroup, begun: int) -> bool:
-        rows = sum(len(batch.jobs) for batch in self._batches.values())
+        rows = sum(len(batch.sequences) for batch in self._batches.values())
         return rows + len(group.left) <= self.store.rows and self._prefixes.make_room(self._pages(group) - begun)
 
     def _make_way(self) -> None:
-        """Put aside one that has had its turn, if others wait for room and what lies aside then would fit the store."""
+        """Swap out one that has had its turn, if others wait for room and the host has room for it."""
         if self._turn is None or self._admit() or not self._waiting:
             return
         _, *others = self._waiting
-        aside = sum(self._pages(group) for group in others if group.status is Status.SWAPPED)
+        swapped = sum(self._pages(group) for group in others if group.status is Status.SWAPPED)
         for group in self._groups:
-            if group.steps >= self._turn and not group.memory and aside + self._pages(group) <= self.store.pages:
-                return self.put_aside(group)
+            if group.steps >= self._turn and not group.memory and swapped + self._pages(group) <= self.store.pages:
+                return self.swap_out(group)
 
     def _begin(self, group: SequenceGroup, begun: list[int]) -> None:
         group.started, group.steps = group.started or perf_counter(), 0
-        ladder, how, batch = MODES[group.mode], (self._setting, self._coupling), None
+        build, how, batch = MODES[group.mode], (self._speculation, self._coupling), None
         try:
             costs = self._costs if group.mode == "auto" else None
-            batch = Batch(
-                self._models, ladder, *how, group.left, group.memory, costs, self._findings, self.store, begun
+            batch = SequenceBatch(
+                self._models, build, *how, group.left, group.memory, costs, self._findings, self.store, begun
             )
         except RankError:
             raise
         except Exception as error:
             group.fail(error)
-        if self._models.target.ranks.unanimous(batch is not None) and batch:
+        if self._models.target.ranks.all_true(batch is not None) and batch:
             self._reading = group, batch, group.read(batch, self._pacer.grant)
             group.status = Status.PREFILLING
             return
@@ -204,21 +206,21 @@ class EngineCore:
     @property
     def _findings(self) -> Findings | None:
         """What is known of layers to search, if any may be; under other couplings a text depends on no other one."""
-        if self._setting.retrieval.searched_layers is not None:
+        if self._speculation.retrieval.searched_layers is not None:
             return None
         return self._costs.layers if self._coupling == "seeded" else {}
 
-    def _close(self, batch: Batch) -> None:
+    def _close(self, batch: SequenceBatch) -> None:
         """Its texts are done: what they told is kept."""
-        if batch.pilot:
-            batch.pilot.close(batch.prefix)
-        if batch.pilot or (batch.search and batch.search.news):
+        if batch.controller:
+            batch.controller.close(batch.prefix)
+        if batch.controller or (batch.search and batch.search.changed):
             self._costs.save()
 
     def _pages(self, group: SequenceGroup) -> int:
         """Pages that it takes from the store: enough to come to its end."""
-        context, reach = self._models.target.config.context, self._setting.reach
-        return 0 if group.memory else sum(pages_for(job.capacity(context, reach)) for job in group.left)
+        context, reach = self._models.target.config.context, self._speculation.reach
+        return 0 if group.memory else sum(pages_for(sequence.capacity(context, reach)) for sequence in group.left)
 
     def _read(self) -> None:
         """One pass over the prompts of the group whose turn it is."""
@@ -235,8 +237,8 @@ class EngineCore:
             return self._stop_reading()
         if progress:
             return
-        self._reading, group.aside = None, None
-        self._note(batch, group.jobs[:1])
+        self._reading, group.swapped = None, None
+        self._note(batch, group.sequences[:1])
         self._groups.append(group)
         group.status = Status.RUNNING
         if group.mode in self._batches:
@@ -244,15 +246,15 @@ class EngineCore:
         else:
             self._batches[group.mode] = batch
 
-    def _note(self, batch: Batch, jobs: list[TokenSequence]) -> None:
+    def _note(self, batch: SequenceBatch, sequences: list[TokenSequence]) -> None:
         """What these rows have seen may serve others."""
         pool = batch.top.cache.pool
-        for b, job in enumerate(batch.jobs):
-            if job in jobs and batch.memory is None:
+        for b, sequence in enumerate(batch.sequences):
+            if sequence in sequences and batch.memory is None:
                 # Strictly, what was read as a prompt is to be shared, and what was decoded is not: its bits differ.
-                seen = max(0, len(job.prompt) - 1 - TAIL) if self._setting.strict else pool.lengths_B[b]
+                seen = max(0, len(sequence.prompt) - 1 - TAIL) if self._speculation.strict else pool.lengths_B[b]
                 whole = int(seen) // self.store.whole * self.store.whole
-                self._prefixes.note(job.scope, batch.prefix.ids_BS[b, :whole], pool.tables[b])
+                self._prefixes.note(sequence.scope, batch.prefix.ids_BS[b, :whole], pool.tables[b])
 
     def _stop_reading(self) -> None:
         assert self._reading
@@ -281,13 +283,13 @@ class EngineCore:
             self._groups.remove(group)
             group.status = Status.FINISHED
 
-    def _drop(self, mode: str, jobs: list[TokenSequence]) -> None:
+    def _drop(self, mode: str, sequences: list[TokenSequence]) -> None:
         """Some rows of a batch leave, if they are still there."""
         batch = self._batches.get(mode)
-        rows = [b for b, job in enumerate(batch.jobs) if job not in jobs] if batch else []
+        rows = [b for b, sequence in enumerate(batch.sequences) if sequence not in sequences] if batch else []
         if batch and not rows:
             self._close(batch)
-        if batch and len(rows) < len(batch.jobs):
+        if batch and len(rows) < len(batch.sequences):
             batch.keep(rows)
         if batch and not rows:
             del self._batches[mode]

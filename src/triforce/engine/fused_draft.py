@@ -12,7 +12,7 @@ from triforce.backends.dispatch import ModelBackend
 from triforce.backends.token_sampler import NativeSampling
 from triforce.kvcache import StreamingView
 from triforce.ragged import Bools
-from triforce.sampling.logits import no_law
+from triforce.sampling.logits import non_finite_logits
 from triforce.speculation import Draft, SequenceState, Tier, TokenSampler
 
 
@@ -41,7 +41,7 @@ def burst(
     tokens_BK = np.empty((len(live_B), more + 1), dtype=np.int64)
     unlawful = run(batch, (prefix.ids_BS, prefix.lengths_B, live_B), draws, tokens_BK)
     if unlawful:
-        raise no_law(unlawful[0], 0, unlawful[1])
+        raise non_finite_logits(unlawful[0], 0, unlawful[1])
     view.advance(unseen_B + more * live_B)
     origins_BK = np.full_like(tokens_BK, tier.level)
     return Draft(tokens_BK, draws[2].transpose(0, 1), origins_BK, (more + 1) * live_B)

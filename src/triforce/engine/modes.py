@@ -28,7 +28,7 @@ def draft(rows: TierBuilder) -> Tier[FullView]:
 def retrieval(rows: TierBuilder) -> Tier[FullView]:
     """The target drafts for itself through selected pages (the paper's ablation without hierarchy)."""
     full = rows.full()
-    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.retrieval_policy], "retrieval"))
+    return rows.exact(full, rows.middle(full, POLICIES[rows.speculation.retrieval_policy], "retrieval"))
 
 
 def streaming(rows: TierBuilder) -> Tier[FullView]:
@@ -42,25 +42,25 @@ def triforce(rows: TierBuilder) -> Tier[FullView]:
     """Draft model, retrieval, full cache (Algorithm 1)."""
     below = rows.lowest()
     full = rows.full()
-    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.retrieval_policy], "retrieval", below))
+    return rows.exact(full, rows.middle(full, POLICIES[rows.speculation.retrieval_policy], "retrieval", below))
 
 
 def ngram(rows: TierBuilder) -> Tier[FullView]:
     """TriForce with n-grams of the text itself in the place of the draft model."""
     full = rows.full()
-    below = NgramProposer(len(rows.capacities), rows.setting.draft_tokens)
-    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.retrieval_policy], "retrieval", below))
+    below = NgramProposer(len(rows.capacities), rows.speculation.draft_tokens)
+    return rows.exact(full, rows.middle(full, POLICIES[rows.speculation.retrieval_policy], "retrieval", below))
 
 
 def draft_ngram(rows: TierBuilder) -> Tier[FullView]:
     """TriForce whose draft model gives way to n-grams where the text repeats itself."""
-    below = NgramProposer(len(rows.capacities), rows.setting.draft_tokens, rows.lowest())
+    below = NgramProposer(len(rows.capacities), rows.speculation.draft_tokens, rows.lowest())
     full = rows.full()
-    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.retrieval_policy], "retrieval", below))
+    return rows.exact(full, rows.middle(full, POLICIES[rows.speculation.retrieval_policy], "retrieval", below))
 
 
 def auto(rows: TierBuilder) -> Tier[FullView]:
-    """All the tiers there are, for a pilot to choose from (see triforce.planner)."""
+    """All tiers that the models allow, for a plan controller to choose from (`unlinked`, triforce.planner)."""
     return triforce(rows) if rows.models.draft else retrieval(rows)
 
 
@@ -75,6 +75,19 @@ DRAFTED = ("draft", "triforce", "draft-ngram")
 def runnable(models: ModelSet) -> list[str]:
     """The modes that these models can run."""
     return [mode for mode in MODES if models.draft or mode not in DRAFTED]
+
+
+def unlinked(top: Tier[FullView]) -> list[Proposer]:
+    """The tiers of `auto` for a plan controller, which links them: n-grams first, then from the lowest to the full one.
+
+    `top` loses the tiers below it. Levels are places in the list; they name the tiers in the noise and in the origins
+    of tokens.
+    """
+    parts = [NgramProposer(len(top.cache.lengths_B)), *tiers(top)]
+    top.below = None
+    for level, tier in enumerate(parts):
+        tier.level = level
+    return parts
 
 
 def tiers(top: Proposer) -> list[Proposer]:

@@ -34,47 +34,52 @@ class OutputChunk:
 class OutputStream:
     """Follows one job of an engine. Without a tokenizer there are tokens but no text."""
 
-    def __init__(self, job: TokenSequence, tokenizer: Tokenizer | None) -> None:
-        self.job = job
-        self._stream = tokenizer.stream(after=job.prompt) if tokenizer else None
-        self._text = StopStringBuffer(job.params.stop)
+    def __init__(self, sequence: TokenSequence, tokenizer: Tokenizer | None) -> None:
+        self.sequence = sequence
+        self._stream = tokenizer.stream(after=sequence.prompt) if tokenizer else None
+        self._text = StopStringBuffer(sequence.params.stop)
 
     def take(self, count: int, finish: Callable[[TokenSequence, int], None]) -> OutputChunk:
         """Read the last `count` tokens of the job. At the token that completes a stop string `finish` is to end it.
 
         Raises RequestError where the text is not what was asked for, because its grammar could not be followed.
         """
-        if self.job.constraint and (failure := self.job.constraint.failure):
-            raise RequestError(f"the grammar became too complex at token {len(self.job.tokens)}: {failure}")
-        fresh, origins = self.job.tokens[-count:], self.job.origins[-count:]  # a stop string cuts the job's own
+        if self.sequence.constraint and (failure := self.sequence.constraint.failure):
+            raise RequestError(f"the grammar became too complex at token {len(self.sequence.tokens)}: {failure}")
+        fresh, origins = (
+            self.sequence.tokens[-count:],
+            self.sequence.origins[-count:],
+        )  # a stop string cuts the job's own
         shown, characters = "", list[int]()
         for token in fresh:
             text = self._stream.step(token) if self._stream else ""
             shown += self._text.add(text)
             characters.append(len(text))
             if self._text.stopped:
-                finish(self.job, count - len(characters))
+                finish(self.sequence, count - len(characters))
                 break
         read = len(characters)
-        if self.job.finish and self._stream:
+        if self.sequence.finish and self._stream:
             rest = self._stream.flush()
             characters[-1] += len(rest)
             shown += self._text.add(rest) + self._text.flush()
-        logprobs = self.job.logprobs[-read:] if self.job.params.logprobs is not None else None
-        job = self.job
-        return OutputChunk(shown, fresh[:read], origins[:read], job.choice, job.finish, logprobs, characters, job.trace)
+        logprobs = self.sequence.logprobs[-read:] if self.sequence.params.logprobs is not None else None
+        sequence = self.sequence
+        return OutputChunk(
+            shown, fresh[:read], origins[:read], sequence.choice, sequence.finish, logprobs, characters, sequence.trace
+        )
 
     def output(self) -> CompletionOutput:
         """The whole completion, once its job is done."""
-        job = self.job
+        sequence = self.sequence
         return CompletionOutput(
-            job.choice,
+            sequence.choice,
             self._text.text,
-            job.tokens,
-            job.finish or "length",
-            job.logprobs if job.params.logprobs is not None else None,
-            job.origins,
-            job.seed,
-            job.tiers,
-            job.timeline,
+            sequence.tokens,
+            sequence.finish or "length",
+            sequence.logprobs if sequence.params.logprobs is not None else None,
+            sequence.origins,
+            sequence.seed,
+            sequence.tiers,
+            sequence.timeline,
         )

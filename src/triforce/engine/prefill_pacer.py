@@ -44,7 +44,7 @@ class PrefillPacer:
             now, rate = perf_counter(), self._rates.get(tier)
             affordable = UNKNOWN if rate is None else int((self._until - now) / rate)
             whole = max(self._least, affordable // self._least * self._least)
-            tokens = self._ranks.agree(min(tokens, whole))
+            tokens = self._ranks.broadcast(min(tokens, whole))
         self._granted = tier, tokens, perf_counter()
         return tokens
 
@@ -57,7 +57,7 @@ class PrefillPacer:
 
     def more(self) -> bool:
         """Whether there is time for another pass before the next step."""
-        return self._ranks.agree(perf_counter() < self._until)
+        return self._ranks.broadcast(perf_counter() < self._until)
 
     def stepped(self, seconds: float) -> None:
         """A step of all texts took so long."""

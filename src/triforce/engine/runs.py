@@ -14,12 +14,12 @@ from zlib import crc32
 
 from triforce.backends import dispatch
 from triforce.distributed.group import TPGroup
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.engine import Engine, Request
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.output_stream import OutputChunk
 from triforce.engine.prefill_pacer import MAX_ITL
 from triforce.engine.sequence_group import OnPrefill
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, SharedKV
 from triforce.errors import CacheError, RequestError
 from triforce.interface.outputs import RequestOutput
@@ -45,9 +45,9 @@ class Runs:
     """What starts engines, and keeps one. `costs` are added to; `fingerprint` is the target's, for saved prompts."""
 
     def __init__(
-        self, models: ModelSet, setting: SpeculativeConfig, coupling: str, costs: CostModel, fingerprint: str
+        self, models: ModelSet, speculation: SpeculativeConfig, coupling: str, costs: CostModel, fingerprint: str
     ) -> None:
-        self._models, self._setting, self._coupling, self.costs = models, setting, coupling, costs
+        self._models, self._speculation, self._coupling, self.costs = models, speculation, coupling, costs
         self._ranks, self._fingerprint = models.target.ranks, fingerprint
         self._idle: Engine | None = None
 
@@ -55,8 +55,8 @@ class Runs:
         self, rows: int, pages: int, turn: int | None = None, max_itl: float = MAX_ITL, given: PagePool | None = None
     ) -> Engine:
         """Start an engine of its own; see `engine.Engine`. `given` is a pool that is there already."""
-        store = SharedKV(self._models, self._setting, rows, pages, given)
-        return Engine(EngineCore(self._models, self._setting, self._coupling, store, self.costs, turn, max_itl))
+        store = SharedKV(self._models, self._speculation, rows, pages, given)
+        return Engine(EngineCore(self._models, self._speculation, self._coupling, store, self.costs, turn, max_itl))
 
     def run(
         self,
@@ -68,16 +68,20 @@ class Runs:
         """All of them on one engine, whose KV has room for as many texts as are made at a time."""
         if self._ranks.count > 1 and (files.save or files.load):
             raise RequestError("a saved KV cache is of one process; leave out --tp and torchrun, or the file")
-        compare(self._ranks, "requests", [(r.prompt, r.mode, r.jobs[0].params, r.jobs[0].seed) for r in requests])
-        context, reach = self._models.target.config.context, self._setting.reach
-        sizes = sorted(pages_for(job.capacity(context, reach)) for request in requests for job in request.jobs)
+        compare(
+            self._ranks, "requests", [(r.prompt, r.mode, r.sequences[0].params, r.sequences[0].seed) for r in requests]
+        )
+        context, reach = self._models.target.config.context, self._speculation.reach
+        sizes = sorted(
+            pages_for(sequence.capacity(context, reach)) for request in requests for sequence in request.sequences
+        )
         rows, pages = min(len(sizes), MOST_ROWS), sum(sizes[-MOST_ROWS:])
         with self._engine(rows, pages, files, memory) as texts:
             earlier, on_read = self.prompt_files(files, texts.engine.store.pool, requests[0].prompt)
             texts.submit(requests, memory, earlier, on_prefill, on_read)
             try:
                 while texts.busy:
-                    self._ranks.agree(None)  # rank 0 may have waited for whoever reads its text
+                    self._ranks.broadcast(None)  # rank 0 may have waited for whoever reads its text
                     for request, event in texts.step():
                         if isinstance(event, Exception):
                             raise event
@@ -120,7 +124,7 @@ class Runs:
             return texts
         self.clear()
         # Where KV is offloaded, pages that nobody needs would take memory from pages that could stay.
-        more = max(ROOM[0], int(pages * ROOM[1])) if self._setting.offload.kind == "none" else 0
+        more = max(ROOM[0], int(pages * ROOM[1])) if self._speculation.offload.kind == "none" else 0
         try:
             return self.start(rows, pages + more)
         except CacheError:

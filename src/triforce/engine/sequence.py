@@ -18,13 +18,13 @@ from triforce.speculation import PromptLogitsHook
 
 
 class PlanStatus(Protocol):
-    """What is asked of one here: the plan, and what it and plain decoding promise (tokens per second)."""
+    """A plan, and the tokens per second of each row that it and plain decoding promise."""
 
     name: str
     predicted: float
     plain: float
     budget: Callable[[int], int] | None
-    """What the retrieval tier reads of so many tokens, where that is chosen, too."""
+    """Tokens that the retrieval tier reads of a context of so many, where the plan chooses that."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +47,7 @@ class TokenSequence:
     tiers: list[TierStats] = field(default_factory=list)
     """What each tier did for it, once it has left its batch."""
     chosen: list[PlanSegment] = field(default_factory=list)
-    """What a pilot chose, if there is one; proposals, tokens and seconds are those before."""
+    """Plans that a controller chose, if there is one; proposals, tokens and seconds are those before."""
     trace: DecodingSnapshot | None = None
     """Where it stands, if that was asked for."""
     bitwise: bool = False
@@ -57,7 +57,7 @@ class TokenSequence:
 
     @property
     def timeline(self) -> list[PlanSegment]:
-        """What a pilot chose, if there is one, and what came of it."""
+        """Plans that a controller chose, if there is one, each with its proposals, tokens and seconds."""
         now = PlanSegment("", self.proposals, len(self.tokens), self.decode_seconds)
         return [since(began, ended) for began, ended in pairwise([*self.chosen, now])]
 
@@ -97,12 +97,12 @@ class TokenSequence:
         self.decode_seconds += seconds
         self.proposals += 1
 
-    def follow(self, pilot: PlanStatus) -> None:
-        """Note what the pilot chose, if it is something else than before."""
-        budget = pilot.budget(len(self.prompt) + len(self.tokens)) if pilot.budget else None
-        if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (pilot.name, budget):
+    def follow(self, status: PlanStatus) -> None:
+        """Note the plan, if it is another one than before."""
+        budget = status.budget(len(self.prompt) + len(self.tokens)) if status.budget else None
+        if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (status.name, budget):
             before = self.proposals, len(self.tokens), self.decode_seconds
-            self.chosen.append(PlanSegment(pilot.name, *before, pilot.predicted, pilot.plain, budget))
+            self.chosen.append(PlanSegment(status.name, *before, status.predicted, status.plain, budget))
 
     def watch(self) -> PromptLogitsHook:
         """Notes the log-probabilities of the prompt as it is read, from its start on."""

@@ -9,8 +9,8 @@ from traceback import clear_frames
 
 import torch
 
-from triforce.engine.batch import Batch, SwappedSequence
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch, SwappedSequence
 from triforce.errors import CacheError
 from triforce.kvcache import FullView
 from triforce.kvcache.prefix_cache import PrefixCache
@@ -35,11 +35,11 @@ class Status(Enum):
 class SequenceGroup:
     """Jobs with one prompt and one mode that start together. Jobs of other groups may be of other modes.
 
-    `memory` is an exact view to go on with (see `Batch`), `earlier` a saved prompt to start from. `on_read` is shown
-    the exact view once all prompts have been read.
+    `memory` is an exact view to go on with (see `SequenceBatch`), `earlier` a saved prompt to start from. `on_read`
+    gets the exact view once all prompts have been read.
     """
 
-    jobs: list[TokenSequence]
+    sequences: list[TokenSequence]
     mode: str
     memory: FullView | None = None
     earlier: SavedCache | None = None
@@ -52,7 +52,7 @@ class SequenceGroup:
     """Steps since its turn came."""
     cached: int = 0
     """Tokens of the prompt that need not be read, as others have read them."""
-    aside: list[SwappedSequence] | None = None
+    swapped: list[SwappedSequence] | None = None
     """What the rows of its jobs that are not done hold, while others have their room."""
     error: Exception | None = None
     """What ended it before its time."""
@@ -60,7 +60,7 @@ class SequenceGroup:
     @property
     def left(self) -> list[TokenSequence]:
         """Jobs that are not done."""
-        return [job for job in self.jobs if job.finish is None]
+        return [sequence for sequence in self.sequences if sequence.finish is None]
 
     def fail(self, error: Exception) -> None:
         """It has ended before its time; of memory that ran out it is said what would need less."""
@@ -75,16 +75,16 @@ class SequenceGroup:
 
     def shared(self, prefixes: PrefixCache) -> list[int]:
         """Pages that it can begin with."""
-        first = self.jobs[0]
+        first = self.sequences[0]
         scored = first.params.prompt_logprobs is not None  # every position is needed
-        if self.aside or self.memory or self.earlier or scored:
+        if self.swapped or self.memory or self.earlier or scored:
             return []
         return prefixes.find(first.scope, first.prompt)
 
-    def read(self, batch: Batch, grant: Grant) -> Iterator[tuple[int, int]]:
-        """All that comes before the next token, as `Batch.prefill` yields it."""
-        if self.aside:
-            batch.swap_in(self.aside)
+    def read(self, batch: SequenceBatch, grant: Grant) -> Iterator[tuple[int, int]]:
+        """All that comes before the next token, as `SequenceBatch.prefill` yields it."""
+        if self.swapped:
+            batch.swap_in(self.swapped)
             return
         if self.earlier:
             batch.restore(self.earlier)

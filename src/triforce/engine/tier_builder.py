@@ -9,8 +9,8 @@ from math import gcd
 
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.fused_draft import burst
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import RequestError
 from triforce.interface.outputs import KVMemoryUsage
 from triforce.kvcache import PAGE, FullView, PagePool, RetrievalView, StreamingView
@@ -41,7 +41,7 @@ class SharedKV:
     """
 
     models: ModelSet
-    setting: SpeculativeConfig
+    speculation: SpeculativeConfig
     rows: int
     pages: int
     given: PagePool | None = None
@@ -51,15 +51,15 @@ class SharedKV:
         """Of no row yet, for all views of the target."""
         if self.given:
             return self.given.more(0)
-        target, unit = self.models.target, gcd(self.setting.retrieval.chunk, PAGE)
-        setting, least = self.setting, self.setting.least(self.rows)
+        target, unit = self.models.target, gcd(self.speculation.retrieval.chunk, PAGE)
+        speculation, least = self.speculation, self.speculation.least(self.rows)
         given = self._room()
-        return PagePool(target.config, 0, self.pages, target.dtype, target.device, unit, setting.int8, least, given)
+        return PagePool(target.config, 0, self.pages, target.dtype, target.device, unit, speculation.int8, least, given)
 
     @property
     def whole(self) -> int:
         """Prompts share beginnings of multiples of so many tokens: under `strict`, what one pass has read."""
-        return prefill_chunk(self.models.target.device) if self.setting.strict else PAGE
+        return prefill_chunk(self.models.target.device) if self.speculation.strict else PAGE
 
     @property
     def kv(self) -> KVMemoryUsage:
@@ -68,13 +68,13 @@ class SharedKV:
 
     @property
     def needs(self) -> KVSizing:
-        target, setting = self.models.target, self.setting
+        target, speculation = self.models.target, self.speculation
         where = target.config, target.dtype, target.device
-        return needs_of(*where, self.pages, self.rows, setting.reach, setting.retrieval.budget)
+        return needs_of(*where, self.pages, self.rows, speculation.reach, speculation.retrieval.budget)
 
     def _room(self) -> dispatch.OffloadLayout | None:
         """Where pages go that do not stay, if any do; what does not fit is told before anything is read."""
-        target, offload = self.models.target, self.setting.offload
+        target, offload = self.models.target, self.speculation.offload
         if offload.kind == "none":
             self.needs.require_all()
             return None
@@ -84,12 +84,12 @@ class SharedKV:
     @cached_property
     def streaming(self) -> StreamingView:
         """The draft's view, of no row yet. Raises RequestError without a draft model."""
-        draft, setting = self.models.draft, self.setting
+        draft, speculation = self.models.draft, self.speculation
         if draft is None:
             raise RequestError("This mode needs a draft model: name one with --draft, or use --mode retrieval.")
-        window = min(setting.window, draft.config.context - setting.sinks)
-        slack = max(128, 2 * setting.reach)
-        view = StreamingView(draft.config, self.rows, setting.sinks, window, slack, draft.dtype, draft.device)
+        window = min(speculation.window, draft.config.context - speculation.sinks)
+        slack = max(128, 2 * speculation.reach)
+        view = StreamingView(draft.config, self.rows, speculation.sinks, window, slack, draft.dtype, draft.device)
         view.select([])
         return view
 
@@ -103,7 +103,7 @@ class TierBuilder:
     """
 
     models: ModelSet
-    setting: SpeculativeConfig
+    speculation: SpeculativeConfig
     capacities: list[int]
     memory: FullView | None = None
     shared: SharedKV | None = None
@@ -112,7 +112,7 @@ class TierBuilder:
     @cached_property
     def store(self) -> SharedKV:
         pages = sum(map(pages_for, self.capacities))
-        return self.shared or SharedKV(self.models, self.setting, len(self.capacities), pages)
+        return self.shared or SharedKV(self.models, self.speculation, len(self.capacities), pages)
 
     def full(self) -> FullView:
         """The target's exact view."""
@@ -131,13 +131,13 @@ class TierBuilder:
     def middle(
         self, full: FullView, policy: Callable[[], Policy], name: str, below: Proposer | None = None
     ) -> Tier[RetrievalView]:
-        view = RetrievalView(full, policy, self.setting.retrieval)
+        view = RetrievalView(full, policy, self.speculation.retrieval)
         if view.observes:
             full.observe(view.unit, view.setting.budget)
-        return Tier(name, self.models.lower or self.models.target, view, self.setting.speculative_tokens, below)
+        return Tier(name, self.models.lower or self.models.target, view, self.speculation.speculative_tokens, below)
 
     def lowest(self) -> Tier[StreamingView]:
         """The draft model, through sinks and a window."""
         view, draft = self.store.streaming.more(len(self.capacities)), self.models.draft
         assert draft is not None, "the store has seen to it"
-        return Tier("draft", draft, view, self.setting.draft_tokens, burst=partial(burst, draft.model))
+        return Tier("draft", draft, view, self.speculation.draft_tokens, burst=partial(burst, draft.model))

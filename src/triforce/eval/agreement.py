@@ -16,7 +16,7 @@ from triforce.eval.forecast import ReadingForecast
 from triforce.eval.scoring import draft_view, full_view, parts, read, skim
 from triforce.eval.tables import Table, tokens
 from triforce.interface.sampling_params import SamplingParams
-from triforce.sampling import Warper
+from triforce.sampling import LogitsProcessor
 
 TEMPERATURES = (0.0, 0.6, 1.0)
 AT_ONCE = 128
@@ -77,11 +77,13 @@ class _Laws:
     """Logits to probabilities, as the engine warps them: float64 (T, V)."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.warpers = {t: Warper([SamplingParams(temperature=t)], [0], vocab_size, device) for t in TEMPERATURES}
+        self.processors = {
+            t: LogitsProcessor([SamplingParams(temperature=t)], [0], vocab_size, device) for t in TEMPERATURES
+        }
         self.nothing = torch.zeros(1, 1, dtype=torch.long, device=device)
 
     def __call__(self, logits_TV: Tensor, temperature: float) -> Tensor:
-        return self.warpers[temperature](logits_TV[None], self.nothing, self.nothing[0])[0]
+        return self.processors[temperature](logits_TV[None], self.nothing, self.nothing[0])[0]
 
 
 def overlap(p_TV: Tensor, q_TV: Tensor) -> Tensor:

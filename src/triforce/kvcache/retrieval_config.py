@@ -14,7 +14,7 @@ from triforce.kvcache.pool import pages_for
 class Budget:
     """KV tokens a lower tier of the target may read per head: a number of them, or a share of the context.
 
-    open: nobody asked for it, so that a pilot may take half or twice as much (see planner.outlook).
+    open: nobody asked for it, so that a plan may read half or twice as much (see planner.forecast).
     """
 
     tokens: int = 0

@@ -1,4 +1,4 @@
-"""Which tiers to run, and how far each guesses: decided from what passes cost and what was accepted so far."""
+"""Planning of mode `auto`: which tiers draft, and how many tokens, by the cost of passes and by acceptance."""
 
 from triforce.planner.controller import PlanController
 from triforce.planner.cost_model import CostModel

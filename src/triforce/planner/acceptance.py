@@ -1,98 +1,99 @@
-"""Which share of a tier's guesses was kept, in this text and in those before it."""
+"""Acceptance rates of tiers, observed in these texts and in earlier ones."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Shares kept, before anything was seen: high, so that they are tried. Of lookup it is that of what an echo predicts.
-EXPECTED = {"ngram": 0.9, "draft": 0.7, "retrieval": 0.96}
-HEATS = (0.0, 0.5, 0.9, 1.1)  # temperatures at which texts differ in how easily they are guessed
-BELIEF = 4.0  # guesses' worth of `EXPECTED`
-REMEMBERED = 400.0  # guesses of earlier texts, at most
-PRIOR = 32.0  # guesses' worth of what earlier texts say: a text's first few say little of it
-UNTRIED = 32.0  # guesses' worth of what another budget tells of one
-FEWER = 0.3  # refusals go with the budget to the power of minus this (docs/acceptance.md)
-FORGOTTEN = 0.997  # of what all texts say, per proposal: who was unlucky, and is not tried since, is tried again
-FADE = 0.98  # of what was seen in this text, per proposal
+# Acceptance before anything was observed: high, so that tiers are tried. Of n-grams: times what hindsight predicts.
+PRIOR_ACCEPTANCE = {"ngram": 0.9, "draft": 0.7, "retrieval": 0.96}
+TEMPERATURE_BOUNDS = (0.0, 0.5, 0.9, 1.1)  # between them, texts are about equally easy to predict
+PRIOR_WEIGHT = 4.0  # draft tokens that `PRIOR_ACCEPTANCE` counts as
+HISTORY_LIMIT = 400.0  # draft tokens of earlier texts that count, at most
+HISTORY_WEIGHT = 32.0  # draft tokens that earlier texts count as: the first few of a text say little of it
+BUDGET_WEIGHT = 32.0  # draft tokens that the usual budget's acceptance counts as for another one
+BUDGET_EXPONENT = 0.3  # rejections go with the budget to the power of minus this (docs/acceptance.md)
+HISTORY_DECAY = 0.997  # of all texts' counts, per proposal: a tier that was unlucky is tried again some time
+DECAY = 0.98  # of this text's counts, per proposal
 
 
 class AcceptanceHistory:
-    """Sums of guesses kept and refused, by circumstances, of all texts; the latest ones count most."""
+    """Draft tokens accepted and rejected in all texts, by case; the latest ones count most."""
 
     def __init__(self, sums: dict[str, list[float]] | None = None) -> None:
         self.sums = sums or {}
 
-    def add(self, about: str, kept: float, refused: float) -> None:
-        """What happened to some guesses."""
-        sums = self.sums.setdefault(about, [0.0, 0.0])
-        sums[:] = sums[0] + kept, sums[1] + refused
-        if (total := sum(sums)) > REMEMBERED:
-            sums[:] = (each * REMEMBERED / total for each in sums)
+    def add(self, case: str, accepted: float, rejected: float) -> None:
+        """Count some draft tokens."""
+        sums = self.sums.setdefault(case, [0.0, 0.0])
+        sums[:] = sums[0] + accepted, sums[1] + rejected
+        if (total := sum(sums)) > HISTORY_LIMIT:
+            sums[:] = (each * HISTORY_LIMIT / total for each in sums)
 
-    def forget(self, about: str, proposals: int) -> None:
-        """So many proposals in these circumstances are over."""
-        left = FORGOTTEN**proposals
+    def fade(self, case: str, proposals: int) -> None:
+        """Let a case fade, with all budgets, by so many proposals."""
+        left = HISTORY_DECAY**proposals
         for key, sums in self.sums.items():
-            if key == about or key.startswith(f"{about} "):
+            if key == case or key.startswith(f"{case} "):
                 sums[:] = left * sums[0], left * sums[1]
 
-    def of(self, tier: str, about: str, times: float = 1.0) -> float:
-        """The share that is to be expected, with so many times the budget."""
-        kept, refused = self.sums.get(about, (0.0, 0.0))
-        usual = (kept + BELIEF * EXPECTED[tier]) / (kept + refused + BELIEF)
-        if times == 1.0:
+    def of(self, tier: str, case: str, budget_factor: float = 1.0) -> float:
+        """The acceptance to expect, with so many times the usual budget."""
+        accepted, rejected = self.sums.get(case, (0.0, 0.0))
+        usual = (accepted + PRIOR_WEIGHT * PRIOR_ACCEPTANCE[tier]) / (accepted + rejected + PRIOR_WEIGHT)
+        if budget_factor == 1.0:
             return usual
-        kept, refused = self.sums.get(with_budget(about, times), (0.0, 0.0))
-        return (kept + UNTRIED * max(0.0, 1 - (1 - usual) * float(times**-FEWER))) / (kept + refused + UNTRIED)
+        accepted, rejected = self.sums.get(with_budget(case, budget_factor), (0.0, 0.0))
+        supposed = max(0.0, 1 - (1 - usual) * float(budget_factor**-BUDGET_EXPONENT))
+        return (accepted + BUDGET_WEIGHT * supposed) / (accepted + rejected + BUDGET_WEIGHT)
 
 
-def with_budget(about: str, times: float) -> str:
-    """The same circumstances with so many times the budget."""
-    return about if times == 1.0 else f"{about} x{times:g}"
+def with_budget(case: str, budget_factor: float) -> str:
+    """The name of a case with so many times the usual budget."""
+    return case if budget_factor == 1.0 else f"{case} x{budget_factor:g}"
 
 
 class AcceptanceTracker:
-    """The shares of one batch, of which what others saw is the beginning.
+    """Acceptance in one batch, which starts from what earlier texts have shown.
 
-    heat: the temperature that its texts are sampled with.
+    temperature: the mean of the batch.
     """
 
-    def __init__(self, shares: AcceptanceHistory, heat: float) -> None:
-        self._shares, self._heat = shares, sum(heat > bound for bound in HEATS)
-        self._seen: dict[str, dict[tuple[str, float], list[float]]] = {}
+    def __init__(self, history: AcceptanceHistory, temperature: float) -> None:
+        self._history, self._temperature = history, sum(temperature > bound for bound in TEMPERATURE_BOUNDS)
+        self._here: dict[str, dict[tuple[str, float], list[float]]] = {}
 
-    def add(self, tier: str, length: int, kept: float, refused: float, times: float = 1.0) -> None:
-        """What happened to some guesses in texts of about this length, made with so many times the budget."""
-        about = self._about(tier, length)
-        sums = self._seen.setdefault(tier, {}).setdefault((about, times), [0.0, 0.0])
-        sums[:] = sums[0] + kept, sums[1] + refused
-        self._shares.add(with_budget(about, times), kept, refused)
+    def add(self, tier: str, length: int, accepted: float, rejected: float, budget_factor: float = 1.0) -> None:
+        """Count a tier's draft tokens in texts of about this length, with so many times the usual budget."""
+        case = self._case(tier, length)
+        sums = self._here.setdefault(tier, {}).setdefault((case, budget_factor), [0.0, 0.0])
+        sums[:] = sums[0] + accepted, sums[1] + rejected
+        self._history.add(with_budget(case, budget_factor), accepted, rejected)
 
     def fade(self, length: int, proposals: int = 1) -> None:
-        """So many proposals are over, of texts of at most this length."""
-        left = FADE**proposals
-        for tier in EXPECTED:
-            self._shares.forget(self._about(tier, length), proposals)
-        for seen in self._seen.values():
-            for sums in seen.values():
+        """Let all counts fade by so many proposals, in texts of at most this length."""
+        left = DECAY**proposals
+        for tier in PRIOR_ACCEPTANCE:
+            self._history.fade(self._case(tier, length), proposals)
+        for cases in self._here.values():
+            for sums in cases.values():
                 sums[:] = left * sums[0], left * sums[1]
 
-    def share(self, tier: str, length: int, times: float = 1.0) -> float:
-        """The share of a tier's guesses that is kept, of those looked at, with so many times the budget.
+    def of(self, tier: str, length: int, budget_factor: float = 1.0) -> float:
+        """The acceptance of a tier: accepted draft tokens of those looked at, with so many times the usual budget.
 
-        How many more or fewer are refused here than elsewhere is a trait of the texts, whatever the budget.
+        The ratio of rejections here to those elsewhere is taken to be the same for all budgets.
         """
-        usual = 1 - self._shares.of(tier, self._about(tier, length), times)
-        refused = foreseen = PRIOR * usual
-        for case, (kept, lost) in self._seen.get(tier, {}).items():
-            refused += lost
-            foreseen += (kept + lost) * (1 - self._shares.of(tier, *case))
-        return max(0.0, 1 - usual * refused / foreseen)
+        usual = 1 - self._history.of(tier, self._case(tier, length), budget_factor)
+        rejections = expected = HISTORY_WEIGHT * usual
+        for case, (accepted, rejected) in self._here.get(tier, {}).items():
+            rejections += rejected
+            expected += (accepted + rejected) * (1 - self._history.of(tier, *case))
+        return max(0.0, 1 - usual * rejections / expected)
 
     def kind(self, lengths: Sequence[int]) -> str:
-        """What texts of these lengths have in common with others, for which the same plan is best."""
-        return f"{len(lengths)} {self._heat} {max(lengths).bit_length()}"
+        """The kind of texts of these lengths: rows, temperature and size. One plan is best for texts of a kind."""
+        return f"{len(lengths)} {self._temperature} {max(lengths).bit_length()}"
 
-    def _about(self, tier: str, length: int) -> str:
-        """What a share depends on: how much a retrieval tier leaves out, too."""
-        return f"{tier} {self._heat} {length.bit_length() if tier == 'retrieval' else 0}"
+    def _case(self, tier: str, length: int) -> str:
+        """The case that acceptance depends on; of a retrieval tier, the size of the context belongs to it."""
+        return f"{tier} {self._temperature} {length.bit_length() if tier == 'retrieval' else 0}"

@@ -1,74 +1,82 @@
-"""When a pilot listens to the text, weighs some plans, and weighs all of them: each takes its share of the time.
+"""Cadence of replanning: when n-grams are looked for, when some plans are weighed, and when all of them.
 
-Where plain text goes on as such, plans are weighed when the text told enough of itself. What that takes is little, but
-so is what a step takes behind a short prompt.
+Each takes its part of the time. While plain decoding is best, plans are weighed once n-grams have predicted enough of
+the text. That takes little time, but so does a step behind a short prompt.
 """
 
 from __future__ import annotations
 
-WORTH = 100.0  # times the time that weighing plans takes is spent until the next thought
-LISTEN = 200.0  # and that listening takes, where nothing else was done
-PATIENT = 4  # times plans were weighed in a batch until then: its first thoughts follow sooner
-SOMETIMES = 4  # thoughts for one that weighs all plans, with other budgets, too
-TOLD = 16  # tokens that guesses from a plain text have to tell until they are weighed
-IN_VAIN = 4  # times that, at most, after as many times in vain
-QUIET = 4  # times as long until it is listened to again, at most, after as many texts of the kind that told nothing
+REPLAN_RATIO = 100.0  # seconds of decoding for each second that weighing plans takes
+WATCH_RATIO = 200.0  # seconds of decoding for each second that looking for n-grams takes, where plans are not weighed
+FIRST_PLANS = 4  # times that plans are weighed in a batch until then: the first follow each other sooner
+REVIEW_EVERY = 4  # weighings for one of all plans, other budgets included
+MIN_HITS = 16  # tokens that n-grams of a plain text have to predict until plans are weighed
+MAX_NO_GAIN = 4  # times `MIN_HITS`, at most, after as many weighings without a gain
+MAX_QUIET = 4  # times as long until n-grams are looked for, at most, after as many texts of the kind without hits
 
 Kept = tuple[float, float, int, int]
 """See `Cadence.kept`."""
 
 
 class Cadence:
-    """Of one batch; the parameters are what `kept` says."""
+    """The cadence of one batch; the parameters are those of `kept`."""
 
-    def __init__(self, listen: float = 0.0, review: float = 0.0, vain: int = 1, quiet: int = 1) -> None:
-        self.now, self.next = 0.0, listen
-        """Seconds of decoding so far, and those at which it is time to listen."""
-        self._review, self._vain, self._quiet = review, vain, quiet
-        self._weighed = self._told = 0
-        self._places = self._tokens = 0  # that were listened to, and that these told, in all
+    def __init__(self, due_at: float = 0.0, review_at: float = 0.0, no_gain: int = 1, quiet: int = 1) -> None:
+        self.elapsed, self.due_at = 0.0, due_at
+        """Seconds of decoding so far, and those at which replanning is due."""
+        self._review_at, self._no_gain, self._quiet = review_at, no_gain, quiet
+        self._plannings = self._hits = 0  # weighings so far, and hits since the last one
+        self._all_places = self._all_hits = 0
 
     @property
-    def reviews(self) -> bool:
-        """Whether it is time to weigh all plans, whatever the text told."""
-        return self.now >= self._review
+    def due(self) -> bool:
+        """Whether to look for n-grams, and perhaps to weigh plans."""
+        return self.elapsed >= self.due_at
 
-    def hears(self, places: int, tokens: int) -> bool:
-        """At so many places the text told so many of its tokens; whether that is enough to weigh guesses from it."""
-        self._told += tokens
-        self._places, self._tokens = self._places + places, self._tokens + tokens
-        return self._told >= TOLD * self._vain
+    @property
+    def review_due(self) -> bool:
+        """Whether to weigh all plans, whatever n-grams predict."""
+        return self.elapsed >= self._review_at
 
-    def listened(self, seconds: float) -> None:
-        """That is what it took."""
-        self.next = self.now + LISTEN * seconds * (1 if self._repeats else self._quiet)
+    def add_hits(self, places: int, hits: int) -> bool:
+        """Count tokens that n-grams predicted at so many places; returns whether they suffice to weigh plans."""
+        self._hits += hits
+        self._all_places, self._all_hits = self._all_places + places, self._all_hits + hits
+        return self._hits >= MIN_HITS * self._no_gain
 
-    def weighed(self, seconds: float, told: bool, widely: bool, in_vain: bool) -> None:
-        """Plans were weighed, which took so long, `widely` if all; `in_vain` if plain decoding is best."""
-        self._weighed, self._told = self._weighed + 1, 0
-        self._vain = min(self._vain + told, IN_VAIN) if in_vain else 1
-        pause = WORTH * seconds * min(1.0, self._weighed / PATIENT)
-        if widely:
-            self._review = self.now + SOMETIMES * (WORTH * seconds if in_vain else pause)
-        if not (widely and in_vain):  # else it goes on as after listening
-            self.next = self.now + pause
+    def watched(self, seconds: float) -> None:
+        """Set the next time: looking for n-grams took so many seconds."""
+        self.due_at = self.elapsed + WATCH_RATIO * seconds * (1 if self._repeats else self._quiet)
 
-    def hurry(self) -> None:
-        """The next thought is due, and it is no beginning any more."""
-        self.next, self._weighed = self.now, max(self._weighed, PATIENT)
+    def planned(self, seconds: float, hits: bool, review: bool, no_gain: bool) -> None:
+        """Set the next time: weighing plans took so many seconds.
+
+        hits: they had sufficed. review: all plans were weighed. no_gain: plain decoding is best.
+        """
+        self._plannings, self._hits = self._plannings + 1, 0
+        self._no_gain = min(self._no_gain + hits, MAX_NO_GAIN) if no_gain else 1
+        pause = REPLAN_RATIO * seconds * min(1.0, self._plannings / FIRST_PLANS)
+        if review:
+            self._review_at = self.elapsed + REVIEW_EVERY * (REPLAN_RATIO * seconds if no_gain else pause)
+        if not (review and no_gain):  # else `watched` has set it
+            self.due_at = self.elapsed + pause
+
+    def replan_now(self) -> None:
+        """Make replanning due; later pauses are those of a batch that is past its first plans."""
+        self.due_at, self._plannings = self.elapsed, max(self._plannings, FIRST_PLANS)
 
     def kept(self) -> Kept:
-        """What the next text of the kind goes on with, as this one was plain to its end.
+        """The parameters for the next text of the kind, as this one was plain to its end.
 
-        Seconds until it is listened to, and until all plans are weighed; how often guesses were weighed in vain, and
-        how many texts told next to nothing, plus 1 each.
+        Seconds until replanning and until all plans are weighed; weighings without a gain, and texts without hits, each
+        plus 1.
         """
-        review = max(0.0, self._review - self.now)
+        review_in = max(0.0, self._review_at - self.elapsed)
         if self._repeats:
-            return 0.0, review, self._vain, 1
-        return max(0.0, self.next - self.now), review, self._vain, min(self._quiet + 1, QUIET)
+            return 0.0, review_in, self._no_gain, 1
+        return max(0.0, self.due_at - self.elapsed), review_in, self._no_gain, min(self._quiet + 1, MAX_QUIET)
 
     @property
     def _repeats(self) -> bool:
-        """Whether the text told so much of itself that guesses from it may pay soon, if they do not yet."""
-        return self._tokens >= max(TOLD, self._places)
+        """Whether n-grams predicted so much of the text that they may pay soon, if they do not yet."""
+        return self._all_hits >= max(MIN_HITS, self._all_places)

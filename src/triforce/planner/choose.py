@@ -1,4 +1,4 @@
-"""Weighs plans against each other, against the one that is followed, and against plain decoding."""
+"""Chooses among plans: each against the current one, and against plain decoding."""
 
 from __future__ import annotations
 
@@ -7,44 +7,49 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from triforce.planner.fallback import SpeculationFallback
-from triforce.planner.forecast import OTHER, Forecast
+from triforce.planner.forecast import MIN_GAIN_OF_BUDGET, Forecast
 from triforce.planner.plan import Amount, Plan, rate
 
-BETTER = 1.04  # times the present plan's worth: less is not worth a change
-SAFE = 1.15, 1.04  # times the worth of plain decoding: less is not worth the risk of leaving it, and of staying away
+MIN_GAIN = 1.04  # times the tokens per second of the current plan: a change has to promise more
+MIN_GAIN_OVER_PLAIN = 1.15, 1.04  # times those of plain decoding: to leave it, and to stay away from it
 
 PLAIN = Plan()
 
 
-def choose(
-    among: Iterable[tuple[tuple[str, ...], Sequence[Amount]]], world: Forecast, course: Plan, guard: SpeculationFallback
+def best_plan(
+    among: Iterable[tuple[tuple[str, ...], Sequence[Amount]]],
+    forecast: Forecast,
+    current: Plan,
+    fallback: SpeculationFallback,
 ) -> tuple[Plan, float]:
-    """The plan that is worth most, or the course if that is about as good; and its tokens per second of each row.
+    """The plan with most tokens per second of each row, or the current one if it is about as good; and its rate.
 
-    among: tiers, and of each but the full one its gammas, entry n that of plan n. If the world has several budgets, the
-    plans are of each of them.
+    among: tiers, and of each but the full one its gammas, entry n that of plan n. Plans are weighed with each budget of
+    the forecast.
     """
-    plain = guard.off(False) / world.cost("full", 1)
+    plain = fallback.correction(False) / forecast.cost("full", 1)
     best, highest, present = PLAIN, plain, plain
     for tiers, gammas in among:
-        if "ngram" in tiers and not world.echo(1, tiers[0] == "ngram")[2]:
+        if "ngram" in tiers and not forecast.hindsight(1, tiers[0] == "ngram")[2]:
             continue
-        worth_KN = _worth(tiers, gammas, world, guard)
-        if tiers == course.tiers:
-            present = float(_worth(tiers, course.gammas, world, guard)[0, 0])
-        k, at = divmod(int(worth_KN.argmax()), worth_KN.shape[1])
-        if worth_KN[k, at] > highest:
-            times = tuple(sorted(world.options[k].items())) if "retrieval" in tiers else ()
-            best, highest = Plan(tiers, tuple(int(each[at]) for each in gammas), times), float(worth_KN[k, at])
-    needed = SAFE[not course.plain] * plain
+        rates_KN = _rates(tiers, gammas, forecast, fallback)
+        if tiers == current.tiers:
+            present = float(_rates(tiers, current.gammas, forecast, fallback)[0, 0])
+        k, at = divmod(int(rates_KN.argmax()), rates_KN.shape[1])
+        if rates_KN[k, at] > highest:
+            factors = tuple(sorted(forecast.budgets[k].items())) if "retrieval" in tiers else ()
+            best, highest = Plan(tiers, tuple(int(each[at]) for each in gammas), factors), float(rates_KN[k, at])
+    needed = MIN_GAIN_OVER_PLAIN[not current.plain] * plain
     if highest < needed:
         best, highest = PLAIN, plain
-    if not best.plain and present > needed and highest < BETTER * present:
-        best, highest = course, present
-    return best, highest * OTHER ** len(best.times)
+    if not best.plain and present > needed and highest < MIN_GAIN * present:
+        best, highest = current, present
+    return best, highest * MIN_GAIN_OF_BUDGET ** len(best.budget_factors)
 
 
-def _worth(tiers: tuple[str, ...], gammas: Sequence[Amount], world: Forecast, guard: SpeculationFallback) -> np.ndarray:
-    """Of plans of these tiers, tokens per second as things proved so far, by budget and gammas."""
-    worth_KN = np.atleast_2d(rate(tiers, tuple(gammas), world)) * guard.off(True)
-    return worth_KN / world.caution if "retrieval" in tiers else worth_KN
+def _rates(
+    tiers: tuple[str, ...], gammas: Sequence[Amount], forecast: Forecast, fallback: SpeculationFallback
+) -> np.ndarray:
+    """Tokens per second (K budgets, N plans) of plans of these tiers, corrected by what was measured."""
+    rates_KN = np.atleast_2d(rate(tiers, tuple(gammas), forecast)) * fallback.correction(True)
+    return rates_KN / forecast.required_gain if "retrieval" in tiers else rates_KN

@@ -1,4 +1,4 @@
-"""Where what was learnt of passes is kept for the next process: a file for each machine, its kernels and the models."""
+"""Path of the file that keeps learnt costs for the next process: one for each machine, kernels and models."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from triforce.backends import dispatch
 
 
 def costs_path(models: list[str], device: torch.device, dtype: torch.dtype) -> Path | None:
-    """The file of some models, told apart by these words, on a device of this machine: as XDG has it.
+    """The path of the file for some models on a device of this machine, in the cache folder of XDG.
 
-    Its name says the device, the level of the kernels and the dtype; its digest these, the version, the machine, its
-    threads and the models. None for a user without a home.
+    Its name has the device, the level of the kernels and the dtype; its digest these, the version, the machine, its
+    threads and the models. None for a user without a home folder.
     """
     native = dispatch.native_loader.native if device.type == "cpu" else None
     level, threads = (native.level(), native.threads()) if native else ("torch", torch.get_num_threads())
@@ -34,7 +34,7 @@ def costs_path(models: list[str], device: torch.device, dtype: torch.dtype) -> P
 
 
 def _version() -> str:
-    """What is installed: other kernels may be faster, and what is kept may look different."""
+    """The installed version: kernels of another one may be faster, and its file may have another form."""
     try:
         return version("triforce")
     except PackageNotFoundError:  # run from a folder

@@ -1,12 +1,12 @@
-"""What a pass costs: learnt from the passes themselves, sampling included, and kept from run to run.
+"""Costs of forward passes in seconds: learnt from the passes themselves, sampling included, and kept between runs.
 
-A pass over `width` tokens of each row, n of all rows, which see k keys between them, takes about a + b n + c k +
-d width k seconds: a and c k are read whatever the width, the others are arithmetic. So does a draft's burst of `width`
-guesses, which are made one after another: it begins with what other passes left of the caches, and goes on from there.
-Fitted by least squares of the relative error, where the past fades.
+A pass over `width` tokens of each row, n tokens of all rows, which read k keys between them, takes about a + b n + c k
++ d width k seconds: a and c k are memory traffic, whatever the width; the others are arithmetic. A draft's burst of
+`width` tokens counts as one pass: its first token finds the processor's caches full of other weights. The fit
+minimizes the relative error, and earlier passes fade.
 
-All tiers share one machine: where passes that many others told of take longer than these say, or less, so will those of
-the other tiers, which may have been seen last while the machine was busy.
+All tiers share one machine: where passes that earlier ones cover take longer or less long than those, the costs of all
+tiers follow, as some may have been observed last while the machine was busy.
 """
 
 from __future__ import annotations
@@ -22,74 +22,74 @@ import numpy as np
 
 from triforce.planner.acceptance import AcceptanceHistory
 from triforce.planner.cadence import Kept
-from triforce.planner.pass_fit import FEW, LEAST, TOGETHER, TRUSTED, PassFit
+from triforce.planner.pass_fit import BATCH, MIN_FRESH, MIN_PASSES, MIN_SECONDS, PassFit
 from triforce.planner.searched_layers import Finding, Findings
 
-CHANGED = 1.4  # times what is expected, or that part of it: the machine is another one than it was
+CHANGED = 1.4  # times the expected seconds, or one over it: the speed of the machine has changed
 
 
 class CostModel:
-    """Seconds of passes, and `shares` of guesses kept. `path`: where they are kept, if anywhere."""
+    """Seconds of passes, `acceptance` of draft tokens, and `layers` to search. `path`: their file, if any."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self._fits, self.shares, self.layers = _read(path) if path else _nothing()
+        self._fits, self.acceptance, self.layers = _read(path) if path else _nothing()
         self.trust: dict[str, float] = {}
-        """In speculation, for texts of a kind (`SpeculationFallback.kept`)."""
+        """Trust in speculation, by kind of texts (`SpeculationFallback.kept`)."""
         self.plain: dict[str, tuple[float, Kept]] = {}
-        """Of texts of a kind that plain decoding was best for the tokens per second of each row that are to be
-        expected, and how a text's pace goes on in the next one (`Cadence.kept`)."""
+        """By kind of texts that plain decoding was best for: tokens per second of each row, and the cadence
+        that the next text goes on with (`Cadence.kept`)."""
 
     def observe(self, tier: str, width: int, rows: int, keys: float, seconds: float, passes: int = 1) -> None:
-        """So many alike, over `width` tokens of each row, or bursts of so many; `keys` are those of all rows."""
+        """Note passes that are alike, over `width` tokens of each row, or bursts of so many; `keys` of all rows."""
         if tier not in self._fits:
             self._fits[tier] = PassFit()
         self._fits[tier].add(width, rows, keys, seconds, passes)
-        if self._fits[tier].fresh >= TOGETHER:
-            self._see(self._fits[tier])
+        if self._fits[tier].fresh >= BATCH:
+            self._fit(self._fits[tier])
 
     def seconds(self, tier: str, width: float, rows: int, keys: float) -> float:
-        """What a pass is expected to take; next to nothing where there was none yet, so that it will be tried."""
+        """The seconds to expect of a pass; next to none where there was no such tier yet, so that it is tried."""
         base, each = self.line(tier, rows, keys)
-        return max(base + width * each, LEAST)
+        return max(base + width * each, MIN_SECONDS)
 
     def line(self, tier: str, rows: int, keys: float) -> tuple[float, float]:
-        """The same as a function of the width: what a pass takes whatever it is, and what each token more adds."""
+        """The same as a line: seconds of a pass whatever its width, and seconds that each token of a row adds."""
         fit = self._fits.get(tier)
         if fit is None:
-            return LEAST, 0.0
-        if fit.fresh >= FEW or fit.passes < TOGETHER:
-            self._see(fit)
+            return MIN_SECONDS, 0.0
+        if fit.fresh >= MIN_FRESH or fit.passes < BATCH:
+            self._fit(fit)
         return fit.line(rows, keys)
 
-    def told(self, tier: str, rows: int, keys: float) -> bool:
-        """Whether there were enough passes like these to go by: what they take is no guess from quite other ones."""
-        return tier in self._fits and self._fits[tier].told(rows, keys)
+    def covers(self, tier: str, rows: int, keys: float) -> bool:
+        """Whether there were enough passes like these, so that their cost is not extrapolated from quite others."""
+        return tier in self._fits and self._fits[tier].covers(rows, keys)
 
-    def _see(self, fit: PassFit) -> None:
-        """Look at the latest passes of a tier, and at what they say of the machine."""
+    def _fit(self, fit: PassFit) -> None:
+        """Fit the latest passes of a tier, and scale those of all tiers if the speed of the machine has changed."""
         ratio = fit.speed()
         if not 1 / CHANGED < ratio < CHANGED:
             for each in self._fits.values():
                 each.scale(ratio)
-        fit.fold()
+        fit.fit()
 
     def settle(self) -> None:
-        """What has been seen so far is not forgotten: it had passes of all widths, and later ones may all be alike."""
+        """Keep what was observed so far for good: it had passes of all widths, and later ones may all be alike."""
         for fit in self._fits.values():
             fit.settle()
 
     def knows(self, *tiers: str) -> bool:
-        """Whether there were enough passes of all of these tiers to go by."""
-        return all(tier in self._fits and self._fits[tier].passes >= TRUSTED for tier in tiers)
+        """Whether there were enough passes of all of these tiers."""
+        return all(tier in self._fits and self._fits[tier].passes >= MIN_PASSES for tier in tiers)
 
     def save(self) -> None:
-        """Keep them for the next process; a folder that cannot be written to is no harm."""
+        """Write the file for the next process; a folder that cannot be written to is ignored."""
         if self.path is None:
             return
         passes = {tier: fit.saved() for tier, fit in self._fits.items()}
         layers = {case: asdict(found) for case, found in self.layers.items()}
-        saved = {"passes": passes, "shares": self.shares.sums, "layers": layers}
+        saved = {"passes": passes, "shares": self.acceptance.sums, "layers": layers}
         fresh = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ class CostModel:
 
 
 def _read(path: Path) -> Memory:
-    """What was saved; nothing if it cannot be read: it is only a memory, and will be made again."""
+    """The file's contents; nothing if it cannot be read, as all of it can be learnt again."""
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         fits = {
@@ -120,10 +120,10 @@ def _nothing() -> Memory:
 
 
 def _numbers(saved: Any, *shape: int) -> np.ndarray:
-    """Of this shape, and none below zero or beyond all bounds. Raises ValueError."""
+    """An array of this shape, finite and nowhere negative. Raises ValueError."""
     array = np.array(saved, float).reshape(shape)
     if not (np.isfinite(array).all() and (array >= 0).all()):
-        raise ValueError("not a sum of what was seen")
+        raise ValueError("not a sum of observations")
     return array
 
 

@@ -1,7 +1,7 @@
-"""What a pilot expects of the rows there are, with the budget that the retrieval tier has and with others.
+"""Forecast of seconds and acceptance of each tier for the rows of a batch, with the present budget and with others.
 
-Rows are told apart by the bits of their lengths, as the shares of what is kept are. A step may go to half or twice the
-usual budget for rows of one size; tiers and gammas are those of all rows.
+Rows are grouped by the bits of their lengths, as acceptance is. A replanning may take half or twice the usual budget
+for the rows of one group; tiers and gammas are those of all rows.
 """
 
 from __future__ import annotations
@@ -18,67 +18,71 @@ from triforce.planner.cost_model import CostModel
 from triforce.planner.ngram_hindsight import NgramHindsight
 from triforce.planner.plan import Amount
 
-TIMES = 0.5, 1.0, 2.0
-"""The usual budget, and what may be read instead."""
-LEAST = 2
-"""Times as long as another budget a context is, at least."""
+BUDGET_STEPS = 0.5, 1.0, 2.0
+"""Times the usual budget that may be read."""
+MIN_SPARSITY = 2
+"""Times as long as another budget than the usual one a context is, at least."""
 
-OTHER = 1.06
-"""Times the worth with the usual budget: less is not worth another one, for rows of each size."""
+MIN_GAIN_OF_BUDGET = 1.06
+"""Times the tokens per second with the usual budget that another one has to promise, for each group of rows."""
 
-BURST = 1000
-"""A draft's weights are read for each of its guesses, whatever the rows: that counts as so many keys of them all."""
+BURST_KEYS = 1000
+"""Keys that a burst of a draft counts as: it reads the draft's weights for each token, whatever the rows."""
 
-Times = Mapping[int, float]
+BudgetFactors = Mapping[int, float]
+"""Times the usual budget, by the bits of a row's length; 1 where it is left out."""
 
 
-def options(view: RetrievalView, times: Times, lengths: Sequence[int]) -> list[dict[int, float]]:
-    """The budgets as they are, and all that differ by one step for rows of one size, where they are to be chosen."""
+def budget_options(view: RetrievalView, present: BudgetFactors, lengths: Sequence[int]) -> list[dict[int, float]]:
+    """The present budgets, and all that differ by one step for one group of rows, where budgets are to be chosen."""
     sizes = sorted({length.bit_length() for length in lengths})
-    times = {bits: times[bits] for bits in sizes if bits in times}
-    found = [times]
+    present = {bits: present[bits] for bits in sizes if bits in present}
+    found = [present]
     if not (view.setting.budget.open and view.setting.refresh == 1 and not view.full.pool.offloaded):
         return found
     for bits in sizes:
-        possible = [each for each in TIMES if each == 1.0 or _fits(view, bits, each)]
-        at = possible.index(times.get(bits, 1.0))
+        possible = [each for each in BUDGET_STEPS if each == 1.0 or _fits(view, bits, each)]
+        at = possible.index(present.get(bits, 1.0))
         for other in possible[max(0, at - 1) : at] + possible[at + 1 : at + 2]:
-            changed = {**times, bits: other}
+            changed = {**present, bits: other}
             found.append({size: each for size, each in changed.items() if each != 1.0})
     return found
 
 
-def _fits(view: RetrievalView, bits: int, times: float) -> bool:
-    return LEAST * view.setting.budget.of(1 << (bits - 1), times) <= 1 << (bits - 1)
+def _fits(view: RetrievalView, bits: int, factor: float) -> bool:
+    return MIN_SPARSITY * view.setting.budget.of(1 << (bits - 1), factor) <= 1 << (bits - 1)
 
 
-def keys_seen(tier: str, lengths: Sequence[int], view: RetrievalView) -> int:
-    """Keys that a pass of a tier sees, of all rows."""
+def keys_read(tier: str, lengths: Sequence[int], view: RetrievalView) -> int:
+    """Keys that a pass of a tier reads, of all rows."""
     if tier == "full":
         return sum(lengths)
     if tier == "retrieval":
         return sum(map(view.keys, lengths))
-    return BURST if tier == "draft" else 0
+    return BURST_KEYS if tier == "draft" else 0
 
 
 class Forecast:
-    """See `plan.TierEstimates`; amounts that depend on the budget are columns, one row for each of `options`."""
+    """Forecast for rows of these lengths, see `plan.TierEstimates`.
+
+    Amounts that depend on the budget are columns, one row for each of `budgets`.
+    """
 
     def __init__(
         self,
         costs: CostModel,
-        watch: AcceptanceTracker,
-        echo: NgramHindsight,
+        acceptance: AcceptanceTracker,
+        hindsight: NgramHindsight,
         view: RetrievalView,
         lengths: Sequence[int],
-        options: Sequence[Times] = ({},),
+        budgets: Sequence[BudgetFactors] = ({},),
     ) -> None:
         self.rows, self._longest = len(lengths), max(lengths)
-        self._costs, self._watch, self._echo, self._view = costs, watch, echo, view
-        self.options, self._lengths = options, lengths
+        self._costs, self._acceptance, self._hindsight, self._view = costs, acceptance, hindsight, view
+        self.budgets, self._lengths = budgets, lengths
         self._lines: dict[str, tuple[Amount, Amount]] = {}
-        self.caution = _column([OTHER ** len(times) for times in options])
-        """How much better these budgets have to be."""
+        self.required_gain = _column([MIN_GAIN_OF_BUDGET ** len(factors) for factors in budgets])
+        """Times the tokens per second with the usual budgets that these have to promise."""
 
     def cost(self, tier: str, tokens: Amount) -> Amount:
         if tier not in self._lines:
@@ -86,61 +90,62 @@ class Forecast:
         base, each = self._lines[tier]
         return base + each * tokens
 
-    def alone(self, tier: str, tokens: Amount) -> Amount:
+    def draft_cost(self, tier: str, tokens: Amount) -> Amount:
         return self.cost(tier, tokens) if tier == "draft" else tokens * self.cost(tier, 1)
 
-    def echo(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
-        made, kept, found = self._echo.of(gamma, alone)
-        trust = self._watch.share("ngram", self._longest)
-        return trust * made, trust * kept, trust * found
+    def hindsight(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
+        proposed, accepted, found = self._hindsight.of(gamma, alone)
+        trust = self._acceptance.of("ngram", self._longest)
+        return trust * proposed, trust * accepted, trust * found
 
-    def share(self, tier: str) -> Amount:
+    def acceptance(self, tier: str) -> Amount:
         if tier == "full":
             return 1.0
-        return self._retrieval[1] if tier == "retrieval" else self._watch.share(tier, self._longest)
+        return self._retrieval[1] if tier == "retrieval" else self._acceptance.of(tier, self._longest)
 
     def _line(self, tier: str) -> tuple[Amount, Amount]:
-        """See `CostModel.line`."""
+        """Seconds of a pass, and of each token: see `CostModel.line`."""
         if tier != "retrieval":
-            return self._costs.line(tier, self.rows, keys_seen(tier, self._lengths, self._view))
+            return self._costs.line(tier, self.rows, keys_read(tier, self._lengths, self._view))
         reads = self._retrieval[0]
-        base, each = zip(*(_retrieval(self._costs, self.rows, reads[0], keys) for keys in reads), strict=True)
+        lines = (_retrieval_line(self._costs, self.rows, reads[0], keys) for keys in reads)
+        base, each = zip(*lines, strict=True)
         return _column(base), _column(each)
 
     @cached_property
     def _retrieval(self) -> tuple[list[int], Amount]:
-        """Of each option the keys that all rows read, and the share kept."""
+        """Keys that all rows read, and acceptance, by budget."""
         sizes: dict[int, list[int]] = {}
         for length in self._lengths:
             sizes.setdefault(length.bit_length(), []).append(length)
         means = {bits: (len(some), sum(some) // len(some)) for bits, some in sizes.items()}
-        reads, shares = [], []
-        for times in self.options:
-            keys, kept = 0, 0.0
+        reads, acceptance = [], []
+        for factors in self.budgets:
+            keys, accepted = 0, 0.0
             for bits, (count, mean) in means.items():
-                each = times.get(bits, 1.0)
-                keys += count * self._view.keys(mean, budget=self._view.setting.budget.of(mean, each))
-                kept += count * self._watch.share("retrieval", mean, each)
+                factor = factors.get(bits, 1.0)
+                keys += count * self._view.keys(mean, budget=self._view.setting.budget.of(mean, factor))
+                accepted += count * self._acceptance.of("retrieval", mean, factor)
             reads.append(keys)
-            shares.append(kept / self.rows)
-        return reads, _column(shares)
+            acceptance.append(accepted / self.rows)
+        return reads, _column(acceptance)
 
 
-def _retrieval(costs: CostModel, rows: int, present: int, keys: int) -> tuple[float, float]:
-    """What a retrieval pass over so many keys takes, as `CostModel.line` has it, where so many are usual.
+def _retrieval_line(costs: CostModel, rows: int, present: int, keys: int) -> tuple[float, float]:
+    """Seconds of a retrieval pass over so many keys, as `CostModel.line`, where `present` keys are read now.
 
-    As long as they are alike nothing tells what a key costs: no less than one of the exact tier, it is taken to be.
-    Where so many were never read, it takes no more than a pass of the exact tier, of the same weights, over as many.
+    While passes are alike nothing shows the cost of a key: it is taken to be that of the full tier, at least. Where so
+    many keys were never read, a pass is taken to cost at most one of the full tier, of the same weights, over as many.
     """
-    usual, nothing = costs.line("retrieval", rows, present), costs.line("full", rows, 0)
-    if costs.told("full", rows, present) and not costs.told("retrieval", rows, present):
-        usual = min(usual, costs.line("full", rows, present), key=sum)
+    now, nothing = costs.line("retrieval", rows, present), costs.line("full", rows, 0)
+    if costs.covers("full", rows, present) and not costs.covers("retrieval", rows, present):
+        now = min(now, costs.line("full", rows, present), key=sum)
     own, exact = costs.line("retrieval", rows, keys), costs.line("full", rows, abs(keys - present))
     sign = 1 if keys > present else -1
-    more = [max(sign * (a - b), c - d) for a, b, c, d in zip(own, usual, exact, nothing, strict=True)]
-    return usual[0] + sign * more[0], usual[1] + sign * more[1]
+    more = [max(sign * (a - b), c - d) for a, b, c, d in zip(own, now, exact, nothing, strict=True)]
+    return now[0] + sign * more[0], now[1] + sign * more[1]
 
 
 def _column(amounts: Sequence[float]) -> Any:
-    """A number, if there is only one."""
+    """A column of these amounts; a number, if there is only one."""
     return np.array(amounts)[:, None] if len(amounts) > 1 else amounts[0]

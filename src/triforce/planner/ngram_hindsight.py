@@ -1,7 +1,7 @@
-"""How well guesses from the text itself would have fared, tried on the text as it came.
+"""Hindsight on n-grams: how many tokens they would have proposed in the text so far, and how many rightly.
 
-It needs no pass: what followed a place is known by now, and so is what lookup would have guessed there. So lookup is
-judged whether it is in use or not.
+It needs no forward pass: the tokens behind a place are known by now, and so is what n-grams would have proposed there.
+So the n-gram tier is judged whether it is in use or not.
 """
 
 from __future__ import annotations
@@ -12,60 +12,63 @@ from triforce.planner.plan import Amount
 from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.ngram import ALONE, BEFORE_A_DRAFT
 
-MOST = 16  # guesses
-FADE = 0.94  # of what was seen before, per place
-BELIEF = 2.0  # places without a guess, before anything was seen
-_UP_TO = np.minimum(np.arange(MOST + 1), np.arange(MOST + 1)[:, None]).astype(float)
+MAX_GAMMA = 16  # tokens
+DECAY = 0.94  # of what was seen before, per place
+PRIOR_PLACES = 2.0  # places without a match, before anything was seen
+_UP_TO = np.minimum(np.arange(MAX_GAMMA + 1), np.arange(MAX_GAMMA + 1)[:, None]).astype(float)
 """[n, gamma]: the lesser."""
 
 
 class NgramHindsight:
-    """Sums over places, the latest ones most: of matches that count alone, and of those that count before a draft."""
+    """Sums over places, the latest ones most: of matches that suffice alone (True), and before a draft (False)."""
 
-    def __init__(self, lookup: NgramProposer) -> None:
-        self._lookup = lookup
-        self._heard: list[tuple[int, int]] = []  # places that are not counted yet: most are never asked about
-        self._places = BELIEF
+    def __init__(self, ngrams: NgramProposer) -> None:
+        self._ngrams = ngrams
+        self._uncounted: list[tuple[int, int]] = []  # matches and hits: most are never asked about
+        self._places = PRIOR_PLACES
         self._found = {True: 0.0, False: 0.0}
-        self._made = {True: np.zeros(MOST + 1), False: np.zeros(MOST + 1)}
-        self._kept = {True: np.zeros(MOST + 1), False: np.zeros(MOST + 1)}
+        self._proposed = {True: np.zeros(MAX_GAMMA + 1), False: np.zeros(MAX_GAMMA + 1)}
+        self._accepted = {True: np.zeros(MAX_GAMMA + 1), False: np.zeros(MAX_GAMMA + 1)}
 
-    def listen(self, prefix: SequenceState, b: int) -> tuple[int, int]:
-        """Try what has been written in row b since the last time: at how many places, and how many tokens it told."""
-        news = list(self._lookup.hindsight(prefix, b, MOST))
-        self._heard += news
-        return len(news), sum(run for _, run in news)
+    def update(self, prefix: SequenceState, b: int) -> tuple[int, int]:
+        """Try the new text of row b; returns at how many places, and hits: tokens that n-grams predicted there."""
+        tried = list(self._ngrams.hindsight(prefix, b, MAX_GAMMA))
+        self._uncounted += tried
+        return len(tried), sum(hits for _, hits in tried)
 
     def of(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
-        """As `plan.TierEstimates.echo` says."""
-        if self._heard:
+        """Tokens proposed and accepted of `gamma` at most, and the share of places with a match.
+
+        See `plan.TierEstimates.hindsight`.
+        """
+        if self._uncounted:
             self._count()
-        gamma = np.minimum(gamma, MOST)
-        made, kept = self._made[alone][gamma] / self._places, self._kept[alone][gamma] / self._places
-        return made, kept, self._found[alone] / self._places
+        gamma = np.minimum(gamma, MAX_GAMMA)
+        proposed, accepted = self._proposed[alone][gamma] / self._places, self._accepted[alone][gamma] / self._places
+        return proposed, accepted, self._found[alone] / self._places
 
     def _count(self) -> None:
-        """See the latest places; at most of them there was nothing to guess by."""
+        """Count the latest places; most of them have no match."""
         empty = 0
-        for match, run in self._heard:
+        for match, hits in self._uncounted:
             if match < ALONE:
                 empty += 1
                 continue
             self._fade(empty + 1)
             empty = 0
             for alone, least in ((True, ALONE), (False, BEFORE_A_DRAFT)):
-                guesses = min(MOST, NgramProposer.reach(match)) if match >= least else 0
-                self._found[alone] += guesses > 0
-                self._made[alone] += _UP_TO[guesses]
-                self._kept[alone] += _UP_TO[min(run, guesses)]
+                proposed = min(MAX_GAMMA, NgramProposer.reach(match)) if match >= least else 0
+                self._found[alone] += proposed > 0
+                self._proposed[alone] += _UP_TO[proposed]
+                self._accepted[alone] += _UP_TO[min(hits, proposed)]
         self._fade(empty)
-        self._heard.clear()
+        self._uncounted.clear()
 
     def _fade(self, places: int) -> None:
-        """So many places more."""
-        left = FADE**places
-        self._places = left * self._places + (1 - left) / (1 - FADE)
+        """Let all sums fade by so many places."""
+        left = DECAY**places
+        self._places = left * self._places + (1 - left) / (1 - DECAY)
         for alone in (True, False):
             self._found[alone] *= left
-            self._made[alone] *= left
-            self._kept[alone] *= left
+            self._proposed[alone] *= left
+            self._accepted[alone] *= left

@@ -1,4 +1,4 @@
-"""Seconds of a tier's passes as a function of their work: non-negative least squares where the past fades."""
+"""Fit of a tier's seconds per pass to its work: non-negative least squares, where earlier passes fade."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from typing import Any
 
 import numpy as np
 
-FADE = 0.995  # of the past, per pass
+DECAY = 0.995  # of earlier passes, per pass
 
-LASTING = 8.0  # passes' worth of what was seen before `CostModel.settle`, which does not fade
+LASTING_PASSES = 8.0  # passes that what was observed before `CostModel.settle` counts as for good
 
-TOGETHER = 64  # passes that are looked at at a time, at most
+BATCH = 64  # passes that are fitted at a time, at most
 
-FEW = 16  # passes that change little where many were seen: that they were can wait
+MIN_FRESH = 16  # passes: fewer change little where many were fitted, and wait
 
 RIDGE = np.array([1e-9, 1e-3, 1e-6, 1e-3])
-"""Of each sum, added to it: what was never varied then costs nothing more, and widths least of all. Else a wide pass
-would be taken to cost as much as so many narrow ones, if those were all that was seen, and never be tried."""
+"""Part of each sum that is added to it: work that was never varied then costs nothing more, and width least of all.
+Else a wide pass would be taken to cost as much as so many narrow ones, if all were narrow, and never be tried."""
 
-OUTLIER = 3.0  # times what is expected: more than that counts as that, as the machine did something else
+OUTLIER = 3.0  # times the expected seconds: more counts as that, as the machine did something else
 
-TRUSTED = 8  # passes
+MIN_PASSES = 8  # passes after which a fit is used
 
-LEAST = 1e-6  # seconds
+MIN_SECONDS = 1e-6  # of a pass
 
-TOLD = 0.25  # leverage of a pass on its own forecast: those with less are told of by others
+MAX_LEVERAGE = 0.25  # of a pass on its own prediction: with less, other passes cover it
 
 _NONE = np.zeros((2, 4, 5))
 
 
 class PassFit:
-    """Non-negative least squares on (1, n, k, width k): more work never takes less time.
+    """Non-negative least squares on (1, n, k, width k), see `cost_model`: more work never takes less time.
 
-    Of what was seen it keeps sums of products, (4, 5): of these four with one another and with the seconds, each pass
-    divided by its seconds; of passes over one token of each row, and of wider ones, which fade by their own kind only:
-    plain decoding tells nothing of them. Those of `lasting` do not fade.
+    It keeps sums of products (2, 4, 5), of these four features with one another and with the seconds, each pass divided
+    by its seconds: one of passes over one token of each row, one of wider passes. Each fades by passes of its own kind,
+    as plain decoding shows nothing of wide passes. `lasting` (4, 5) does not fade.
     """
 
     def __init__(self, sums: np.ndarray = _NONE, lasting: np.ndarray = _NONE[0], passes: int = 0) -> None:
@@ -53,46 +53,46 @@ class PassFit:
 
     @property
     def fresh(self) -> int:
-        """How many observations wait to be looked at: many at a time, as one costs little more than that."""
+        """Observations that wait to be fitted: many at a time cost little more than one."""
         return len(self._fresh)
 
     def add(self, width: int, rows: int, keys: float, seconds: float, passes: int) -> None:
         self._fresh.append((width, rows, keys, seconds, passes))
 
     def speed(self) -> float:
-        """Times what is expected that the latest passes took, in the median of those that others told of."""
-        if self._passes < TOGETHER or not self._fresh:
+        """The median of measured over expected seconds, of the latest passes that earlier ones cover."""
+        if self._passes < BATCH or not self._fresh:
             return 1.0
         *work, seconds_N, _ = np.array(self._fresh).T
-        expected_N, told_N = self._expected(np.stack(_features(*work), 1))
-        return float(np.median(seconds_N[told_N] / expected_N[told_N])) if told_N.sum() >= FEW else 1.0
+        expected_N, covered_N = self._expected(np.stack(_features(*work), 1))
+        return float(np.median(seconds_N[covered_N] / expected_N[covered_N])) if covered_N.sum() >= MIN_FRESH else 1.0
 
     def _expected(self, rows_NF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds of passes with these features, and whether enough others told of them: by their leverage."""
+        """Expected seconds of passes with these features, and whether earlier passes cover them, by leverage."""
         sums = self._total
-        scale_F = np.maximum(np.sqrt(np.diag(sums)), LEAST)
+        scale_F = np.maximum(np.sqrt(np.diag(sums)), MIN_SECONDS)
         moments_FF = sums[:, :4] / np.outer(scale_F, scale_F) + np.diag(RIDGE)
-        expected_N = np.maximum(rows_NF @ self._solution, LEAST)
+        expected_N = np.maximum(rows_NF @ self._solution, MIN_SECONDS)
         known_NF = rows_NF / expected_N[:, None] / scale_F
         leverage_N = np.einsum("nf,fg,ng->n", known_NF, np.linalg.inv(moments_FF), known_NF)
-        return expected_N, leverage_N < TOLD
+        return expected_N, leverage_N < MAX_LEVERAGE
 
     def scale(self, ratio: float) -> None:
-        """What was seen before the latest passes would take so many times as long now."""
+        """Multiply the seconds of all passes before the latest ones."""
         by = np.array([ratio**-2] * 4 + [1 / ratio])
         self._sums, self._lasting = self._sums * by, self._lasting * by
         self._solution = _solved(self._total)
 
-    def fold(self) -> None:
-        """See the latest passes."""
+    def fit(self) -> None:
+        """Fit the latest passes."""
         if not self._fresh:
             return
         *work, seconds_N, passes_N = np.array(self._fresh).T
         rows_NF = np.stack(_features(*work), 1)
-        if self._passes > TRUSTED:
-            expected_N, told_N = self._expected(rows_NF)
-            seconds_N = np.where(told_N, np.minimum(seconds_N, OUTLIER * expected_N), seconds_N)
-        rows_NF = rows_NF / np.maximum(seconds_N, LEAST)[:, None]
+        if self._passes > MIN_PASSES:
+            expected_N, covered_N = self._expected(rows_NF)
+            seconds_N = np.where(covered_N, np.minimum(seconds_N, OUTLIER * expected_N), seconds_N)
+        rows_NF = rows_NF / np.maximum(seconds_N, MIN_SECONDS)[:, None]
         wide_N = work[0] > 1
         narrow = _faded(self._sums[0], rows_NF, passes_N, ~wide_N)
         self._sums = np.stack((narrow, _faded(self._sums[1], rows_NF[wide_N], passes_N[wide_N])))
@@ -101,13 +101,13 @@ class PassFit:
         self._solution = _solved(self._total)
 
     def settle(self) -> None:
-        """Let `LASTING` passes' worth of what has been seen so far last."""
-        self.fold()
-        held = (1 - FADE**self._passes) / (1 - FADE)
-        self._lasting = self._sums.sum(0) * min(1.0, LASTING / held)
+        """Keep what was observed so far for good, counting as `LASTING_PASSES`."""
+        self.fit()
+        held = (1 - DECAY**self._passes) / (1 - DECAY)
+        self._lasting = self._sums.sum(0) * min(1.0, LASTING_PASSES / held)
 
     def saved(self) -> tuple[list[list[float]], list[list[float]], int]:
-        self.fold()
+        self.fit()
         return self._sums.tolist(), self._lasting.tolist(), self.passes
 
     def line(self, rows: int, keys: float) -> tuple[float, float]:
@@ -115,25 +115,25 @@ class PassFit:
         (a, b, c, d), thousands = self._solution.tolist(), keys / 1000
         return a + c * thousands, b * rows + d * thousands
 
-    def told(self, rows: int, keys: float) -> bool:
-        """See `CostModel.told`."""
+    def covers(self, rows: int, keys: float) -> bool:
+        """See `CostModel.covers`."""
         return bool(self._expected(np.array([_features(1, rows, keys)]))[1][0])
 
 
 def _faded(sums: np.ndarray, rows_NF: np.ndarray, passes_N: np.ndarray, some_N: Any = slice(None)) -> np.ndarray:
-    """What was seen, faded by these passes, and some of them."""
+    """The sums, faded by these passes, plus those of some of them."""
     if not len(rows_NF):
         return sums
     ends_N = passes_N.cumsum()
-    weights_N = FADE ** (ends_N[-1] - ends_N) * (1 - FADE**passes_N) / (1 - FADE)
+    weights_N = DECAY ** (ends_N[-1] - ends_N) * (1 - DECAY**passes_N) / (1 - DECAY)
     rows_NF, weights_N = rows_NF[some_N], weights_N[some_N]
     new: np.ndarray = (rows_NF * weights_N[:, None]).T @ np.concatenate((rows_NF, np.ones((len(rows_NF), 1))), 1)
-    faded: np.ndarray = FADE ** ends_N[-1] * sums + new
+    faded: np.ndarray = DECAY ** ends_N[-1] * sums + new
     return faded
 
 
 def _solved(sums: np.ndarray) -> np.ndarray:
-    """What is negative is left out, the worst first, until nothing is."""
+    """The solution (4,) that is nowhere negative: features with negative weights are left out, the worst first."""
     moments, values = sums[:, :4], sums[:, 4]
     scale = np.sqrt(np.diag(moments))
     used = [i for i in range(len(values)) if scale[i] > 0]

@@ -1,8 +1,8 @@
-"""What a plan is worth: tokens per second of a ladder, by the closed form of multi-level speculation.
+"""Plans, and their tokens per second by the closed form of multi-level speculation.
 
-With a share `a` of guesses kept, one by one and independently, verifying g guesses gives (1 - a^(g + 1)) / (1 - a)
-tokens (Leviathan et al. 2023, equation 1); a tier goes round until it holds `gamma` of them, and is a guesser itself
-(Sun et al. 2024, section 4.2). Amounts are numbers, or arrays over many plans of the same tiers.
+Where each draft token is accepted with probability `a`, independently, verifying g of them gives (1 - a^(g + 1)) /
+(1 - a) tokens (Leviathan et al. 2023, equation 1); a tier repeats that until it holds `gamma` tokens, which it
+proposes to the tier above (Sun et al. 2024, section 4.2). Amounts are numbers, or arrays over plans of the same tiers.
 """
 
 from __future__ import annotations
@@ -16,120 +16,120 @@ import numpy as np
 Amount = Any
 """A number, or an array of them."""
 
-WIDE = (1, 2, 3, 4, 6, 8, 10, 12, 16)
-NARROW = (1, 2, 3, 4, 6, 8)
+WIDE_GAMMAS = (1, 2, 3, 4, 6, 8, 10, 12, 16)
+NARROW_GAMMAS = (1, 2, 3, 4, 6, 8)
 
-CERTAIN = 1 - 1e-9
-"""A share of guesses kept that is as good as all."""
+MAX_ACCEPTANCE = 1 - 1e-9
+"""An acceptance that is as good as 1."""
 
-LAST_OF = (0.0, 0.0, 0.56, 0.85, 1.03, 1.16, 1.27, 1.35, 1.42)
-"""By how many deviations the largest of so many normal variables is above their mean."""
+MAX_OF_NORMALS = (0.0, 0.0, 0.56, 0.85, 1.03, 1.16, 1.27, 1.35, 1.42)
+"""Standard deviations that the largest of so many normal variables is above their mean."""
 
 
 class TierEstimates(Protocol):
-    """What is known of the tiers, for the rows that there are."""
+    """Costs and acceptance of the tiers, for the rows of a batch."""
 
     rows: int
 
     def cost(self, tier: str, tokens: Amount) -> Amount:
         """Seconds of a pass of a tier over so many tokens of each row."""
 
-    def alone(self, tier: str, tokens: Amount) -> Amount:
-        """Seconds in which a tier makes so many guesses of each row, one after another."""
+    def draft_cost(self, tier: str, tokens: Amount) -> Amount:
+        """Seconds in which a tier drafts so many tokens of each row, one after another."""
 
-    def share(self, tier: str) -> Amount:
-        """Of the guesses of a tier that another one looked at, the share that it kept."""
+    def acceptance(self, tier: str) -> Amount:
+        """The share of a tier's draft tokens that is accepted, of those that the tier above looked at."""
 
-    def echo(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
-        """Of lookup with so many guesses at most: those made, those kept, and how often there were some.
+    def hindsight(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
+        """Of n-grams of `gamma` tokens at most: tokens proposed and accepted, and the share of places with a match.
 
-        `alone`: where there is no other guesser, so that shorter matches count.
+        alone: no draft is below, so that shorter matches suffice.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Tiers from the lowest to the full one, and how many tokens each of the lower ones gathers before it is judged.
+    """Tiers from the lowest to the full one, and the tokens that each of the lower ones proposes to the next (gamma).
 
-    A draft with lookup on it guesses where the text does not repeat itself. times: how many times its budget the
-    retrieval tier reads of contexts of so many bits; of others once.
+    A draft below n-grams drafts where they have no match. budget_factors: times the usual budget that the retrieval
+    tier reads, by the bits of a context's length; 1 for others.
     """
 
     tiers: tuple[str, ...] = ("full",)
     gammas: tuple[int, ...] = ()
-    times: tuple[tuple[int, float], ...] = ()
+    budget_factors: tuple[tuple[int, float], ...] = ()
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is guessed."""
+        """Whether it is plain decoding."""
         return len(self.tiers) == 1
 
     def __str__(self) -> str:
-        guessers = [f"{tier} {gamma}" for tier, gamma in zip(self.tiers[:-1], self.gammas, strict=True)]
-        return " > ".join([*guessers, self.tiers[-1]])
+        drafting = [f"{tier} {gamma}" for tier, gamma in zip(self.tiers[:-1], self.gammas, strict=True)]
+        return " > ".join([*drafting, self.tiers[-1]])
 
 
 @dataclass(frozen=True, slots=True)
-class _Offer:
-    """Guesses of one round, the seconds they take, and the tokens that verifying them gives.
+class _Round:
+    """Draft tokens of one round, their seconds, and the tokens that verifying them gives.
 
-    width: guesses of the row that has most of them, as a pass is as wide as that.
+    width: draft tokens of the row that has most of them, as a pass is as wide as that.
     """
 
     tokens: Amount
     seconds: Amount
-    gives: Amount
+    verified: Amount
     width: Amount
 
 
-def rate(tiers: tuple[str, ...], gammas: tuple[Amount, ...], world: TierEstimates) -> Amount:
-    """Tokens per second of each row that are to be expected, of plans of these tiers."""
+def rate(tiers: tuple[str, ...], gammas: tuple[Amount, ...], estimates: TierEstimates) -> Amount:
+    """Tokens per second of each row to expect of plans of these tiers."""
     steps = list(zip(tiers, (*gammas, 1), strict=True))
     if "ngram" in tiers:
         at = tiers.index("ngram")
-        offer, steps = _lookup(world, steps[at][1], "draft" if at else None), steps[at + 1 :]
+        below, steps = _ngrams(estimates, steps[at][1], "draft" if at else None), steps[at + 1 :]
     else:
-        offer, steps = _alone(world, *steps[0]), steps[1:]
+        below, steps = _drafted(estimates, *steps[0]), steps[1:]
     for tier, gamma in steps:
-        offer = _verified(world, offer, tier, gamma)
-    return offer.tokens / offer.seconds
+        below = _verified(estimates, below, tier, gamma)
+    return below.tokens / below.seconds
 
 
-def expected(acceptance: Amount, guesses: Amount) -> Amount:
-    """Tokens that verifying so many guesses gives, the one drawn behind them included."""
-    acceptance = np.minimum(acceptance, CERTAIN)
-    return (1 - acceptance ** (guesses + 1)) / (1 - acceptance)
+def expected(acceptance: Amount, gamma: Amount) -> Amount:
+    """Tokens that verifying `gamma` draft tokens gives, with the one drawn behind them (Leviathan et al., eq. 1)."""
+    acceptance = np.minimum(acceptance, MAX_ACCEPTANCE)
+    return (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
 
 
-def _alone(world: TierEstimates, tier: str, gamma: Amount) -> _Offer:
-    """A tier that guesses token by token."""
-    return _Offer(gamma, world.alone(tier, gamma), expected(world.share(tier), gamma), gamma)
+def _drafted(estimates: TierEstimates, tier: str, gamma: Amount) -> _Round:
+    """A round of a tier that drafts token by token."""
+    return _Round(gamma, estimates.draft_cost(tier, gamma), expected(estimates.acceptance(tier), gamma), gamma)
 
 
-def _lookup(world: TierEstimates, gamma: Amount, below: str | None) -> _Offer:
-    """Guesses from the text, and those of the draft where there are none."""
-    made, kept, found = world.echo(gamma, below is None)
-    somewhere = 1 - (1 - found) ** world.rows
-    width, seconds = made / found * somewhere if found else 0.0 * made, world.cost("ngram", 1)
+def _ngrams(estimates: TierEstimates, gamma: Amount, below: str | None) -> _Round:
+    """A round of n-grams, and of the draft below where there is no match."""
+    proposed, accepted, found = estimates.hindsight(gamma, below is None)
+    somewhere = 1 - (1 - found) ** estimates.rows
+    width, seconds = proposed / found * somewhere if found else 0.0 * proposed, estimates.cost("ngram", 1)
     if below is None:
-        return _Offer(made, seconds, 1 + kept, width)
-    rest, missing = _alone(world, below, gamma), 1 - found
-    lacking = 1 - found**world.rows  # in some row
-    gives = found + kept + missing * rest.gives
-    tokens, width = made + missing * rest.tokens, np.maximum(width, lacking * rest.width)
-    return _Offer(tokens, seconds + lacking * rest.seconds, gives, width)
+        return _Round(proposed, seconds, 1 + accepted, width)
+    rest, missing = _drafted(estimates, below, gamma), 1 - found
+    lacking = 1 - found**estimates.rows  # in some row
+    verified = found + accepted + missing * rest.verified
+    tokens, width = proposed + missing * rest.tokens, np.maximum(width, lacking * rest.width)
+    return _Round(tokens, seconds + lacking * rest.seconds, verified, width)
 
 
-def _verified(world: TierEstimates, below: _Offer, tier: str, gamma: Amount) -> _Offer:
-    """Rounds of guesses until there are `gamma` tokens; of many rows all wait for the last one."""
-    rounds = np.maximum(1.0, (gamma + (below.gives - 1) / 2) / below.gives)
-    tokens = rounds * below.gives
-    if world.rows > 1 and tier != "full":
-        spread = 0.75 * (below.gives - 1) * (below.tokens + 1 - below.gives)
-        deviation = np.sqrt(rounds * np.maximum(spread, 0.0)) / below.gives
-        rounds = rounds + LAST_OF[min(world.rows, len(LAST_OF) - 1)] * deviation
-    seconds = rounds * (below.seconds + world.cost(tier, below.width + 1))
-    return _Offer(tokens, seconds, expected(world.share(tier), tokens), tokens)
+def _verified(estimates: TierEstimates, below: _Round, tier: str, gamma: Amount) -> _Round:
+    """Rounds of verified draft tokens until there are `gamma`; of many rows all wait for the last one."""
+    rounds = np.maximum(1.0, (gamma + (below.verified - 1) / 2) / below.verified)
+    tokens = rounds * below.verified
+    if estimates.rows > 1 and tier != "full":
+        spread = 0.75 * (below.verified - 1) * (below.tokens + 1 - below.verified)
+        deviation = np.sqrt(rounds * np.maximum(spread, 0.0)) / below.verified
+        rounds = rounds + MAX_OF_NORMALS[min(estimates.rows, len(MAX_OF_NORMALS) - 1)] * deviation
+    seconds = rounds * (below.seconds + estimates.cost(tier, below.width + 1))
+    return _Round(tokens, seconds, expected(estimates.acceptance(tier), tokens), tokens)
 
 
 @cache
@@ -138,7 +138,7 @@ def families(draft: bool, retrieval: bool) -> tuple[tuple[tuple[str, ...], tuple
 
     With a draft model or not, with a middle tier where that would see less than all.
     """
-    wide, narrow = np.array(WIDE), np.array(NARROW)
+    wide, narrow = np.array(WIDE_GAMMAS), np.array(NARROW_GAMMAS)
     low, high = (each.ravel() for each in np.meshgrid(narrow, wide))
     found: list[tuple[tuple[str, ...], tuple[np.ndarray, ...]]] = []
     if draft:

@@ -62,7 +62,7 @@ def run() -> None:
 def _joined(device: str, exact: bool) -> dict[str, Any]:
     own = spawn.own_device(device, int(os.environ["LOCAL_RANK"]))
     ranks = spawn.join(int(os.environ["WORLD_SIZE"]), own, exact)
-    ranks.meet()  # nobody looks into the folder any more
+    ranks.barrier()  # nobody looks into the folder any more
     return {"device": own, "ranks": ranks}
 
 

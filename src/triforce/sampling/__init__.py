@@ -1,7 +1,7 @@
-"""From logits to a law (`Warper`), within a `Constraint`, and from a seed to the noise that draws from it (`Noise`)."""
+"""Logits to probabilities (`LogitsProcessor`), what a text may go on with (`Constraint`), and the `Noise` of a seed."""
 
 from triforce.sampling.constraint import Constraint
-from triforce.sampling.logits import Warper
+from triforce.sampling.logits import LogitsProcessor
 from triforce.sampling.rng import Noise
 
-__all__ = ["Constraint", "Noise", "Warper"]
+__all__ = ["Constraint", "LogitsProcessor", "Noise"]

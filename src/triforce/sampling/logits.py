@@ -45,7 +45,7 @@ class _Setting:
             scores_BJV[self.rows] = warp(scores_BJV[self.rows], *self.values)
 
 
-class Warper:
+class LogitsProcessor:
     """The law of each row's next tokens.
 
     params: one per row. prompt_lengths: how many tokens of each row are its prompt. vocab_size: V. Raises RequestError
@@ -226,10 +226,10 @@ def check(peaks_BJ: Tensor) -> None:
     bad_BJ = ~peaks_BJ.isfinite()
     if bool(bad_BJ.any()):  # the host waits
         b, j = bad_BJ.nonzero()[0].tolist()
-        raise no_law(b, j, float(peaks_BJ[b, j]))
+        raise non_finite_logits(b, j, float(peaks_BJ[b, j]))
 
 
-def no_law(row: int, column: int, peak: float) -> ModelError:
+def non_finite_logits(row: int, column: int, peak: float) -> ModelError:
     """What to raise where the largest of the logits is not finite."""
     what = "NaN" if math.isnan(peak) else "+inf" if peak > 0 else "all -inf"
     return ModelError(

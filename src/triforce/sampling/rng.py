@@ -19,7 +19,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from triforce.ragged import Ints, there
+from triforce.ragged import Ints, to_device
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -98,7 +98,7 @@ class Noise:
         draw_Bn = self.draws[tier, :, None] + torch.arange(n, device=self.draws.device)
         counter = (draw_Bn & _MASK, draw_Bn >> 32, self.choices_B[:, None], torch.full_like(draw_Bn, 1 + tier))
         high, low, _, _ = philox(counter, self._keys_R2B[..., None])
-        self.draws[tier] += there(used_B, self.draws.device)
+        self.draws[tier] += to_device(used_B, self.draws.device)
         return _bits(high, low).double() * 2.0**-53
 
     def _make(self, missing: list[tuple[int, int, int]]) -> None:

@@ -119,7 +119,7 @@ class Worker:
         try:
             while answers := self._wait():
                 self._turn(answers)
-            self._ranks.agree(None)
+            self._ranks.broadcast(None)
         except BaseException as error:
             self._fail(error)
 
@@ -134,7 +134,7 @@ class Worker:
         fresh = [(answer.number, answer.ask) for answer in answers if not (answer.request or answer.number in gone)]
         orders = StepCommands(gone, fresh)
         try:
-            for number, event in self._crew.apply(self._ranks.agree(orders)):
+            for number, event in self._crew.apply(self._ranks.broadcast(orders)):
                 self._tell(number, event)
         except BaseException as error:  # no one request's fault: all must hear of it, and those to come may go well
             if self._ranks.count > 1:  # the others may stand elsewhere

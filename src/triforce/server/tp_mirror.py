@@ -74,7 +74,7 @@ class TPMirror:
             request = self._llm.request(ask.prompt, ask.params, ask.mode, ask.scope)
         except Exception as reason:
             error = reason
-        if not self._llm.ranks.unanimous(error is None):
+        if not self._llm.ranks.all_true(error is None):
             return error or RequestError(
                 "one of the processes that share the model cannot serve this; try again, or start with --tp 1"
             )
@@ -99,5 +99,5 @@ def follow(llm: LLM, limits: Limits) -> None:
     """What every rank does that is not the first, until that one says that it was all. Raises RankError."""
     crew = TPMirror(llm, limits)
     unheard: StepCommands | None = None
-    while orders := llm.ranks.agree(unheard):
+    while orders := llm.ranks.broadcast(unheard):
         crew.apply(orders)

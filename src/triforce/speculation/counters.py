@@ -52,7 +52,7 @@ class Counters:
         news_B2, self.news_B2 = self.news_B2, np.zeros_like(self.news_B2)
         return news_B2
 
-    def judged(self, offered_B: Ints, kept_B: Ints, live_B: Bools) -> None:
+    def record_verdict(self, offered_B: Ints, kept_B: Ints, live_B: Bools) -> None:
         """The tier above kept the first `kept_B` of `offered_B` proposed tokens."""
         kept_B = kept_B * live_B
         self.proposed_B += offered_B * live_B

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.ragged import Bools, Ints, columns, rows, there
+from triforce.ragged import Bools, Ints, columns, rows, to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class SequenceState:
         if width == 0:
             return self
         # Padding of a row at the end of its capacity has no place to go; it is folded onto the last column, which is
-        # scratch because a text is never filled to the brim (see batch.py).
+        # scratch because a text is never filled to the brim (see engine/sequence_batch.py).
         at_BK = np.minimum(columns(self.lengths_B, width), self.ids_BS.shape[1] - 1)
         self.ids_BS[rows(B), at_BK] = draft.tokens_BK
         return SequenceState(self.ids_BS, self.lengths_B + draft.counts_B)
@@ -54,32 +54,32 @@ class Draft:
     """
 
     tokens_BK: Ints
-    laws_BKV: Tensor
+    probs_BKV: Tensor
     origins_BK: Ints
     counts_B: Ints
 
     @staticmethod
-    def empty(count: int, law_size: int) -> Draft:
+    def empty(count: int, probs_size: int) -> Draft:
         """No guess, for so many rows."""
         nothing_BK = np.zeros((count, 0), dtype=np.int64)
-        laws_BKV = torch.zeros(count, 0, law_size, dtype=torch.float64)
-        return Draft(nothing_BK, laws_BKV, nothing_BK, np.zeros(count, dtype=np.int64))
+        probs_BKV = torch.zeros(count, 0, probs_size, dtype=torch.float64)
+        return Draft(nothing_BK, probs_BKV, nothing_BK, np.zeros(count, dtype=np.int64))
 
     def then(self, step: Draft, live_B: Bools) -> Draft:
         """This draft with `step` behind it, in the rows that are live."""
         counts_B = self.counts_B + step.counts_B * live_B
-        tokens_BK, laws_BKV, origins_BK = step.tokens_BK, step.laws_BKV, step.origins_BK
+        tokens_BK, probs_BKV, origins_BK = step.tokens_BK, step.probs_BKV, step.origins_BK
         if self.tokens_BK.shape[1]:
             at_BK = columns(self.counts_B, tokens_BK.shape[1])
             tokens_BK, origins_BK = (
                 _put(np.concatenate((before, after), 1), at_BK, after)
                 for before, after in ((self.tokens_BK, tokens_BK), (self.origins_BK, origins_BK))
             )
-            laws_BKV = _laws(self.laws_BKV, laws_BKV, at_BK)
+            probs_BKV = _laws(self.probs_BKV, probs_BKV, at_BK)
         longest = int(counts_B.max())
         if longest < tokens_BK.shape[1]:
-            tokens_BK, origins_BK, laws_BKV = tokens_BK[:, :longest], origins_BK[:, :longest], laws_BKV[:, :longest]
-        return Draft(tokens_BK, laws_BKV, origins_BK, counts_B)
+            tokens_BK, origins_BK, probs_BKV = tokens_BK[:, :longest], origins_BK[:, :longest], probs_BKV[:, :longest]
+        return Draft(tokens_BK, probs_BKV, origins_BK, counts_B)
 
 
 def _put(cells_BK: Ints, at_BJ: Ints, values_BJ: Ints) -> Ints:
@@ -90,6 +90,6 @@ def _put(cells_BK: Ints, at_BJ: Ints, values_BJ: Ints) -> Ints:
 def _laws(before_BKV: Tensor, after_BJV: Tensor, at_BJ: Ints) -> Tensor:
     both_BKV = torch.cat((before_BKV.to(after_BJV.device), after_BJV), 1)
     if both_BKV.shape[2]:
-        at_BJ1 = there(at_BJ, both_BKV.device)[..., None]
+        at_BJ1 = to_device(at_BJ, both_BKV.device)[..., None]
         both_BKV.scatter_(1, at_BJ1.expand_as(after_BJV), after_BJV)
     return both_BKV

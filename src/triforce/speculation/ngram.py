@@ -64,14 +64,14 @@ class NgramProposer:
         started = perf_counter()
         guesses = [self._guess(prefix, b, least) for b, least in enumerate(np.where(live_B, self._needed_B(), np.inf))]
         counts_B = ints([len(guess) for guess in guesses])
-        law_size = sampling.coupling.law_size(sampling.vocab_size)
-        found = Draft.empty(len(guesses), law_size)
+        probs_size = sampling.coupling.probs_size(sampling.vocab_size)
+        found = Draft.empty(len(guesses), probs_size)
         if counts_B.any():  # seldom in most texts, of which this is asked often
             tokens_BK = np.zeros((len(guesses), counts_B.max()), dtype=np.int64)
             for row, guess in zip(tokens_BK, guesses, strict=True):
                 row[: len(guess)] = guess
-            laws_BKV = F.one_hot(torch.from_numpy(tokens_BK), sampling.vocab_size)[..., :law_size].double()
-            found = Draft(tokens_BK, laws_BKV, np.full_like(tokens_BK, self.level), counts_B)
+            probs_BKV = F.one_hot(torch.from_numpy(tokens_BK), sampling.vocab_size)[..., :probs_size].double()
+            found = Draft(tokens_BK, probs_BKV, np.full_like(tokens_BK, self.level), counts_B)
         self.counters.passed(live_B, perf_counter() - started)
         rest_B = live_B & (counts_B == 0)
         if self.below is None or not rest_B.any():
@@ -79,11 +79,11 @@ class NgramProposer:
         self.below.catch_up(prefix, rest_B & (prefix.lengths_B - self.below.cache.lengths_B > FAR))
         return found.then(self.below.propose(prefix, sampling, rest_B), rest_B)
 
-    def judged(self, guess: Draft, kept_B: Ints, live_B: Bools) -> None:
+    def record_verdict(self, guess: Draft, kept_B: Ints, live_B: Bools) -> None:
         own_B = live_B & (guess.origins_BK[:, :1] == self.level).any(1) if self.below else live_B
-        self.counters.judged(guess.counts_B, kept_B, own_B)
+        self.counters.record_verdict(guess.counts_B, kept_B, own_B)
         if self.below:
-            self.below.judged(guess, kept_B, live_B & ~own_B)
+            self.below.record_verdict(guess, kept_B, live_B & ~own_B)
 
     def rewind(self, prefix: SequenceState) -> None:
         """See all but the last token, which may be another one than was seen there."""

@@ -90,7 +90,7 @@ class Proposer(Protocol):
 
     def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft: ...
 
-    def judged(self, guess: Draft, kept_B: Ints, live_B: Bools) -> None:
+    def record_verdict(self, guess: Draft, kept_B: Ints, live_B: Bools) -> None:
         """The tier above kept the first `kept_B` tokens of what was proposed."""
 
     def rewind(self, prefix: SequenceState) -> None: ...

@@ -66,7 +66,7 @@ class Tier(Generic[C]):
 
     def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
         """At least `gamma` tokens for each live row, each a sample of this tier's law given the text before it."""
-        draft = nothing = Draft.empty(len(live_B), sampling.coupling.law_size(sampling.vocab_size))
+        draft = nothing = Draft.empty(len(live_B), sampling.coupling.probs_size(sampling.vocab_size))
         going_on = False
         while (live_B := live_B & (draft.counts_B < self.gamma)).any():
             guess = self.below.propose(prefix, sampling, live_B) if self.below else nothing
@@ -75,9 +75,9 @@ class Tier(Generic[C]):
             several = self.burst(self, prefix, sampling, live_B, missing) if self.burst and not self.below else None
             step = several or self.verify(prefix, guess, sampling, live_B)
             draft = draft.then(step, live_B)
-            prefix = self.settle(prefix, step, live_B)
+            prefix = self.commit(prefix, step, live_B)
             if self.below:
-                self.below.judged(guess, step.counts_B - 1, live_B)
+                self.below.record_verdict(guess, step.counts_B - 1, live_B)
             passes = int(several.counts_B.max()) if several else 1
             self.counters.passed(live_B, perf_counter() - started, guess.tokens_BK.shape[1] + 1, passes, going_on)
             going_on = self.burst is not None and not self.below
@@ -103,14 +103,14 @@ class Tier(Generic[C]):
         self.cache.advance(unseen_B)
         return logits_BJV
 
-    def settle(self, prefix: SequenceState, step: Draft, live_B: Bools) -> SequenceState:
+    def commit(self, prefix: SequenceState, step: Draft, live_B: Bools) -> SequenceState:
         """The text with what was kept behind it; what was refused is forgotten, here and below."""
-        kept = prefix.append(Draft(step.tokens_BK, step.laws_BKV, step.origins_BK, step.counts_B * live_B))
+        kept = prefix.append(Draft(step.tokens_BK, step.probs_BKV, step.origins_BK, step.counts_B * live_B))
         self.rewind(kept)
         return kept
 
-    def judged(self, guess: Draft, kept_B: Ints, live_B: Bools) -> None:
-        self.counters.judged(guess.counts_B, kept_B, live_B)
+    def record_verdict(self, guess: Draft, kept_B: Ints, live_B: Bools) -> None:
+        self.counters.record_verdict(guess.counts_B, kept_B, live_B)
 
     def rewind(self, prefix: SequenceState) -> None:
         """See at most all but the last token of a text, which stays unseen so that it can be fed."""

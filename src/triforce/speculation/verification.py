@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triforce.ragged import Bools, Ints, columns, rows, there
+from triforce.ragged import Bools, Ints, columns, rows, to_device
 from triforce.speculation.draft import Draft
 
 
@@ -27,17 +27,17 @@ def rejection(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Ten
     row is for the draw and the others for its guesses, so that a row with fewer guesses than its mates uses fewer.
     """
     (B, K), device = draft.tokens_BK.shape, probs_BJV.device
-    rows_B, counts_B = torch.arange(B, device=device), there(draft.counts_B, device)
-    laws_BKV, tokens_BK1 = draft.laws_BKV.to(device), there(draft.tokens_BK, device)[..., None]
+    rows_B, counts_B = torch.arange(B, device=device), to_device(draft.counts_B, device)
+    draft_probs_BKV, tokens_BK1 = draft.probs_BKV.to(device), to_device(draft.tokens_BK, device)[..., None]
     p_BK = probs_BJV[:, :K].gather(2, tokens_BK1).squeeze(2)
-    q_BK = laws_BKV.gather(2, tokens_BK1).squeeze(2)
+    q_BK = draft_probs_BKV.gather(2, tokens_BK1).squeeze(2)
     kept_B = _leading(draft, uniforms_BJ[:, 1:] * q_BK < p_BK)
     p_BV = probs_BJV[rows_B, kept_B]
     refused_B = kept_B < counts_B
-    q_BV = F.pad(laws_BKV, (0, 0, 0, 1))[rows_B, kept_B] * refused_B[:, None]
-    owed_BV = (p_BV - q_BV).clamp_min(0)
-    owed_BV = torch.where(owed_BV.sum(1, keepdim=True) > 0, owed_BV, p_BV)  # p == q up to rounding
-    return kept_B, draw(owed_BV, uniforms_BJ[:, 0])
+    q_BV = F.pad(draft_probs_BKV, (0, 0, 0, 1))[rows_B, kept_B] * refused_B[:, None]
+    residual_BV = (p_BV - q_BV).clamp_min(0)
+    residual_BV = torch.where(residual_BV.sum(1, keepdim=True) > 0, residual_BV, p_BV)  # p == q up to rounding
+    return kept_B, draw(residual_BV, uniforms_BJ[:, 0])
 
 
 def block(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,20 +50,20 @@ def block(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor,
     the last guess q = 0, and that is reach_j. The uniforms are those of `rejection`.
     """
     (B, K), device = draft.tokens_BK.shape, probs_BJV.device
-    rows_B, counts_B = torch.arange(B, device=device), there(draft.counts_B, device)
+    rows_B, counts_B = torch.arange(B, device=device), to_device(draft.counts_B, device)
     columns_J = torch.arange(K + 1, device=device)
-    tokens_BK1 = there(draft.tokens_BK, device)[..., None]
-    laws_BJV = F.pad(draft.laws_BKV.to(device), (0, 0, 0, 1)) * (columns_J < counts_B[:, None])[..., None]
-    ratios_BK = (probs_BJV[:, :K].gather(2, tokens_BK1) / laws_BJV[:, :K].gather(2, tokens_BK1)).squeeze(2)
+    tokens_BK1 = to_device(draft.tokens_BK, device)[..., None]
+    draft_probs_BJV = F.pad(draft.probs_BKV.to(device), (0, 0, 0, 1)) * (columns_J < counts_B[:, None])[..., None]
+    ratios_BK = (probs_BJV[:, :K].gather(2, tokens_BK1) / draft_probs_BJV[:, :K].gather(2, tokens_BK1)).squeeze(2)
     one_B = torch.ones(B, dtype=probs_BJV.dtype, device=device)
     reach_BJ = torch.stack([*accumulate(ratios_BK.unbind(1), lambda a, b: (a * b).clamp_max(1), initial=one_B)], 1)
-    owed_BJV = (reach_BJ[..., None] * probs_BJV - laws_BJV).clamp_min(0)
-    owed_BJ = owed_BJV.sum(2)
-    passes_BJ = (uniforms_BJ * (owed_BJ + (1 - reach_BJ)) < owed_BJ) & (columns_J <= counts_B[:, None])
+    residual_BJV = (reach_BJ[..., None] * probs_BJV - draft_probs_BJV).clamp_min(0)
+    residual_BJ = residual_BJV.sum(2)
+    passes_BJ = (uniforms_BJ * (residual_BJ + (1 - reach_BJ)) < residual_BJ) & (columns_J <= counts_B[:, None])
     kept_B = (passes_BJ * columns_J).amax(1)
-    owed_BV, p_BV = owed_BJV[rows_B, kept_B], probs_BJV[rows_B, kept_B]
-    owed_BV = torch.where(owed_BV.sum(1, keepdim=True) > 0, owed_BV, p_BV)  # p == q up to rounding
-    return kept_B, draw(owed_BV, uniforms_BJ[:, 0])
+    residual_BV, p_BV = residual_BJV[rows_B, kept_B], probs_BJV[rows_B, kept_B]
+    residual_BV = torch.where(residual_BV.sum(1, keepdim=True) > 0, residual_BV, p_BV)  # p == q up to rounding
+    return kept_B, draw(residual_BV, uniforms_BJ[:, 0])
 
 
 def seeded(draft: Draft, probs_BJV: Tensor, exponentials_BJV: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,7 @@ def seeded(draft: Draft, probs_BJV: Tensor, exponentials_BJV: Tensor) -> tuple[T
     share the E of a position, so the picks of a text do not depend on what was guessed.
     """
     picks_BJ = race(probs_BJV, exponentials_BJV)
-    kept_B = _leading(draft, there(draft.tokens_BK, picks_BJ.device) == picks_BJ[:, :-1])
+    kept_B = _leading(draft, to_device(draft.tokens_BK, picks_BJ.device) == picks_BJ[:, :-1])
     return kept_B, picks_BJ.gather(1, kept_B[:, None]).squeeze(1)
 
 
@@ -93,7 +93,7 @@ def draw(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
 
 
 def _leading(draft: Draft, fits_BK: Tensor) -> Tensor:
-    real_BK = there(np.arange(fits_BK.shape[1]) < draft.counts_B[:, None], fits_BK.device)
+    real_BK = to_device(np.arange(fits_BK.shape[1]) < draft.counts_B[:, None], fits_BK.device)
     return (fits_BK & real_BK).long().cumprod(1).sum(1)
 
 
@@ -108,7 +108,7 @@ class NoiseSource(Protocol):
 class Verification(Protocol):
     """Turns a draft of any law into a draft of `probs_BJV`."""
 
-    def law_size(self, vocab_size: int) -> int:
+    def probs_size(self, vocab_size: int) -> int:
         """Entries of each token's law that a draft must carry so that the tier above can verify it."""
 
     def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
@@ -121,12 +121,12 @@ class Rejection:
     def __init__(self, noise: NoiseSource) -> None:
         self.noise = noise
 
-    def law_size(self, vocab_size: int) -> int:
+    def probs_size(self, vocab_size: int) -> int:
         return vocab_size
 
     def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
         uniforms_BJ = self.noise.uniforms(tier, probs_BJV.shape[1], (draft.counts_B + 1) * live_B)
-        return settle(draft, *rejection(draft, probs_BJV, uniforms_BJ), probs_BJV, tier)
+        return accepted_draft(draft, *rejection(draft, probs_BJV, uniforms_BJ), probs_BJV, tier)
 
 
 class BlockRejection(Rejection):
@@ -134,7 +134,7 @@ class BlockRejection(Rejection):
 
     def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
         uniforms_BJ = self.noise.uniforms(tier, probs_BJV.shape[1], (draft.counts_B + 1) * live_B)
-        return settle(draft, *block(draft, probs_BJV, uniforms_BJ), probs_BJV, tier)
+        return accepted_draft(draft, *block(draft, probs_BJV, uniforms_BJ), probs_BJV, tier)
 
 
 class Seeded:
@@ -143,19 +143,19 @@ class Seeded:
     def __init__(self, noise: NoiseSource) -> None:
         self.noise = noise
 
-    def law_size(self, vocab_size: int) -> int:
+    def probs_size(self, vocab_size: int) -> int:
         return 0
 
     def verify(self, draft: Draft, probs_BJV: Tensor, lengths_B: Ints, live_B: Bools, tier: int) -> Draft:
-        positions_BJ = there(columns(lengths_B, probs_BJV.shape[1]), probs_BJV.device)
+        positions_BJ = to_device(columns(lengths_B, probs_BJV.shape[1]), probs_BJV.device)
         exponentials_BJV = self.noise.exponentials(positions_BJ, probs_BJV.shape[2])
-        return settle(draft, *seeded(draft, probs_BJV, exponentials_BJV), probs_BJV[..., :0], tier)
+        return accepted_draft(draft, *seeded(draft, probs_BJV, exponentials_BJV), probs_BJV[..., :0], tier)
 
 
-def settle(draft: Draft, kept_B: Tensor, tokens_B: Tensor, laws_BJV: Tensor, tier: int) -> Draft:
+def accepted_draft(draft: Draft, kept_B: Tensor, tokens_B: Tensor, draft_probs_BJV: Tensor, tier: int) -> Draft:
     """The kept guesses with the drawn token behind them, as a draft of the verifier's law: the host waits here."""
     kept_B1, drawn_B1 = torch.stack((kept_B, tokens_B)).cpu().numpy()[..., None]
     none_B1 = np.zeros_like(kept_B1)
     tokens_BJ, origins_BJ = (np.concatenate((x, none_B1), 1) for x in (draft.tokens_BK, draft.origins_BK))
     tokens_BJ[rows(len(kept_B1)), kept_B1], origins_BJ[rows(len(kept_B1)), kept_B1] = drawn_B1, tier
-    return Draft(tokens_BJ, laws_BJV, origins_BJ, kept_B1[:, 0] + 1)
+    return Draft(tokens_BJ, draft_probs_BJV, origins_BJ, kept_B1[:, 0] + 1)

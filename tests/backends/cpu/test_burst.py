@@ -16,7 +16,7 @@ from triforce.errors import ModelError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import StreamingView
 from triforce.ragged import Ints
-from triforce.sampling import Warper
+from triforce.sampling import LogitsProcessor
 from triforce.speculation import Draft, Rejection, Seeded, SequenceState, Tier, TokenSampler, Verification
 
 pytestmark = needs_native
@@ -54,7 +54,7 @@ class Drafting:
         live_B = np.array(live)
         draft = self.tier.propose(self.prefix, self.sampling, live_B)
         counts_B = np.minimum(kept, draft.counts_B)
-        self.prefix = self.prefix.append(Draft(draft.tokens_BK, draft.laws_BKV, draft.origins_BK, counts_B))
+        self.prefix = self.prefix.append(Draft(draft.tokens_BK, draft.probs_BKV, draft.origins_BK, counts_B))
         self.tier.rewind(self.prefix)
         return draft
 
@@ -67,7 +67,7 @@ def same(one: Draft, other: Draft) -> bool:
         return False
     real_BK = np.arange(one.tokens_BK.shape[1]) < one.counts_B[:, None]
     pairs = (one.tokens_BK, other.tokens_BK), (one.origins_BK, other.origins_BK)
-    laws = (torch.equal(a[:n], b[:n]) for a, b, n in zip(one.laws_BKV, other.laws_BKV, one.counts_B, strict=True))
+    laws = (torch.equal(a[:n], b[:n]) for a, b, n in zip(one.probs_BKV, other.probs_BKV, one.counts_B, strict=True))
     return all(np.array_equal(a[real_BK], b[real_BK]) for a, b in pairs) and all(laws)
 
 
@@ -91,7 +91,7 @@ def test_lists_that_should_have_moved_are_noticed(monkeypatch: pytest.MonkeyPatc
 def test_who_samples_in_torch_is_asked_for_each_token() -> None:
     drafting = Drafting(Seeded, several=True)
     coupling: Verification = Seeded(drafting.noise)
-    drafting.sampling = TorchSampling(Warper(PARAMS, PROMPTS, V), coupling, V)
+    drafting.sampling = TorchSampling(LogitsProcessor(PARAMS, PROMPTS, V), coupling, V)
     live_B = np.array([True, True, True])
     assert drafting.tier.burst is not None
     assert drafting.tier.burst(drafting.tier, drafting.prefix, drafting.sampling, live_B, 5) is None

@@ -127,7 +127,7 @@ def sampling(dtype: torch.dtype) -> Tensor:
     logits_BV = 4 * normal(3, V)
     sampler = NativeSampling(params, [1] * 3, V, Rejection(make_noise([0, 1, 2], [0, 1, 2])))
     live_B = np.ones(3, dtype=np.bool_)
-    law_BV = sampler.verify(Draft.empty(3, V), logits_BV[:, None], prefix, live_B, 0).laws_BKV[:, 0]
+    law_BV = sampler.verify(Draft.empty(3, V), logits_BV[:, None], prefix, live_B, 0).probs_BKV[:, 0]
     scores_BV = (logits_BV.double() - logits_BV.double().amax(1, keepdim=True)) / torch.tensor(
         [[0.3], [1.0], [1.7]], dtype=torch.double
     )

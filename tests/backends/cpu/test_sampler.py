@@ -82,7 +82,7 @@ def test_has_the_same_bits_at_each_level_with_any_threads_in_any_batch(coupling:
             for got, row in ((together, b), (alone, 0)):
                 assert int(got.counts_B[row]) == count
                 assert got.tokens_BK[row, :count].tolist() == expected.tokens_BK[b, :count].tolist()
-                assert torch.equal(got.laws_BKV[row, :count], expected.laws_BKV[b, :count])
+                assert torch.equal(got.probs_BKV[row, :count], expected.probs_BKV[b, :count])
 
 
 def law(logits: Tensor, **params: object) -> list[Tensor]:

@@ -83,8 +83,8 @@ def test_parts_of_larger_tensors(coupling: type) -> None:
     padded = torch.full((5, 7, 30), math.nan).bfloat16()
     padded[:4, :4] = whole.logits_BJV
     longer = torch.full((4, 5, 30), math.nan).double()
-    longer[:, :3] = whole.guess.laws_BKV
-    guess = replace(whole.guess, laws_BKV=longer[:, :3])
+    longer[:, :3] = whole.guess.probs_BKV
+    guess = replace(whole.guess, probs_BKV=longer[:, :3])
     agree(replace(whole, logits_BJV=padded[:4, :4], guess=guess), OnDevice, coupling)
 
 

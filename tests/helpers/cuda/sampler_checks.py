@@ -38,7 +38,7 @@ class OnDevice:
 
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         draft = self._sampling.verify(guess, logits_BJV.to(DEVICE), prefix, live_B, tier)
-        return replace(draft, laws_BKV=draft.laws_BKV.cpu())
+        return replace(draft, probs_BKV=draft.probs_BKV.cpu())
 
 
 def move(noise: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Ladders whose law is counted: of every depth and every setting of the warper, and the laws that they must have."""
+"""Tiers whose law is counted: of every depth and all settings of the logits processor, and the law each must have."""
 
 from __future__ import annotations
 

@@ -18,8 +18,10 @@ PARAMS = SamplingParams(0.8, max_tokens=50)
 def mispicked(mode: str) -> int:
     """Tokens of `seeded` texts that are not what plain dense decoding picks there, under the same noise."""
     texts_BT = finished(batch := started(mode, "seeded", PARAMS, ROWS))
-    noise = make_noise([job.seed for job in batch.jobs], [job.choice for job in batch.jobs])
-    positions_BT = columns(ints([len(job.prompt) for job in batch.jobs]), texts_BT.shape[1])
+    noise = make_noise(
+        [sequence.seed for sequence in batch.sequences], [sequence.choice for sequence in batch.sequences]
+    )
+    positions_BT = columns(ints([len(sequence.prompt) for sequence in batch.sequences]), texts_BT.shape[1])
     exponentials_BTV = noise.exponentials(torch.from_numpy(positions_BT), V)
     return int((race(laws(texts_BT, PARAMS), exponentials_BTV) != texts_BT).sum())
 

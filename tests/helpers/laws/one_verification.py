@@ -25,7 +25,7 @@ from tests.helpers.samplers import Sampler
 from triforce.backends.token_sampler import NativeSampling
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Ints, ints
-from triforce.sampling import Warper
+from triforce.sampling import LogitsProcessor
 from triforce.speculation import Draft, SequenceState
 from triforce.speculation import verification as couplings
 
@@ -38,14 +38,14 @@ PROMPT = (0, 1, 1)
 
 
 def warped(seed: int, params: SamplingParams, vocab_size: int, likeness: float = 0.0) -> NextLaw:
-    """Random next-token laws behind the real warper; a share `likeness` of the logits is the same for all seeds."""
+    """Random next-token laws by the real processor; a share `likeness` of the logits is the same for all seeds."""
 
     def next_law(text: Text) -> list[float]:
         own, common = (_normals((s, *text), vocab_size) for s in (seed, 0))
         logits = 2 * ((1 - likeness) * own + likeness * common)
         ids = torch.tensor([[*PROMPT, *text]])
         return (
-            Warper([params], [len(PROMPT)], vocab_size)(logits[None, None], ids, torch.tensor([ids.shape[1]]))
+            LogitsProcessor([params], [len(PROMPT)], vocab_size)(logits[None, None], ids, torch.tensor([ids.shape[1]]))
             .flatten()
             .tolist()
         )
@@ -160,7 +160,7 @@ def outcomes(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_
     uniforms_NPJ = looks([cell.edges for _, cell in listed], max(counts) + 1)
     N, P, J = uniforms_NPJ.shape
     tokens, origins, counts_B = (x.repeat(P, 0) for x in (draft.tokens_BK, draft.origins_BK, draft.counts_B))
-    many = Draft(tokens, draft.laws_BKV.repeat_interleave(P, 0), origins, counts_B)
+    many = Draft(tokens, draft.probs_BKV.repeat_interleave(P, 0), origins, counts_B)
     decided = decide(many, laws_p.repeat_interleave(P, 0), uniforms_NPJ.reshape(N * P, J))
     kept, token = (x.view(N, P) for x in decided)
     assert (kept == kept[:, :1]).all(), "the number of guesses kept changes inside a cell"

@@ -1,4 +1,4 @@
-"""Laws for which a few cells integrate every decision exactly, and logits that the real warper turns into them."""
+"""Laws for which a few cells integrate every decision exactly, and logits that become these in the real processor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triforce.interface.sampling_params import SamplingParams
 
 Weights = tuple[int, ...]
 JUNK = 0.02
-"""Probability, before the warper, of each token that top-k, top-p or min-p must cut."""
+"""Probability, before the logits processor, of each token that top-k, top-p or min-p must cut."""
 
 
 def shuffled(*weights: Weights) -> list[Weights]:

@@ -9,17 +9,17 @@ from torch import Tensor
 
 from tests.helpers.simple_cache import score
 from triforce.backends.decoder import Decoder
-from triforce.engine.batch import Batch
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.model.weights import Layer, Weights
-from triforce.sampling import Warper
+from triforce.sampling import LogitsProcessor
 
 V, C, HEADS, GROUPS, D, LAYERS = 6, 32, 4, 2, 8, 2
 PROMPTS = [
@@ -61,30 +61,32 @@ MODELS = ModelSet(decoder(LAYERS, 0.0), decoder(1, 0.1))
 
 def started(
     mode: str, coupling: str, params: SamplingParams, rows: int, first: int = 0, setting: SpeculativeConfig = SETTING
-) -> Batch:
+) -> SequenceBatch:
     """A ragged batch that has read its prompts: row b is choice `first + b`, of prompt b modulo their number."""
-    jobs = [TokenSequence(PROMPTS[row % len(PROMPTS)], params, seed=1234, choice=first + row) for row in range(rows)]
-    batch = Batch(MODELS, MODES[mode], setting, coupling, jobs)
+    sequences = [
+        TokenSequence(PROMPTS[row % len(PROMPTS)], params, seed=1234, choice=first + row) for row in range(rows)
+    ]
+    batch = SequenceBatch(MODELS, MODES[mode], setting, coupling, sequences)
     deque(batch.prefill(), maxlen=0)
     return batch
 
 
-def finished(batch: Batch) -> Tensor:
+def finished(batch: SequenceBatch) -> Tensor:
     """The new tokens of each row, (B, max_tokens)."""
     while not batch.done:
         batch.step()
-    return torch.tensor([job.tokens for job in batch.jobs])
+    return torch.tensor([sequence.tokens for sequence in batch.sequences])
 
 
 @torch.no_grad()
 def laws(texts_BT: Tensor, params: SamplingParams, model: Decoder = MODELS.target) -> Tensor:
-    """The law of each of these tokens given those before it, (B, T, V): plain dense passes, and the real warper."""
+    """The law of each of these tokens given those before it, (B, T, V): plain dense passes and the real processor."""
     laws_BTV = torch.empty(*texts_BT.shape, V, dtype=torch.float64)
     for first, prompt in enumerate(PROMPTS):
         for rows in torch.arange(first, len(texts_BT), len(PROMPTS)).split(64):
             ids_RS = torch.cat([torch.tensor(prompt).repeat(len(rows), 1), texts_BT[rows]], 1)
             at_RT = (len(prompt) - 1 + torch.arange(texts_BT.shape[1])).repeat(len(rows), 1)
             lengths = [len(prompt)] * len(rows)
-            warper = Warper([params] * len(rows), lengths, V)
-            laws_BTV[rows] = warper(score(model, ids_RS, at_BJ=at_RT), ids_RS, torch.tensor(lengths))
+            processor = LogitsProcessor([params] * len(rows), lengths, V)
+            laws_BTV[rows] = processor(score(model, ids_RS, at_BJ=at_RT), ids_RS, torch.tensor(lengths))
     return laws_BTV

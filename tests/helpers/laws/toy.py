@@ -184,12 +184,12 @@ class Ladder:
         weights_B = torch.full((worlds,), 1 / worlds, dtype=torch.float64)
         return Worlds(ids_BS, seen_B + 1, memories, torch.ones(worlds, dtype=torch.bool), weights_B)
 
-    def job(self, worlds: Worlds, b: int, horizon: int, stop: frozenset[int]) -> TokenSequence:
-        """The real job that takes the tokens of a world: it ends at a stop token, or at the horizon."""
-        job = TokenSequence(list(self.prompt), self.params, seed=0, stop_ids=stop)
+    def sequence(self, worlds: Worlds, b: int, horizon: int, stop: frozenset[int]) -> TokenSequence:
+        """The real sequence that takes the tokens of a world: it ends at a stop token, or at the horizon."""
+        sequence = TokenSequence(list(self.prompt), self.params, seed=0, stop_ids=stop)
         tokens = worlds.ids_BS[b, len(self.prompt) : int(worlds.lengths_B[b])].tolist()
-        job.accept(tokens, [""] * len(tokens), horizon)
-        return job
+        sequence.accept(tokens, [""] * len(tokens), horizon)
+        return sequence
 
 
 def branch(ladder: Ladder, worlds: Worlds) -> Worlds:
@@ -229,11 +229,11 @@ def law(ladder: Ladder, horizon: int, stop: frozenset[int] = frozenset()) -> Law
     worlds = ladder.start(horizon)
     while worlds.live_B.any():
         worlds = branch(ladder, worlds)
-        jobs = [ladder.job(worlds, b, horizon, stop) for b in range(len(worlds.ids_BS))]
-        worlds.live_B = torch.tensor([job.finish is None for job in jobs])
+        sequences = [ladder.sequence(worlds, b, horizon, stop) for b in range(len(worlds.ids_BS))]
+        worlds.live_B = torch.tensor([sequence.finish is None for sequence in sequences])
     texts: Law = defaultdict(float)
-    for job, weight in zip(jobs, worlds.weights_B.tolist(), strict=True):
-        texts[tuple(job.tokens)] += weight
+    for sequence, weight in zip(sequences, worlds.weights_B.tolist(), strict=True):
+        texts[tuple(sequence.tokens)] += weight
     return texts
 
 

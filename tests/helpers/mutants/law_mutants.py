@@ -45,12 +45,12 @@ class Mutant:
             patch.setattr(edit.owner, edit.name, edit.function())
 
 
-OWED = "owed_BV = (p_BV - q_BV).clamp_min(0)"
-JUDGED = "uniforms_BJ[:, 1:] * q_BK < p_BK"
+RESIDUAL = "residual_BV = (p_BV - q_BV).clamp_min(0)"
+ACCEPTED = "uniforms_BJ[:, 1:] * q_BK < p_BK"
 DECISIONS = [
     Mutant(
         "no residual anywhere",
-        [Edit(verification, "rejection", (OWED, "owed_BV = p_BV"))],
+        [Edit(verification, "rejection", (RESIDUAL, "residual_BV = p_BV"))],
         ("one verification", "two tiers", "three tiers", "ngram", "the engine"),
     ),
     Mutant(
@@ -61,7 +61,7 @@ DECISIONS = [
                 verification,
                 "rejection",
                 ("uniforms_BJ: Tensor)", "uniforms_BJ: Tensor, middle: bool = False)"),
-                (OWED, "owed_BV = p_BV if middle else (p_BV - q_BV).clamp_min(0)"),
+                (RESIDUAL, "residual_BV = p_BV if middle else (p_BV - q_BV).clamp_min(0)"),
             ),
         ],
         ("three tiers", "the engine"),
@@ -90,8 +90,8 @@ DECISIONS = [
                 verification,
                 "rejection",
                 (
-                    "F.pad(laws_BKV, (0, 0, 0, 1))",
-                    "torch.cat([laws_BKV, laws_BKV[:, -1:] if K else 0 * probs_BJV], 1)",
+                    "F.pad(draft_probs_BKV, (0, 0, 0, 1))",
+                    "torch.cat([draft_probs_BKV, draft_probs_BKV[:, -1:] if K else 0 * probs_BJV], 1)",
                 ),
                 (" * refused_B[:, None]", ""),
             )
@@ -110,7 +110,7 @@ DECISIONS = [
     ),
     Mutant(
         "accepted a little too easily",
-        [Edit(verification, "rejection", (JUDGED, f"0.99 * {JUDGED}"))],
+        [Edit(verification, "rejection", (ACCEPTED, f"0.99 * {ACCEPTED}"))],
         ("one verification",),
     ),
     Mutant(
@@ -120,14 +120,14 @@ DECISIONS = [
                 NgramProposer,
                 "propose",
                 (
-                    "F.one_hot(torch.from_numpy(tokens_BK), sampling.vocab_size)[..., :law_size].double()",
-                    "torch.full((*tokens_BK.shape, law_size), 1 / sampling.vocab_size, dtype=torch.float64)",
+                    "F.one_hot(torch.from_numpy(tokens_BK), sampling.vocab_size)[..., :probs_size].double()",
+                    "torch.full((*tokens_BK.shape, probs_size), 1 / sampling.vocab_size, dtype=torch.float64)",
                 ),
             )
         ],
         ("ngram", "ngram above a draft"),
     ),
-    Mutant("rewind forgotten", [Edit(Tier, "settle", ("self.rewind(kept)", "pass"))], ("gamma 1",)),
+    Mutant("rewind forgotten", [Edit(Tier, "commit", ("self.rewind(kept)", "pass"))], ("gamma 1",)),
     Mutant(
         "rewind not passed down",
         [Edit(Tier, "rewind", ("    if self.below:\n        self.below.rewind(prefix)\n", ""))],
@@ -159,7 +159,7 @@ DECISIONS = [
         ("seeded", "same text: triforce"),
     ),
 ]
-OWED_HERE = "owed_BV, p_BV = owed_BJV[rows_B, kept_B]"
+RESIDUAL_HERE = "residual_BV, p_BV = residual_BJV[rows_B, kept_B]"
 BLOCKS = [
     Mutant(
         "a block's reach grows",
@@ -172,14 +172,20 @@ BLOCKS = [
             Edit(
                 verification,
                 "block",
-                (OWED_HERE, "owed_BV, p_BV = (probs_BJV - laws_BJV).clamp_min(0)[rows_B, kept_B]"),
+                (RESIDUAL_HERE, "residual_BV, p_BV = (probs_BJV - draft_probs_BJV).clamp_min(0)[rows_B, kept_B]"),
             )
         ],
         ("one block",),
     ),
     Mutant(
         "a block ends wherever it reaches",
-        [Edit(verification, "block", ("uniforms_BJ * (owed_BJ + (1 - reach_BJ)) < owed_BJ", "uniforms_BJ < reach_BJ"))],
+        [
+            Edit(
+                verification,
+                "block",
+                ("uniforms_BJ * (residual_BJ + (1 - reach_BJ)) < residual_BJ", "uniforms_BJ < reach_BJ"),
+            )
+        ],
         ("one block", "blocks of two tiers"),
     ),
     Mutant(
@@ -191,7 +197,7 @@ BLOCKS = [
         "padding accepted in a block", [Edit(verification, "block", ("<= counts_B[:, None]", "<= K"))], ("one block",)
     ),
     Mutant(
-        "a block's last guess judged by padding",
+        "a block's last guess verified with padding",
         [Edit(verification, "block", (" * (columns_J < counts_B[:, None])[..., None]", ""))],
         ("one block",),
     ),
@@ -203,7 +209,7 @@ BLOCKS = [
                 verification,
                 "block",
                 ("uniforms_BJ: Tensor)", "uniforms_BJ: Tensor, middle: bool = False)"),
-                (OWED_HERE, "owed_BV, p_BV = (probs_BJV if middle else owed_BJV)[rows_B, kept_B]"),
+                (RESIDUAL_HERE, "residual_BV, p_BV = (probs_BJV if middle else residual_BJV)[rows_B, kept_B]"),
             ),
         ],
         ("blocks of three tiers",),

@@ -20,7 +20,7 @@ from triforce.errors import RankError
 def main(rank: int, count: int, folder: str, end: str) -> None:
     patience = 2 if end == "hang" else 60
     ranks = TorchGroup(rank, count, f"file://{Path(folder) / 'meeting'}", cuda=False, patience=patience)
-    ranks.meet()
+    ranks.barrier()
     for dtype in (torch.bfloat16, torch.float32):
         for width in (count, 7, 48):
             whole = torch.randn(5, width, generator=torch.Generator().manual_seed(width)).to(dtype)
@@ -29,7 +29,7 @@ def main(rank: int, count: int, folder: str, end: str) -> None:
             parts = [torch.full_like(whole, r + 1) for r in range(count)]
             assert torch.equal(ranks.add(parts[rank]), sum(parts[1:], parts[0]))
     for length in (1, 900, 1100, 70_000):
-        assert ranks.agree(("from", rank, "x" * length)) == ("from", 0, "x" * length)
+        assert ranks.broadcast(("from", rank, "x" * length)) == ("from", 0, "x" * length)
     ranks.compare(7, "the sevens")
     print("all right", flush=True)
     last = rank == count - 1

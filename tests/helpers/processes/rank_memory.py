@@ -31,9 +31,9 @@ def main(model: str, rank: int, count: int, meeting: str) -> None:
     prompt = torch.arange(600).tolist()
     output = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))[0]
     gc.collect()
-    ranks.meet()
+    ranks.barrier()
     grown = resident() - before
-    ranks.meet()
+    ranks.barrier()
     print(json.dumps({"grown": grown, "tokens": output.outputs[0].token_ids}))
     if isinstance(ranks, TorchGroup):
         ranks.leave()

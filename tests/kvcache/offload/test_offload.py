@@ -82,7 +82,7 @@ def two_requests(model: LLM) -> tuple[Any, Any, Any]:
     first = model.request(PROMPT, ask(max_tokens=12), "ar")
     second = model.request(PROMPT[:-1], ask(max_tokens=12), "retrieval")
     texts.submit([first])
-    while not first.jobs[0].tokens:
+    while not first.sequences[0].tokens:
         texts.step()
     return texts, first, second
 

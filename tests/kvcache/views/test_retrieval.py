@@ -14,10 +14,10 @@ from torch import Tensor
 from tests.helpers.lower_view import lower_view
 from tests.helpers.simple_cache import DEVICE
 from tests.helpers.small_decoder import CLOSE, VOCAB, dense, feed, make_pool, prefill, slots_of, small_decoder, text
-from triforce.engine.batch import Batch
-from triforce.engine.config import SpeculativeConfig
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
+from triforce.engine.sequence_batch import SequenceBatch
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, FullView, RetrievalConfig
@@ -78,7 +78,7 @@ class Rounds:
         else:
             for t in range(drafted):
                 feed(DECODER, self.lower, [[], [t]])
-                self.lower.rewind(ints([0, seen + t + 1]))  # as Tier.settle does
+                self.lower.rewind(ints([0, seen + t + 1]))  # as Tier.commit does
         feed(DECODER, self.full, [[], text(drafted + 1)])
         self.text += text(kept + 1)
         lengths_B = ints([0, len(self.text)])
@@ -209,18 +209,18 @@ def test_a_verification_of_any_width_is_news(width: int) -> None:
 GAMMAS = ("draft_tokens", "speculative_tokens", "retrieval_policy")
 
 
-def generate(mode: str, prompts: list[list[int]], tokens: int, **how: Any) -> tuple[list[list[int]], Batch]:
+def generate(mode: str, prompts: list[list[int]], tokens: int, **how: Any) -> tuple[list[list[int]], SequenceBatch]:
     params = SamplingParams(temperature=0.8, max_tokens=tokens)
-    jobs = [TokenSequence(prompt, params, seed=5 + b) for b, prompt in enumerate(prompts)]
+    sequences = [TokenSequence(prompt, params, seed=5 + b) for b, prompt in enumerate(prompts)]
     gammas = {name: how.pop(name) for name in GAMMAS if name in how}
     retrieval = RetrievalConfig.parse(**(dict(budget=48, chunk=16, refresh=1, searched_layers="none") | how))
     models = ModelSet(DECODER, small_decoder(seed=3, layers=1))
-    batch = Batch(models, MODES[mode], SpeculativeConfig(**gammas, retrieval=retrieval), "seeded", jobs)
+    batch = SequenceBatch(models, MODES[mode], SpeculativeConfig(**gammas, retrieval=retrieval), "seeded", sequences)
     for _ in batch.prefill():
         pass
     while not batch.done:
         batch.step()
-    return [job.tokens for job in jobs], batch
+    return [sequence.tokens for sequence in sequences], batch
 
 
 PROMPTS = [text(30, seed=20), text(77, seed=21), text(150, seed=22)]

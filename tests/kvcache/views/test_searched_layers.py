@@ -83,7 +83,7 @@ def test_texts_are_those_of_plain_decoding(
     pair: Path, mode: str, lower: str, sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = cycle([frozenset({0}), frozenset(), frozenset({0, 1})])
-    monkeypatch.setattr(SearchedLayers, "turn", lambda *_: next(turns))
+    monkeypatch.setattr(SearchedLayers, "next_layers", lambda *_: next(turns))
     model = LLM(pair / "target", pair / "draft", retrieval_budget=64, speculative_tokens=4, lower_tiers=lower)
     prompts = [ids(length, seed=length) for length in (70, 250, 333)]
     texts, plain = (

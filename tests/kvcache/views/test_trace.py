@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.tiny_llm import ask, checkpoints, ids, llm
-from triforce.engine.batch import Batch
 from triforce.engine.output_stream import OutputChunk
+from triforce.engine.sequence_batch import SequenceBatch
 from triforce.kvcache import PAGE
 from triforce.kvcache.views import coverage
 
@@ -28,12 +28,12 @@ def test_it_counts_the_lists_that_a_page_stands_in(
 ) -> None:
     monkeypatch.setattr(coverage, "PARTS", parts)
     checked = []
-    plain = Batch._look
+    plain = SequenceBatch._look
 
-    def check(batch: Batch) -> None:
+    def check(batch: SequenceBatch) -> None:
         plain(batch)
         view = batch.tiers[-2].cache
-        told, table = batch.jobs[0].trace.seen, view.full.pool.tables[0]
+        told, table = batch.sequences[0].trace.seen, view.full.pool.tables[0]
         if not told:
             return
         pages = -(-int(view.full.lengths_B[0]) // PAGE)
@@ -49,7 +49,7 @@ def test_it_counts_the_lists_that_a_page_stands_in(
         assert 0 < sum(told) < 100 * len(told) and len(told) <= parts
         checked.append(told)
 
-    monkeypatch.setattr(Batch, "_look", check)
+    monkeypatch.setattr(SequenceBatch, "_look", check)
     model = llm(folder, searched_layers=full_layers)
     list(model.stream(ids(400), ask(trace=True), mode="triforce"))
     assert len({tuple(told) for told in checked}) > 1 or full_layers == "0,1"
@@ -66,7 +66,7 @@ def test_a_view_that_is_not_asked_sees_nothing(folder: Path) -> None:
 
 
 def test_it_costs_nothing_where_nobody_looks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triforce.engine.batch.coverage", None)
+    monkeypatch.setattr("triforce.engine.sequence_batch.coverage", None)
     *pieces, _ = llm(folder).stream(ids(400), ask(), mode="triforce")
     assert all(isinstance(piece, OutputChunk) and piece.trace is None for piece in pieces)
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from triforce.backends.cuda.triton.sampler import KEPT, SamplerInputs, by_race, by_rejection
 from triforce.interface.sampling_params import SamplingParams
-from triforce.ragged import Bools, Ints, there
-from triforce.sampling import Noise, Warper
+from triforce.ragged import Bools, Ints, to_device
+from triforce.sampling import LogitsProcessor, Noise
 from triforce.sampling.logits import check
 from triforce.speculation import Draft, Rejection, Seeded, SequenceState
-from triforce.speculation.verification import settle
+from triforce.speculation.verification import accepted_draft
 
 
 class TritonSampling:
@@ -35,33 +35,33 @@ class TritonSampling:
         device: torch.device | str = "cpu",
     ) -> None:
         self.coupling, self.vocab_size = coupling, vocab_size
-        self._warper = Warper(params, prompt_lengths, vocab_size, device)
+        self._processor = LogitsProcessor(params, prompt_lengths, vocab_size, device)
         self._settings_5B = _settings(params, vocab_size).to(device)
 
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
-        if self._warper.adjusts:
+        if self._processor.adjusts:
             text = torch.from_numpy(prefix.ids_BS), torch.from_numpy(prefix.lengths_B)
-            logits_BJV = self._warper.adjusted(logits_BJV, *text)
+            logits_BJV = self._processor.adjusted(logits_BJV, *text)
         lasts_B = np.where(live_B, guess.counts_B, -1)
-        places_2B = there(np.stack((prefix.lengths_B, lasts_B)), logits_BJV.device)
+        places_2B = to_device(np.stack((prefix.lengths_B, lasts_B)), logits_BJV.device)
         asked = SamplerInputs(logits_BJV, self._settings_5B, places_2B)
         decided_2BJ, laws_BJV = self._decide(asked, guess, live_B, tier)
         verdicts_BJ, peaks_BJ = decided_2BJ.cpu()  # here the host waits
         check(peaks_BJ.view(torch.float64))
         kept_B = _leading(verdicts_BJ.numpy(), guess, isinstance(self.coupling, Seeded))
         tokens_B = verdicts_BJ[torch.arange(len(kept_B)), kept_B]
-        return settle(guess, kept_B, tokens_B, laws_BJV, tier)
+        return accepted_draft(guess, kept_B, tokens_B, laws_BJV, tier)
 
     def _decide(self, asked: SamplerInputs, guess: Draft, live_B: Bools, tier: int) -> tuple[Tensor, Tensor]:
         """Verdicts and peaks (2, B, J), and the laws that a draft must carry."""
         device, noise = asked.logits_BJV.device, self.coupling.noise
         if isinstance(self.coupling, Seeded):
             assert isinstance(noise, Noise), "exponentials are made where they are needed"
-            nothing_BJV = guess.laws_BKV.new_empty(*asked.logits_BJV.shape[:2], 0)
+            nothing_BJV = guess.probs_BKV.new_empty(*asked.logits_BJV.shape[:2], 0)
             return by_race(asked, noise.seeds_B, noise.choices_B), nothing_BJV
         uniforms_BJ = noise.uniforms(tier, asked.logits_BJV.shape[1], (guess.counts_B + 1) * live_B)
-        tokens_BK = there(np.ascontiguousarray(guess.tokens_BK), device)
-        return by_rejection(asked, tokens_BK, guess.laws_BKV.to(device), uniforms_BJ.to(device))
+        tokens_BK = to_device(np.ascontiguousarray(guess.tokens_BK), device)
+        return by_rejection(asked, tokens_BK, guess.probs_BKV.to(device), uniforms_BJ.to(device))
 
 
 def _leading(verdicts_BJ: Ints, guess: Draft, picks: bool) -> Tensor:

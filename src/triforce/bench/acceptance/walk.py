@@ -20,14 +20,14 @@ from torch import Tensor
 from triforce.backends.decoder import Decoder
 from triforce.bench.acceptance.heavy import attended
 from triforce.bench.acceptance.workloads import Span, Workload
-from triforce.engine.config import SpeculativeConfig
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, TierBuilder
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, RetrievalConfig, RetrievalView
 from triforce.kvcache.selection import Policy
 from triforce.kvcache.views.full import TAIL
 from triforce.ragged import Ints, ints
-from triforce.sampling import Warper
+from triforce.sampling import LogitsProcessor
 from triforce.speculation import SequenceState, Tier
 
 
@@ -36,7 +36,7 @@ class TeacherForcing:
     """Reads spans of one text through any view; laws are those that a sampler would see."""
 
     ids_1S: Ints
-    warper: Warper
+    processor: LogitsProcessor
 
     @torch.no_grad()
     def __call__(self, model: Decoder, view: Any, span: Span) -> Tensor:
@@ -44,7 +44,7 @@ class TeacherForcing:
         width, ids_1S = span.stop - span.start, torch.from_numpy(self.ids_1S)
         logits_1NV = model(ids_1S[:, span.start - 1 : span.stop - 1], ints([width]), view)
         view.advance(ints([width]))
-        return self.warper(logits_1NV, ids_1S, torch.tensor([span.start]))[0]
+        return self.processor(logits_1NV, ids_1S, torch.tensor([span.start]))[0]
 
     def prefill(self, tier: Tier[Any], length: int) -> None:
         """Let a tier see so many tokens."""
@@ -58,7 +58,7 @@ class Walk:
         target = models.target
         self.models, self.work = models, work
         self.read = TeacherForcing(
-            ints(work.ids)[None], Warper([params], [work.prompt], target.config.vocab_size, target.device)
+            ints(work.ids)[None], LogitsProcessor([params], [work.prompt], target.config.vocab_size, target.device)
         )
         self._rows = TierBuilder(models, SpeculativeConfig(retrieval=RetrievalConfig(chunk=chunk)), [len(work.ids)])
         self._exact = self._rows.exact(self._rows.full())
@@ -75,7 +75,7 @@ class Walk:
     @torch.no_grad()
     def attended_LGU(self) -> Tensor:
         """The attention that each unit of the prompt drew from all of its tokens: it is read elsewhere for that."""
-        rows = TierBuilder(self.models, self._rows.setting, [self.work.prompt])
+        rows = TierBuilder(self.models, self._rows.speculation, [self.work.prompt])
         return attended(self.models.target, rows.full(), self.read.ids_1S[:, : self.work.prompt - 1])
 
     def lower(self, policy: Callable[[], Policy], setting: RetrievalConfig) -> RetrievalView:

@@ -56,9 +56,9 @@ def _plan(llm: LLM, options: Namespace) -> LosslessConfig:
 def _require_sense(options: Namespace) -> None:
     """Raises RequestError for what cannot be compared, before a model is loaded."""
     from triforce.bench.cells import WORKLOADS
-    from triforce.engine.batch import COUPLINGS
-    from triforce.engine.config import LOWER_TIERS
     from triforce.engine.inputs import known
+    from triforce.engine.sequence_batch import COUPLINGS
+    from triforce.engine.speculative_config import LOWER_TIERS
 
     lists = {"couplings": ("coupling", COUPLINGS), "workloads": ("workload", WORKLOADS)}
     for name, (kind, allowed) in (lists | {"lower_tiers": ("lower_tiers", LOWER_TIERS)}).items():

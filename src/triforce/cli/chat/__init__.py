@@ -31,7 +31,7 @@ def run(options: Namespace) -> int:
 def chat(options: Namespace, ranks: TPGroup) -> int:
     """One session: what the turns have in common stays in its KV cache. Rank 0 reads, decides and prints."""
     asked: Any = None if ranks.rank else (sampling(options), _document(options))
-    given, document = ranks.agree(asked)
+    given, document = ranks.broadcast(asked)
     llm = load(options, ranks if ranks.count > 1 else None)
     params = llm.sampling_params(**given)
     tokenizer = _tokenizer(llm)
@@ -45,7 +45,7 @@ def chat(options: Namespace, ranks: TPGroup) -> int:
     talk.require(talk.conversation)
     attended = sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
     code = _attend(talk, options.quiet) if attended else _read(talk)
-    ranks.agree(None)
+    ranks.broadcast(None)
     return code
 
 

@@ -52,14 +52,14 @@ def answer(
     def read(done: int, total: int) -> None:
         if on_prefill:
             on_prefill(done, total)
-        if ranks.agree(ended()):
+        if ranks.broadcast(ended()):
             raise _Enough
 
     pieces = session.ask(ids, params, read)
     try:
         for piece in pieces:
             yield piece
-            if ranks.agree(ended()):
+            if ranks.broadcast(ended()):
                 return
     except _Enough:
         return
@@ -70,7 +70,7 @@ def answer(
 def follow(session: Session, params: SamplingParams) -> None:
     """What the ranks do that are not the first: the same answers, until there are no more questions."""
     unheard: list[int] | None = None
-    while ids := session.llm.ranks.agree(unheard):
+    while ids := session.llm.ranks.broadcast(unheard):
         try:
             for _ in answer(session, ids, params, lambda: False):
                 pass

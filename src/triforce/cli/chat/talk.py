@@ -63,7 +63,7 @@ class Talk:
         """One turn. Raises RequestError for a question that cannot be asked: the conversation is as before."""
         ids = self._fitted(question)
         self.interrupts.noted = False
-        text, output = self._listen(self.session.llm.ranks.agree(ids))
+        text, output = self._listen(self.session.llm.ranks.broadcast(ids))
         if output is None and not text:
             tell("[stopped before the answer began: the question is not kept]")
             return

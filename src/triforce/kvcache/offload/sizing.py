@@ -182,7 +182,7 @@ def memory_for(offload: OffloadConfig, needs: KVSizing, ranks: TPGroup = ALONE) 
     """Bytes of all ranks' KV that stay in memory; None is all of them, where nobody said that they must not."""
     if offload.kind == "none" or offload.memory is not None:
         return offload.memory
-    free = ranks.agree(needs.free_of_all)
+    free = ranks.broadcast(needs.free_of_all)
     return None if needs.bytes * needs.config.ranks <= needs.share * free else int(needs.share * free)
 
 

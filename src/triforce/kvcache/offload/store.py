@@ -30,7 +30,7 @@ def room(offload: OffloadConfig, needs: KVSizing, ranks: TPGroup = ALONE) -> Off
         store: PageStore = FileStore(needs)
     else:
         size = needs.stored(layers)
-        if needs.pinned and ranks.count * size > ranks.agree(free_memory()):
+        if needs.pinned and ranks.count * size > ranks.broadcast(free_memory()):
             raise _too_much(ranks.count * size, "a larger --kv-memory, a smaller --context, or fewer texts at a time")
         store = HostStore(size, needs.pinned)
     return OffloadLayout(store, needs.page_bytes, frames, buffers, needs.buffer_frames, layers, needs.moving)

@@ -18,7 +18,7 @@ from triforce.backends.dispatch import PAGE, ForwardBatch, ForwardOutput, PageTa
 from triforce.errors import CacheError
 from triforce.kvcache.swap import put_back, taken
 from triforce.model.config import ModelConfig
-from triforce.ragged import Ints, there
+from triforce.ragged import Ints, to_device
 
 Ring = tuple[list[tuple[Tensor, Tensor]], int, int]
 """K and V of a row's sinks and ring for each layer; its length, and how far it has been written."""
@@ -69,7 +69,7 @@ class StreamingView:
         self._units_BU = torch.zeros(len(self.rows), 0, dtype=torch.int32, device=self.device)
 
     def more(self, rows: int) -> StreamingView:
-        """Fresh rows of the same memory. Raises CacheError where there are not so many."""
+        """Fresh rows of the same memory. Raises CacheError where to_device are not so many."""
         other = copy(self)
         other._seat(rows)
         return other
@@ -170,4 +170,4 @@ class StreamingView:
             [*range(first, first + sinks), *(first + sinks + (drop + i) % ring for i in range(ring))]
             for first, drop in zip(firsts, dropped, strict=True)
         ]
-        return there(np.array(rows, dtype=np.int32), self.device)
+        return to_device(np.array(rows, dtype=np.int32), self.device)

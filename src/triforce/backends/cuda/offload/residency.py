@@ -21,7 +21,7 @@ from triforce.backends.cuda.triton.page_copy import KeysValues
 from triforce.backends.kernel_api import PAGE
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.model.config import ModelConfig
-from triforce.ragged import ints, there
+from triforce.ragged import ints, to_device
 
 
 class OffloadManager:
@@ -36,7 +36,7 @@ class OffloadManager:
         self.lane = CopyStream(self.device)
         self.buffers = Buffers(self.lane, range(room.layers, room.layers + room.buffers))
         self.fetched = torch.zeros((), dtype=torch.int64, device=self.device)
-        """Pages of single KV heads that were read because they were not there."""
+        """Pages of single KV heads that were read because they were not to_device."""
         self._place_layers()
 
     def _place_layers(self) -> None:
@@ -83,7 +83,7 @@ class OffloadManager:
     def _seated(self, pages: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Pages and their seats, on the device."""
         pages_N = ints([*pages])
-        return there(pages_N, self.device), there(self.seats.seat_P[pages_N], self.device)
+        return to_device(pages_N, self.device), to_device(self.seats.seat_P[pages_N], self.device)
 
     def find(self, layers: slice, wanted_LGN: Tensor) -> None:
         """See that pages of single KV heads have frames in these layers; 0 is none, as is a page of a whole layer."""

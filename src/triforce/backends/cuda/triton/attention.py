@@ -8,7 +8,7 @@ depend on its own keys and on the shape of the pass (see `Pass.least`).
 Scores are in base 2. For the mass, a split leaves the log-sum-exp of each query row and unit; once the whole row's is
 known, a third kernel adds up 2 ** (theirs - its).
 
-Shape suffixes as in kernel_api.py; R = T * H / G query rows of a KV head, N splits.
+Shape suffixes as in interface.py; R = T * H / G query rows of a KV head, N splits.
 """
 
 from __future__ import annotations
@@ -86,6 +86,35 @@ def attend(
 
 
 @triton.jit
+def _scores(
+    q_RD, q_sinks_RD, k_DK, key_K, place_R1, real_R1, block, scale, sinks, window, TURNED: tl.constexpr,
+    FACTOR: tl.constexpr,
+):  # fmt: skip
+    """Scores of a block of keys in base 2; -inf where a query does not see the key. Sinks have queries of their own."""
+    scores_RK = tl.dot(q_RD, k_DK.to(FACTOR), input_precision="ieee")
+    if TURNED:  # noqa: SIM102
+        if block < sinks:
+            to_sinks_RK = tl.dot(q_sinks_RD, k_DK.to(FACTOR), input_precision="ieee")
+            scores_RK = tl.where((key_K < sinks)[None, :], to_sinks_RK, scores_RK)
+    seen_RK = real_R1 & (key_K[None, :] <= place_R1)
+    if window > 0:
+        seen_RK &= (key_K < sinks)[None, :] | (key_K[None, :] > place_R1 - window)
+    return tl.where(seen_RK, scores_RK * scale, -float("inf"))
+
+
+@triton.jit
+def _store_unit_sums(
+    unit_sums, shares_RK, base_R, at_R, real_R, block, U, UNIT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr
+):  # fmt: skip
+    """Store the log-sum-exp of each unit in a block of keys, from `at_R` on."""
+    per_unit_RU = tl.sum(tl.reshape(shares_RK, [ROWS, KEYS // UNIT, UNIT]), 2)
+    some_RU = tl.where(per_unit_RU > 0, per_unit_RU, 1.0)
+    log_RU = tl.where(per_unit_RU > 0, tl.log2(some_RU) + base_R[:, None], -float("inf"))
+    unit_U = block // UNIT + tl.arange(0, KEYS // UNIT)
+    tl.store(unit_sums + at_R[:, None] + unit_U[None, :], log_RU, mask=real_R[:, None] & (unit_U < U)[None, :])
+
+
+@triton.jit
 def _splits(
     q, q_sinks, keys, values, units, starts, counts, parts, peaks, sums, unit_sums, G, T, R, U, N, head_stride,
     row_stride, list_stride, scale, sinks, window, SPLIT: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
@@ -104,10 +133,10 @@ def _splits(
     real_R1 = (token_R < count)[:, None]
     cells_RD = ((b * T + token_R) * G * GROUP + g * GROUP + row_R % GROUP)[:, None] * D + d[None, :]
     q_RD = tl.load(q + cells_RD, mask=real_R1 & (d < D)[None, :], other=0.0).to(FACTOR)
+    q_sinks_RD = q_RD
     if TURNED:
         q_sinks_RD = tl.load(q_sinks + cells_RD, mask=real_R1 & (d < D)[None, :], other=0.0).to(FACTOR)
-    peak_R = tl.full([ROWS], -float("inf"), tl.float32)
-    sum_R = tl.full([ROWS], 0.0, tl.float32)
+    peak_R, sum_R = tl.full([ROWS], -float("inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32)
     attn_out_RD = tl.full([ROWS, D2], 0.0, tl.float32)
     table = units + b.to(tl.int64) * row_stride + g.to(tl.int64) * list_stride
     head = g.to(tl.int64) * head_stride
@@ -116,33 +145,21 @@ def _splits(
         unit_K = tl.load(table + key_K // UNIT, mask=key_K < end, other=0).to(tl.int64)
         slot_K = head + (unit_K * UNIT + key_K % UNIT) * D
         k_DK = tl.load(keys + slot_K[None, :] + d[:, None], mask=(key_K < end)[None, :] & (d < D)[:, None], other=0.0)
-        scores_RK = tl.dot(q_RD, k_DK.to(FACTOR), input_precision="ieee")
-        if TURNED:  # noqa: SIM102
-            if block < sinks:
-                to_sinks_RK = tl.dot(q_sinks_RD, k_DK.to(FACTOR), input_precision="ieee")
-                scores_RK = tl.where((key_K < sinks)[None, :], to_sinks_RK, scores_RK)
         place_R1 = start + token_R[:, None]
-        seen_RK = real_R1 & (key_K[None, :] <= place_R1)
-        if window > 0:
-            seen_RK &= (key_K < sinks)[None, :] | (key_K[None, :] > place_R1 - window)
-        scores_RK = tl.where(seen_RK, scores_RK * scale, -float("inf"))
+        scores_RK = _scores(
+            q_RD, q_sinks_RD, k_DK, key_K, place_R1, real_R1, block, scale, sinks, window, TURNED, FACTOR
+        )  # fmt: skip
         higher_R = tl.maximum(peak_R, tl.max(scores_RK, 1))
         base_R = tl.where(higher_R == -float("inf"), 0.0, higher_R)
         shares_RK = tl.exp2(scores_RK - base_R[:, None])
         fade_R = tl.exp2(peak_R - base_R)
         v_KD = tl.load(values + slot_K[:, None] + d[None, :], mask=(key_K < end)[:, None] & (d < D)[None, :], other=0.0)
-        attn_out_RD = attn_out_RD * fade_R[:, None] + tl.dot(
-            shares_RK.to(v_KD.dtype).to(FACTOR), v_KD.to(FACTOR), input_precision="ieee"
-        )
-        sum_R = sum_R * fade_R + tl.sum(shares_RK, 1)
-        peak_R = higher_R
+        rounded_RK = shares_RK.to(v_KD.dtype).to(FACTOR)
+        attn_out_RD = attn_out_RD * fade_R[:, None] + tl.dot(rounded_RK, v_KD.to(FACTOR), input_precision="ieee")
+        sum_R, peak_R = sum_R * fade_R + tl.sum(shares_RK, 1), higher_R
         if WEIGH:
-            per_unit_RU = tl.sum(tl.reshape(shares_RK, [ROWS, KEYS // UNIT, UNIT]), 2)
-            some_RU = tl.where(per_unit_RU > 0, per_unit_RU, 1.0)
-            log_RU = tl.where(per_unit_RU > 0, tl.log2(some_RU) + base_R[:, None], -float("inf"))
-            unit_U = block // UNIT + tl.arange(0, KEYS // UNIT)
-            to_RU = ((b * G + g).to(tl.int64) * R + row_R)[:, None] * U + unit_U[None, :]
-            tl.store(unit_sums + to_RU, log_RU, mask=(row_R < R)[:, None] & (unit_U < U)[None, :])
+            at_R = ((b * G + g).to(tl.int64) * R + row_R) * U
+            _store_unit_sums(unit_sums, shares_RK, base_R, at_R, row_R < R, block, U, UNIT, ROWS, KEYS)
     part_R = ((b * G + g).to(tl.int64) * N + n) * R + row_R
     tl.store(peaks + part_R, peak_R, mask=row_R < R)
     tl.store(sums + part_R, sum_R, mask=row_R < R)

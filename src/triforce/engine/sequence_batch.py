@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from triforce.backends.token_sampler import make_noise, sampling
-from triforce.engine.config import SpeculativeConfig
-from triforce.engine.modes import ModeBuilder, tiers
+from triforce.engine.modes import ModeBuilder, tiers, unlinked
 from triforce.engine.sequence import TokenSequence, logprobs_of
+from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, SharedKV, TierBuilder
 from triforce.interface.outputs import DecodingSnapshot
 from triforce.interface.stats import TierStats
@@ -51,42 +51,42 @@ class SwappedSequence(NamedTuple):
     tiers: list[tuple[Any, ...]]
 
 
-class Batch:
+class SequenceBatch:
     """A ladder and its rows: read with `prefill`, one by one, then decoded together with `step`.
 
     `store` is where other batches have their KV, too, and `begun` pages of it that the first row starts with. `memory`
     is an exact view to go on with, of one row whose committed tokens are the start of the prompt; it stays its owner's.
-    With `costs` a pilot chooses among the tiers of the ladder as it goes; with `findings` the retrieval tier searches
+    With `costs` a plan controller chooses among the tiers of the ladder; with `findings` the retrieval tier searches
     layers in which that pays, and what is found is added to them. Raises TriforceError, and then holds no KV.
     """
 
     def __init__(
         self,
         models: ModelSet,
-        ladder: ModeBuilder,
-        setting: SpeculativeConfig,
+        build: ModeBuilder,
+        speculation: SpeculativeConfig,
         coupling: str,
-        jobs: Sequence[TokenSequence],
+        sequences: Sequence[TokenSequence],
         memory: FullView | None = None,
         costs: CostModel | None = None,
         findings: Findings | None = None,
         store: SharedKV | None = None,
         begun: Sequence[int] = (),
     ) -> None:
-        self.target, self.jobs, self.coupling, self.memory = models.target, list(jobs), COUPLINGS[coupling], memory
+        self.target, self.sequences = models.target, list(sequences)
+        self.coupling, self.memory = COUPLINGS[coupling], memory
         self._sample()
-        capacities = [job.capacity(models.target.config.context, setting.reach) for job in jobs]
-        self.top = ladder(TierBuilder(models, setting, capacities, memory, store, begun))
+        capacities = [sequence.capacity(models.target.config.context, speculation.reach) for sequence in sequences]
+        self.top = build(TierBuilder(models, speculation, capacities, memory, store, begun))
         self.search = self._search(findings) if findings is not None else None
-        self.pilot = (
-            PlanController(self.top, len(jobs), costs, _heat(jobs), ranks=models.target.ranks) if costs else None
-        )
-        self.tiers = self.pilot.tiers if self.pilot else tiers(self.top)
+        self.tiers = unlinked(self.top) if costs else tiers(self.top)
+        ranks = models.target.ranks
+        self.controller = PlanController(self.tiers, costs, _temperature(sequences), ranks=ranks) if costs else None
         self._keep_logits()
-        ids_BS = np.zeros((len(jobs), max(capacities) + 1), dtype=np.int64)
-        for b, job in enumerate(jobs):
-            ids_BS[b, : len(job.prompt)] = job.prompt
-        self.prefix = SequenceState(ids_BS, ints([len(job.prompt) for job in jobs]))
+        ids_BS = np.zeros((len(sequences), max(capacities) + 1), dtype=np.int64)
+        for b, sequence in enumerate(sequences):
+            ids_BS[b, : len(sequence.prompt)] = sequence.prompt
+        self.prefix = SequenceState(ids_BS, ints([len(sequence.prompt) for sequence in sequences]))
         self.decode_seconds = 0.0
         self._followed = -1  # of the changes of plan, the one that all sequences have noted
 
@@ -94,9 +94,9 @@ class Batch:
     def restore(self, earlier: SavedCache) -> None:
         """Start from a saved prompt, as far as the prompts begin like it. Part of the prefill."""
         started = perf_counter()
-        for b, job in enumerate(self.jobs):
-            if self._twin(b) is None and job.params.prompt_logprobs is None:  # these need every position scored
-                earlier.restore(self.top.cache, b, job.prompt)
+        for b, sequence in enumerate(self.sequences):
+            if self._twin(b) is None and sequence.params.prompt_logprobs is None:  # these need every position scored
+                earlier.restore(self.top.cache, b, sequence.prompt)
         self._spent(started)
 
     @torch.no_grad()
@@ -105,11 +105,11 @@ class Batch:
 
         `grant`: how many tokens a pass may have.
         """
-        sizes = [len(job.prompt) - 1 for job in self.jobs]
+        sizes = [len(sequence.prompt) - 1 for sequence in self.sequences]
         started = perf_counter()
-        if self.search:  # what is known already: a pilot goes by it, and it had best stay in memory
+        if self.search:  # what is known already: the controller predicts by it, and offloading keeps it
             self._take_turn(self.search, max(sizes) + 1, 0, np.ones(len(sizes), bool))
-        for b in range(len(self.jobs)):
+        for b in range(len(self.sequences)):
             twin = self._twin(b)
             for seen in self._feed(b, grant) if twin is None else self._fork(twin, b):
                 self._spent(started)
@@ -120,17 +120,17 @@ class Batch:
     def step(self) -> list[int]:
         """One proposal of the exact tier; returns how many new tokens each job took (0 for those that are done)."""
         started, context = perf_counter(), self.target.config.context
-        live = [job.finish is None for job in self.jobs]
+        live = [sequence.finish is None for sequence in self.sequences]
         live_B, lengths = np.array(live), self.prefix.lengths_B[live].tolist()
-        if self.pilot:
-            self.pilot.steer(self.prefix, live_B)
-            if self.pilot.budget or self.pilot.changes != self._followed:
-                self._followed = self.pilot.changes
-                for job in compress(self.jobs, live):
-                    job.follow(self.pilot)
-        searching = self.search if not self.pilot or "retrieval" in self.pilot.plan.tiers else None
+        if self.controller:
+            self.controller.steer(self.prefix, live_B)
+            if self.controller.budget or self.controller.changes != self._followed:
+                self._followed = self.controller.changes
+                for sequence in compress(self.sequences, live):
+                    sequence.follow(self.controller)
+        searching = self.search if not self.controller or "retrieval" in self.controller.plan.tiers else None
         if searching:
-            left = max(job.limit(context) - len(job.tokens) for job in self.jobs)
+            left = max(sequence.limit(context) - len(sequence.tokens) for sequence in self.sequences)
             self._take_turn(searching, max(lengths), left, live_B)
         steered = perf_counter()
         draft = self.top.propose(self.prefix, self.sampling, live_B)
@@ -141,26 +141,26 @@ class Batch:
             self.target.ranks.compare(crc32(repr(made).encode()), "the tokens")
         origins = [[self.tiers[level].name for level in row] for row in draft.origins_BK.tolist()]
         taken = [
-            job.accept(tokens[b][: counts[b]], origins[b][: counts[b]], job.limit(context)) if live[b] else 0
-            for b, job in enumerate(self.jobs)
+            sequence.accept(tokens[b][: counts[b]], origins[b][: counts[b]], sequence.limit(context)) if live[b] else 0
+            for b, sequence in enumerate(self.sequences)
         ]
         self._note_logprobs(taken)
-        if self.pilot:
-            self.pilot.learn(lengths, sum(taken), perf_counter() - steered)
+        if self.controller:
+            self.controller.observe(lengths, sum(taken), perf_counter() - steered)
         if searching:
-            searching.learn()
+            searching.observe()
         seconds = perf_counter() - started
         self.decode_seconds += seconds
-        for job in compress(self.jobs, live):
-            job.proposed(seconds)
+        for sequence in compress(self.sequences, live):
+            sequence.proposed(seconds)
         self._look()
         return taken
 
-    def join(self, other: Batch) -> None:
+    def join(self, other: SequenceBatch) -> None:
         """The rows of another batch of the same kind follow these; it is not to be used any more."""
         for mine, theirs in zip(self.tiers, other.tiers, strict=True):
             mine.join(theirs)
-        self.jobs += other.jobs
+        self.sequences += other.sequences
         self._followed = -1
         self.prefix = self.prefix.join(other.prefix)
         self._sample(torch.cat([self.noise.draws, other.noise.draws], 1))
@@ -168,27 +168,27 @@ class Batch:
 
     def keep(self, rows: Sequence[int]) -> None:
         """The other rows leave: what they hold is given back, and their jobs know what each tier did for them."""
-        for b, job in enumerate(self.jobs):
+        for b, sequence in enumerate(self.sequences):
             if b not in rows:
-                job.tiers, job.bitwise = self.stats(b), self.bitwise
+                sequence.tiers, sequence.bitwise = self.stats(b), self.bitwise
         for tier in self.tiers:
             if not (isinstance(tier, Tier) and tier.cache is self.memory):
                 tier.select(rows)
-        self.jobs = [self.jobs[b] for b in rows]
+        self.sequences = [self.sequences[b] for b in rows]
         self.prefix = self.prefix.select(rows)
         self._sample(self.noise.draws[:, list(rows)])
         self._keep_logits()
 
-    def swap_out(self, job: TokenSequence) -> SwappedSequence:
+    def swap_out(self, sequence: TokenSequence) -> SwappedSequence:
         """What the row of a job holds, before it leaves for others to have its room."""
-        b = self.jobs.index(job)
+        b = self.sequences.index(sequence)
         return SwappedSequence(self.noise.draws[:, b].clone(), [tier.swap_out(b) for tier in self.tiers])
 
     def swap_in(self, rows: Sequence[SwappedSequence]) -> None:
         """Let the rows of a fresh batch go on where they were put aside, in the place of `prefill`."""
-        for b, (job, row) in enumerate(zip(self.jobs, rows, strict=True)):
-            length = len(job.prompt) + len(job.tokens)
-            self.prefix.ids_BS[b, :length] = job.prompt + job.tokens
+        for b, (sequence, row) in enumerate(zip(self.sequences, rows, strict=True)):
+            length = len(sequence.prompt) + len(sequence.tokens)
+            self.prefix.ids_BS[b, :length] = sequence.prompt + sequence.tokens
             self.prefix.lengths_B[b] = length
             self.noise.draws[:, b] = row.draws
             for tier, held in zip(self.tiers, row.tiers, strict=True):
@@ -207,7 +207,7 @@ class Batch:
 
     @property
     def done(self) -> bool:
-        return all(job.finish for job in self.jobs)
+        return all(sequence.finish for sequence in self.sequences)
 
     def stats(self, b: int) -> list[TierStats]:
         """What each tier did for row b, from the lowest to the full one."""
@@ -218,9 +218,11 @@ class Batch:
             counts = int(c.proposed_B[b]), int(c.accepted_B[b]), int(c.passes_B[b])
             seconds = float(c.seconds_B[b]), float(c.prefill_seconds_B[b])
             view = tier.cache if isinstance(tier, Tier) else None
-            visible = view.keys(int(self.prefix.lengths_B[b])) if isinstance(view, RetrievalView) else None
-            stats.append(TierStats(tier.name, *counts, *seconds, kept, visible))
-        stats[-1].proposed = stats[-1].accepted = len(self.jobs[b].tokens)  # what the full tier proposes is the text
+            sees = view.keys(int(self.prefix.lengths_B[b])) if isinstance(view, RetrievalView) else None
+            stats.append(TierStats(tier.name, *counts, *seconds, kept, sees))
+        stats[-1].proposed = stats[-1].accepted = len(
+            self.sequences[b].tokens
+        )  # what the full tier proposes is the text
         return stats
 
     def _search(self, findings: Findings) -> SearchedLayers | None:
@@ -233,71 +235,77 @@ class Batch:
 
     def _take_turn(self, search: SearchedLayers, length: int, left: int, live_B: Bools) -> None:
         """Search the layers that are to be searched in the next proposal from texts of such a length."""
-        view, layers = search.tier.cache, search.turn(length, left)
-        if self.pilot and layers != view.searched_layers:
-            self.pilot.conclude(self.prefix, live_B)
+        view, layers = search.tier.cache, search.next_layers(length, left)
+        if self.controller and layers != view.searched_layers:
+            self.controller.conclude(self.prefix, live_B)
         view.searched_layers, view.trying = layers, search.trying
 
     def _sample(self, draws: Tensor | None = None) -> None:
         """How these rows are sampled; their streams of noise go on where they were."""
-        jobs, device = self.jobs, self.target.device
-        self.noise = make_noise([job.seed for job in jobs], [job.choice for job in jobs], device)
+        sequences, device = self.sequences, self.target.device
+        self.noise = make_noise(
+            [sequence.seed for sequence in sequences], [sequence.choice for sequence in sequences], device
+        )
         if draws is not None:
             self.noise.draws = draws
-        params, lengths = [job.params for job in jobs], [len(job.prompt) for job in jobs]
-        coupling, constraints = self.coupling(self.noise), [job.constraint for job in jobs]
+        params, lengths = [sequence.params for sequence in sequences], [len(sequence.prompt) for sequence in sequences]
+        coupling, constraints = self.coupling(self.noise), [sequence.constraint for sequence in sequences]
         self.sampling = sampling(params, lengths, self.target.config.vocab_size, coupling, device, constraints)
 
     def _keep_logits(self) -> None:
         """Keep those of the latest verification where somebody wants to see them."""
-        self.top.keeps_logits = any(job.params.logprobs is not None for job in self.jobs)
+        self.top.keeps_logits = any(sequence.params.logprobs is not None for sequence in self.sequences)
         self.top.logits_BJV = None
 
     def _spent(self, started: float) -> None:
-        for job in self.jobs:
-            job.prefill_seconds += perf_counter() - started
+        for sequence in self.sequences:
+            sequence.prefill_seconds += perf_counter() - started
 
     def _twin(self, b: int) -> int | None:
         """The first row that a prefill can be copied from, if there is one."""
-        return next((a for a in range(b) if self.jobs[b].like(self.jobs[a])), None)
+        return next((a for a in range(b) if self.sequences[b].like(self.sequences[a])), None)
 
     def _feed(self, b: int, grant: Grant) -> Iterator[int]:
-        job, length, seen = self.jobs[b], len(self.jobs[b].prompt) - 1, int(self.top.cache.lengths_B[b])
+        sequence, length, seen = self.sequences[b], len(self.sequences[b].prompt) - 1, int(self.top.cache.lengths_B[b])
         for tier in self.tiers:
             if tier is not self.top:
                 yield from (seen for _ in tier.prefill(self.prefix, b, length, grant=grant))
-        watch = job.watch() if job.params.prompt_logprobs is not None else None
+        watch = sequence.watch() if sequence.params.prompt_logprobs is not None else None
         yield from self.top.prefill(self.prefix, b, length, watch, grant=grant)
 
     def _fork(self, source: int, b: int) -> Iterator[int]:
         for tier in self.tiers:
             if isinstance(tier, Tier):
                 tier.cache.fork(source, b)
-        self.jobs[b].prompt_logprobs = self.jobs[source].prompt_logprobs
-        yield len(self.jobs[b].prompt) - 1
+        self.sequences[b].prompt_logprobs = self.sequences[source].prompt_logprobs
+        yield len(self.sequences[b].prompt) - 1
 
     def _look(self) -> None:
         """Tell those who asked where their texts stand. A view that was not asked since the last time saw nothing."""
-        for b, job in enumerate(self.jobs):
-            if not job.params.trace:
+        for b, sequence in enumerate(self.sequences):
+            if not sequence.params.trace:
                 continue
             stats, committed = self.stats(b), int(self.top.cache.lengths_B[b])
-            passes = [tier.passes for tier in job.trace.tiers] if job.trace else [0] * len(stats)
+            passes = [tier.passes for tier in sequence.trace.tiers] if sequence.trace else [0] * len(stats)
             views = [
                 tier.cache
                 for tier, now, before in zip(self.tiers, stats, passes, strict=True)
                 if isinstance(tier, Tier) and isinstance(tier.cache, RetrievalView) and now.passes != before
             ]
-            job.trace = DecodingSnapshot(committed, job.decode_seconds, coverage(views[-1], b) if views else [], stats)
+            sequence.trace = DecodingSnapshot(
+                committed, sequence.decode_seconds, coverage(views[-1], b) if views else [], stats
+            )
 
     def _note_logprobs(self, taken: list[int]) -> None:
         logits_BJV = self.top.logits_BJV
-        for b, (job, count) in enumerate(zip(self.jobs, taken, strict=True)):
-            if count and job.params.logprobs is not None:
+        for b, (sequence, count) in enumerate(zip(self.sequences, taken, strict=True)):
+            if count and sequence.params.logprobs is not None:
                 assert logits_BJV is not None
-                job.logprobs += logprobs_of(logits_BJV[b, :count], job.tokens[-count:], job.params.logprobs)
+                sequence.logprobs += logprobs_of(
+                    logits_BJV[b, :count], sequence.tokens[-count:], sequence.params.logprobs
+                )
 
 
-def _heat(jobs: Sequence[TokenSequence]) -> float:
-    """The temperature of texts that are decoded together, in the mean."""
-    return sum(job.params.temperature for job in jobs) / len(jobs)
+def _temperature(sequences: Sequence[TokenSequence]) -> float:
+    """The mean temperature of texts that are decoded together."""
+    return sum(sequence.params.temperature for sequence in sequences) / len(sequences)

@@ -1,0 +1,75 @@
+"""Learns from the counters of tiers: seconds of forward passes, and draft tokens accepted and rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from triforce.kvcache import RetrievalView
+from triforce.planner.acceptance import AcceptanceTracker
+from triforce.planner.cost_model import CostModel
+from triforce.planner.forecast import keys_read
+from triforce.planner.ngram_hindsight import NgramHindsight
+from triforce.planner.plan import Plan
+from triforce.ragged import Bools
+from triforce.speculation import NgramProposer, Proposer
+
+
+class Observer:
+    """Reads the counters of `tiers`, by name, and adds to `costs` and `acceptance`."""
+
+    def __init__(
+        self,
+        tiers: Mapping[str, Proposer],
+        view: RetrievalView,
+        costs: CostModel,
+        acceptance: AcceptanceTracker,
+        hindsight: NgramHindsight,
+    ) -> None:
+        self._tiers, self._view = tiers, view
+        self._costs, self._acceptance, self._hindsight = costs, acceptance, hindsight
+        self._ngram_calls = 0  # rows that n-grams were looked up for, in the proposals whose passes were read
+
+    def passes(self, plan: Plan, lengths: Sequence[int], seconds: float) -> None:
+        """Learn the cost of the passes of some proposals, which took so many seconds.
+
+        Time between passes is divided among them, as it would not have been spent without.
+        """
+        passes = {name: self._tiers[name].counters.fresh() for name in plan.tiers}
+        self._ngram_calls = sum(rows for _, rows, _ in passes.get("ngram", ()))
+        count = sum(len(some) for some in passes.values())
+        between = max(0.0, seconds - sum(took for some in passes.values() for *_, took in some)) / max(1, count)
+        for name, some in passes.items():
+            keys = keys_read(name, lengths, self._view) / len(lengths)
+            alike: dict[tuple[int, int], list[float]] = {}
+            for width, rows, took in some:
+                alike.setdefault((width, rows), []).append(took)
+            for (width, rows), each in alike.items():
+                self._costs.observe(name, width, rows, keys * rows, median(each) + between, len(each))
+
+    def verdicts(self, plan: Plan, lengths: Sequence[int], live_B: Bools, proposals: int) -> None:
+        """Learn how many draft tokens of each tier some proposals accepted. After `passes`."""
+        self._acceptance.fade(max(lengths), proposals)
+        for name in plan.tiers[:-1]:
+            self._verdicts_of(name, lengths, live_B)
+
+    def discard(self) -> None:
+        """Learn nothing from the passes so far."""
+        for tier in self._tiers.values():
+            tier.counters.fresh()
+
+    def _verdicts_of(self, name: str, lengths: Sequence[int], live_B: Bools) -> None:
+        tier = self._tiers[name]
+        news_B2 = tier.counters.verdicts()
+        if name == "draft":
+            self._acceptance.add(name, max(lengths), *news_B2.sum(0).tolist())
+        elif isinstance(tier, NgramProposer):
+            accepted = int(news_B2[:, 0].sum())
+            predicted = self._ngram_calls * self._hindsight.of(tier.gamma, tier.below is None)[1]
+            self._acceptance.add(name, max(lengths), accepted, max(0.0, predicted - accepted))
+        elif name == "retrieval":
+            bits_B = [length.bit_length() for length in lengths]
+            for bits in set(bits_B):
+                rows = [b for b, each in zip(live_B.nonzero()[0].tolist(), bits_B, strict=True) if each == bits]
+                accepted, rejected = news_B2[rows].sum(0).tolist()
+                self._acceptance.add(name, (1 << bits) - 1, accepted, rejected, self._view.times.get(bits, 1.0))
