@@ -1,4 +1,4 @@
-"""Several questions on one document: how long the first token of the second one takes, beside that of the first.
+"""Time to the first token of a second question on one document, beside that of the first.
 
     python -m benchmarks.documents --json benchmarks/results/documents_cpu.json
 
@@ -7,43 +7,51 @@ A server in a process of its own, the shipped pair, a part of the sample book, w
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import httpx
 
-from triforce.cli.bench.common import machine, own_texts
+from benchmarks import study
+from triforce.cli.bench.report import about, write
+from triforce.cli.bench.setup import own_texts
 from triforce.cli.demo import BOOK
+from triforce.cli.options import described, json_file
+from triforce.cli.text_files import require_writable
 
 Row = dict[str, Any]
 QUESTIONS = ("\n\nWho is the first to speak?", "\n\nWhat happened then?")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.documents", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--context", type=int, default=16_384, help="tokens of a document")
-    parser.add_argument("--repeats", type=int, default=3, help="documents")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(arguments)
+def main(arguments: Sequence[str] | None = None) -> int:
+    return study.run("documents", __doc__, add_arguments, measure, arguments)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--context", type=int, default=16_384, metavar="N", help=described("tokens of a document"))
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help=described("documents"))
+    json_file(parser)
+
+
+def measure(options: Namespace) -> int:
+    """Print seconds to the first token, of both questions on each document."""
+    require_writable(options.json)
     with served() as url, httpx.Client(base_url=url, timeout=600) as web:
         row = measured(web, options.context, options.repeats)
     print("seconds to the first token, document by document:", row)
-    if options.json:
-        command = "python -m benchmarks.documents " + " ".join(arguments or sys.argv[1:])
-        options.json.write_text(json.dumps({"machine": machine(), "command": command, "rows": [row]}, indent=1) + "\n")
+    write(options.json, about(options.command) | {"rows": [row]})
+    return 0
 
 
 @contextmanager
 def served() -> Iterator[str]:
-    """The address of a server that has read nothing yet."""
+    """Yield the address of a server that has read nothing yet."""
     command = [sys.executable, "-m", "triforce", "serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout
@@ -54,10 +62,11 @@ def served() -> Iterator[str]:
 
 
 def measured(web: httpx.Client, context: int, repeats: int) -> Row:
-    """Seconds to the first token of both questions, and the median of their ratios."""
+    """Return seconds to the first token of both questions, and the median of their ratios."""
     apart = context // 16
     book = ids(web, own_texts()[BOOK][: 8 * (context + repeats * apart)])
-    first, second = [], []
+    first: list[float] = []
+    second: list[float] = []
     ttft(web, ids(web, QUESTIONS[0]))  # what is done once in a process
     for start in range(0, repeats * apart, apart):
         document = book[start : start + context]
@@ -75,7 +84,7 @@ def ids(web: httpx.Client, text: str) -> list[int]:
 
 
 def ttft(web: httpx.Client, prompt: list[int]) -> float:
-    """Seconds from sending a prompt to the first token of its text."""
+    """Return seconds from sending a prompt to the first token of its text."""
     body = {"prompt": prompt, "max_tokens": 8, "stream": True, "ignore_eos": True, "seed": 1}
     started = perf_counter()
     with web.stream("POST", "/v1/completions", json=body) as answer:
@@ -87,4 +96,4 @@ def ttft(web: httpx.Client, prompt: list[int]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -25,27 +25,20 @@ from time import perf_counter
 
 import torch
 
+from benchmarks import study
 from benchmarks.on_gpu import figures
 from benchmarks.on_gpu.piece import Row, Setup
-from triforce.cli.bench.common import machine
-from triforce.errors import RequestError, TriforceError
+from triforce.cli.bench.report import machine
+from triforce.errors import RequestError
 
 RESULTS = Path(__file__).parent / "results"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 2 where something asked for cannot be done."""
-    options = _parser().parse_args(arguments)
-    try:
-        command = "python -m benchmarks.gpu " + " ".join(sys.argv[1:] if arguments is None else arguments)
-        run(options, command)
-    except TriforceError as error:
-        print(f"{options.figure}: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return study.run("gpu", __doc__, add_arguments, measure, arguments)
 
 
-def run(options: argparse.Namespace, command: str) -> None:
+def measure(options: argparse.Namespace) -> int:
     """Measure the pieces of a figure that are missing, while there is time. Raises TriforceError."""
     if options.device != "cpu" and not torch.cuda.is_available():
         raise RequestError("there is no CUDA device here; docs/gpu.md says what waits for one")
@@ -53,29 +46,28 @@ def run(options: argparse.Namespace, command: str) -> None:
     rows: list[Row] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     how = options.shape, options.draft, options.contexts, options.tokens, options.kv_memory
     setup = Setup(torch.device(options.device), *how)
-    common = {"machine": _device(setup.device), "command": command}
+    common = {"machine": _device(setup.device), "command": options.command}
     known = {(row["what"], row["shape"], row["context"]) for row in rows}
     for piece in figures.FIGURES[options.figure](setup):
         if piece.key in known or options.only not in piece.what:
             continue
         if perf_counter() - began > options.max_seconds:
             print(f"not yet: {' '.join(map(str, piece.key))} and what follows; run this again", flush=True)
-            return
+            return 0
         row = {"figure": options.figure, **piece.labels, **piece.run(), **common}
         rows.append(row)
         known.add(piece.key)
         print(json.dumps(row), flush=True)
         file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return 0
 
 
 def _device(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(machine())
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("figure", choices=sorted(figures.FIGURES))
     parser.add_argument("--max-seconds", type=float, default=460, help="begin no piece after so long")
     parser.add_argument("--only", default="", metavar="TEXT", help="pieces with this in what they are called")
@@ -86,7 +78,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--contexts", type=lambda text: [int(n) for n in text.split(",")], help="instead of its own")
     parser.add_argument("--kv-memory", default="auto", help="KV that stays on the device in c and f")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each decoding")
-    return parser
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What looking up the text is worth: by the length of a match, and in the place of the draft model or above it.
+"""Acceptance of n-gram lookup: by the length of a match, instead of the draft model and above it.
 
     python -m benchmarks.lookup
 
@@ -9,20 +9,24 @@ that it would keep there (sum min(p, q)). Then the guesses that the retrieval ti
 
 from __future__ import annotations
 
-import argparse
+import sys
+from argparse import ArgumentParser, Namespace
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
 import torch
 
+from benchmarks import study
+from benchmarks.acceptance.teacher_forcing import TeacherForcing
+from benchmarks.acceptance.workloads import Span
 from triforce import LLM, SamplingParams
-from triforce.bench.acceptance.walk import TeacherForcing
-from triforce.bench.acceptance.workloads import Span
+from triforce.cli.options import coupling, described
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import TierBuilder
 from triforce.eval.agreement import overlap
+from triforce.eval.context import tokenizer_of
 from triforce.interface.outputs import RequestOutput
 from triforce.ragged import ints
 from triforce.sampling import LogitsProcessor
@@ -33,12 +37,18 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 MODES = ("triforce", "ngram", "draft-ngram")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.lookup", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--context", type=int, default=4096, help="tokens of a prompt")
-    parser.add_argument("--tokens", type=int, default=256, help="new tokens")
-    parser.add_argument("--coupling", default="seeded")
-    options = parser.parse_args(arguments)
+def main(arguments: Sequence[str] | None = None) -> int:
+    return study.run("ngram", __doc__, add_arguments, measure, arguments)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--context", type=int, default=4096, metavar="N", help=described("tokens of a prompt"))
+    parser.add_argument("--tokens", type=int, default=256, metavar="N", help=described("new tokens"))
+    coupling(parser)
+
+
+def measure(options: Namespace) -> int:
+    """Print both tables."""
     llm = LLM(coupling=options.coupling)
     tried: dict[int, list[tuple[float, float]]] = defaultdict(list)
     passes: dict[tuple[float, str], list[int]] = defaultdict(lambda: [0, 0])
@@ -58,18 +68,20 @@ def main(arguments: list[str] | None = None) -> None:
     print("\n| temperature | mode | guesses kept per pass of the retrieval tier |\n| --- | --- | ---: |")
     for (temperature, mode), (kept_guesses, count) in passes.items():
         print(f"| {temperature} | {mode} | {kept_guesses / count:.3f} |")
+    return 0
 
 
 def prompts(llm: LLM, context: int) -> Iterator[list[int]]:
-    """Two places of the sample book, and triforce's own source."""
-    book = llm.tokenizer.encode((PACKAGE / "assets" / "dracula.txt").read_text(encoding="utf-8"))
-    code = llm.tokenizer.encode("\n".join(file.read_text(encoding="utf-8") for file in sorted(PACKAGE.rglob("*.py"))))
+    """Yield two places of the sample book, and the package's own source."""
+    encode = tokenizer_of(llm).encode
+    book = encode((PACKAGE / "assets" / "dracula.txt").read_text(encoding="utf-8"))
+    code = encode("\n".join(file.read_text(encoding="utf-8") for file in sorted(PACKAGE.rglob("*.py"))))
     for ids, start in ((book, 0), (book, 60_000), (code, 20_000)):
         yield ids[start : start + context]
 
 
 def kept_and_passes(output: RequestOutput) -> tuple[int, int]:
-    """Of the tiers below the retrieval tier the guesses kept, and of that its passes."""
+    """Return guesses kept of the tiers below the retrieval tier, and passes of that."""
     *below, middle, _ = output.tiers
     return sum(tier.accepted for tier in below), middle.passes
 
@@ -78,14 +90,16 @@ def kept_and_passes(output: RequestOutput) -> tuple[int, int]:
 def by_length(
     llm: LLM, prompt: list[int], new: list[int], params: SamplingParams
 ) -> Iterator[tuple[int, float, float]]:
-    """For each new token with a match before it: its length, rounded down; what lookup and draft are worth there."""
+    """Yield for each new token with a match before it: its length, rounded down; worth of lookup and of the draft."""
     ids, rows = ints([*prompt, *new]), TierBuilder(llm.models, SpeculativeConfig(), [len(prompt) + len(new)])
     reader = TeacherForcing(ids[None], LogitsProcessor([params], [len(prompt)], llm.target.config.vocab_size))
     span, laws = Span(len(prompt), len(ids), True), []
-    for tier in (rows.exact(rows.full()), rows.lowest()):
+    assert llm.models.draft is not None, "the shipped pair has one"
+    tiers = ((llm.models.target, rows.exact(rows.full())), (llm.models.draft, rows.lowest()))
+    for model, tier in tiers:
         reader.prefill(tier, span.start - 1)
         laws.append(
-            torch.cat([reader(tier.model, tier.cache, Span(at, at + 1, True)) for at in range(span.start, span.stop)])
+            torch.cat([reader(model, tier.cache, Span(at, at + 1, True)) for at in range(span.start, span.stop)])
         )
     shared, grams = overlap(*laws).tolist(), NgramIndex(1)
     for at in range(span.start, span.stop):
@@ -97,4 +111,4 @@ def by_length(
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""A KV cache three times as large as what stays of it in memory: how fast it streams, and what TriForce gives then.
+"""Speed with a KV cache three times as large as what stays of it in memory.
 
     python -m benchmarks.offload --json benchmarks/results/offload_cpu.json
 
@@ -10,13 +10,13 @@ passes would take at another rate, with KV of another size.
 
 from __future__ import annotations
 
-import argparse
 import json
 import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
@@ -24,9 +24,13 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from benchmarks import study
 from triforce.backends.cpu.offload import NativeOffloadedKV
-from triforce.cli.bench.common import machine
+from triforce.cli.bench.report import about, write
 from triforce.cli.demo import BOOK
+from triforce.cli.options import described, json_file, several
+from triforce.cli.text_files import require_writable
+from triforce.eval.context import tokenizer_of
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
@@ -110,11 +114,11 @@ def streaming(ids: list[int], saved: Path, memory: str, tokens: int) -> Row:
 
 
 def _kv(tokens: int) -> int:
-    """Bytes of KV of the shipped target."""
+    """Return bytes of KV of the shipped target."""
     return 2 * 6 * 4 * 64 * 2 * tokens
 
 
-def bus(ids: list[int], saved: Path, options: argparse.Namespace, memory: str, rate: float) -> Iterator[Row]:
+def bus(ids: list[int], saved: Path, options: Namespace, memory: str, rate: float) -> Iterator[Row]:
     """Plain decoding and TriForce in turns, from one store's limits; the speedup is taken turn by turn."""
     params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=options.tokens, ignore_eos=True)
     how = dict(
@@ -158,29 +162,36 @@ def computed(rows: list[Row], kv_bytes: float, rate: float) -> Iterator[Row]:
         }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    return study.run("offload", __doc__, add_arguments, measure, arguments)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("--context", type=int, default=32_768)
-    add("--memories", default="64MiB,96MiB")
-    add("--tokens", type=int, default=128)
-    add("--repeats", type=int, default=1)
-    add("--draft-tokens", type=int, default=2)
-    add("--speculative-tokens", type=int, default=14)
-    add("--modes", type=lambda text: text.split(","), default=["triforce"])
-    add("--skip-streaming", action="store_true")
-    add("--json", metavar="FILE")
-    options = parser.parse_args()
+    add("--context", type=int, default=32_768, metavar="N", help=described("tokens of the prompt"))
+    add("--memories", type=several(str), default=["64MiB", "96MiB"], metavar="SIZE,...", help="KV that stays in memory")
+    add("--tokens", type=int, default=128, metavar="N", help=described("new tokens of each text"))
+    add("--repeats", type=int, default=1, metavar="N", help=described("turns"))
+    add("--draft-tokens", type=int, default=2, metavar="N")
+    add("--speculative-tokens", type=int, default=14, metavar="N")
+    add("--modes", type=several(str), default=["triforce"], metavar="MODE,...", help="beside plain decoding")
+    add("--skip-streaming", action="store_true", help="leave out the bytes a second of plain decoding")
+    json_file(parser)
+
+
+def measure(options: Namespace) -> int:
+    """Print a line of JSON for each row as it is measured."""
+    require_writable(options.json)
     plain = LLM()
     book = (resources.files("triforce") / "assets" / BOOK).read_text(encoding="utf-8")
-    ids = plain.tokenizer.encode(book)[: options.context]
+    ids = tokenizer_of(plain).encode(book)[: options.context]
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "prompt.kv"
         started = perf_counter()
         plain.generate(ids, SamplingParams(temperature=0, max_tokens=1), mode="ar", save_cache=saved)
         print(f"prefill {perf_counter() - started:.1f} s", flush=True)
-        memories = options.memories.split(",")
+        memories = options.memories
         if not options.skip_streaming:
             rows.append(streaming(ids, saved, memories[0], 12))
             print(json.dumps(rows[-1]), flush=True)
@@ -190,14 +201,9 @@ def main() -> None:
                 print(json.dumps(row), flush=True)
     measured = [row for row in rows if row["what"] == "bus" and row["kv_memory"] == memories[-1]]
     rows += computed(measured, 64e9, 25e9)
-    if options.json:
-        report = {
-            "machine": machine(),
-            "command": "python -m benchmarks.offload " + " ".join(sys.argv[1:]),
-            "rows": rows,
-        }
-        Path(options.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write(options.json, about(options.command) | {"rows": rows})
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

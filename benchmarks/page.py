@@ -1,4 +1,4 @@
-"""Makes docs/benchmarks.md, docs/acceptance.md and their pictures of the rows in benchmarks/results.
+"""Makes docs/benchmarks.md, docs/acceptance.md and their pictures from the rows in benchmarks/results.
 
     python -m benchmarks.page
 
@@ -7,22 +7,24 @@ What has not been measured is said to be missing, with the command that measures
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import pictures
+from benchmarks import pictures, study
+from benchmarks.acceptance import pictures as acceptance_pictures
+from benchmarks.acceptance.report import markdown as acceptance_page
 from benchmarks.paper.__main__ import EXPERIMENTS, absent
-from triforce.bench import lossless, quality
-from triforce.bench.acceptance import pictures as acceptance_pictures
-from triforce.bench.acceptance.report import markdown as acceptance_page
-from triforce.bench.compare import tables as compare
+from benchmarks.quality import measure as quality
+from triforce.bench import lossless
+from triforce.bench.compare import comparison as compare
+from triforce.bench.speed_tables import speed_tables
 from triforce.bench.summary import verdict
-from triforce.bench.tables import kernel_tables, speed_tables
 from triforce.eval import Table
+from triforce.eval.tables import percent
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
@@ -35,11 +37,17 @@ process, of turns that took place one after another; their spread is the range o
 figures are those of one shared machine and good for little else. Losses are listed like gains."""
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--docs", type=Path, default=DOCS)
-    options = parser.parse_args(arguments)
+def main(arguments: Sequence[str] | None = None) -> int:
+    return study.run("page", __doc__, add_arguments, make, arguments)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="the rows")
+    parser.add_argument("--docs", type=Path, default=DOCS, metavar="FOLDER", help="where pages and pictures go")
+
+
+def make(options: Namespace) -> int:
+    """Write the pages and their pictures."""
     (options.docs / "pictures").mkdir(parents=True, exist_ok=True)
     reports = {name: read(options.results / f"{name}.json") for name in (*SECTIONS, "acceptance")}
     (options.docs / "benchmarks.md").write_text(page(reports), encoding="utf-8")
@@ -56,7 +64,7 @@ def read(file: Path) -> Report | None:
 
 
 def page(reports: dict[str, Report | None]) -> str:
-    """docs/benchmarks.md."""
+    """Return docs/benchmarks.md."""
     parts = [HEAD]
     for name, (title, command, section) in SECTIONS.items():
         report = reports.get(name)
@@ -91,6 +99,19 @@ def _paper(report: Report) -> str:
     return "\n\n".join([*parts, absent().markdown()])
 
 
+def _kernels(rows: Sequence[Report]) -> list[Table]:
+    """Return of each kernel its time, bytes a second, and share of the memory's bandwidth."""
+    lines = []
+    for row in rows:
+        where = [f"{name} {row[name]:,}" for name in ("context", "width", "vocabulary", "temperature") if name in row]
+        name = ", ".join([row["kernel"], *([row["shape"]] if "shape" in row else []), *where])
+        took = f"{row['seconds'] * 1e6:,.0f}" if "seconds" in row else "-"
+        speed = f"{row['gb_per_second']:.1f}" if "gb_per_second" in row else "-"
+        lines.append([name, took, speed, percent(row.get("fraction")) or "-"])
+    note = "Bytes are those that must be read: weights, and keys and values in sight."
+    return [Table("Against the memory", note, ["kernel", "microseconds", "GB/s", "of the memory's"], lines)]
+
+
 def _source(report: Report) -> str:
     return f"`{report['command']}`, on {report['machine']}."
 
@@ -103,11 +124,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Report], str]]] = {
     "speed": ("Speed", "triforce bench speed", _speed),
     "compare": ("Other engines", "triforce bench compare", _tables(compare.tables)),
     "lossless": ("The certificate", "triforce bench lossless", _tables(lossless.tables)),
-    "quality": ("What eviction costs", "triforce bench quality", _tables(quality.tables)),
-    "kernels_cpu": ("Kernels", "triforce bench kernels", _tables(kernel_tables)),
+    "quality": ("What eviction costs", "python -m benchmarks.quality", _tables(quality.tables)),
+    "kernels_cpu": ("Kernels", "triforce bench kernels", _tables(_kernels)),
     "paper": ("The paper's tables and figures", "python -m benchmarks.paper", _paper),
 }
-"""By the name of a file of rows: title, the command that makes it, and what is said of it."""
+"""Sections by the name of a file of rows: title, the command that makes it, and its text."""
 
 
 if __name__ == "__main__":

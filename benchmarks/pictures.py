@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from triforce.bench.acceptance.pictures import save, styled
+from benchmarks.acceptance.pictures import save, styled
+from triforce.bench.speed_tables import label, means
 from triforce.bench.summary import PLAIN
-from triforce.bench.tables import label, means
 
 Row = dict[str, Any]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from triforce.cli import main, options
-from triforce.cli.common import sampling
+from triforce.cli.engine_arguments import sampling
 from triforce.cli.parser import parse
 from triforce.engine import modes, speculative_config
 from triforce.engine.sequence_batch import COUPLINGS
@@ -27,7 +27,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
 def test_the_choices_are_those_of_the_engine() -> None:
     """The parser names them itself, so that --help does not wait for torch."""
     assert tuple(modes.MODES) == options.MODES and tuple(speculative_config.LOWER_TIERS) == options.LOWER_TIERS
-    assert tuple(POLICIES) == options.SELECTIONS and tuple(COUPLINGS) == options.COUPLINGS
+    assert tuple(POLICIES) == options.POLICIES and tuple(COUPLINGS) == options.COUPLINGS
 
 
 def python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -108,7 +108,7 @@ def test_the_guard_sees_what_is_imported() -> None:
 
 
 def test_the_collector_leaves_torch_alone() -> None:
-    code = "from triforce.imports import import_torch; import gc; import_torch(); import_torch()\n"
+    code = "from triforce.backends.torch_import import import_torch; import gc; import_torch(); import_torch()\n"
     done = python(code + "print(gc.isenabled(), gc.get_freeze_count() > 10_000, gc.get_count()[2])")
     assert done.stdout.split() == ["True", "True", "0"], done.stderr
 

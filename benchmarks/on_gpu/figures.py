@@ -1,4 +1,4 @@
-"""Which pieces make up each figure."""
+"""The pieces that make up each figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compared with: `transformers` on the same shape; and the shipped pair with real text and real acceptance."""
+"""Comparisons: `transformers` on the same shape; the shipped pair with real text and acceptance."""
 
 from __future__ import annotations
 
@@ -73,16 +73,18 @@ def _random_llama(setup: Setup, shape: str, context: int, device: torch.device) 
 
     setup.forget()  # our weights, which would lie beside theirs
     s, on_gpu = shapes.SHAPES[shape], setup.device.type == "cuda"
-    config = LlamaConfig(
+    more: dict[str, Any] = {"attn_implementation": "sdpa"}
+    config: Any = LlamaConfig(
         vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,
         num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head_dim,
-        max_position_embeddings=context + 1024, attn_implementation="sdpa", bos_token_id=1, eos_token_id=None,
+        max_position_embeddings=context + 1024, bos_token_id=1, eos_token_id=None, **more,
         dtype=torch.bfloat16 if on_gpu else torch.float32,
     )  # fmt: skip
     with device:
         torch.set_default_dtype(config.dtype)
         try:
-            return LlamaForCausalLM(config).eval()
+            model: Any = LlamaForCausalLM(config)
+            return model.eval()
         finally:
             torch.set_default_dtype(torch.float32)
 

@@ -1,4 +1,4 @@
-"""What one pass of each tier costs, against the bytes it has to move, and a prefill against its operations."""
+"""Time of one pass of each tier against the bytes it moves, and of a prefill against its operations."""
 
 from __future__ import annotations
 

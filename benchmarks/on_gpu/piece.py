@@ -1,4 +1,4 @@
-"""One measurement of a figure, and what all of them need: a clock that waits for the device, and its limits."""
+"""A measurement of a figure, a clock that waits for the device, and the device's limits."""
 
 from __future__ import annotations
 

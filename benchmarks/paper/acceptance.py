@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from benchmarks.acceptance.locality import locality
+from benchmarks.acceptance.measure import Case, drafting
+from benchmarks.acceptance.teacher_forcing import Walk
 from benchmarks.paper.experiment import Experiment, Row, Setup, number
-from triforce.bench.acceptance.locality import locality
-from triforce.bench.acceptance.measure import Case, drafting
-from triforce.bench.acceptance.walk import Walk
 from triforce.interface.sampling_params import SamplingParams
 
 TABLE1 = {
@@ -64,7 +64,7 @@ def swept_lines(rows: list[Row], what: str) -> tuple[list[str], list[list[str]]]
 
 
 def divergence(setup: Setup) -> list[Row]:
-    """How often the target refuses the draft, by context."""
+    """Measure how often the target refuses the draft, by context."""
     rows = []
     for context in (c for c in CONTEXTS if c <= setup.context):
         (work,) = setup.works(("prose",), context)

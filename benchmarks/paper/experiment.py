@@ -1,4 +1,4 @@
-"""What an experiment is, and what all of them measure with."""
+"""Experiments, and the setup that all of them measure with."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from benchmarks.acceptance.measure import Case, acceptance
+from benchmarks.acceptance.sweeps import by_unit
+from benchmarks.acceptance.teacher_forcing import Walk
+from benchmarks.acceptance.workloads import Size, Workload, needle, plain
 from triforce import LLM
-from triforce.bench.acceptance.measure import Case, acceptance
-from triforce.bench.acceptance.sweeps import by_unit
-from triforce.bench.acceptance.walk import Walk
-from triforce.bench.acceptance.workloads import Size, Workload, needle, plain
 from triforce.bench.batch_runner import Prompts, varied
 from triforce.bench.cells import Cell
 from triforce.bench.prompts import Sources, prompts

@@ -191,4 +191,4 @@ ABSENT = {
     "REST": "Table 5's REST (1.47x): needs a datastore of texts; not built here.",
     "layer skipping": "Table 5's layer skipping (1.36x): needs a search for layers to skip; not built here.",
 }
-"""What cannot be run here, and why."""
+"""Parts of the paper that cannot be run here, and why."""

@@ -5,6 +5,7 @@ B rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -34,6 +35,11 @@ def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
 
 def ints(values: list[int]) -> Ints:
     return np.array(values, dtype=np.int64)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many tokens two texts have in common at their start."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 @cache

@@ -15,7 +15,7 @@ from triforce.kvcache import FullView
 from triforce.kvcache.pool import pages_for
 from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM
-from triforce.ragged import ints
+from triforce.ragged import common_prefix, ints
 
 
 class Session:
@@ -41,7 +41,7 @@ class Session:
             raise RequestError(f"a session gives one answer at a time, not n = {params.n}; use LLM.generate")
         ids = self.llm.encode(conversation)
         reusable = max(0, len(ids) - 1 - TAIL) if params.prompt_logprobs is None else 0  # these score every position
-        self._forget_from(min(_alike(self._seen, ids), reusable))
+        self._forget_from(min(common_prefix(self._seen, ids), reusable))
         self._seen = list(ids)
         with closing(self.llm.stream(ids, params, on_prefill=on_prefill, memory=self._memory)) as pieces:
             for piece in pieces:
@@ -52,8 +52,3 @@ class Session:
     def _forget_from(self, length: int) -> None:
         # The pool may have seen tokens past the end of the last answer: those that were verified but cut off.
         self._memory.rewind(ints([length]))
-
-
-def _alike(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two texts have in common at their start."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def llm(pair: Path) -> object:
 
 @pytest.fixture(scope="session")
 def sources(llm: object, texts: Path) -> object:
-    from triforce.cli.bench.common import sources
+    from triforce.cli.bench.setup import sources
 
     return sources(llm, [str(texts)])
 
@@ -58,5 +59,18 @@ def bench(pair: Path, texts: Path) -> Callable[..., int]:
         if what != "compare":  # there each engine has its best setting
             models += ["--dtype", "float32"]
         return main(["bench", what, *models, "--texts", str(texts), *options])
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def study(pair: Path, texts: Path) -> Callable[..., int]:
+    """`python -m benchmarks.NAME ...` on the tiny pair; its exit code."""
+
+    def run(name: str, *options: str) -> int:
+        package = import_module(f"benchmarks.{name}")
+        module = import_module(f"benchmarks.{name}.__main__") if hasattr(package, "__path__") else package
+        models = [str(pair / "target"), "--draft", str(pair / "draft"), "--dtype", "float32"]
+        return module.main([*models, "--texts", str(texts), *options])
 
     return run

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.acceptance.locality import locality
+from benchmarks.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting, laws
+from benchmarks.acceptance.report import markdown, mean, usual
+from benchmarks.acceptance.sweeps import SweepConfig
+from benchmarks.acceptance.teacher_forcing import Walk
+from benchmarks.acceptance.workloads import Size, Workload, copy, needle, plain
 from tests.helpers.laws.tiny import LAYERS, MODELS, V
-from triforce.bench.acceptance.locality import locality
-from triforce.bench.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting, laws
-from triforce.bench.acceptance.report import markdown, mean, usual
-from triforce.bench.acceptance.sweeps import SweepConfig
-from triforce.bench.acceptance.walk import Walk
-from triforce.bench.acceptance.workloads import CUE, NAMES, Size, Workload, copy, needle, plain
+from triforce.bench.prompts import CUE, NAMES
 from triforce.bench.results_file import dumps
 from triforce.errors import RequestError
 from triforce.interface.sampling_params import SamplingParams
@@ -130,7 +131,7 @@ def report() -> dict[str, Any]:
     """A small one, measured here."""
     works = [Workload(name, "a text", text(1, 370), plain(name, "", text(1), SIZE).spans) for name in ("prose", "copy")]
     walks = [Walk(MODELS, work, PARAMS, chunk=8) for work in works]
-    about = {"machine": "this", "command": "triforce bench acceptance", "model": "random"}
+    about = {"machine": "this", "command": "python -m benchmarks.acceptance", "model": "random"}
     plan = SweepConfig(context=300, positions=70, budget=64)
     return (
         about
@@ -156,7 +157,7 @@ def test_the_page_shows_what_was_measured(report: dict[str, Any]) -> None:
 
 def test_pictures_are_small(report: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from triforce.bench.acceptance.pictures import draw
+    from benchmarks.acceptance.pictures import draw
 
     draw(report, tmp_path)
     assert len(list(tmp_path.iterdir())) == 4

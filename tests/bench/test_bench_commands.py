@@ -6,20 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from triforce.cli.bench.common import load
+from triforce.cli.bench.setup import load
 from triforce.cli.parser import parse
 
 
-@pytest.mark.parametrize("part", ["speed", "acceptance", "locality", "quality"])
-def test_what_is_not_said_is_as_usual(part: str, pair: Path) -> None:
-    llm = load(parse(["bench", part, str(pair / "target"), "--draft", str(pair / "draft")]))
+def test_what_is_not_said_is_as_usual(pair: Path) -> None:
+    llm = load(parse(["bench", "speed", str(pair / "target"), "--draft", str(pair / "draft")]))
     assert llm.draft and llm.speculation.retrieval.budget.tokens == 2048 and llm.speculation.speculative_tokens == 6
 
 
-@pytest.mark.parametrize("part", ["acceptance", "locality"])
-def test_what_is_said_is_taken(part: str, pair: Path) -> None:
-    asked = ["--draft", "none", "--retrieval-budget", "512", "--speculative-tokens", "3", "--dtype", "float32"]
-    llm = load(parse(["bench", part, str(pair / "target"), *asked]))
-    assert (
-        llm.draft is None and llm.speculation.retrieval.budget.tokens == 512 and llm.speculation.speculative_tokens == 3
-    )
+@pytest.mark.parametrize("part", ["acceptance", "locality", "quality"])
+def test_studies_are_no_parts(part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["bench", part])
+    assert "is not known" in capsys.readouterr().err

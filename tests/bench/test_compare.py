@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from triforce.bench.compare import run
+from triforce.bench.compare.comparison import summary
 from triforce.bench.compare.engines import ENGINES
-from triforce.bench.compare.tables import summary
 from triforce.bench.compare.worker import Clock
 
 FEW = ["--contexts", "200", "--tokens", "8", "--threads", "1"]

@@ -1,4 +1,4 @@
-"""`triforce bench lossless` and `quality`: the certificate, what eviction costs, and that both can say no."""
+"""The certificate, and the study of what eviction costs: both can say no."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.acceptance.h2o import HeavyHitters
+from benchmarks.quality.eviction import EVICTIONS, EvictingDecoder
 from triforce.bench import lossless
-from triforce.bench.acceptance.heavy import Heavy
 from triforce.bench.batch_runner import together
-from triforce.bench.eviction import EVICTIONS, EvictingDecoder
 from triforce.bench.prompts import Sources, prompts
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
@@ -77,11 +77,11 @@ def test_a_context_beyond_the_model_is_told(bench: Callable[..., int], capsys: p
 
 
 def test_quality_says_what_eviction_costs(
-    bench: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    study: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "quality.json"
     few = ["--contexts", "700", "--budgets", "64", "--questions", "3", "--tokens", "12"]
-    assert bench("quality", *few, "--json", str(file)) == 0
+    assert study("quality", *few, "--json", str(file)) == 0
     rows = json.loads(file.read_text())["rows"]
     assert {row["task"] for row in rows} == {"needle", "copy"} and len(rows) == 2 * (2 + len(EVICTIONS))
     for row in rows:
@@ -104,7 +104,7 @@ def test_nothing_is_lost_while_the_budget_covers_the_text(llm: LLM, sources: Sou
 def test_h2o_keeps_what_drew_attention_and_never_takes_back_what_it_dropped(llm: LLM, sources: Sources) -> None:
     (prompt,) = prompts(sources, "books", 400, 1)
     full = EvictingDecoder(llm.target.decoder, [prompt], 1)
-    policy = Heavy(full.mass_LGU)
+    policy = HeavyHitters(full.mass_LGU)
     first = policy.pick(full.full, 0, 16, range(1, 20), 6)
     mass_LGN = full.mass_LGU[..., 1:20]
     assert first.tolist() == (mass_LGN.topk(6).indices.sort(-1).values + 1).tolist()

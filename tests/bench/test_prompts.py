@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from triforce.bench.acceptance.workloads import CUE, NAMES, numbers
+from benchmarks.quality.eviction import shared
 from triforce.bench.cells import WORKLOADS
-from triforce.bench.eviction import shared
-from triforce.bench.prompts import MAKERS, Sources, prompts
+from triforce.bench.prompts import CUE, MAKERS, NAMES, Sources, numbers, prompts
 from triforce.errors import RequestError
 
 LENGTH, ROWS = 900, 4

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks import gpu, study
 from benchmarks.on_gpu import decoding
 from benchmarks.on_gpu.figures import FIGURES
 from benchmarks.on_gpu.piece import Setup
@@ -123,7 +123,7 @@ def test_the_lines_that_wait_for_a_gpu() -> None:
     asked: dict[str, list[str]] = {}
     for module, *arguments in map(shlex.split, lines):
         if module == "benchmarks.gpu":
-            options = gpu._parser().parse_args(arguments)
+            options = study.parse("gpu", None, gpu.add_arguments, arguments)
             pieces = FIGURES[options.figure](Setup(torch.device("cpu"), None, None, None, 128))
             found = [piece.what for piece in pieces if options.only in piece.what]
             assert found, arguments

@@ -10,8 +10,9 @@ import pytest
 
 from tests.helpers.fake_llm import Characters, FakeLLM, Piece, answer
 from triforce.cli import main
-from triforce.cli.common import Painter, Prefill, report
+from triforce.cli.answer_output import Painter, report
 from triforce.cli.info import size
+from triforce.cli.progress import Prefill
 from triforce.interface.outputs import RequestOutput
 
 JSON_KEYS = [

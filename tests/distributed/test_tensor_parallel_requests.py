@@ -22,7 +22,7 @@ from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.server import engine_thread as worker
-from triforce.server import tp_mirror as crew
+from triforce.server import tp_mirror as mirror
 from triforce.server.engine_client import GenerationRequest, ReplicaLost
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
@@ -50,7 +50,7 @@ def crews(monkeypatch: pytest.MonkeyPatch) -> list[TPMirror]:
             super().__init__(*arguments)
             made.append(self)
 
-    for module in (crew, worker):
+    for module in (mirror, worker):
         monkeypatch.setattr(module, "TPMirror", Known)
     return made
 
@@ -68,7 +68,7 @@ def play(pair: Path, ranks: TPGroup, scene: Scene, change: Callable[[LLM], objec
     llm = LLM(pair / "target", pair / "draft", retrieval_budget=64, searched_layers="none", ranks=ranks)
     change(llm)
     if ranks.rank:
-        return crew.follow(llm, LIMITS)
+        return mirror.follow(llm, LIMITS)
 
     async def whole() -> Any:
         worker = Worker(llm, LIMITS)
@@ -96,9 +96,9 @@ def texts(output: RequestOutput) -> list[tuple[str, list[int], str]]:
     return [(each.text, each.token_ids, each.finish_reason) for each in output.outputs]
 
 
-def held(crew: TPMirror) -> int:
+def held(mirror: TPMirror) -> int:
     """Pages that rows have."""
-    engine = crew.texts.engine
+    engine = mirror.texts.engine
     return engine.store.pages - engine.store.pool.free_pages - len(engine._prefixes)
 
 
@@ -156,16 +156,16 @@ def test_a_seed_that_is_drawn_is_told(pair: Path) -> None:
     assert output.outputs[0].seed != again.outputs[0].seed and texts(output) != texts(again)
 
 
-@pytest.mark.parametrize("deaf", ["gone", "fresh"])
+@pytest.mark.parametrize("deaf", ["cancelled", "new"])
 def test_a_rank_that_does_not_listen_is_noticed(pair: Path, monkeypatch: pytest.MonkeyPatch, deaf: str) -> None:
     """Negative control: one is not told who has gone, or begins what comes in another order."""
     apply = TPMirror.apply
 
-    def disobey(self: TPMirror, orders: StepCommands) -> list[Any]:
+    def disobey(self: TPMirror, commands: StepCommands) -> list[Any]:
         if self._llm.ranks.rank:
-            gone, fresh = ([], orders.fresh) if deaf == "gone" else (orders.gone, orders.fresh[::-1])
-            orders = StepCommands(gone, fresh)
-        return apply(self, orders)
+            cancelled, new = ([], commands.new) if deaf == "cancelled" else (commands.cancelled, commands.new[::-1])
+            commands = StepCommands(cancelled, new)
+        return apply(self, commands)
 
     monkeypatch.setattr(TPMirror, "apply", disobey)
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.helpers.recall_model import Recaller, noise, subject
-from triforce.eval import MEASUREMENTS, EvalContext, evaluate, hurry, plan, shorten
-from triforce.eval import forecast as forecasts
+from triforce.eval import MEASUREMENTS, EvalContext, evaluate, plan, shorten, time_budget
+from triforce.eval import reading_time as forecasts
 from triforce.eval.context import Text
-from triforce.eval.forecast import ReadingForecast, ReadingPace
-from triforce.eval.hurry import MINUTE, PREDICTED
+from triforce.eval.reading_time import ReadingForecast, ReadingPace
+from triforce.eval.time_budget import MINUTE, PREDICTED
 from triforce.llm import LLM
 
 SECONDS = {name: each.seconds for name, each in MEASUREMENTS.items()}
@@ -24,7 +24,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        for module in ("forecast.", "hurry.", ""):
+        for module in ("reading_time.", "time_budget.", ""):
             monkeypatch.setattr(f"triforce.eval.{module}perf_counter", lambda: self.now)
 
 
@@ -38,24 +38,25 @@ def long_text(llm: LLM, tokens: int = 20_000) -> EvalContext:
 )
 def test_the_slower_the_model_the_less_is_measured(llm: LLM, rate: float, longest: int, whole: bool) -> None:
     given = long_text(llm)
-    found = hurry.fit(given, EVERYTHING, ReadingForecast(ReadingPace(1 / rate, 0, 2 / rate)), SECONDS, 0.0)
+    found = time_budget.fit(given, EVERYTHING, ReadingForecast(ReadingPace(1 / rate, 0, 2 / rate)), SECONDS, 0.0)
     assert given.plan.deepest == longest and (not found.left_out) == whole
     assert found.total <= PREDICTED and found.predicted.keys() | found.left_out.keys() == set(EVERYTHING)
     assert found.rate == pytest.approx(rate)
 
 
 def test_one_measurement_is_made_however_long_it_takes(llm: LLM) -> None:
-    found = hurry.fit(long_text(llm), ["needle"], ReadingForecast(ReadingPace(1, 0, 1)), SECONDS, 0.0)
+    found = time_budget.fit(long_text(llm), ["needle"], ReadingForecast(ReadingPace(1, 0, 1)), SECONDS, 0.0)
     assert list(found.predicted) == ["needle"] and found.total > MINUTE
 
 
 def test_a_trace_is_counted_once(llm: LLM) -> None:
     given, pace = long_text(llm), ReadingPace(0.01, 0, 0.01)
     both, one = (
-        hurry.fit(given, names, ReadingForecast(pace), SECONDS, 0.0) for names in (["bits", "positions"], ["bits"])
+        time_budget.fit(given, names, ReadingForecast(pace), SECONDS, 0.0)
+        for names in (["bits", "positions"], ["bits"])
     )
     assert both.total == one.total > 0 == both.predicted["positions"]
-    alone = hurry.fit(given, ["positions"], ReadingForecast(pace), SECONDS, 0.0)
+    alone = time_budget.fit(given, ["positions"], ReadingForecast(pace), SECONDS, 0.0)
     assert alone.total == one.total
 
 
@@ -76,7 +77,7 @@ class Timed(Recaller):
 @pytest.mark.parametrize(("token", "deeper"), [(1e-3, 0.0), (1e-3, 1e-6), (0.05, 0.0)])
 def test_the_pace_is_the_models(llm: LLM, monkeypatch: pytest.MonkeyPatch, token: float, deeper: float) -> None:
     given = subject(llm, Timed(llm, Clock(monkeypatch), token, deeper), noise(6000), plan(32_768, 32_768))
-    pace = forecasts.look(given).target
+    pace = forecasts.measure_pace(given).target
     assert pace.token == pytest.approx(token, rel=0.3) and pace.deeper == pytest.approx(deeper, rel=0.1)
     assert pace.reading(1000) == pytest.approx(1000 * (token + deeper * 500), rel=0.2)
 
@@ -98,10 +99,10 @@ def test_forecasts_come_true(llm: LLM, monkeypatch: pytest.MonkeyPatch, token: f
 def test_what_there_is_no_time_left_for_is_left_out(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has become slower: the first measurement takes its time, and tells of the others."""
     clock = Clock(monkeypatch)
-    found = hurry.Hurry(clock.now, 100, {"bits": 10, "gain": 10, "copy": 1, "needle": 5}, {})
+    found = time_budget.TimeBudget(clock.now, 100, {"bits": 10, "gain": 10, "copy": 1, "needle": 5}, {})
     late: dict[str, str] = {}
     for name, takes in (("bits", 40), ("gain", 40), ("copy", 4), ("needle", 5)):
-        late[name] = found.late(name)
+        late[name] = found.skip_reason(name)
         clock.now += 0 if late[name] else takes
     assert not late["bits"] and not late["copy"]
     assert late["gain"] == "it would take 40 s, and 20 s of the minute are left" and late["needle"]
@@ -109,6 +110,6 @@ def test_what_there_is_no_time_left_for_is_left_out(llm: LLM, monkeypatch: pytes
 
 def test_what_is_late_is_skipped_and_said(llm: LLM) -> None:
     given = subject(llm, Recaller(llm), noise(600))
-    found = hurry.Hurry(0.0, 100, {"bits": 1e-9, "copy": 1e9}, {})
+    found = time_budget.TimeBudget(0.0, 100, {"bits": 1e-9, "copy": 1e9}, {})
     results = evaluate(given, ["bits", "copy"], lambda name, result: None, found)
     assert "skipped" in results["copy"] and "skipped" not in results["bits"]

@@ -52,8 +52,8 @@ def served(cluster: Any, pair: Path, limits: Any) -> Iterator[tuple[Any, Any]]:
     from triforce.replicas.cluster import replicated
 
     settings = {"model": str(pair / "target"), "draft": str(pair / "draft"), "retrieval_budget": 64, "device": "cpu"}
-    desk, engine = replicated(settings, limits, 2, cluster.address, "tests", lambda running, message: None)
-    yield desk, engine
+    frontend, engine = replicated(settings, limits, 2, cluster.address, "tests", lambda running, message: None)
+    yield frontend, engine
     asyncio.run(engine.close())
 
 
@@ -61,5 +61,5 @@ def served(cluster: Any, pair: Path, limits: Any) -> Iterator[tuple[Any, Any]]:
 def app(served: tuple[Any, Any], limits: Any) -> Any:
     from triforce.server.app import create_app
 
-    desk, engine = served
-    return create_app(desk, engine, "tiny", limits=limits)
+    frontend, engine = served
+    return create_app(frontend, engine, "tiny", limits=limits)

@@ -57,12 +57,12 @@ def test_a_node_is_killed(cluster: Any, app: ASGIApp, served: tuple[Any, Replica
 
     async def play() -> list[str]:
         tasks = [asyncio.create_task(post(app, place)) for place in range(len(PROMPTS))]
-        while sum(answer.begun for answer in engine.answers) < 2:
+        while sum(answer.started for answer in engine.answers) < 2:
             await asyncio.sleep(0.01)
         assert not any(task.done() for task in tasks)
         assert engine.load().running == 4 and engine.load().waiting == 2
-        begun = {answer.word.replica for answer in engine.answers if answer.begun}
-        assert len(begun) == 2, "one on each"
+        started = {answer.message.replica for answer in engine.answers if answer.started}
+        assert len(started) == 2, "one on each"
         await asyncio.to_thread(kill, cluster, next(iter(cluster.worker_nodes)))
         return await asyncio.gather(*tasks)
 

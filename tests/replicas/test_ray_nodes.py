@@ -52,7 +52,7 @@ def homes(engine: Any) -> list[set[str]]:
         for question in range(6):
             (answer,) = engine.submit([GenerationRequest([*document, 5 + question], SamplingParams(max_tokens=1))])
             await whole(answer)
-            names.add(answer.word.replica)
+            names.add(answer.message.replica)
         return names
 
     async def play() -> list[set[str]]:
@@ -76,7 +76,7 @@ def test_work_is_spread(served: tuple[Any, Any]) -> None:
         asks = [GenerationRequest([9 + i, 8, 7], SamplingParams(max_tokens=200, ignore_eos=True)) for i in range(8)]
         answers = engine.submit(asks)
         await asyncio.gather(*map(whole, answers))
-        return Counter(answer.word.replica for answer in answers)
+        return Counter(answer.message.replica for answer in answers)
 
     went = sum((asyncio.run(play()) for _ in range(4)), Counter())
     assert len(went) == 2 and min(went.values()) >= 8, went
@@ -93,7 +93,7 @@ def test_who_hangs_up_is_cancelled_there(app: ASGIApp, served: tuple[Any, Any]) 
         while len(tokens) < 2:
             (answer,) = engine.submit([GenerationRequest([3], SamplingParams(max_tokens=1))])
             await whole(answer)
-            tokens[answer.word.replica] = answer.word.kv_tokens
+            tokens[answer.message.replica] = answer.message.kv_tokens
         return sum(tokens.values())
 
     for _ in range(10):  # far less than those texts would take, which leave rows to others

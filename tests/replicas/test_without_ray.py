@@ -39,12 +39,12 @@ def test_a_desk_reads_as_its_model_does(llm: LLM) -> None:
     """After a journey, and without weights: it is small however long a text its model has seen."""
     llm.generate("the cat", SamplingParams(max_tokens=2))
     sent = pickle.dumps(ReplicaFrontend.of(llm))
-    desk: ReplicaFrontend = pickle.loads(sent)
-    assert len(sent) < 1 << 17 and desk.modes == llm.modes
-    assert desk.encode("naïve café — 東京 🙂") == llm.encode("naïve café — 東京 🙂")
+    frontend: ReplicaFrontend = pickle.loads(sent)
+    assert len(sent) < 1 << 17 and frontend.modes == llm.modes
+    assert frontend.encode("naïve café — 東京 🙂") == llm.encode("naïve café — 東京 🙂")
     turns = [{"role": "user", "content": "a"}]
-    assert llm.tokenizer and desk.tokenizer.chat(turns) == llm.tokenizer.chat(turns)
+    assert llm.tokenizer and frontend.tokenizer.chat(turns) == llm.tokenizer.chat(turns)
     with pytest.raises(RequestError, match="context of 2048"):
-        desk.encode([5] * 2048)
+        frontend.encode([5] * 2048)
     with pytest.raises(RequestError):
-        desk.follow(Grammar.json({"type": "no such type"}))
+        frontend.follow(Grammar.json({"type": "no such type"}))

@@ -24,10 +24,10 @@ from uvicorn.server import ServerState
 
 from triforce.cli import main
 from triforce.errors import RequestError
-from triforce.server import door, http_server, logs
+from triforce.server import acceptor, http_server, logs
+from triforce.server.acceptor import network
 from triforce.server.app import AccessLog
 from triforce.server.connections import Connection, places
-from triforce.server.door import network
 from triforce.server.engine_client import EngineLoad
 from triforce.server.limits import CONNECTIONS, Limits
 from triforce.server.metrics import Metrics
@@ -302,7 +302,7 @@ def test_descriptors_that_run_out_are_one_line_of_log_a_second(monkeypatch: pyte
     handler.setFormatter(logs.JsonLines())
     monkeypatch.setattr(logs.LOG, "handlers", [handler])
     logs.LOG.setLevel(logging.INFO)
-    monkeypatch.setattr(door, "MOMENT", 0.001)
+    monkeypatch.setattr(acceptor, "MOMENT", 0.001)
     plain = asyncio.SelectorEventLoop.sock_accept
 
     async def accept(loop: Any, sock: socket.socket) -> Any:

@@ -212,7 +212,7 @@ async def until_idle(worker: Worker) -> None:
 
 def held(worker: Worker) -> int:
     """Pages that rows have."""
-    engine = worker._crew.texts.engine
+    engine = worker._mirror.texts.engine
     return engine.store.pages - engine.store.pool.free_pages - len(engine._prefixes)
 
 

@@ -169,7 +169,7 @@ def test_a_model_that_cannot_call_says_so(pair: Path) -> None:
 def test_items_are_told_as_they_come(width: int) -> None:
     """Text, calls, and text again: each its own item, complete before the next one begins."""
     text = 'so: <tool_call>\n{"name": "size", "arguments": {"of": "cat"}}\n</tool_call> and <b'
-    items = Items(QWEN.reader({"size"}))
+    items = Items(QWEN.parser({"size"}))
     open_at, told = None, []
     for i in range(0, len(text), width):
         told += [kind for kind, _ in _in_turn(items.add(text[i : i + width], last=i + width >= len(text)))]
@@ -192,7 +192,7 @@ def _in_turn(told: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_an_answer_of_nothing_is_a_message() -> None:
-    items = Items(QWEN.reader({"size"}))
+    items = Items(QWEN.parser({"size"}))
     assert [kind for kind, _ in items.end("completed")][-1] == "output_item.done"
     (message,) = items.items
     assert message["content"][0]["text"] == "" and message["status"] == "completed"

@@ -195,8 +195,8 @@ TEXTS: list[tuple[CallFormat, str, list[str | Call]]] = [
 @pytest.mark.parametrize("width", [1, 3, 1000])
 @pytest.mark.parametrize(("form", "text", "said"), TEXTS)
 def test_calls_are_found_however_the_text_comes(form: CallFormat, text: str, said: list[Any], width: int) -> None:
-    reader = form.reader(NAMES)
-    found = [part for i in range(0, len(text), width) for part in reader.add(text[i : i + width])] + reader.end()
+    parser = form.parser(NAMES)
+    found = [part for i in range(0, len(text), width) for part in parser.add(text[i : i + width])] + parser.end()
     joined: list[str | Call] = []
     for part in found:
         if isinstance(part, str) and joined and isinstance(joined[-1], str):

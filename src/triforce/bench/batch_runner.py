@@ -64,13 +64,13 @@ class Prompts:
         return SavedCache(kv, maker), _saved(about)[1]
 
     def drop(self, name: str) -> None:
-        """It is not needed any more."""
+        """Delete the saved prompt."""
         for suffix in ("kv", "json"):
             (self.folder / f"{name}.{suffix}").unlink(missing_ok=True)
 
 
 def _saved(about: Path) -> tuple[int, float]:
-    """Which prompt it is, and tokens a second; nothing that any prompt is, if there is no such file."""
+    """Return a saved prompt's identity and its tokens/s; a value that no prompt has where there is no file."""
     try:
         key, rate = json.loads(about.read_text(encoding="utf-8"))
         return int(key), float(rate)

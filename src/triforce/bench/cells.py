@@ -18,14 +18,14 @@ TEMPERATURES = (0.0, 0.6, 1.0, 1.2)
 BATCHES = (1, 4, 8)
 WORKLOADS = ("books", "code", "needle", "copy", "summary", "many-shot")
 ALONE = 1 << 17
-"""From this context on texts are read one at a time: eight would need the memory of eight."""
+"""Context from which on texts are read one at a time: eight would need the memory of eight."""
 
 MOST = 48
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Cell:
-    """What is measured at a time; `context` and `batch` in tokens and rows."""
+    """A point of measurement; `context` in tokens, `batch` in rows."""
 
     context: int
     batch: int
@@ -63,7 +63,7 @@ def grid(
 
 
 def covering(cells: list[Cell], most: int = MOST) -> list[Cell]:
-    """At most so many of the cells, with every required pair that occurs in them, and then as many others as fit.
+    """Return at most so many cells: every required pair that occurs in them, then as many others as fit.
 
     Raises ValueError where they are too few for the required ones.
     """

@@ -20,6 +20,7 @@ from triforce.backends.dispatch import ForwardBatch, PageTable
 from triforce.backends.token_sampler import make_noise, sampling
 from triforce.backends.torch.attention import attend_causal
 from triforce.bench import shapes
+from triforce.bench.random_kv import fill
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, FullView, PagePool
 from triforce.kvcache.pool import pages_for
@@ -30,7 +31,7 @@ Row = dict[str, Any]
 WIDTHS = (1, 8, 16)
 BUDGET = 1024
 TURNS, SECONDS = 5, 0.1
-"""How often it is a kernel's turn, and for how long."""
+"""Turns of each kernel, and seconds of a turn."""
 
 
 def rows(contexts: Sequence[int], shape_names: Sequence[str]) -> Iterator[Row]:
@@ -61,7 +62,7 @@ def in_turns(calls: Sequence[Callable[[], object]]) -> list[float]:
 
 
 def reading() -> tuple[Callable[[], object], int]:
-    """To read a gigabyte with the threads of the kernels; and the bytes."""
+    """Return a function that reads a gigabyte with the threads of the kernels, and the bytes."""
     many = torch.ones(1 << 27, dtype=torch.int64)
     if native := native_loader.native:
         return partial(native.read, many), many.nbytes
@@ -82,7 +83,7 @@ def _steps(name: str, decoder: Decoder, lower: Decoder | None, context: int) -> 
     pool.reserve(0, context + 64)
     full = FullView(pool)
     full.observe(0)
-    _fill(pool, context)
+    fill(pool, context)
     read, gigabyte = reading()
     all_of_it = (config.weights_read + config.kv_size * context) * size
     some = config.weights_read + config.kv_size * BUDGET
@@ -120,15 +121,6 @@ def _pass(decoder: Decoder, view: FullView, width: int) -> None:
     decoder(torch.ones(1, width, dtype=torch.long), ints([width]), view)
 
 
-def _fill(pool: PagePool, length: int) -> None:
-    block_GND = torch.randn(pool.config.kv_heads, 1024, pool.config.head_dim).to(pool.dtype)
-    for start in range(0, length, 1024):
-        slots_N = pool.slots(0, start, min(start + 1024, length))
-        for layer in range(pool.config.layers):
-            pool.kv.write(layer, slots_N, block_GND[:, : len(slots_N)], block_GND[:, : len(slots_N)])
-    pool.lengths_B[0] = length
-
-
 def _prefill() -> Iterator[Row]:
     """Attention of one chunk of a prompt over all that came before it: ours, and torch's fused one."""
     context, width = 16_384, 512
@@ -136,7 +128,7 @@ def _prefill() -> Iterator[Row]:
     H, D = config.heads, config.head_dim
     pool = PagePool(config, 1, pages_for(context), torch.bfloat16)
     pool.reserve(0, context)
-    _fill(pool, context)
+    fill(pool, context)
     q_BTHD = torch.randn(1, width, H, D).bfloat16()
     lists = PageTable(pool.units(range(1), PAGE), [context - width], [width])
     k_GSD, v_GSD = (x.contiguous() for x in pool.span(0, 0, 0, context))
@@ -155,7 +147,7 @@ def _prefill() -> Iterator[Row]:
 
 
 def _sampler(vocab: int) -> Iterator[Row]:
-    """One row of logits to one token, at the settings that people use."""
+    """Yield rows on sampling one token from one row of logits, at common settings."""
     logits_BJV = torch.randn(1, 1, vocab, generator=torch.Generator().manual_seed(0)) * 3
     prefix, live_B = SequenceState(ints([0] * 8)[None], ints([4])), np.array([True])
     for temperature, top_p in ((0.0, 1.0), (0.6, 0.9), (1.0, 1.0)):

@@ -1,4 +1,4 @@
-"""The certificate: that texts are those of plain decoding, token by token, and a row's those of the row alone.
+"""The certificate: texts are those of plain decoding, token by token, and a row's those of the row alone.
 
 Under `seeded` that holds at any temperature. Under the other couplings it is the law of a text that is the same, which
 two texts cannot show (tests/laws proves it), so these are compared where there is but one text: at temperature 0.
@@ -27,7 +27,7 @@ PLAIN, SAME_AT_ANY_TEMPERATURE = "ar", "seeded"
 
 @dataclass(frozen=True)
 class LosslessConfig:
-    """What is compared: each mode under each coupling with plain decoding, wherever one text is expected."""
+    """The comparisons: each mode under each coupling with plain decoding, wherever one text is expected."""
 
     contexts: Sequence[int]
     temperatures: Sequence[float]
@@ -39,7 +39,7 @@ class LosslessConfig:
 
 
 def rows(llm: LLM, sources: Sources, plan: LosslessConfig, on_prefill: Callable[[], OnPrefill]) -> Iterator[Row]:
-    """A row for each comparison. Raises RequestError for texts that are too short."""
+    """Yield a row for each comparison. Raises RequestError for texts that are too short."""
     for context, workload in product(plan.contexts, plan.workloads):
         length = min(context, llm.target.config.context - plan.tokens)
         texts = prompts(sources, workload, length, max(plan.batches))
@@ -86,7 +86,7 @@ def _difference(texts: list[list[int]], others: list[list[int]]) -> Row:
 
 
 def certificate(found: Sequence[Row]) -> Row:
-    """What all rows say together."""
+    """Return the verdict over all rows."""
     texts, tokens, differing = (sum(row[name] for row in found) for name in ("texts", "tokens", "differing"))
     return {
         "lossless": bool(found) and differing == 0,
@@ -99,7 +99,7 @@ def certificate(found: Sequence[Row]) -> Row:
 
 
 def tables(found: Sequence[Row]) -> list[Table]:
-    """By mode and coupling."""
+    """Return a table by mode and coupling."""
     kinds = list(dict.fromkeys((row["mode"], row["coupling"], row["with"]) for row in found))
     lines = []
     for kind in kinds:

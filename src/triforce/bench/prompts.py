@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from random import Random
 
-from triforce.bench.acceptance.workloads import CUE, NAMES, digits_at, numbers
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
 from triforce.eval import Text
@@ -19,12 +19,20 @@ from triforce.eval import Text
 END = 32
 """Tokens at the end of a prompt of plain text that come from another place of it."""
 
+CUE = 32
+"""Tokens of a repeated passage that the prompt ends with, so that it is clear what comes."""
+
+NAMES = (
+    "Marlow", "Harper", "Winslow", "Barrett", "Clifton", "Preston", "Sheldon", "Merritt",
+    "Langley", "Denton", "Ashford", "Colby", "Grantham", "Milton", "Norwood", "Kingsley",
+)  # fmt: skip
+
 NEEDLES = 8
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What prompts are made of. Raises RequestError where there is none of a kind, or too little."""
+    """Texts that prompts are made of. Raises RequestError where there are too few of a kind."""
 
     tokenizer: Tokenizer
     texts: Sequence[Text]
@@ -45,7 +53,7 @@ class Sources:
 
 
 def prompts(sources: Sources, workload: str, length: int, rows: int) -> list[list[int]]:
-    """`rows` prompts of `length` tokens each, which differ in their last tokens only. Raises RequestError."""
+    """Return `rows` prompts of `length` tokens each, which differ in their last tokens only. Raises RequestError."""
     body, ends = MAKERS[workload](sources, length, rows)
     made = [_cut(workload, body, length - len(end)) + end for end in ends]
     return made
@@ -77,6 +85,21 @@ def _needle(sources: Sources, length: int, rows: int) -> tuple[list[int], list[l
     return body + sources.prose[len(told) * gap :], ends
 
 
+def numbers() -> list[int]:
+    """Return five-digit numbers, one for each of `NAMES`."""
+    return Random(0).sample(range(10_000, 100_000), len(NAMES))
+
+
+def digits_at(sentence: list[int], decode: Callable[[list[int]], str]) -> int:
+    """Return the index of the token where a sentence's number begins."""
+    return next(i for i, token in enumerate(sentence) if has_digit(decode([token])))
+
+
+def has_digit(text: str) -> bool:
+    """Whether any character is a digit."""
+    return any(character.isdigit() for character in text)
+
+
 def _copy(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
     """A passage of the first half comes again: as when a text is edited, most of what follows has been there."""
     starts = [copied_from(length, rows, row) for row in range(rows)]
@@ -84,7 +107,7 @@ def _copy(sources: Sources, length: int, rows: int) -> tuple[list[int], list[lis
 
 
 def copied_from(length: int, rows: int, row: int) -> int:
-    """Where in the text the passage of a row of workload `copy` comes from."""
+    """Return where in the text the passage of a row of workload `copy` starts."""
     return length // 8 + row * (length // 4 // rows)
 
 
@@ -98,8 +121,8 @@ def _many_shot(sources: Sources, length: int, rows: int) -> tuple[list[int], lis
     """Sentences of the text, each with the same few questions and their answers; the last ones are left open."""
     text = sources.tokenizer.decode(sources.prose[: 2 * length + 8192])
     sentences = [s for found in re.split(r"(?<=[.!?])\s+", text) if len((s := " ".join(found.split())).split()) >= 4]
-    asked, shots = sentences[:rows], [_shot(sentence) for sentence in sentences[rows:]]
-    return sources.encode("".join(shots)), [sources.encode(f"Sentence: {sentence}\nFirst:") for sentence in asked]
+    last, shots = sentences[:rows], [_shot(sentence) for sentence in sentences[rows:]]
+    return sources.encode("".join(shots)), [sources.encode(f"Sentence: {sentence}\nFirst:") for sentence in last]
 
 
 def _shot(sentence: str) -> str:

@@ -49,7 +49,7 @@ class ResultsFile:
 
     @property
     def cells(self) -> set[str]:
-        """Those that are there already."""
+        """Names of the cells that are measured."""
         return {row["cell"] for row in self.rows}
 
     def add(self, rows: Sequence[Row]) -> None:

@@ -84,7 +84,7 @@ def decoder(
 
 
 def write(name: str, folder: Path, context: int) -> None:
-    """One of the `SHAPES` as a folder of files, bfloat16, without a tokenizer: what is read as a user's model is."""
+    """Write one of the `SHAPES` as a model folder, bfloat16, without a tokenizer; it loads like a user's model."""
     from safetensors.torch import save_file
 
     shape = SHAPES[name]

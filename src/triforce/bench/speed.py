@@ -29,12 +29,12 @@ LEAST, USUAL = 3, 7
 """Turns at least, whatever the time, as fewer say nothing about their spread; and of a cell in which they are long."""
 
 SHORT = 30.0
-"""Where so many seconds hold more turns than the usual ones, a cell gets as many: what takes .1 s is mostly noise."""
+"""Seconds that a cell may fill with more turns than usual: what takes .1 s is mostly noise."""
 
 
 @dataclass(frozen=True)
 class SpeedConfig:
-    """How each cell is measured: `tokens` new ones of each text; modes; turns at most; seconds for all cells.
+    """Measurement of a cell: modes, new tokens of each text, turns at most, seconds for all cells.
 
     Where `repeats` is None turns are `USUAL`, or as many as are over in `SHORT` seconds.
     """
@@ -164,7 +164,7 @@ def upper(ratios: Sequence[float]) -> float | None:
 
 
 def _acceptance(runs: list[RequestOutput]) -> Row:
-    """Of all turns together: shares of the guesses that were kept, and passes of the full tier for one turn's texts."""
+    """Return shares of guesses kept over all turns, and passes of the full tier for one turn's texts."""
     kept: dict[str, list[int]] = {}
     for tier in (tier for run in runs for tier in run.tiers[:-1]):
         counts = kept.setdefault(tier.name, [0, 0])

@@ -1,4 +1,4 @@
-"""From a command to its first token: whole processes, one after the other, and what each step of them takes."""
+"""Time from a command to its first token: whole processes, one after the other, step by step."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PROCESSES = ("first", "second")
 """The first on this machine to run this model, for which nothing has been kept; and the one after it."""
 
 
-def rows(modes: Sequence[str], asked: dict[str, Any], repeats: int) -> Iterator[Row]:
+def rows(modes: Sequence[str], task: dict[str, Any], repeats: int) -> Iterator[Row]:
     """Medians over `repeats` rounds, of `import torch` alone and of each mode's two processes.
 
-    `asked` is what the worker takes, without mode and beginning. What shares a round shares what else the machine does.
+    `task` is what the worker takes, without mode and start. Processes of one round share the machine's other load.
     """
     torch_alone: list[float] = []
     starts: dict[tuple[str, str], list[dict[str, float]]] = {}
@@ -32,7 +32,7 @@ def rows(modes: Sequence[str], asked: dict[str, Any], repeats: int) -> Iterator[
         for mode in modes:
             with tempfile.TemporaryDirectory() as cache:
                 for process in PROCESSES:
-                    starts.setdefault((mode, process), []).append(_start(asked | {"mode": mode}, cache))
+                    starts.setdefault((mode, process), []).append(_start(task | {"mode": mode}, cache))
     alone = median(torch_alone)
     yield {"mode": "import torch", "process": "-", "seconds": alone, "spread": _spread(torch_alone), "of_import": 1.0}
     for (mode, process), found in starts.items():
@@ -47,10 +47,10 @@ def rows(modes: Sequence[str], asked: dict[str, Any], repeats: int) -> Iterator[
         }
 
 
-def _start(asked: dict[str, Any], cache: str) -> dict[str, float]:
+def _start(task: dict[str, Any], cache: str) -> dict[str, float]:
     """Seconds by step of one process, whose own cache folder is `cache`. Raises RequestError."""
     began = time()
-    command = [sys.executable, "-m", "triforce.bench.start_worker", json.dumps(asked | {"began": began})]
+    command = [sys.executable, "-m", "triforce.bench.start_worker", json.dumps(task | {"began": began})]
     output, seconds = _run(command, os.environ | {"XDG_CACHE_HOME": cache})
     steps: dict[str, Any] = json.loads(output.splitlines()[-1])
     if "error" in steps:
@@ -59,7 +59,7 @@ def _start(asked: dict[str, Any], cache: str) -> dict[str, float]:
 
 
 def _run(command: list[str], environment: dict[str, str]) -> tuple[str, float]:
-    """What a process prints, and the seconds it takes. Raises RequestError with its last words if it fails."""
+    """Return the output of a process and its seconds. Raises RequestError with its last words if it fails."""
     began = time()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""One start to a first token, timed step by step: what `start` runs as a process of its own.
+"""Times one start to a first token, step by step: the process that `start` runs.
 
 Run as: python -m triforce.bench.start_worker JSON. Prints an object of seconds, whose `end` is on the system's clock;
 or of what the user has to mend, as `error`.
@@ -11,18 +11,18 @@ import sys
 from time import time
 from typing import Any
 
+from triforce.backends.torch_import import import_torch
 from triforce.errors import TriforceError
-from triforce.imports import import_torch
 
 
-def first_token(asked: dict[str, Any]) -> dict[str, float]:
-    """Seconds by step, of a process that was asked for at `asked["began"]`."""
+def first_token(task: dict[str, Any]) -> dict[str, float]:
+    """Return seconds by step of a process that was started at `task["began"]`."""
     import_torch()
     from triforce.interface.sampling_params import SamplingParams
     from triforce.llm import LLM
 
     imported = time()
-    llm = LLM(asked["model"], asked["draft"], mode=asked["mode"], device=asked["device"], dtype=asked["dtype"])
+    llm = LLM(task["model"], task["draft"], mode=task["mode"], device=task["device"], dtype=task["dtype"])
     loaded, read = time(), 0.0
 
     def on_prefill(done: int, total: int) -> None:
@@ -30,11 +30,11 @@ def first_token(asked: dict[str, Any]) -> dict[str, float]:
         read = time()
 
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-    for _ in llm.stream(asked["prompt"], params, load_cache=asked["load_cache"], on_prefill=on_prefill):
+    for _ in llm.stream(task["prompt"], params, load_cache=task["load_cache"], on_prefill=on_prefill):
         break
     end, read = time(), read or loaded
     return {
-        "imports": imported - asked["began"],
+        "imports": imported - task["began"],
         "weights": llm.load_seconds,
         "engine": loaded - imported - llm.load_seconds,
         "prompt": read - loaded,

@@ -1,4 +1,4 @@
-"""What all rows say of mode `auto`: where it lost to plain decoding, and how near it comes to the best mode."""
+"""Verdict on mode `auto`: where it lost to plain decoding, and how near it comes to the best mode."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def verdict(rows: Sequence[Row]) -> Row:
 
 
 def best_fixed(modes: dict[str, Row]) -> Row | None:
-    """The fastest row of a cell that is not mode `auto`'s."""
+    """Return the fastest row of a cell that is not mode `auto`'s."""
     fixed = [row for mode, row in modes.items() if mode != AUTO]
     return max(fixed, key=lambda row: float(row["tokens_per_second"]), default=None)
 

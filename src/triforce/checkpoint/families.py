@@ -1,4 +1,4 @@
-"""From a Hugging Face config to ModelConfig. What is not supported is refused by the name of its field."""
+"""Hugging Face configs as ModelConfig. An unsupported one is refused by the name of its field."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": _QWEN2,
     "qwen3": _QWEN2 | {"head_dim": 128},
 }
-"""What a config.json leaves out: transformers writes some fields only where they differ from these."""
+"""Values of fields that a config.json leaves out: transformers writes some only where they differ."""
 
 ACCEPTED: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
@@ -73,7 +73,7 @@ class HFConfig:
 
     @property
     def positions(self) -> int:
-        """How far the model can see, in tokens."""
+        """Positions that the model can see, in tokens."""
         return self.scaling.reach(self.max_position_embeddings)
 
 
@@ -114,7 +114,7 @@ def read_config(folder: Path) -> HFConfig:
 
 
 def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: torch.device) -> ModelConfig:
-    """What decoder and caches need of `hf`.
+    """Return the ModelConfig of `hf`.
 
     `context` (tokens; None: the config's own positions) also freezes dynamic and longrope frequencies, which change
     with length in transformers: no cache of rotated keys can follow that. Raises ModelError if it is too large.

@@ -1,4 +1,4 @@
-"""From the name of a model to a folder of files, and JSON out of them."""
+"""Model names as folders of files, and JSON from them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from triforce.errors import ModelError
-from triforce.suggest import suggest
+from triforce.errors import ModelError, suggest
 
 # No *.py: code from a repository is never run. No other *.safetensors: some repositories hold the weights twice.
 TEXTS = ("*.json", "*.jinja", "tokenizer*")
@@ -67,10 +66,10 @@ def _snapshot(name: str) -> Path:
 
 
 def _nearby(missing: Path) -> str:
-    """What folder beside a missing one may be meant."""
-    beside = missing.parent
-    readable = beside.is_dir() and os.access(beside, os.R_OK)
-    return suggest(str(missing), [str(each) for each in beside.iterdir() if each.is_dir()] if readable else [])
+    """Return a suggestion of a folder beside a missing one; an empty text if none is near."""
+    parent = missing.parent
+    readable = parent.is_dir() and os.access(parent, os.R_OK)
+    return suggest(str(missing), [str(each) for each in parent.iterdir() if each.is_dir()] if readable else [])
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which draft goes with which target, where that is known. A draft must share the target's vocabulary."""
+"""Known drafts of targets. A draft must share the target's vocabulary."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def draft_for(target: str | Path) -> str | Path | None:
     if folder.resolve() == SHIPPED[0].resolve():
         return SHIPPED[1]
     drafts = {name.split("/")[1]: draft.split("/")[1] for name, draft in _DRAFTS.items()}
-    beside = folder.resolve().parent / drafts.get(folder.resolve().name, "")
-    return beside if folder.resolve().name in drafts and beside.is_dir() else None
+    sibling = folder.resolve().parent / drafts.get(folder.resolve().name, "")
+    return sibling if folder.resolve().name in drafts and sibling.is_dir() else None

@@ -19,7 +19,7 @@ TYPES = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 
 
 class Scaling(Protocol):
-    """What became of the positions that a model was made for."""
+    """A scaling of the rotations to more positions than a model was trained for."""
 
     def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
         """Radians per position, float32 (F,), for texts of `context` tokens, and the factor on cos and sin."""
@@ -37,7 +37,7 @@ def wavelengths(theta: float, D: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Unscaled:
-    """Nothing: rotations as trained."""
+    """No scaling: rotations as trained."""
 
     def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
         return 1.0 / wavelengths(theta, D), 1.0
@@ -91,7 +91,7 @@ class Yarn:
     fast: float
     slow: float
     scale: float
-    """On cos and sin: the square root of 1 / t."""
+    """Factor of cos and sin: the square root of 1 / t."""
     whole: bool
     """Whether the ends of the ramp are rounded to whole indices."""
 
@@ -106,7 +106,7 @@ class Yarn:
         return 1.0 / (self.factor * lengths_F) * (1 - kept_F) + 1.0 / lengths_F * kept_F, self.scale
 
     def reach(self, positions: int) -> int:
-        """Some configs give max_position_embeddings as it was before the stretch."""
+        """Return the scaled positions: some configs give max_position_embeddings as it was before scaling."""
         return max(positions, int(self.original * self.factor))
 
 

@@ -22,7 +22,7 @@ def same_tokenizer(folder: Path, other: Path) -> bool:
 
 
 class Tokenizer:
-    """One tokenizer; ids from `vocab_size` on do not exist, whatever the files say of them."""
+    """A tokenizer. Ids from `vocab_size` on do not exist, whatever the files say."""
 
     def __init__(self, files: TokenizerFiles, eos_ids: frozenset[int], rows: int | None = None) -> None:
         """`rows` are those of the model's embedding (None: as many as are named)."""
@@ -62,7 +62,7 @@ class Tokenizer:
         return TextStream(self._core, after)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """What one token adds to a text: perhaps a part of a character. Nothing for an id that does not exist."""
+        """Return the bytes that a token adds to a text, perhaps a part of a character; none for an unknown id."""
         return token_bytes(self._core, token_id)
 
     def all_bytes(self) -> list[bytes]:

@@ -16,7 +16,7 @@ from triforce.errors import ModelError
 
 
 class Archive(Protocol):
-    """One weight file: tensors by name."""
+    """A weight file: tensors by name."""
 
     def names(self) -> Iterable[str]: ...
 

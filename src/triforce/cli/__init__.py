@@ -7,7 +7,9 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 
 from triforce.cli.parser import parse
@@ -21,15 +23,25 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code. A mistake of the user is one message on stderr and code 2."""
+    """Run one command; return its exit code. A mistake of the user is one message on stderr and code 2."""
     options = parse(argv)
     options.arguments = list(sys.argv[1:] if argv is None else argv)
+    return exit_code(partial(_run, options))
+
+
+def _run(options: Namespace) -> int:
+    announce(options)
+    code: int = import_module(f"triforce.cli.{options.command}").run(options)
+    return code
+
+
+def exit_code(command: Callable[[], int]) -> int:
+    """Run `command`; return its exit code, or that of what it raised, after a message on stderr."""
     try:
         _speak_utf8()
-        announce(options)
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
-            code: int = import_module(f"triforce.cli.{options.command}").run(options)
+            code = command()
         sys.stdout.flush()
         return code
     except TriforceError as error:

@@ -1,4 +1,4 @@
-"""A parser that says of a mistake, in one line, what it is, what may have been meant, and where to read more."""
+"""A parser whose errors are one line: the mistake, what may have been meant, and where to read more."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from triforce.suggest import suggest
+from triforce.errors import suggest
 
 
 class Parser(argparse.ArgumentParser):
-    """`leaf` in what it makes of arguments is the parser of the command, which knows its options."""
+    """A parser that sets `leaf` in its result to the parser of the command, which knows its options."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how, allow_abbrev=False)
@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"triforce: error: {message}; see {self.prog} --help\n")
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Of arguments that nothing takes the first is told."""
+        """Report the first of the arguments that nothing takes, and exit."""
         option = next((each.partition("=")[0] for each in unknown if each.startswith("-")), None)
         if option is None:
             self.error(f"there is no place for {' '.join(unknown)}")
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"{option} is not an option of {self.prog}{suggest(option, self._option_string_actions)}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """As argparse has it, but for the words: its own suggestions come with Python 3.14."""
+        """Check choices as argparse does, in our words: its own suggestions come with Python 3.14."""
         if action.choices is not None and value not in action.choices:
             names = [str(choice) for choice in action.choices]
             near = suggest(str(value), names)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from triforce.cli import replicas
-from triforce.cli.common import require_writable
 from triforce.cli.serve_common import extra, follow, model_name
+from triforce.cli.text_files import require_writable
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ REFUSED = 1
 
 
 def run(options: Namespace) -> int:
-    """In one process, or in several that share the model; or in those of replicas."""
+    """Run in one process, in several ranks that share the model, or in the ranks of replicas."""
     return replicas.run(options, answer_all)
 
 
@@ -62,7 +62,7 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
 
 
 def _answer(options: Namespace, ranks: TPGroup, name: str, source: BinaryIO, answers: Answers) -> None:
-    """By an engine of this process and the other ranks. Raises TriforceError."""
+    """Answer with an engine of this process and the other ranks. Raises TriforceError."""
     with extra():
         from triforce.server import batch_file
         from triforce.server.app import create_app

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from triforce.cli.common import Painter, legend, passes_per_token, show
+from triforce.cli.answer_output import Painter, legend, passes_per_token, show
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput

@@ -1,4 +1,4 @@
-"""`triforce eval`: what a model is good at, measured on texts through the engine's own parts."""
+"""`triforce eval`: the abilities of a model, measured on texts through the engine's own parts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from triforce import __version__
-from triforce.cli.common import read_texts, require_writable
 from triforce.cli.demo import BOOK
 from triforce.cli.options import NO_DRAFT
+from triforce.cli.text_files import read_texts, require_writable
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    from triforce.eval import EvalConfig, EvalContext, Hurry
+    from triforce.eval import EvalConfig, EvalContext, TimeBudget
 
 
 def run(options: Namespace) -> int:
-    """Prints a table as soon as it is measured; --json writes all figures at the end."""
+    """Print each table as soon as it is measured; --json writes all figures at the end."""
     began = perf_counter()
     from triforce.eval import evaluate, shorten
 
@@ -29,32 +29,32 @@ def run(options: Namespace) -> int:
     require_writable(options.json)
     subject = _subject(options)
     whole, loaded = subject.plan, perf_counter()
-    hurry = shorten(subject, names) if options.quick else None
-    if hurry and not options.quiet:
-        print(*_predicted(hurry, whole, subject.plan), sep="\n", file=sys.stderr, flush=True)
-    results = evaluate(subject, list(hurry.predicted) if hurry else names, _show, hurry)
+    budget = shorten(subject, names) if options.quick else None
+    if budget and not options.quiet:
+        print(*_forecast(budget, whole, subject.plan), sep="\n", file=sys.stderr, flush=True)
+    results = evaluate(subject, list(budget.predicted) if budget else names, _show, budget)
     measured = perf_counter() - loaded
     if options.json:
         everything = _about(subject) | {"seconds": perf_counter() - began, "results": results}
-        if hurry:
-            everything["forecast"] = {"seconds": hurry.total, "left_out": hurry.left_out, "measured": measured}
+        if budget:
+            everything["forecast"] = {"seconds": budget.total, "left_out": budget.left_out, "measured": measured}
         Path(options.json).write_text(json.dumps(everything, indent=2) + "\n", encoding="utf-8")
     if not options.quiet:
-        promise = f", of which {measured:.0f} for measuring; {hurry.total:.0f} were predicted" if hurry else ""
+        promise = f", of which {measured:.0f} for measuring; {budget.total:.0f} were predicted" if budget else ""
         print(f"In all {perf_counter() - began:.0f} s{promise}.")
     return 0
 
 
-def _predicted(hurry: Hurry, whole: EvalConfig, plan: EvalConfig) -> list[str]:
-    """What the minute will be used for, and what not."""
+def _forecast(budget: TimeBudget, whole: EvalConfig, plan: EvalConfig) -> list[str]:
+    """Return lines on what the minute will be used for, and what is left out."""
     lines = [
-        f"forecast: {hurry.total:.0f} s, as this model reads {hurry.rate:,.0f} tokens/s",
+        f"forecast: {budget.total:.0f} s, as this model reads {budget.rate:,.0f} tokens/s",
         f"shortened: readings of at most {plan.deepest:,} tokens (without --quick {whole.deepest:,}), "
         f"{plan.most} of each kind of text, {plan.prompts} continuations of {plan.new_tokens} tokens "
         f"({whole.prompts} of {whole.new_tokens})",
     ]
-    if hurry.left_out:
-        each = ", ".join(f"{name} ({seconds:.0f} s)" for name, seconds in hurry.left_out.items())
+    if budget.left_out:
+        each = ", ".join(f"{name} ({seconds:.0f} s)" for name, seconds in budget.left_out.items())
         lines.append(f"left out: {each}; have them with --only NAME, without --quick")
     return lines
 
@@ -89,7 +89,7 @@ def _show(name: str, result: dict[str, Any]) -> None:
 
 
 def _about(subject: EvalContext) -> dict[str, Any]:
-    """Of what, and by what, the figures are."""
+    """Return the model, the software and the texts behind the figures."""
     from dataclasses import asdict
 
     import torch

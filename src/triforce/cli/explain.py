@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from textwrap import fill
 
-from triforce.cli.common import load, sampling
+from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.generate import model_and_prompt
 from triforce.cli.progress import Prefill
 from triforce.eval.tables import Table, percent
@@ -17,7 +17,7 @@ LINES = 24  # of a timeline that are printed: its beginning and its end
 
 
 def run(options: Namespace) -> int:
-    """Generates as `generate` does, and prints what is known of it instead of the text."""
+    """Generate as `generate` does, and print statistics instead of the text."""
     given = sampling(options)
     options.model, prompt = model_and_prompt(options)
     llm = load(options)
@@ -35,7 +35,7 @@ def run(options: Namespace) -> int:
 
 
 def tables(explanation: Explanation) -> Iterator[Table]:
-    """What each tier did, and what was chosen when."""
+    """Return tables: each tier's work, and the plans by time."""
     parts = [
         (
             part.name,
@@ -73,15 +73,15 @@ def _timeline(explanation: Explanation) -> Iterator[tuple[str, ...]]:
 
 
 def _speed(explanation: Explanation) -> str:
-    said = [
+    remarks = [
         f"Prompt {explanation.prompt_tokens:,} tokens, new {explanation.new_tokens:,}, mode {explanation.mode}: "
         f"{explanation.tokens_per_second:.1f} tokens/s"
     ]
     if explanation.predicted:
-        said.append(f"predicted were {explanation.predicted:.1f}")
+        remarks.append(f"predicted were {explanation.predicted:.1f}")
     if explanation.plain and explanation.mode != "ar":
-        said.append(f"plain decoding would give about {explanation.plain:.1f}")
-    return "; ".join(said) + "."
+        remarks.append(f"plain decoding would give about {explanation.plain:.1f}")
+    return "; ".join(remarks) + "."
 
 
 def _advice(explanation: Explanation) -> list[str]:

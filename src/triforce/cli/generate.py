@@ -11,8 +11,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from triforce.cli import tensor_parallel
-from triforce.cli.common import Painter, legend, load, read_text, report, sampling, show
+from triforce.cli.answer_output import Painter, legend, report, show
+from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.progress import Prefill
+from triforce.cli.text_files import read_text
 from triforce.errors import RequestError
 from triforce.interface.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from triforce.interface.sampling_params import SamplingParams
@@ -23,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def run(options: Namespace) -> int:
-    """In one process, or in several that share the model."""
+    """Run in one process, or in several that share the model."""
     return tensor_parallel.run(options, generate)
 
 
 def generate(options: Namespace, ranks: TPGroup) -> int:
-    """What is wrong with the prompt or the parameters is found before a model is loaded. Rank 0 reads and prints."""
+    """Generate. Mistakes in prompt and parameters are found before a model is loaded. Rank 0 reads and prints."""
     asked: Any = None if ranks.rank else (sampling(options), *model_and_prompt(options))
     given, options.model, prompt = ranks.broadcast(asked)
     llm = load(options, ranks if ranks.count > 1 else None)

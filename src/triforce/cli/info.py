@@ -17,7 +17,7 @@ LENGTHS = (4_096, 16_384, 32_768, 131_072, 262_144, 1_048_576)
 
 
 def run(options: Namespace) -> int:
-    """Reads config.json; of a model on the hub, nothing larger is fetched."""
+    """Read config.json; of a model on the hub, fetch nothing larger."""
     import torch
 
     from triforce.checkpoint.families import model_config, read_config
@@ -28,9 +28,9 @@ def run(options: Namespace) -> int:
     device = resolve_device(options.device)
     config = model_config(hf, vocab_size=hf.vocab_size, context=options.context, device=torch.device("cpu"))
     dtype = resolve_dtype(options.dtype, device, config)
-    count = parameters(config)
+    count = config.parameters
     weights, precision = count * dtype.itemsize, str(dtype).removeprefix("torch.")
-    row, copies, copied = kv_bytes(config, dtype.itemsize), 0, 0.0
+    row, copies, copied = config.kv_size * dtype.itemsize, 0, 0.0
     if options.lower_tiers == "int8":
         copies, copied = int8_weights(config), int8_kv_bytes(config)
     free = available(device)
@@ -59,44 +59,29 @@ def run(options: Namespace) -> int:
 
 
 def _sampling(folder: Path) -> str:
-    """The defaults that the model's makers set."""
+    """Return the sampling defaults of the model's makers."""
     from triforce.checkpoint.sampling_defaults import FILE, sampling_defaults
 
-    said = ", ".join(f"{name} {value:g}" for name, value in sampling_defaults(folder).items())
-    return f"{said} by default ({FILE})" if said else "temperature 1 by default"
-
-
-def parameters(config: ModelConfig) -> int:
-    """Weights of the model, the head counted once where it is the embedding."""
-    C, D = config.hidden_size, config.head_dim
-    Q, P = config.heads * D, config.kv_heads * D
-    layer = 2 * C * (Q + P) + 3 * C * config.intermediate_size + 2 * C
-    layer += (Q + 2 * P) * config.qkv_bias + 2 * D * config.qk_norm
-    return config.vocab_size * C * (1 if config.tied else 2) + config.layers * layer + C
-
-
-def kv_bytes(config: ModelConfig, itemsize: int) -> int:
-    """Bytes of keys and values of one token."""
-    return 2 * config.layers * config.kv_heads * config.head_dim * itemsize
+    defaults = ", ".join(f"{name} {value:g}" for name, value in sampling_defaults(folder).items())
+    return f"{defaults} by default ({FILE})" if defaults else "temperature 1 by default"
 
 
 def int8_weights(config: ModelConfig) -> int:
-    """Bytes of the matrices as int8, each output with a scale in float32."""
-    C, I, D = config.hidden_size, config.intermediate_size, config.head_dim  # noqa: E741
-    Q, P = config.heads * D, config.kv_heads * D
-    layer = 2 * C * (Q + P) + 3 * C * I + 4 * (Q + 2 * P + 2 * C + 2 * I)
-    return config.layers * layer + config.vocab_size * (C + 4)
+    """Return bytes of the matrices as int8, each output with a scale in float32."""
+    outputs = (config.heads + 2 * config.kv_heads) * config.head_dim + 2 * config.hidden_size
+    outputs += 2 * config.intermediate_size
+    return config.weights_read + 4 * (config.layers * outputs + config.vocab_size)
 
 
 def int8_kv_bytes(config: ModelConfig) -> float:
-    """Bytes of the int8 copies of one token: each page has two scales in float32 for each layer and KV head."""
+    """Return bytes of a token's int8 copies: each page has two float32 scales per layer and KV head."""
     from triforce.backends.dispatch import PAGE
 
-    return kv_bytes(config, 1) + 2 * 4 * config.layers * config.kv_heads / PAGE
+    return config.kv_size + 2 * 4 * config.layers * config.kv_heads / PAGE
 
 
 def available(device: torch.device) -> int:
-    """Bytes of memory that are free on `device`; 0 if the system does not say."""
+    """Return bytes of memory that are free on `device`; 0 if the system does not say."""
     import torch
 
     from triforce.kvcache.offload.sizing import free_memory
@@ -107,7 +92,7 @@ def available(device: torch.device) -> int:
 
 
 def size(n: float) -> str:
-    """Bytes for people."""
+    """Return bytes as text for people."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if n < 1024:
             return f"{n:.0f} {unit}" if unit == "bytes" or n == int(n) else f"{n:.1f} {unit}"

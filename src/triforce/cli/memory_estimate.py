@@ -1,4 +1,4 @@
-"""What a run would take: weights, KV where it lies, what is read ahead, and the process itself."""
+"""Estimated memory of a run: weights, KV where it lies, read-ahead, and the process itself."""
 
 from __future__ import annotations
 

@@ -40,6 +40,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         import argcomplete
 
         argcomplete.autocomplete(parser)
+    options, leaf = read(parser, argv)
+    if options.command is None:
+        parser.print_help()
+        parser.exit()
+    if options.command == "chat" and options.model is None:
+        leaf.error(CANNOT_CHAT)
+    return options
+
+
+def read(parser: Parser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, Parser]:
+    """Return the arguments and the parser of the command that they name; a mistake ends the process with code 2."""
     options, rest = parser.parse_known_args(argv)
     leaf: Parser = vars(options).pop("leaf")
     for slot in ("model", "prompt"):
@@ -47,13 +58,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             setattr(options, slot, rest.pop(0))
     if rest:
         leaf.refuse(rest)
-    if options.command is None:
-        parser.print_help()
-        parser.exit()
     _take_named(options, leaf)
-    if options.command == "chat" and options.model is None:
-        leaf.error(CANNOT_CHAT)
-    return options
+    return options, leaf
 
 
 def _take_named(options: argparse.Namespace, leaf: Parser) -> None:

@@ -1,4 +1,4 @@
-"""What is shown on stderr while there is nothing to read yet: on terminals only. Imports nothing heavy."""
+"""Progress on stderr before there is text: on terminals only. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triforce.distributed import spawn
 
 
 def announce(options: Namespace) -> None:
-    """Say what is loading before torch is: that alone takes seconds. Ranks leave it to whoever started them."""
+    """Report what is loading before torch is: that alone takes seconds. Other ranks leave it to the first."""
     loads = hasattr(options, "model") or options.command == "demo"
     if not loads or options.command == "info" or spawn.MEETING in os.environ:
         return
@@ -41,7 +41,7 @@ class Prefill:
             self._bar.set_description("prefill done, writing")
 
     def close(self) -> None:
-        """There is something to read, or nothing will come."""
+        """Remove the bar, as text is about to be shown, or none will come."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

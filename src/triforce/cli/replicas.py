@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from triforce.cli import tensor_parallel
-from triforce.cli.common import load, settings
+from triforce.cli.engine_arguments import load, settings
 from triforce.cli.serve_common import extra
 from triforce.errors import RequestError
 
@@ -26,7 +26,7 @@ MOST = 1024
 
 
 def wanted(options: Namespace) -> int:
-    """How many replicas; 0 is none, but an engine in this process. Raises RequestError."""
+    """Return the number of replicas; 0 for an engine in this process. Raises RequestError."""
     count: int = options.replicas if options.replicas is not None else int(options.ray_address is not None)
     if options.replicas is not None and not 1 <= count <= MOST:
         raise RequestError(f"--replicas is {count}; give 1 to {MOST} engines")
@@ -34,7 +34,7 @@ def wanted(options: Namespace) -> int:
 
 
 def run(options: Namespace, command: Command, *, winds_down: bool = False) -> int:
-    """As `together.run`; but where replicas are wanted it is they who have ranks."""
+    """Run as `tensor_parallel.run` does; but with replicas it is they who have ranks."""
     if not wanted(options):
         return tensor_parallel.run(options, command, winds_down=winds_down)
     tensor_parallel.refuse("what has replicas")
@@ -45,7 +45,7 @@ def run(options: Namespace, command: Command, *, winds_down: bool = False) -> in
 
 
 def engine(options: Namespace, ranks: TPGroup, limits: Limits, purpose: str) -> tuple[ServedModel, EngineClient]:
-    """What is served, and what makes its texts: replicas, if they are wanted, or a thread. Raises TriforceError.
+    """Return a frontend and an engine: replicas, if they are wanted, or a thread. Raises TriforceError.
 
     purpose: tells apart what this machine has on one Ray.
     """
@@ -75,7 +75,7 @@ def answer(options: Namespace, name: str, source: BinaryIO, answers: Answers) ->
 
 
 def _shared(options: Namespace) -> tuple[int, bool]:
-    """How many ranks each replica has, and whether their sums are exact."""
+    """Return the ranks of each replica, and whether their sums are exact."""
     return tensor_parallel.wanted(options), not options.tp_all_reduce
 
 
@@ -104,7 +104,7 @@ class _Progress:
         from tqdm import tqdm
 
         self._bar: Any = tqdm(desc="replicas", total=count, leave=False, disable=None, file=sys.stderr)
-        self._said = ""
+        self._status = ""
 
     def __enter__(self) -> _Progress:
         return self
@@ -114,7 +114,7 @@ class _Progress:
 
     def __call__(self, running: int, message: str) -> None:
         self._bar.update(running - self._bar.n)
-        if message not in ("", self._said):
+        if message not in ("", self._status):
             self._bar.clear()
             print(message, file=sys.stderr, flush=True)
-        self._said = message
+        self._status = message

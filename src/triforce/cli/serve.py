@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run(options: Namespace) -> int:
-    """In one process, or in several that share the model; or in those of replicas."""
+    """Run in one process, in several ranks that share the model, or in the ranks of replicas."""
     return replicas.run(options, serve, winds_down=True)
 
 

@@ -1,4 +1,4 @@
-"""What the commands share that need the extra `serve`."""
+"""Shared by the commands that need the extra `serve`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from triforce.cli.common import load
+from triforce.cli.engine_arguments import load
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def extra(name: str = "serve") -> Iterator[None]:
 
 
 def follow(options: Namespace, ranks: TPGroup, limits: Limits) -> int:
-    """What the ranks do that are not the first. Raises TriforceError."""
+    """Run a rank other than the first. Raises TriforceError."""
     from triforce.server.tp_mirror import follow
 
     follow(load(options, ranks), limits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from triforce.cli.bench.options import bench
+from triforce.cli.bench.parts import bench
 from triforce.cli.options import (
     color,
     described,
@@ -71,14 +71,14 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help=described("address to listen on; any but this machine's own needs a key"))
     add("--port", type=int, default=8000, metavar="N", help=described("0: any free one"))
     add("--name", help="what clients call the model (default: as its hub or folder calls it)")
-    _guard(parser.add_argument_group("security"))
-    _bounds(parser.add_argument_group("limits"))
+    _security(parser.add_argument_group("security"))
+    _limits(parser.add_argument_group("limits"))
     replicas(parser.add_argument_group("several engines"))
     engine(parser)
     ranks(parser.add_argument_group("several processes"))
 
 
-def _guard(group: argparse._ArgumentGroup) -> None:
+def _security(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
         "--api-key-file", metavar="FILE", help="keys, one a line; more may be in TRIFORCE_API_KEYS, with commas between"
@@ -99,7 +99,7 @@ def _guard(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _bounds(group: argparse._ArgumentGroup) -> None:
+def _limits(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
         "--max-connections",
@@ -211,6 +211,6 @@ COMMANDS = (
     ("batch", "answer a file of requests, as the server would", _batch),
     ("info", "say what a model is, its KV bytes per token, and what fits in memory", _info),
     ("demo", "continue a book from a long prompt, plainly and with TriForce: the same text", _demo),
-    ("bench", "measure speed and acceptance, certify texts, compare with other engines", bench),
+    ("bench", "measure speed, certify texts, compare with other engines", bench),
     ("eval", "measure a model on texts: loss, use of far context, agreement with its draft", _eval),
 )

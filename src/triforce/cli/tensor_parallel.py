@@ -12,9 +12,9 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from triforce.backends.torch_import import import_torch
 from triforce.distributed import spawn
 from triforce.errors import RequestError
-from triforce.imports import import_torch
 
 if TYPE_CHECKING:
     from triforce.distributed.group import TPGroup
@@ -50,7 +50,7 @@ def run(options: Namespace, command: Command, *, winds_down: bool = False) -> in
 
 
 def wanted(options: Namespace, started: int = 1) -> int:
-    """How many processes are to share a model, of which so many were started. Raises RequestError."""
+    """Return the number of ranks, given how many were started. Raises RequestError."""
     count: int = options.tp if options.tp is not None else 1
     if not 1 <= count <= MOST:
         raise RequestError(f"--tp is {count}; give 1 to {MOST} processes")
@@ -60,13 +60,13 @@ def wanted(options: Namespace, started: int = 1) -> int:
 
 
 def refuse(what: str) -> None:
-    """For what is done in one process. Raises RequestError where torchrun has started several."""
+    """Raise RequestError where torchrun has started several processes for a command of one."""
     if _started(os.environ) > 1:
         raise RequestError(f"{what} starts in one process; start it without torchrun")
 
 
 def _started(environment: Mapping[str, str]) -> int:
-    """How many ranks there are, if this is one of them."""
+    """Return the number of ranks, if this is one of them."""
     met = spawn.MEETING in environment or "MASTER_ADDR" in environment
     return int(environment.get("WORLD_SIZE", 1)) if met and "RANK" in environment else 1
 
@@ -85,7 +85,7 @@ def _as_rank(options: Namespace, command: Command, count: int) -> int:
 
 
 def _share_processors(ranks: int) -> None:
-    """All ranks of a machine at once: more threads than processors would wait for each other."""
+    """Share the machine's processors among its ranks: more threads than processors would wait for each other."""
     from triforce.backends import native_loader
 
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

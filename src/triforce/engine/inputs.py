@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.errors import RequestError
+from triforce.errors import RequestError, suggest
 from triforce.model.config import ModelConfig
-from triforce.suggest import suggest
 
 PLENTY = 16
 """Characters for each token of the context: if a text has more, its beginning may tell that it is too long."""

@@ -23,7 +23,7 @@ class StopStringBuffer:
         if found:
             self.stopped = True
             return self._show(min(found))
-        return self._show(len(self._held) - self._undecided())
+        return self._show(len(self._held) - partial_match(self._held, self._stops))
 
     def flush(self) -> str:
         """What was held back, at the end of the text."""
@@ -34,9 +34,7 @@ class StopStringBuffer:
         self.text += shown
         return shown
 
-    def _undecided(self) -> int:
-        """The longest end of the held text that is the beginning of a stop string."""
-        return max(
-            (n for stop in self._stops for n in range(1, len(stop)) if self._held.endswith(stop[:n])),
-            default=0,
-        )
+
+def partial_match(text: str, stops: Sequence[str]) -> int:
+    """Return the length of the longest end of `text` that is the beginning of one of `stops`, and not all of it."""
+    return max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)

@@ -1,4 +1,4 @@
-"""How good a model is at what this engine needs of it, measured through the engine's own parts.
+"""Abilities of a model that this engine needs, measured through the engine's own parts.
 
 One measurement is one file, and one line in `MEASUREMENTS`: `measure` turns a subject into a JSON object, `tables`
 turns that object into tables, `seconds` predicts what it will take. A measurement that does not apply gives
@@ -21,19 +21,19 @@ from triforce.eval import (
     positions,
     repetition,
 )
-from triforce.eval.config import EvalConfig, plan
 from triforce.eval.context import EvalContext, Text, tokenize
-from triforce.eval.forecast import ReadingForecast, look
-from triforce.eval.hurry import Hurry, fit
+from triforce.eval.reading_time import ReadingForecast, measure_pace
+from triforce.eval.sizes import EvalConfig, plan
 from triforce.eval.tables import Table
+from triforce.eval.time_budget import TimeBudget, fit
 
 __all__ = [
     "MEASUREMENTS",
     "EvalConfig",
     "EvalContext",
-    "Hurry",
     "Table",
     "Text",
+    "TimeBudget",
     "evaluate",
     "plan",
     "shorten",
@@ -45,7 +45,7 @@ Result = dict[str, Any]
 
 
 class Measurement(NamedTuple):
-    """What is measured, how it is shown, and how long it takes."""
+    """A measurement, its tables, and the seconds that it will take."""
 
     measure: Callable[[EvalContext], Result]
     tables: Callable[[Result], list[Table]]
@@ -64,23 +64,25 @@ MEASUREMENTS = {
 }
 
 
-def shorten(subject: EvalContext, names: Sequence[str]) -> Hurry:
-    """Look how fast the models of a subject are, and give it a plan that ends in a minute from now."""
+def shorten(subject: EvalContext, names: Sequence[str]) -> TimeBudget:
+    """Measure the speed of a subject's models, and give it a plan that ends in a minute from now."""
     began = perf_counter()
-    return fit(subject, names, look(subject), {name: each.seconds for name, each in MEASUREMENTS.items()}, began)
+    return fit(
+        subject, names, measure_pace(subject), {name: each.seconds for name, each in MEASUREMENTS.items()}, began
+    )
 
 
 def evaluate(
-    subject: EvalContext, names: Sequence[str], tell: Callable[[str, Result], None], hurry: Hurry | None = None
+    subject: EvalContext, names: Sequence[str], tell: Callable[[str, Result], None], budget: TimeBudget | None = None
 ) -> dict[str, Result]:
-    """The results by name, in the order of the registry; `tell` hears of each as it is ready.
+    """Return the results by name, in the order of the registry; `tell` gets each as it is ready.
 
-    hurry: leaves out what there is no time for, now that it is seen how long others took.
+    budget: leaves out what there is no time for, now that it is seen how long others took.
     """
     results: dict[str, Result] = {}
     for name in (name for name in MEASUREMENTS if name in names):
         subject.label, started = name, perf_counter()
-        late = hurry.late(name) if hurry else ""
+        late = budget.skip_reason(name) if budget else ""
         results[name] = {"skipped": late} if late else MEASUREMENTS[name].measure(subject)
         results[name]["seconds"] = perf_counter() - started
         tell(name, results[name])
@@ -88,5 +90,5 @@ def evaluate(
 
 
 def tables(name: str, result: Result) -> list[Table]:
-    """The tables of a result; none of one that was skipped."""
+    """Return the tables of a result; none for one that was skipped."""
     return [] if "skipped" in result else MEASUREMENTS[name].tables(result)

@@ -1,4 +1,4 @@
-"""How often draft and target agree: the target with everything in sight, the draft as the engine shows it the text.
+"""Agreement of draft and target: the target sees everything, the draft what the engine shows it.
 
 Shape suffixes: T tokens, V vocabulary.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import KINDS, EvalContext, Text
-from triforce.eval.forecast import ReadingForecast
+from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.scoring import draft_view, full_view, parts, read, skim
 from triforce.eval.tables import Table, tokens
 from triforce.interface.sampling_params import SamplingParams
@@ -22,11 +22,11 @@ TEMPERATURES = (0.0, 0.6, 1.0)
 AT_ONCE = 128
 
 LAW = 5e-7
-"""Seconds, about, of the laws of one position for each token of the vocabulary."""
+"""Seconds, about, of the probabilities of one position for each token of the vocabulary."""
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Mean probability that a drafted token is kept, by coupling, temperature and kind of text."""
+    """Return the mean probability that a drafted token is kept, by coupling, temperature and kind of text."""
     if subject.llm.draft is None:
         return {"skipped": "there is no draft; name one with --draft"}
     plan = subject.plan
@@ -87,12 +87,12 @@ class _Laws:
 
 
 def overlap(p_TV: Tensor, q_TV: Tensor) -> Tensor:
-    """Probability that rejection keeps a token drawn from q (Leviathan et al. 2023): the sum of min(p, q), (T)."""
+    """Return the probability that rejection keeps a token drawn from q (Leviathan et al. 2023): sum min(p, q), (T)."""
     return torch.minimum(p_TV, q_TV).sum(-1)
 
 
 def same_pick(p_TV: Tensor, q_TV: Tensor) -> Tensor:
-    """Probability that exponential races of rates p and q with the same noise have the same winner, (T).
+    """Return the probability that exponential races of rates p and q with the same noise have one winner, (T).
 
     Token i wins both if E_j >= E_i max(p_j / p_i, q_j / q_i) for each j, hence with probability
     1 / sum_j max(p_j / p_i, q_j / q_i) (Daliri, Musco and Suresh 2024). In descending order of p / q the maximum is the

@@ -8,13 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from triforce.eval.context import KINDS, EvalContext, Text
-from triforce.eval.forecast import ReadingForecast
+from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.scoring import draft_view, nats
 from triforce.eval.tables import Table
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Target with all in sight, draft through its sinks and window, on the same windows."""
+    """Measure the target with all in sight, and the draft through sinks and window, on the same windows."""
     rows = [_row(subject, window) for window in subject.steps(subject.windows())]
     texts = {name: _total([row for row in rows if row["text"] == name]) for name in {row["text"]: 0 for row in rows}}
     kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in KINDS}

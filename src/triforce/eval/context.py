@@ -1,4 +1,4 @@
-"""What is evaluated: a model, perhaps its draft, and the texts to judge them by."""
+"""The subject of an evaluation: a model, perhaps its draft, and texts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tqdm import tqdm
 from triforce.backends.decoder import Decoder
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
-from triforce.eval.config import EvalConfig
 from triforce.eval.scoring import full_view, nats
+from triforce.eval.sizes import EvalConfig
 from triforce.llm import LLM
 
 CODE = {".c", ".cc", ".cpp", ".go", ".h", ".java", ".js", ".jl", ".py", ".rs", ".sh", ".ts"}
@@ -77,7 +77,7 @@ class EvalContext:
 
 
 def spread(text: Text, length: int, most: int) -> list[Text]:
-    """Up to `most` stretches of `length` tokens that do not overlap; all of a text that is shorter."""
+    """Return up to `most` windows of `length` tokens that do not overlap; all of a text that is shorter."""
     slack = len(text.ids_N) - length
     if slack < 0:
         return [text]
@@ -87,7 +87,7 @@ def spread(text: Text, length: int, most: int) -> list[Text]:
 
 
 def tokenize(llm: LLM, texts: Mapping[str, str]) -> list[Text]:
-    """Texts by file name; code is what is named so (`code_...`) or has such a suffix. Raises RequestError."""
+    """Return texts as tokens; code is what is named so (`code_...`) or has such a suffix. Raises RequestError."""
     tokenizer, device = tokenizer_of(llm), llm.target.decoder.device
     found = [Text(name, kind_of(name), torch.tensor(tokenizer.encode(text))) for name, text in texts.items()]
     if short := [text.name for text in found if len(text.ids_N) < 2]:
@@ -96,13 +96,13 @@ def tokenize(llm: LLM, texts: Mapping[str, str]) -> list[Text]:
 
 
 def kind_of(name: str) -> str:
-    """One of `KINDS`."""
+    """Return one of `KINDS`."""
     path = PurePath(name)
     return "code" if path.name.startswith("code_") or path.suffix in CODE else "prose"
 
 
 def tokenizer_of(llm: LLM) -> Tokenizer:
-    """Raises RequestError if the model has none."""
+    """Return the model's tokenizer. Raises RequestError if it has none."""
     if llm.tokenizer is None:
         raise RequestError(f"{llm.target.path} has no tokenizer, so it cannot be judged on texts")
     return llm.tokenizer

@@ -1,4 +1,4 @@
-"""What far context is worth: loss on the same tokens with all before them in sight, and with the last 2K only."""
+"""Gain from far context: loss on the same tokens with everything in sight, and with the last 2K only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import KINDS, EvalContext, Text
-from triforce.eval.forecast import ReadingForecast
+from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.scoring import cut_view, full_view, nats
 from triforce.eval.statistics import interval
 from triforce.eval.tables import Table, tokens
@@ -22,7 +22,7 @@ SIDES = {"model": "the model", "control": "control: attention cut"}
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """For the model, and for the control: itself with attention to its sinks and the last 2K only, which gains none."""
+    """Measure the model, and a control that must gain nothing: the model cut to its sinks and the last 2K."""
     plan = subject.plan
     windows = [window for window in subject.windows() if len(window.ids_N) >= plan.far.stop]
     if not windows:
@@ -38,7 +38,7 @@ def measure(subject: EvalContext) -> dict[str, Any]:
 
 
 def _recent(subject: EvalContext, window: Text) -> Tensor:
-    """Each token sees `recent` - `stride` + 1 to `recent` tokens before it, in a window read for itself."""
+    """Return losses of tokens that see `recent` - `stride` + 1 to `recent` tokens before them."""
     plan, view = subject.plan, full_view(subject.target, subject.plan.recent)
     losses = []
     for stop in range(plan.far.start + plan.stride, plan.far.stop + 1, plan.stride):

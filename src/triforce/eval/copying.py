@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import EvalContext, Text
-from triforce.eval.forecast import ReadingForecast
+from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.scoring import full_view, read
 from triforce.eval.tables import Table, percent, tokens
 from triforce.kvcache import FullView
@@ -20,7 +20,7 @@ START = 8
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Distance to the share of tokens predicted right, when they come again and when they came first."""
+    """Return by distance the share of tokens predicted right, when they come again and when they came first."""
     hits = [_hits(subject, window) for window in subject.steps(subject.windows(most=1))]
     distances = sorted({distance for found in hits for distance in found})
     if not distances:
@@ -35,7 +35,7 @@ def _row(distance: int, hits: list[Tensor]) -> dict[str, Any]:
 
 
 def _hits(subject: EvalContext, window: Text) -> dict[int, Tensor]:
-    """Distance to which scored tokens were right, again and at first: bool (2, tokens)."""
+    """Return by distance which scored tokens were right, again and at first: bool (2, tokens)."""
     length = min(len(window.ids_N), subject.target.config.context - SPAN)
     ids_N = window.ids_N[:length]
     view = full_view(subject.target, length + SPAN)

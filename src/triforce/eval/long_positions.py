@@ -6,15 +6,15 @@ from typing import Any
 
 from triforce.eval import positions
 from triforce.eval.context import EvalContext
-from triforce.eval.forecast import ReadingForecast
+from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.tables import Table
 
 READINGS = 2
-"""Of each kind of text, if there are as many."""
+"""Windows of each kind of text, if there are as many."""
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """As `positions`, up to `deepest`; nothing if a span is as deep."""
+    """Measure as `positions` does, up to `deepest`; skipped if a span is as deep."""
     plan = subject.plan
     if plan.deepest <= plan.span:
         return {"skipped": f"--max-context {plan.deepest:,} or the model's context ends where `positions` does"}

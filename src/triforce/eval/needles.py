@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import EvalContext, Text
-from triforce.eval.forecast import ReadingForecast
+from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.scoring import full_view, greedy, skim
 from triforce.eval.tables import Table, percent, tokens
 
@@ -41,27 +41,27 @@ class Haystack:
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Answers right, by length and depth; `confused` are those with the number of another needle."""
+    """Count right answers by length and depth; `confused` ones have the number of another needle."""
     rng = random.Random(subject.plan.seed)
     windows = subject.windows(subject.plan.deepest, most=2)
     cells: dict[tuple[int, float], list[tuple[bool, bool]]] = {}
     turns = [(size, n) for size in lengths(subject) for n in range(_count(subject, size))]
     for length, n in subject.steps(turns):
         haystack = bury(subject, windows[n % len(windows)], length, rng)
-        for depth, *judged in _answers(subject, haystack) if haystack else ():
-            cells.setdefault((length, depth), []).append((judged[0], judged[1]))
+        for depth, *answers in _answers(subject, haystack) if haystack else ():
+            cells.setdefault((length, depth), []).append((answers[0], answers[1]))
     if not cells:
         return {"skipped": "no text is long enough to hide needles in"}
-    return {"cells": [_cell(length, depth, judged) for (length, depth), judged in sorted(cells.items())]}
+    return {"cells": [_cell(length, depth, answers) for (length, depth), answers in sorted(cells.items())]}
 
 
-def _cell(length: int, depth: float, judged: list[tuple[bool, bool]]) -> dict[str, Any]:
-    right, confused = (sum(column) for column in zip(*judged, strict=True))
-    return {"length": length, "depth": depth, "asked": len(judged), "right": right, "confused": confused}
+def _cell(length: int, depth: float, answers: list[tuple[bool, bool]]) -> dict[str, Any]:
+    right, confused = (sum(column) for column in zip(*answers, strict=True))
+    return {"length": length, "depth": depth, "asked": len(answers), "right": right, "confused": confused}
 
 
 def lengths(subject: EvalContext) -> list[int]:
-    """2K and its doubles, question and answer included; shorter ones where the context is short."""
+    """Return 2K and its doubles, question and answer included; shorter ones where the context is short."""
     deepest = subject.plan.deepest
     shortest = min(2048, deepest // 4)
     return [shortest << n for n in range((deepest // shortest).bit_length())]
@@ -73,7 +73,7 @@ def _count(subject: EvalContext, length: int) -> int:
 
 
 def bury(subject: EvalContext, text: Text, length: int, rng: random.Random) -> Haystack | None:
-    """A haystack of `length` tokens, its longest question and answer included; None where it does not fit."""
+    """Return a haystack of `length` tokens, its longest question and answer included; None where it does not fit."""
     needles, asked = [], []
     for depth, name in zip(DEPTHS, rng.sample(NAMES, len(DEPTHS)), strict=True):
         number = str(rng.randint(10_000, 99_999))
@@ -91,7 +91,7 @@ def bury(subject: EvalContext, text: Text, length: int, rng: random.Random) -> H
 
 
 def _answers(subject: EvalContext, haystack: Haystack) -> list[tuple[float, bool, bool]]:
-    """Depth of each needle, whether its number is the answer, and whether another's is."""
+    """Return the depth of each needle, whether its number is the answer, and whether another's is."""
     longest = max(len(question) + count for _, question, _, count in haystack.asked)
     view = full_view(subject.target, len(haystack.ids_N) + longest)
     skim(subject.target, view, haystack.ids_N)

@@ -1,4 +1,4 @@
-"""Loss by position: how much the tokens before help, and whether the model holds out as they become many."""
+"""Loss by position: the gain from the tokens before, and the model's stability as they become many."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import KINDS, EvalContext, Text
-from triforce.eval.forecast import ReadingForecast
+from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.tables import Table, tokens
 
 FIRST = 256
@@ -16,19 +16,19 @@ FIRST = 256
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Mean nats by bucket of positions, over all windows of a kind."""
+    """Return mean nats by bucket of positions, over all windows of a kind."""
     return by_kind(subject, subject.windows())
 
 
 def by_kind(subject: EvalContext, windows: list[Text]) -> dict[str, Any]:
-    """Kind to buckets: first position, end, tokens, nats per token."""
+    """Return buckets by kind: first position, end, tokens, nats per token."""
     traces = [(window.kind, subject.trace(window)) for window in subject.steps(windows)]
     kinds = {kind: [trace for of, trace in traces if of == kind] for kind in KINDS}
     return {"kinds": {kind: buckets(found) for kind, found in kinds.items() if found}}
 
 
 def buckets(traces: list[Tensor]) -> list[dict[str, Any]]:
-    """Entry n of a trace is the loss of the token at position n + 1."""
+    """Return buckets of traces. Entry n of a trace is the loss of the token at position n + 1."""
     found, start, stop = [], 0, FIRST
     while parts := [trace[max(0, start - 1) : stop - 1] for trace in traces if len(trace) >= stop - 1]:
         nats_N = torch.cat(parts)
@@ -58,5 +58,5 @@ def _table(result: dict[str, Any], title: str) -> Table:
 
 
 def far_tables(result: dict[str, Any]) -> list[Table]:
-    """Those of the longest readings."""
+    """Return the tables of the longest readings."""
     return [_table(result, "Loss by position, longest readings")]

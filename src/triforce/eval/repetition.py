@@ -1,4 +1,4 @@
-"""Whether sampled continuations go round in circles."""
+"""Repetition in sampled continuations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from triforce.engine.runs import MOST_ROWS
 from triforce.eval.context import EvalContext, Text
-from triforce.eval.forecast import ReadingForecast
+from triforce.eval.reading_time import ReadingForecast
 from triforce.eval.tables import Table, percent
 from triforce.interface.sampling_params import SamplingParams
 
@@ -17,7 +17,7 @@ GRAM = 8
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Repeated 8-grams at T = 0.6 and top-p 0.9, and those of the texts themselves in the same places."""
+    """Return shares of repeated 8-grams at T = 0.6 and top-p 0.9, and in the texts at the same places."""
     plan = subject.plan
     length = min(256, plan.new_tokens)
     places = _places(subject, length + plan.new_tokens)
@@ -42,7 +42,7 @@ def _places(subject: EvalContext, length: int) -> list[tuple[Text, int]]:
 
 
 def repeated(ids: Sequence[int]) -> float:
-    """Share of 8-grams that stood before in the same text."""
+    """Return the share of 8-grams that stood before in the same text."""
     grams = [tuple(ids[n : n + GRAM]) for n in range(len(ids) - GRAM + 1)]
     return (len(grams) - len(set(grams))) / max(1, len(grams))
 

@@ -1,4 +1,4 @@
-"""How well a model predicts a text through a cache view: the passes that every measurement is made of.
+"""Losses of a text through a cache view: the passes that every measurement is made of.
 
 Shape suffixes: N tokens of a text, T tokens of one pass, V vocabulary.
 """
@@ -22,17 +22,17 @@ WIDTH = 256
 
 
 def full_view(decoder: Decoder, capacity: int) -> FullView:
-    """The exact view of one text of at most `capacity` tokens, as the engine has it."""
+    """Return the exact view of one text of at most `capacity` tokens, as the engine has it."""
     return TierBuilder(ModelSet(decoder), SpeculativeConfig(), [capacity]).full()
 
 
 def draft_view(decoder: Decoder) -> StreamingView:
-    """The view that the engine gives to a draft: sinks and a window."""
+    """Return the view that the engine gives to a draft: sinks and a window."""
     return TierBuilder(ModelSet(decoder, decoder), SpeculativeConfig(), [0]).lowest().cache
 
 
 def cut_view(decoder: Decoder, recent: int) -> StreamingView:
-    """`recent` tokens in sight: attention sinks, without which no model works, and the last ones."""
+    """Return a view of `recent` tokens: attention sinks, without which no model works, and the last ones."""
     config, device = decoder.config, decoder.device
     return StreamingView(config, 1, PAGE, recent - PAGE, slack=WIDTH, dtype=decoder.dtype, device=device)
 
@@ -47,13 +47,13 @@ def skim(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> Non
 
 
 def read(decoder: Decoder, view: FullView | StreamingView, ids_T: Tensor) -> Iterator[Tensor]:
-    """Feed the tokens that follow what the view has seen; the logits (T, V) after each, a pass at a time."""
+    """Feed the tokens that follow what the view has seen; yield the logits (T, V) after each, pass by pass."""
     for part_T in parts(ids_T, _width(view)):
         yield _pass(decoder, view, part_T, scored=True)[0]
 
 
 def nats(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor, first: int = 1) -> Tensor:
-    """Loss of tokens `first` and later of a text that the view has not seen: float32 (N - first), in nats, on the CPU.
+    """Return the loss of tokens from `first` on of a text new to the view: float32 (N - first), nats, on the CPU.
 
     The tokens before `first` - 1 are only skimmed.
     """
@@ -63,7 +63,7 @@ def nats(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor, first:
 
 
 def greedy(decoder: Decoder, view: FullView, ids_T: Tensor, count: int) -> list[int]:
-    """Feed some tokens and then the `count` - 1 most probable ones after them; the view forgets all of it again."""
+    """Feed tokens, then the `count` - 1 most probable ones after them; return these, and rewind the view."""
     seen_B, found = view.lengths_B.copy(), []
     for _ in range(count):
         *_, logits_TV = read(decoder, view, ids_T)
@@ -74,7 +74,7 @@ def greedy(decoder: Decoder, view: FullView, ids_T: Tensor, count: int) -> list[
 
 
 def parts(ids_N: Tensor, width: int) -> list[Tensor]:
-    """Pieces of `width` tokens; the last may be shorter."""
+    """Return parts of `width` tokens; the last may be shorter."""
     return [ids_N[start : start + width] for start in range(0, len(ids_N), width)]
 
 

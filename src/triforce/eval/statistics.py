@@ -1,4 +1,4 @@
-"""Means with intervals, of things that lie next to each other in a text."""
+"""Means with confidence intervals over neighbouring tokens of a text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Interval:
 
 
 def interval(values_N: Tensor, block: int) -> Interval:
-    """Student's interval over the means of blocks of `block` tokens, at least two of them."""
+    """Return Student's 95 % interval over the means of blocks of `block` tokens, at least two of them."""
     means_M = values_N[: len(values_N) // block * block].view(-1, block).double().mean(1)
     count = len(means_M)
     mean, half = means_M.mean().item(), student(count - 1) * means_M.std().item() / sqrt(count)
@@ -38,7 +38,7 @@ def interval(values_N: Tensor, block: int) -> Interval:
 
 
 def student(freedom: int, z: float = NORMAL) -> float:
-    """The point of Student's t that is `z` of a normal variable, usually that of 97.5 %.
+    """Return the point of Student's t that is `z` of a normal variable, usually that of 97.5 %.
 
     By the expansion of Cornish and Fisher (Abramowitz and Stegun 26.7.5).
     """

@@ -34,10 +34,10 @@ class Table:
 
 
 def percent(share: float | None) -> str:
-    """A share for people; nothing where there is none."""
+    """Return a share as text; an empty text for None."""
     return "" if share is None else f"{share:.0%}"
 
 
 def tokens(count: int) -> str:
-    """512, 2K, 32K."""
+    """Return a number of tokens as text: 512, 2K, 32K."""
     return f"{count // 1024}K" if count >= 1024 and count % 1024 == 0 else f"{count:,}"

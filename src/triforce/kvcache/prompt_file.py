@@ -25,6 +25,7 @@ from triforce.backends.native_loader import VARIABLE
 from triforce.errors import CacheError
 from triforce.kvcache.views.full import TAIL, FullView
 from triforce.model.config import ModelConfig
+from triforce.ragged import common_prefix
 
 FORMAT = "triforce-kv-1"
 _open: Any = safe_open  # safetensors leaves it untyped
@@ -126,8 +127,7 @@ class SavedCache:
 
         The prompt's last tokens are left to be fed, so that there are queries to select pages by.
         """
-        alike = next((i for i, pair in enumerate(zip(self.ids, prompt, strict=False)) if pair[0] != pair[1]), None)
-        length = min(len(self.ids) if alike is None else alike, len(prompt) - 1 - TAIL)
+        length = min(common_prefix(self.ids, prompt), len(prompt) - 1 - TAIL)
         if length <= 0:
             return 0
         row, pool = full.rows[b], full.pool

@@ -1,1 +1,1 @@
-"""What a model is: shape, rotations, weights."""
+"""The shape of a model, its rotations, and its weights."""

@@ -1,4 +1,4 @@
-"""What a decoder and its caches must know about a model."""
+"""The shape of a model, as a decoder and its caches need it."""
 
 from __future__ import annotations
 
@@ -40,12 +40,19 @@ class ModelConfig:
         return self.layers * (2 * C * (Q + P) + 3 * C * self.intermediate_size) + self.vocab_size * C
 
     @property
+    def parameters(self) -> int:
+        """Weights of the whole model, the head counted once where it is the embedding."""
+        C, D = self.hidden_size, self.head_dim
+        vectors = 2 * C + (self.heads + 2 * self.kv_heads) * D * self.ranks * self.qkv_bias + 2 * D * self.qk_norm
+        return self.weights_read + self.vocab_size * C * (not self.tied) + self.layers * vectors + C
+
+    @property
     def kv_size(self) -> int:
         """Numbers in the keys and values of a token."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.ranks
 
     def shared(self, ranks: int) -> ModelConfig:
-        """What one of so many processes has of it. Raises RequestError unless KV heads can be dealt out evenly."""
+        """Return one process's part of it. Raises RequestError unless KV heads can be dealt out evenly."""
         if self.kv_heads % ranks:
             fit = [str(n) for n in range(1, self.kv_heads + 1) if self.kv_heads % n == 0]
             raise RequestError(

@@ -1,4 +1,4 @@
-"""One server, many engines: replicas on the machines of a Ray cluster, behind the same HTTP interface.
+"""Many engines behind one server: replicas on the machines of a Ray cluster, and the same HTTP interface.
 
 The application, with all that guards it, runs once, where `triforce serve` was called. What stands behind its seam
 (`server.engine`) is Ray Serve: each request goes, as token ids, to one of the replicas, each of which is an engine of

@@ -21,10 +21,10 @@ from triforce.server.limits import Limits
 
 ROUTER = "triforce.replicas.router.PrefixRouter"
 STORE_BYTES = 256 << 20
-"""Of a Ray of our own, to pass on what is too large for a message: long prompts, and log-probabilities of them."""
-LOOK_SECONDS = 0.2
-DESK_SECONDS = 60.0
-KNOCK_SECONDS = 10.0
+"""Bytes of our own Ray's object store, for long prompts and their log-probabilities: too large for messages."""
+POLL_SECONDS = 0.2
+FRONTEND_SECONDS = 60.0
+CONNECT_SECONDS = 10.0
 _DEPLOYMENT = "replica"
 
 OnWait = Callable[[int, str], None]
@@ -73,14 +73,14 @@ def replicated(
         )
         _wait(name, on_wait)
         handle = serve.get_app_handle(name)
-        desk = handle.desk.remote().result(timeout_s=DESK_SECONDS)
-        if isinstance(desk, TriforceError):
-            raise desk
+        frontend = handle.frontend.remote().result(timeout_s=FRONTEND_SECONDS)
+        if isinstance(frontend, TriforceError):
+            raise frontend
     except BaseException:
         leave()
         raise
     most = limits.waiting + count * limits.rows
-    return desk, Replicas(handle.options(stream=True), most, lambda: _status(name)[0], leave)
+    return frontend, Replicas(handle.options(stream=True), most, lambda: _status(name)[0], leave)
 
 
 def connect(address: str | None) -> None:
@@ -103,11 +103,11 @@ def connect(address: str | None) -> None:
 def _knock(address: str) -> None:
     """Raise OSError or ValueError where nobody listens: Ray itself would try for minutes, and print every time."""
     host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
+    socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
 
 
 def planned(nodes: Sequence[Mapping[str, Any]], count: int, device: str, ranks: int = 1) -> ClusterPlan:
-    """As many processors for each rank as there are if all have the same. Raises RequestError if some have none."""
+    """Plan replicas whose ranks share all processors evenly. Raises RequestError if a rank would have none."""
     machines = [node["Resources"] for node in nodes if node["Alive"]]
     gpus = ranks * (device != "cpu" and any(machine.get("GPU") for machine in machines))
     if gpus and device not in ("auto", "cuda"):
@@ -152,11 +152,11 @@ def _wait(name: str, on_wait: OnWait) -> None:
         if status == "DEPLOY_FAILED":
             raise RequestError(f"the replicas do not start ({message}); triforce[ray] of one version must be installed "
                                "on all machines of this Ray, and the model be there")  # fmt: skip
-        sleep(LOOK_SECONDS)
+        sleep(POLL_SECONDS)
 
 
 def _status(name: str) -> tuple[int, str, str]:
-    """How many replicas run, how they are as a whole, and why."""
+    """Return how many replicas run, their state as a whole, and the reason."""
     application = serve.status().applications[name]
     deployment = application.deployments.get(_DEPLOYMENT)
     running = deployment.replica_states.get("RUNNING", 0) if deployment else 0

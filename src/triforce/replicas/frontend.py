@@ -1,4 +1,4 @@
-"""What requests are read with where no model is: a replica makes it of its own, so the server needs no weights."""
+"""Requests parsed without weights: a replica sends what its model's requests are parsed with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WeightlessModel:
 
 @dataclass(frozen=True)
 class ReplicaFrontend:
-    """Of an LLM what `server` reads requests with, each member as there."""
+    """The members of LLM that `server` parses requests with."""
 
     target: WeightlessModel
     modes: list[str]
@@ -37,7 +37,7 @@ class ReplicaFrontend:
 
     @classmethod
     def of(cls, llm: LLM) -> ReplicaFrontend:
-        """Raises ModelError for a model without a tokenizer."""
+        """Return the frontend of a model. Raises ModelError for one without a tokenizer."""
         if llm.tokenizer is None:
             raise ModelError("this model has no tokenizer, and a server of text needs one; put it into its folder")
         rope = llm.target.config.rope
@@ -50,11 +50,11 @@ class ReplicaFrontend:
         return self.target.tokenizer
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt, checked. Raises RequestError."""
+        """Return token ids of a prompt, checked. Raises RequestError."""
         return token_ids(prompt, self.target)
 
     def follow(self, grammar: Grammar) -> Constraint:
-        """What holds one text to a grammar. Raises RequestError for one that cannot be compiled."""
+        """Return a constraint that keeps one text to a grammar. Raises RequestError if it cannot be compiled."""
         return self._grammars.follow(grammar)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What a replica says of a request."""
+"""Messages of a replica about a request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triforce.server.engine_client import Event
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMessage:
-    """The first one says only that the request has arrived. An error that was foreseen is said, and not raised."""
+    """A message about a request; the first says only that it has arrived. Foreseen errors are sent, not raised."""
 
     replica: str
     kv_tokens: int

@@ -1,4 +1,4 @@
-"""The lines of a batch on Ray Data: actors have an engine and the application each, and answer what comes as a server.
+"""Batch lines on Ray Data: each actor has an engine and the application, and answers lines as a server would.
 
 A line is a block of its own. So a text waits for no other one, and if an actor dies, what it had not answered, and
 nothing else, is asked again.
@@ -26,15 +26,15 @@ from triforce.server.batch_input import BatchLine
 from triforce.server.engine_thread import Worker
 
 RETRIES = 1
-"""Of a line whose actor has died: among others, and then alone, as one of them may be what it died of."""
+"""Retries of a line whose actor has died: among others, and then alone, as it may be the line that kills."""
 
 Row = dict[str, Any]
 Model = tuple[dict[str, Any], str, bool]
-"""Settings of LLM, how answers call it, and `exact` as in `Ranks`."""
+"""Settings of LLM, the model's name in answers, and `exact` as in `TPGroup`."""
 
 
 class BatchActor:
-    """An actor, the first of so many ranks. A mistake in the settings is said by its answers, as by `Replica.desk`."""
+    """An actor, the first of so many ranks. A mistake in the settings is in its answers."""
 
     def __init__(self, model: Model, ranks: int) -> None:
         threads = use_share(ranks)
@@ -49,8 +49,8 @@ class BatchActor:
             self._mistake = str(error)
 
     async def __call__(self, row: Row) -> Row:
-        said = b"" if self._mistake else json.dumps(await post(self._app, row["url"], row["body"])).encode()
-        return {"place": row["place"], "response": said, "mistake": self._mistake}
+        response = b"" if self._mistake else json.dumps(await post(self._app, row["url"], row["body"])).encode()
+        return {"place": row["place"], "response": response, "mistake": self._mistake}
 
 
 def answer(

@@ -1,4 +1,4 @@
-"""All replicas as one engine (see `server.engine`). What waits, waits here: a replica that dies takes little along."""
+"""An engine of all replicas (see `server.engine_client`). Requests wait here, so a dead replica loses few."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from triforce.replicas.messages import ReplicaMessage
 from triforce.server.engine_client import EngineLoad, Event, GenerationRequest, QueueFull, ReplicaLost, ShuttingDown
 
 TRIES = 3
-"""Replicas that a request is sent to, if they die before its first token: it may be what they die of."""
-LOOK_SECONDS = 2.0
-"""Between two looks at how many replicas there are."""
+"""Replicas that a request is sent to if they die before its first token: the request may be the cause."""
+POLL_SECONDS = 2.0
+"""Seconds between two counts of the replicas."""
 
 
 class _Answer:
-    """A task takes what a replica says from the moment of asking on, and keeps it until it is asked for."""
+    """Events of a request. A task takes them from the replica at once, and keeps them until they are read."""
 
-    def __init__(self, ask: GenerationRequest, handle: Any, done: Callable[[_Answer], None]) -> None:
-        self.ask = ask
+    def __init__(self, generation: GenerationRequest, handle: Any, done: Callable[[_Answer], None]) -> None:
+        self.generation = generation
         self.waited: float | None = None
-        self.word: ReplicaMessage | None = None
+        self.message: ReplicaMessage | None = None
         """The latest of the replica that has the request; None while it waits for one."""
-        self._handle, self._done, self._asked = handle, done, perf_counter()
-        self.begun = False
+        self._handle, self._done, self._submitted = handle, done, perf_counter()
+        self.started = False
         self._events: asyncio.Queue[Event | Exception] = asyncio.Queue()
-        self.task = asyncio.create_task(self._take())
+        self.task = asyncio.create_task(self._consume())
         self.task.add_done_callback(lambda _: done(self))  # it may be cancelled before it begins
 
     async def __aiter__(self) -> AsyncIterator[Event]:
@@ -49,56 +49,56 @@ class _Answer:
     def cancel(self) -> None:
         self.task.cancel()
 
-    def tell(self, event: Event | Exception) -> None:
+    def put(self, event: Event | Exception) -> None:
         self._events.put_nowait(event)
 
-    async def _take(self) -> None:
+    async def _consume(self) -> None:
         end: Event | Exception
         try:
             end = await self._whole()
         except Exception as error:
             end = error
         self._done(self)  # who hears of the end finds it gone
-        self.tell(end)
+        self.put(end)
 
     async def _whole(self) -> RequestOutput:
-        """The end, once all pieces are told. While nobody has seen any, a replica that dies is no loss."""
+        """Return the last event, once all others are delivered. Before the first token a dead replica is replaced."""
         for left in reversed(range(TRIES)):
             try:
                 return await self._from_one()
             except ReplicaLost:
-                if self.begun or not left:
+                if self.started or not left:
                     raise
-                self.word = self.waited = None
+                self.message = self.waited = None
         raise AssertionError("the last try returns or raises")
 
     async def _from_one(self) -> RequestOutput:
-        words, end, arrived = self._handle.answer.remote(self.ask), None, None
+        messages, end, arrived = self._handle.answer.remote(self.generation), None, None
         try:
-            async for word in words:
+            async for message in messages:
                 arrived = arrived or perf_counter()
-                self.word, self.waited = word, arrived - self._asked + word.waited
-                if isinstance(word.event, Exception):
-                    raise word.event
-                if isinstance(word.event, RequestOutput):
-                    end = word.event
-                elif word.event is not None:
-                    self.begun = self.begun or isinstance(word.event, OutputChunk)
-                    self.tell(word.event)
+                self.message, self.waited = message, arrived - self._submitted + message.waited
+                if isinstance(message.event, Exception):
+                    raise message.event
+                if isinstance(message.event, RequestOutput):
+                    end = message.event
+                elif message.event is not None:
+                    self.started = self.started or isinstance(message.event, OutputChunk)
+                    self.put(message.event)
         except (RayTaskError, TaskCancelledError):
             raise
         except (RayError, RayServeException) as error:
             raise ReplicaLost from error
         finally:
             if end is None:
-                words.cancel()
+                messages.cancel()
         if end is None:
             raise ReplicaLost
         return end
 
 
 class Replicas:
-    """`handle` is Ray Serve's, for calls that stream. `most`: prompts that run or wait.
+    """Engine of replicas. handle: Ray Serve's, for streaming calls. most: prompts that run or wait.
 
     `running` says how many replicas there are, and is called from a thread; `leave` gives them up, which may take long.
     """
@@ -107,21 +107,21 @@ class Replicas:
         self._handle, self._most, self._running, self._leave = handle, most, running, leave
         self.answers: dict[_Answer, None] = {}
         self._open, self._alive, self._closed = True, True, Flag()
-        Thread(target=self._look, name="triforce-replicas", daemon=True).start()
+        Thread(target=self._poll, name="triforce-replicas", daemon=True).start()
 
-    def submit(self, asks: list[GenerationRequest]) -> Sequence[_Answer]:
+    def submit(self, generations: list[GenerationRequest]) -> Sequence[_Answer]:
         if not self._open:
             raise ShuttingDown
-        if len(self.answers) + len(asks) > self._most:
+        if len(self.answers) + len(generations) > self._most:
             raise QueueFull(self.load().waiting)
-        answers = [_Answer(ask, self._handle, self._forget) for ask in asks]
+        answers = [_Answer(generation, self._handle, self._forget) for generation in generations]
         self.answers |= dict.fromkeys(answers)
         return answers
 
     def load(self) -> EngineLoad:
-        words = [answer.word for answer in self.answers if answer.word]
-        kv_tokens = {word.replica: word.kv_tokens for word in words}
-        return EngineLoad(len(words), len(self.answers) - len(words), sum(kv_tokens.values()))
+        messages = [answer.message for answer in self.answers if answer.message]
+        kv_tokens = {message.replica: message.kv_tokens for message in messages}
+        return EngineLoad(len(messages), len(self.answers) - len(messages), sum(kv_tokens.values()))
 
     @property
     def alive(self) -> bool:
@@ -138,7 +138,7 @@ class Replicas:
     def stop(self) -> None:
         self.drain()
         for answer in list(self.answers):
-            answer.tell(ShuttingDown())
+            answer.put(ShuttingDown())
             answer.cancel()
 
     async def close(self) -> None:
@@ -153,8 +153,8 @@ class Replicas:
     def _forget(self, answer: _Answer) -> None:
         self.answers.pop(answer, None)
 
-    def _look(self) -> None:
-        while not self._closed.wait(LOOK_SECONDS):
+    def _poll(self) -> None:
+        while not self._closed.wait(POLL_SECONDS):
             try:
                 self._alive = self._running() > 0
             except Exception:  # whatever keeps Ray from answering keeps replicas from it, too

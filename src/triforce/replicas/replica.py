@@ -1,4 +1,4 @@
-"""An engine in a process of Ray's: what `server.worker` is in the server's own."""
+"""An engine in a process of Ray's, as `server.engine_thread` is in the server's own."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 
 LOOPBACK = "127.0.0.1"
-"""The address of a node whose Ray keeps to it (see `environment`)."""
+"""Address of a node whose Ray keeps to it (see `ray_env`)."""
 
 
 class Replica:
-    """`settings` are those of LLM; of the limits it keeps `rows` and `kv_tokens`. Prompts wait elsewhere.
+    """A replica. Uses `rows` and `kv_tokens` of the limits; prompts wait in the server.
 
     It is the first of so many ranks, `exact` as in `Ranks`, which share the processors and GPUs that it was given.
     A mistake in the settings is said by `desk`: what a constructor raises Ray tries again, and tells with a traceback.
@@ -36,47 +36,47 @@ class Replica:
             _keep_to_loopback()
         threads = use_share(ranks)
         self._name = str(serve.get_replica_context().replica_id.unique_id)
-        self._desk: ReplicaFrontend | TriforceError
+        self._frontend: ReplicaFrontend | TriforceError
         self._worker: Worker | None = None
         try:
             if ranks > 1:
                 settings = settings | accompanied(settings, limits, ranks, exact, threads)
             llm = LLM(**settings)
-            self._desk = ReplicaFrontend.of(llm)
+            self._frontend = ReplicaFrontend.of(llm)
             self._worker = Worker(llm, replace(limits, waiting=limits.rows))
         except TriforceError as error:
-            self._desk = error
+            self._frontend = error
 
-    def desk(self) -> ReplicaFrontend | TriforceError:
-        """What requests are read with, or why there is no engine here."""
-        return self._desk
+    def frontend(self) -> ReplicaFrontend | TriforceError:
+        """Return what requests are parsed with, or the error if there is no engine here."""
+        return self._frontend
 
     def check_health(self) -> None:
-        """Ray asks now and then, and starts another replica for one that raises."""
+        """Raise ShuttingDown if the engine has ended. Ray calls this, and then starts another replica."""
         if self._worker and not self._worker.alive:
             raise ShuttingDown
 
-    async def answer(self, ask: GenerationRequest) -> AsyncGenerator[ReplicaMessage, None]:
-        """The events of one request, which is cancelled when nobody takes them any more."""
+    async def answer(self, generation: GenerationRequest) -> AsyncGenerator[ReplicaMessage, None]:
+        """Yield the messages of one request, which is cancelled when nobody reads them any more."""
         assert self._worker, "who asks has seen the desk"
-        yield self._word()
-        (answer,) = self._worker.submit([ask])
+        yield self._message()
+        (answer,) = self._worker.submit([generation])
         try:
             async with aclosing(aiter(answer)) as events:  # type: ignore[type-var]
                 async for event in events:
-                    yield self._word(event, answer.waited or 0.0)
+                    yield self._message(event, answer.waited or 0.0)
         except (TriforceError, ShuttingDown, ReplicaLost) as error:
-            yield self._word(error)
+            yield self._message(error)
         finally:
             answer.cancel()
 
-    def _word(self, event: Any = None, waited: float = 0.0) -> ReplicaMessage:
+    def _message(self, event: Any = None, waited: float = 0.0) -> ReplicaMessage:
         assert self._worker
         return ReplicaMessage(self._name, self._worker.load().kv_tokens, event, waited)
 
 
 def use_share(ranks: int) -> int:
-    """As many threads as each rank has of the processors that this process was given."""
+    """Give each rank its share of this process's processors; return the number of threads."""
     given = int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))
     native_loader.use_threads(threads := max(1, given // ranks))
     return threads

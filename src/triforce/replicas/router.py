@@ -1,4 +1,4 @@
-"""Which replica a request goes to: one that has read its beginning and has a row to spare, or the least busy one."""
+"""Chooses a replica for a request: one that has its prefix and a free row, or the least busy one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, R
 from triforce.server.engine_client import GenerationRequest
 
 LEAST = 512
-"""Tokens of the shortest beginning that counts: less is read in a moment, wherever it is."""
+"""Tokens of the shortest prefix that counts: less is read in a moment, wherever it is."""
 REMEMBERED = 1 << 16
-"""Beginnings; those that were not met for longest are forgotten."""
+"""Prefixes remembered; the least recently used are dropped."""
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray publishes no types
-    """A beginning is remembered at lengths that double, so at least half of what two prompts share is seen to be."""
+    """Remembers prefixes at lengths that double, and so finds at least half of what two prompts share."""
 
     def initialize_state(self) -> None:
         """Ray's constructor."""
@@ -26,7 +26,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray publishes no typ
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The one where it is at home, and then all; of several Ray takes the least busy one, and none that is full."""
+        """Return the replica that has the prefix, then all. Ray takes the least busy one, and none that is full."""
         if pending_request is None:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # to look again at once would be to look all the time
@@ -38,7 +38,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray publishes no typ
         return [[home] if home else [], sample(candidate_replicas, len(candidate_replicas))]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
-        """What it begins with is at home there from now on."""
+        """Remember that this replica has the request's prefixes."""
         for key in beginnings(pending_request):
             self._homes[key] = replica_id
             self._homes.move_to_end(key)
@@ -47,10 +47,10 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray publishes no typ
 
 
 def beginnings(request: PendingRequest) -> list[int]:
-    """What stands for a request's beginnings, the shortest first. Those of another scope are others."""
+    """Return hashes of the request's prefixes, shortest first. Other scopes have other hashes."""
     keys, size = [], LEAST
-    for ask in request.args:
-        while isinstance(ask, GenerationRequest) and size <= len(ask.prompt):
-            keys.append(hash((ask.scope, *ask.prompt[:size])))
+    for generation in request.args:
+        while isinstance(generation, GenerationRequest) and size <= len(generation.prompt):
+            keys.append(hash((generation.scope, *generation.prompt[:size])))
             size *= 2
     return keys

@@ -1,4 +1,4 @@
-"""The other ranks of a replica: processes on its machine that do as it does. None of them outlives another."""
+"""The other ranks of a replica: processes on its machine, none of which outlives another."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from triforce.server.limits import Limits
 from triforce.server.tp_mirror import follow
 
 GRACE = 1.0
-"""Seconds in which whoever waits for a text is told that it is lost."""
+"""Seconds in which clients are told that their text is lost."""
 _RUN = "from triforce.replicas.tp_workers import run; run()"
 
 
 def accompanied(settings: dict[str, Any], limits: Limits, count: int, exact: bool, threads: int) -> dict[str, Any]:
-    """Start the other ranks of an LLM with these settings, and be the first of `count`: what that changes of them.
+    """Start the other ranks and join them as the first of `count`; return the settings of LLM that change.
 
     All have so many threads, and of the limits they keep what `Crew` does. Raises RankError or RequestError.
     """
     lifeline, _ = os.pipe()  # the other end is closed when this process ends
-    told = pickle.dumps((settings, limits, exact, threads))
+    payload = pickle.dumps((settings, limits, exact, threads))
     with tempfile.TemporaryDirectory(prefix="triforce-") as folder:
         for rank in range(1, count):
             variables = spawn.introduce(rank, count, Path(folder))
@@ -39,14 +39,14 @@ def accompanied(settings: dict[str, Any], limits: Limits, count: int, exact: boo
             Thread(target=_end_with, args=(process,), daemon=True).start()
             assert process.stdin
             with process.stdin as stdin:
-                stdin.write(told)
+                stdin.write(payload)
         os.close(lifeline)
         os.environ |= spawn.introduce(0, count, Path(folder))
         return _joined(settings["device"], exact)
 
 
 def run() -> None:
-    """What one of them is. A mistake in the settings is said by the first."""
+    """Run one of them. A mistake in the settings is reported by the first."""
     settings, limits, exact, threads = pickle.load(sys.stdin.buffer)
     native_loader.use_threads(threads)
     joined = _joined(settings["device"], exact)
@@ -67,7 +67,7 @@ def _joined(device: str, exact: bool) -> dict[str, Any]:
 
 
 def _end_with(process: subprocess.Popen[bytes]) -> None:
-    """Nothing goes on without it. Ray starts another replica, which has others."""
+    """End this process with that one. Ray starts another replica, with other ranks."""
     if process.wait():
         sleep(GRACE)
         with suppress(Exception):

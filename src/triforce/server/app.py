@@ -1,4 +1,4 @@
-"""All of it as one ASGI application."""
+"""The ASGI application: every route, and the layers around them."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Tally:
     answered: int = 0
     skipped: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
-    """Why lines were refused."""
+    """Reasons for refusals, with counts."""
 
     @property
     def refused(self) -> int:
@@ -47,7 +47,7 @@ class Tally:
 
 
 def resume(output: Path) -> set[Name]:
-    """What an output has answered already; refusals, and a last line that was torn, are taken off it.
+    """Return the names of the lines that an output has answered; drop refusals and a torn last line from the file.
 
     Raises RequestError for a file that is no output of a batch, and leaves it as it is.
     """
@@ -63,14 +63,14 @@ def resume(output: Path) -> set[Name]:
         raise RequestError(f"{output} holds something else than answers of a batch; name another file with -o")
     kept = [line for line, name in lines.items() if name is not None]
     if torn or len(kept) < len(lines):
-        beside = output.with_name(output.name + ".new")
-        beside.write_bytes(b"".join(line + b"\n" for line in kept))
-        beside.replace(output.resolve())
+        sibling = output.with_name(output.name + ".new")
+        sibling.write_bytes(b"".join(line + b"\n" for line in kept))
+        sibling.replace(output.resolve())
     return {name for name in lines.values() if name is not None}
 
 
 def _answered(answer: Any) -> Name | None:
-    """Which line this is the answer to; None where it was refused."""
+    """Return the name of the line that this answers; None for a refusal."""
     name: Name = answer["custom_id"] or answer["error"]["line"]
     return name if answer["response"] and _good(answer["response"]) else None
 
@@ -102,7 +102,7 @@ class Answers:
             self._on_line()
 
     def add(self, job: BatchLine, response: Response | None = None) -> None:
-        """What the application answered; nothing where the job says what is wrong with it."""
+        """Write the answer to a line; `response` is None for a line that is itself in error."""
         named, error = isinstance(job.name, str), None
         if job.error is not None:
             error = {"code": job.code, "message": job.error} | ({} if named else {"line": job.name})
@@ -139,7 +139,7 @@ async def run(app: ASGIApp, source: BinaryIO, answers: Answers) -> None:
 
 
 async def post(app: ASGIApp, path: str, body: bytes) -> Response:
-    """What the application answers to a POST, as the output has it."""
+    """Return the application's answer to a POST, as the output file has it."""
     unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     sent: list[Message] = []
 

@@ -10,12 +10,12 @@ from typing import BinaryIO
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 Name = str | int
-"""What tells lines apart: the custom_id, or the number of a line that has none of its own."""
+"""Identity of a line: its custom_id, or its number if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One line of the input: a request, or what is wrong with it."""
+    """A line of the input: a request, or its error."""
 
     name: Name
     url: str = ""

@@ -17,8 +17,8 @@ from triforce.server.schemas import ChatBody
 from triforce.server.service import Service
 from triforce.server.sse import DONE, frame
 from triforce.server.tool_call_parser import Call
-from triforce.server.tool_choice import ToolChoice, reader_of
-from triforce.server.usage import chat_logprobs, looked, usage
+from triforce.server.tool_choice import ToolChoice, parser_of
+from triforce.server.usage import chat_logprobs, decoding_trace, usage
 
 router = APIRouter()
 
@@ -28,18 +28,18 @@ async def chat(body: ChatBody, request: Request) -> Response:
     """The next turn of a conversation, `n` times."""
     service: Service = request.app.state.service
     served(body.model, service.name)
-    ask = await service.reader.chat(body)
-    return await service.answer(request, [ask], ChatReply(body, service), body)
+    generation = await service.parser.chat(body)
+    return await service.answer(request, [generation], ChatWriter(body, service), body)
 
 
-class ChatReply:
-    """Whole messages, or what is new of them."""
+class ChatWriter:
+    """Writes whole messages, or the increments of them."""
 
     def __init__(self, body: ChatBody, service: Service) -> None:
-        self._n, self._tokenizer, self._tiers = body.n or 1, service.reader.tokenizer, bool(body.tier_stats)
+        self._n, self._tokenizer, self._tiers = body.n or 1, service.parser.tokenizer, bool(body.tier_stats)
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        self._tools = service.reader.tools(body)
-        self._growing = [_Said(self._tools) for _ in range(self._n)]  # by choice
+        self._tools = service.parser.tools(body)
+        self._parsers = [_AnswerParser(self._tools) for _ in range(self._n)]  # by choice
         self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), "model": service.name}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -51,14 +51,14 @@ class ChatReply:
             yield self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
-        said = self._growing[piece.index]
-        text, calls = said.add(piece.text, last=piece.finish_reason is not None)
+        parsed = self._parsers[piece.index]
+        text, calls = parsed.add(piece.text, last=piece.finish_reason is not None)
         choice = {"index": piece.index, "delta": {"content": text}, "finish_reason": None}
-        yield self._chunk(choice | self._report(piece.logprobs, piece.origins) | looked(piece))
+        yield self._chunk(choice | self._report(piece.logprobs, piece.origins) | decoding_trace(piece))
         for call in calls:
             yield self._chunk({"index": piece.index, "delta": {"tool_calls": [call]}, "finish_reason": None})
         if piece.finish_reason:
-            finish = said.finish(piece.finish_reason)
+            finish = parsed.finish(piece.finish_reason)
             yield self._chunk({"index": piece.index, "delta": {}, "finish_reason": finish})
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
@@ -67,16 +67,16 @@ class ChatReply:
         yield DONE
 
     def _choice(self, new: CompletionOutput) -> dict[str, Any]:
-        said = _Said(self._tools)
-        text, calls = said.add(new.text, last=True)
+        parsed = _AnswerParser(self._tools)
+        text, calls = parsed.add(new.text, last=True)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             message |= {"content": text or None, "tool_calls": [_without_index(call) for call in calls]}
-        choice = {"index": new.index, "message": message, "finish_reason": said.finish(new.finish_reason)}
+        choice = {"index": new.index, "message": message, "finish_reason": parsed.finish(new.finish_reason)}
         return choice | self._report(new.logprobs, new.origins)
 
     def _report(self, entries: Sequence[TokenLogprobs] | None, origins: Sequence[str]) -> dict[str, Any]:
-        """What was asked for beside the text of some tokens."""
+        """Return the log-probabilities and tiers of some tokens, where the request wants them."""
         logprobs = None if entries is None else chat_logprobs(self._tokenizer, entries)
         return {"logprobs": logprobs} | ({"token_tiers": origins} if self._tiers else {})
 
@@ -87,21 +87,21 @@ class ChatReply:
         return frame(self._head | {"object": "chat.completion.chunk"} | data)
 
 
-class _Said:
-    """One answer as it grows: its text, and the calls in it."""
+class _AnswerParser:
+    """Parses one answer as it grows into text and tool calls."""
 
     def __init__(self, tools: ToolChoice | None) -> None:
-        self._reader = reader_of(tools)
+        self._parser = parser_of(tools)
         self._calls = 0
 
     def add(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
-        """Text to show, and calls, in the order in which they were made."""
-        said = self._reader.add(text) + (self._reader.end() if last else [])
-        calls = [self._numbered(call) for call in said if isinstance(call, Call)]
-        return "".join(part for part in said if isinstance(part, str)), calls
+        """Return the text to show and the calls, in the order in which they were made."""
+        parsed = self._parser.add(text) + (self._parser.end() if last else [])
+        calls = [self._numbered(call) for call in parsed if isinstance(call, Call)]
+        return "".join(part for part in parsed if isinstance(part, str)), calls
 
     def finish(self, reason: str) -> str:
-        """Why the answer ended, for a client that would make the calls."""
+        """Return the finish reason: `tool_calls` where there are calls that the client is to make."""
         return "tool_calls" if self._calls and reason == "stop" else reason
 
     def _numbered(self, call: Call) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class TextPart(Body):
 
 
 class Message(Body):
-    """One turn of a conversation. What an answer of ours has beside its text may be sent back."""
+    """A turn of a conversation. Fields that our own answers have beside the text are accepted."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
@@ -31,7 +31,7 @@ class Message(Body):
 
 
 class ChatMessage(Message):
-    """One turn of a chat: calls of functions, and what they gave, are turns too."""
+    """A turn of a chat. Tool calls and their results are turns too."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]  # type: ignore[assignment]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None  # type: ignore[assignment]
@@ -53,14 +53,14 @@ Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
 
 
 class ItemMeta(Body):
-    """What an item of an answer has, and says nothing if it is sent back."""
+    """Fields that an item of an answer carries and that are ignored when it is sent back."""
 
     id: str | None = None
     status: str | None = None
 
 
 class Item(Message, ItemMeta):
-    """One turn of a conversation, as /v1/responses has it."""
+    """A turn of a conversation, as /v1/responses has it."""
 
     type: Literal["message"] | None = None
 
@@ -75,7 +75,7 @@ class CallItem(ItemMeta):
 
 
 class ResultItem(ItemMeta):
-    """What a call gave."""
+    """The result of a tool call."""
 
     type: Literal["function_call_output"]
     call_id: str

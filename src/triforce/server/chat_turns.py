@@ -1,4 +1,4 @@
-"""What was said so far, as chat templates take it."""
+"""Conversations in the form that chat templates take."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _call(said: list[Message], item: CallItem) -> None:
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """As chat templates take it: the developer speaks as the system, text in parts is one text, arguments are read."""
+    """Return a message as chat templates take it: developer as system, parts joined, arguments parsed."""
     content = message.content or ""
     text = content if isinstance(content, str) else "".join(part.text for part in content)
     turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}

@@ -19,7 +19,7 @@ from triforce.server.request_parser import served
 from triforce.server.schemas import CompletionBody
 from triforce.server.service import Service
 from triforce.server.sse import DONE, frame
-from triforce.server.usage import TextLogprobs, looked, usage
+from triforce.server.usage import TextLogprobs, decoding_trace, usage
 
 router = APIRouter()
 
@@ -29,15 +29,15 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     """Continue one prompt or several."""
     service: Service = request.app.state.service
     served(body.model, service.name)
-    asks = await service.reader.completion(body)
-    return await service.answer(request, asks, CompletionReply(body, asks, service), body)
+    generations = await service.parser.completion(body)
+    return await service.answer(request, generations, CompletionWriter(body, generations, service), body)
 
 
-class CompletionReply:
-    """Choices are numbered through all prompts: those of the first, then those of the second."""
+class CompletionWriter:
+    """Numbers choices through all prompts: those of the first, then those of the second."""
 
-    def __init__(self, body: CompletionBody, asks: Sequence[GenerationRequest], service: Service) -> None:
-        self._asks, self._n, self._tokenizer = asks, body.n or 1, service.reader.tokenizer
+    def __init__(self, body: CompletionBody, generations: Sequence[GenerationRequest], service: Service) -> None:
+        self._generations, self._n, self._tokenizer = generations, body.n or 1, service.parser.tokenizer
         self._head = {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time())}
         self._head |= {"model": service.name}
         self._tiers, self._scored_only = bool(body.tier_stats), body.max_tokens == 0
@@ -61,9 +61,9 @@ class CompletionReply:
             piece = replace(piece, text="", token_ids=[], origins=[], logprobs=piece.logprobs and [], trace=None)
         choice = self._choice(prompt, piece.index, piece.text, piece.finish_reason)
         choice |= self._report(
-            choice["index"], self._asks[prompt].prompt, piece.token_ids, piece.logprobs, piece.origins
+            choice["index"], self._generations[prompt].prompt, piece.token_ids, piece.logprobs, piece.origins
         )
-        yield self._chunk(choice | looked(piece))
+        yield self._chunk(choice | decoding_trace(piece))
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
         if self._with_usage:
@@ -90,7 +90,7 @@ class CompletionReply:
         entries: Sequence[TokenLogprobs | None] | None,
         origins: Sequence[str],
     ) -> dict[str, Any]:
-        """What was asked for beside the text of these tokens, which follow those of `before`."""
+        """Return the log-probabilities and tiers of tokens that follow those of `before`, where they are wanted."""
         report: dict[str, Any] = {"token_tiers": origins} if self._tiers else {}
         if entries is not None:
             if choice not in self._logprobs:
@@ -102,11 +102,11 @@ class CompletionReply:
         return frame(self._head | {"choices": [choice]} | ({"usage": None} if self._with_usage else {}))
 
     def _wanted(self, outputs: Sequence[RequestOutput]) -> list[RequestOutput]:
-        """Without the token that was drawn only because the engine draws one at least."""
+        """Drop the one token that was drawn only because the engine draws at least one."""
         return [_scored(output) for output in outputs] if self._scored_only else list(outputs)
 
 
 def _scored(output: RequestOutput) -> RequestOutput:
-    """The prompt with its scores, and no text."""
+    """Return the prompt with its scores, and no text."""
     nothing = dict[str, Any](text="", token_ids=[], origins=[], finish_reason="length")
     return replace(output, outputs=[replace(c, logprobs=c.logprobs and [], **nothing) for c in output.outputs])

@@ -1,4 +1,4 @@
-"""Connections that must get on, and how many there may be.
+"""Deadlines of connections, and a bound on their number.
 
 A connection *waits* while no request of it is being answered: it is new, or idle, or its headers come slowly, or the
 rest of a body whose request was answered already. What waits has a deadline, and gives way where places are short: the
@@ -46,7 +46,7 @@ class Connection(H11Protocol):
         super().__init__(**settings)
         self.address, self._limits = address, limits
         self.since = self.loop.time()
-        """When it last got on."""
+        """Time of the last progress."""
         self._unsent = 0
 
     def on_response_complete(self) -> None:
@@ -62,7 +62,7 @@ class Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def fault(self) -> str | None:
-        """What is late, if anything: to be asked once a second.
+        """Return the name of the deadline that was missed, or None. Called once a second.
 
         While an answer is made nothing is expected of a client but that it reads. Whether it does is seen where nothing
         is added to what is not sent yet: that must become less.
@@ -85,7 +85,7 @@ class Connection(H11Protocol):
 
 
 class Connections:
-    """All that are open: a set that they leave by themselves."""
+    """The open connections, a set that each leaves when it closes."""
 
     def __init__(self, opened: Collection[Connection], limits: Limits, metrics: Metrics) -> None:
         self._open, self._limits, self._metrics = opened, limits, metrics

@@ -1,4 +1,4 @@
-"""The seam between HTTP and what makes texts: everything above it is HTTP, nothing below it knows of HTTP.
+"""The interface between HTTP and generation: all above it is HTTP, nothing below it knows of HTTP.
 
 An engine takes requests and hands out answers; how many it works on at a time, and in what order, is its own affair.
 """
@@ -19,19 +19,19 @@ from triforce.sampling import Constraint
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """How far a prompt has been read, of those who look: so many tokens of all there are to read."""
+class PrefillProgress:
+    """Progress of a prompt's prefill: `tokens` read of `of`. Sent where the request wants a trace."""
 
     tokens: int
     of: int
 
 
-Event = OutputChunk | RequestOutput | Reading
+Event = OutputChunk | RequestOutput | PrefillProgress
 """Pieces of the `n` texts as they are ready, and at the end the whole: what `LLM.stream` yields. Reading is before."""
 
 
 class ServedModel(Protocol):
-    """Of an LLM what requests are read with; each member as there."""
+    """The members of LLM that requests are parsed with."""
 
     @property
     def target(self) -> PromptSource: ...
@@ -52,7 +52,7 @@ class ServedModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to continue. `mode` is one of `MODES`; None is the engine's own. `scope` says whose it is."""
+    """A prompt to continue. mode: one of `MODES`, None for the engine's own. scope: the owner, for KV sharing."""
 
     prompt: list[int]
     params: SamplingParams
@@ -62,7 +62,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine is doing now."""
+    """The current load of an engine."""
 
     running: int
     waiting: int
@@ -71,7 +71,7 @@ class EngineLoad:
 
 
 class QueueFull(Exception):
-    """There is no room in the queue; `waiting` says how many are in it."""
+    """The queue has no place; `waiting` requests are in it."""
 
     def __init__(self, waiting: int) -> None:
         super().__init__(waiting)
@@ -83,11 +83,11 @@ class ShuttingDown(Exception):
 
 
 class ReplicaLost(Exception):
-    """What made this text is gone, in the middle of it."""
+    """The engine failed in the middle of this text."""
 
 
 class GenerationStream(Protocol):
-    """What comes of one request. Iterate once, in the event loop it was submitted from."""
+    """Events of one request. Iterate once, in the event loop that submitted it."""
 
     @property
     def waited(self) -> float | None:
@@ -104,11 +104,11 @@ class GenerationStream(Protocol):
 class EngineClient(Protocol):
     """Makes texts. All methods are called from one event loop and return at once, except `close`."""
 
-    def submit(self, asks: list[GenerationRequest]) -> Sequence[GenerationStream]:
+    def submit(self, generations: list[GenerationRequest]) -> Sequence[GenerationStream]:
         """Queue requests, all or none. Raises QueueFull or ShuttingDown."""
 
     def load(self) -> EngineLoad:
-        """What it is doing now."""
+        """Return the current load."""
 
     @property
     def alive(self) -> bool:
@@ -116,7 +116,7 @@ class EngineClient(Protocol):
 
     @property
     def failure(self) -> BaseException | None:
-        """What has ended it for good, if it did not end as it was told."""
+        """The error that ended the engine, or None."""
 
     def drain(self) -> None:
         """Take no more requests; go on with those that were taken."""

@@ -1,4 +1,4 @@
-"""An engine of one thread (see `server.engine`): requests come and go between two steps of a `TPMirror`."""
+"""An engine on a thread of its own: requests come and go between two steps of a `TPMirror`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from triforce.server.engine_client import (
     EngineLoad,
     Event,
     GenerationRequest,
+    PrefillProgress,
     QueueFull,
-    Reading,
     ReplicaLost,
     ShuttingDown,
 )
@@ -26,15 +26,15 @@ from triforce.server.tp_mirror import StepCommands, TPMirror
 
 
 class _Answer:
-    """Events cross from the worker's thread to the event loop that asked for them."""
+    """Carries events from the worker's thread to the event loop that submitted the request."""
 
-    def __init__(self, ask: GenerationRequest, number: int) -> None:
-        self.ask, self.number = ask, number
+    def __init__(self, generation: GenerationRequest, number: int) -> None:
+        self.generation, self.number = generation, number
         self.cancelled = False
         self.request: Request | None = None
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
-        self._asked = perf_counter()
+        self._submitted = perf_counter()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         while True:
@@ -48,25 +48,25 @@ class _Answer:
     @property
     def waited(self) -> float | None:
         started = self.request.started if self.request else None
-        return None if started is None else started - self._asked
+        return None if started is None else started - self._submitted
 
     def cancel(self) -> None:
         self.cancelled = True
 
-    def tell(self, event: Event | BaseException) -> None:
-        """Hand over an event, from any thread. One that was cancelled is not listened to, and its loop may be gone."""
+    def put(self, event: Event | BaseException) -> None:
+        """Hand over an event, from any thread. Dropped if the answer was cancelled, as its loop may be closed."""
         if not self.cancelled:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
 
 class Worker:
-    """Of the limits it keeps `rows`, `waiting` and `kv_tokens`. Ranks that share the model `follow` what it does."""
+    """Runs the engine. Uses `rows`, `waiting` and `kv_tokens` of the limits; other ranks `follow` its commands."""
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
         self._ranks, self._most = llm.ranks, limits.waiting + limits.rows
-        self._crew = TPMirror(llm, limits)
+        self._mirror = TPMirror(llm, limits)
         self._answers: dict[int, _Answer] = {}
-        """All that are not done, by number, in the order in which they came."""
+        """Unfinished answers by number, oldest first."""
         self._numbers = count()
         self.failure: BaseException | None = None
         self._kv_tokens = 0
@@ -75,14 +75,14 @@ class Worker:
         self._thread = threading.Thread(target=self._work, name="triforce-worker", daemon=True)
         self._thread.start()
 
-    def submit(self, asks: list[GenerationRequest]) -> list[_Answer]:
+    def submit(self, generations: list[GenerationRequest]) -> list[_Answer]:
         with self._changed:
             if not self._open:
                 raise ShuttingDown
-            wanted = [answer for answer in self._answers.values() if not answer.cancelled]
-            if len(wanted) + len(asks) > self._most:
-                raise QueueFull(sum(answer.waited is None for answer in wanted))
-            answers = [_Answer(ask, next(self._numbers)) for ask in asks]
+            active = [answer for answer in self._answers.values() if not answer.cancelled]
+            if len(active) + len(generations) > self._most:
+                raise QueueFull(sum(answer.waited is None for answer in active))
+            answers = [_Answer(generation, next(self._numbers)) for generation in generations]
             self._answers |= {answer.number: answer for answer in answers}
             self._changed.notify()
         return answers
@@ -108,7 +108,7 @@ class Worker:
         with self._changed:
             ended = list(self._answers.values())
         for answer in ended:
-            answer.tell(ShuttingDown())
+            answer.put(ShuttingDown())
             answer.cancel()
 
     async def close(self) -> None:
@@ -124,46 +124,50 @@ class Worker:
             self._fail(error)
 
     def _wait(self) -> list[_Answer]:
-        """All that there is to go on with, once there is something; nothing when no more will come."""
+        """Block until there is an answer to work on; return all of them, or none at shutdown."""
         with self._changed:
             self._changed.wait_for(lambda: self._answers or not self._open)
             return list(self._answers.values())
 
     def _turn(self, answers: list[_Answer]) -> None:
-        gone = [answer.number for answer in answers if answer.cancelled]
-        fresh = [(answer.number, answer.ask) for answer in answers if not (answer.request or answer.number in gone)]
-        orders = StepCommands(gone, fresh)
+        cancelled = [answer.number for answer in answers if answer.cancelled]
+        new = [
+            (answer.number, answer.generation)
+            for answer in answers
+            if not (answer.request or answer.number in cancelled)
+        ]
+        commands = StepCommands(cancelled, new)
         try:
-            for number, event in self._crew.apply(self._ranks.broadcast(orders)):
-                self._tell(number, event)
+            for number, event in self._mirror.apply(self._ranks.broadcast(commands)):
+                self._dispatch(number, event)
         except BaseException as error:  # no one request's fault: all must hear of it, and those to come may go well
             if self._ranks.count > 1:  # the others may stand elsewhere
                 raise
-            self._crew.close()
+            self._mirror.close()
             for answer in answers:
                 self._end(answer.number, error)
-        self._kv_tokens = self._crew.texts.engine.kv_tokens
+        self._kv_tokens = self._mirror.texts.engine.kv_tokens
 
-    def _tell(self, number: int, event: Event | Exception | Request | None) -> None:
-        if isinstance(event, OutputChunk | Reading):
-            self._answers[number].tell(event)
+    def _dispatch(self, number: int, event: Event | Exception | Request | None) -> None:
+        if isinstance(event, OutputChunk | PrefillProgress):
+            self._answers[number].put(event)
         elif event is None or isinstance(event, RequestOutput | Exception):
             self._end(number, event)
         else:
             self._answers[number].request = event
 
     def _end(self, number: int, event: RequestOutput | BaseException | None = None) -> None:
-        """With an event to tell, unless nobody listens. Who hears of it finds it gone."""
+        """Remove an answer, then deliver its last event, if any."""
         with self._changed:
             answer = self._answers.pop(number, None)
-            self._kv_tokens = self._crew.texts.engine.kv_tokens
+            self._kv_tokens = self._mirror.texts.engine.kv_tokens
         if answer and event is not None:
-            answer.tell(event)
+            answer.put(event)
 
     def _fail(self, error: BaseException) -> None:
-        """There is no going on, and nobody is to wait for it."""
+        """Record a fatal error and end every answer with ReplicaLost."""
         with self._changed:
             self._open, self.failure = False, error
-            left = list(self._answers)
-        for number in left:
+            unfinished = list(self._answers)
+        for number in unfinished:
             self._end(number, ReplicaLost())

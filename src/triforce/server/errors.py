@@ -1,4 +1,4 @@
-"""What goes wrong, in OpenAI's error shape: every refusal says what to do about it."""
+"""Errors in OpenAI's shape. Every refusal says what to do about it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def broken() -> ApiError:
 
 
 def refusal_for(error: Exception) -> ApiError | None:
-    """How to say an error that is the client's, or was foreseen; None for a fault of the server."""
+    """Return the refusal for an error that is the client's or was foreseen; None for a fault of the server."""
     match error:
         case ApiError():
             return error

@@ -1,4 +1,4 @@
-"""On a socket, until the process is told to stop."""
+"""The HTTP server on a socket, until the process is told to stop."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fastapi import FastAPI
 
 from triforce.errors import RequestError
 from triforce.server import logs
+from triforce.server.acceptor import accept
 from triforce.server.connections import Connection, Connections
-from triforce.server.door import accept
 from triforce.server.engine_client import EngineClient
 from triforce.server.service import Service
 
@@ -34,7 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url(sock: socket.socket) -> str:
-    """Where a socket can be reached."""
+    """Return the URL of a socket."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -52,12 +52,12 @@ def serve(app: FastAPI, engine: EngineClient, sock: socket.socket, shutdown_time
 
 
 class Server(uvicorn.Server):
-    """Bounds connections. Tells the engine, too, that it is time to stop, which is a success, not a death by signal."""
+    """Bounds connections, and stops the engine on a signal. That is a success, not a death by signal."""
 
     def __init__(self, app: FastAPI, engine: EngineClient, shutdown_timeout: float) -> None:
         super().__init__(_config(app, shutdown_timeout))
         self._engine, self._shutdown_timeout = engine, shutdown_timeout
-        self._told = 0.0
+        self._stop_time = 0.0
         service: Service = app.state.service
         opened = cast(set[Connection], self.server_state.connections)
         self._limits, self._connections = service.limits, Connections(opened, service.limits, service.metrics)
@@ -67,7 +67,7 @@ class Server(uvicorn.Server):
         await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept by ourselves."""
+        """Accept connections ourselves, within the bounds."""
         await super().startup(sockets=[])
         [sock] = sockets or []
         sock.setblocking(False)
@@ -84,7 +84,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second: whether to stop."""
+        """Return whether to stop. Called ten times a second."""
         if counter % 10 == 0:
             self._connections.look()
         if self._accepting.done():
@@ -94,9 +94,9 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called as a signal handler, between any two instructions."""
         now = monotonic()
-        if self.should_exit and now - self._told < TWICE:
+        if self.should_exit and now - self._stop_time < TWICE:
             return
-        self.force_exit, self._told = self.should_exit, now  # a second signal: at once
+        self.force_exit, self._stop_time = self.should_exit, now  # a second signal: at once
         self.should_exit = True
         self._loop.call_soon_threadsafe(self._wind_down)
 

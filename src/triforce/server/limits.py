@@ -1,4 +1,4 @@
-"""How much one request may ask for."""
+"""Limits on requests and connections."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ ANSWER_TOKENS = 2048
 LEAST_KV = 65_536
 """Tokens of KV that there is room for by default, however short the model's context."""
 CONNECTIONS = 1024
-"""Open at a time by default, where the process may have so many descriptors."""
+"""Connections open at a time by default, where the process may have so many descriptors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the server bounds; a request beyond it is refused with a text that names the bound."""
+    """Bounds of the server. A request beyond one is refused with a text that names it."""
 
     connections: int = CONNECTIONS
-    """Open at a time."""
+    """Connections open at a time."""
     connections_per_address: int | None = None
-    """Of these, from one address; None: half."""
+    """Connections from one address; None: half of all."""
     header_seconds: float = 10.0
-    """To receive the headers of a request in, from when the connection has nothing else to do."""
+    """Seconds to receive a request's headers, from when the connection is idle."""
     stall_seconds: float = 60.0
-    """For a client to read nothing of what was sent."""
+    """Seconds in which a client may read nothing of what was sent."""
     body_bytes: int = 16 * 2**20
     body_seconds: float = 60.0
-    """To receive a body in."""
+    """Seconds to receive a body."""
     seconds: float = 600.0
-    """From the body to the last token, waiting included."""
+    """Seconds from the body to the last token, waiting included."""
     waiting: int = 64
-    """Prompts in the queue, beside as many as there are rows."""
+    """Prompts in the queue, not counting as many as there are rows."""
     rows: int = MOST_ROWS
-    """Texts made at a time."""
+    """Sequences decoded at a time."""
     max_itl: float = MAX_ITL
     """Inter-token latency in seconds, up to which prompts are read between two steps of texts."""
     prompts: int = 64
-    """Of one request."""
+    """Prompts of one request."""
     kv_tokens: int | None = None
     """Tokens of KV that there is room for, and so what one prompt's rows may need; None: see `room`."""
     n: int = 16

@@ -1,4 +1,4 @@
-"""One JSON object a line on stderr. What users write is never in it: no prompt, no answer, no query, no error text."""
+"""Logs as one JSON object a line on stderr. User text is never logged: no prompt, answer, query or error text."""
 
 from __future__ import annotations
 

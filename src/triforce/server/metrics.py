@@ -1,4 +1,4 @@
-"""What Prometheus reads: vLLM's names where it has one, `triforce:` where it has none."""
+"""Prometheus metrics: vLLM's names where it has one, else `triforce:`."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class Metrics:
         self.tier_passes = self._counter("triforce:tier_passes", "Passes of a tier", "tier")
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def connection_event(self, event: str) -> None:
         self.connection_events.labels(self._model, event).inc()
 
     async def watch(self, answer: GenerationStream) -> AsyncGenerator[Event, None]:
-        """The events of an answer, counted as they pass."""
+        """Yield the events of an answer, counted as they pass."""
         started, first, done = perf_counter(), None, False
         try:
             async for event in answer:

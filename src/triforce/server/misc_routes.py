@@ -1,4 +1,4 @@
-"""What is served and how it fares: /v1/models, /tokenize, /detokenize, /health, /metrics."""
+"""Routes about the model and the server: /v1/models, /tokenize, /detokenize, /health, /metrics."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _STARTED = int(time())
 
 @router.get("/v1/models")
 async def models(request: Request) -> JSONResponse:
-    """The one model there is."""
+    """List the one model there is."""
     return JSONResponse({"object": "list", "data": [_card(request.app.state.service)]})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> JSONResponse:
-    """What is known of a model."""
+    """Describe a model."""
     service: Service = request.app.state.service
     served(name, service.name)
     return JSONResponse(_card(service))
@@ -40,12 +40,12 @@ async def tokenize(body: TokenizeBody, request: Request) -> JSONResponse:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "send prompt or messages, one of them")
     if body.messages is not None:
-        ids = await service.reader.conversation(body.messages)
+        ids = await service.parser.conversation(body.messages)
     else:
-        ids = await service.reader.tokens(body.prompt or "", special=body.add_special_tokens is not False)
-    answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.reader.context, "tokens": ids}
+        ids = await service.parser.tokens(body.prompt or "", special=body.add_special_tokens is not False)
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.parser.context, "tokens": ids}
     if body.return_token_strs:
-        answer["token_strs"] = [service.reader.tokenizer.bytes_of(i).decode(errors="replace") for i in ids]
+        answer["token_strs"] = [service.parser.tokenizer.bytes_of(i).decode(errors="replace") for i in ids]
     return JSONResponse(answer)
 
 
@@ -54,8 +54,8 @@ async def detokenize(body: DetokenizeBody, request: Request) -> JSONResponse:
     """The text of token ids, without special tokens."""
     service: Service = request.app.state.service
     served(body.model, service.name)
-    ids = await service.reader.ids(body.tokens) if body.tokens else []
-    return JSONResponse({"prompt": service.reader.tokenizer.decode(ids)})
+    ids = await service.parser.ids(body.tokens) if body.tokens else []
+    return JSONResponse({"prompt": service.parser.tokenizer.decode(ids)})
 
 
 @router.get("/health")
@@ -69,13 +69,13 @@ async def health(request: Request) -> JSONResponse:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """What Prometheus reads."""
+    """Return Prometheus metrics."""
     service: Service = request.app.state.service
     return Response(service.metrics.text(), media_type=CONTENT_TYPE)
 
 
 def _card(service: Service) -> dict[str, Any]:
     about = {"id": service.name, "object": "model", "created": _STARTED, "owned_by": "triforce"}
-    reader = service.reader
-    can = {"chats": reader.tokenizer.chats, "modes": reader.llm.modes}
-    return about | {"max_model_len": reader.context, "triforce": can}
+    parser = service.parser
+    can = {"chats": parser.tokenizer.chats, "modes": parser.llm.modes}
+    return about | {"max_model_len": parser.context, "triforce": can}

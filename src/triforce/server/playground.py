@@ -30,7 +30,7 @@ _HTML = _whole()
 
 
 def _hashes(tag: str) -> str:
-    """What the page's own elements of a kind are, and nothing else is, allowed by."""
+    """Return hashes that allow the page's own elements of a kind, and nothing else."""
     inside = re.findall(rf"<{tag}>(.*?)</{tag}>", _HTML, re.DOTALL)
     return " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in inside)
 

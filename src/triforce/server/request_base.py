@@ -1,4 +1,4 @@
-"""What all bodies of requests have in common: a field that is not known, and would change the answer, is refused."""
+"""The base of all request bodies: an unknown field that would change the answer is refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Body(BaseModel):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the answer says of fields that were ignored."""
+        """Response headers that name the ignored fields."""
         return {HEADER: ", ".join(self._ignored)} if self._ignored else {}
 
     @model_validator(mode="wrap")

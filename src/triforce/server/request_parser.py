@@ -1,4 +1,4 @@
-"""From what was sent to what the engine takes: token ids and checked parameters, within the limits."""
+"""Requests as the engine takes them: token ids and checked parameters, within the limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from triforce.server.errors import ApiError, wrong
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, Limits
 from triforce.server.response_format import Format
 from triforce.server.schemas import ChatBody, CompletionBody, CompletionFields, ResponsesBody, SamplingFields
-from triforce.server.tool_choice import ToolChoice, toolbox
+from triforce.server.tool_choice import ToolChoice, choose_tools
 
 _PASSED_ON = (
     *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
@@ -29,7 +29,7 @@ _PASSED_ON = (
 
 @dataclass(frozen=True, slots=True)
 class RequestParser:
-    """Reads requests for one model."""
+    """Parses requests for one model."""
 
     llm: ServedModel
     tokenizer: Tokenizer
@@ -37,11 +37,11 @@ class RequestParser:
 
     @property
     def context(self) -> int:
-        """Tokens of prompt and answer together."""
+        """Tokens of prompt and answer together, at most."""
         return self.llm.target.config.context
 
     async def completion(self, body: CompletionBody) -> list[GenerationRequest]:
-        """One request for each prompt. Raises ApiError or RequestError."""
+        """Return one request for each prompt. Raises ApiError or RequestError."""
         prompts = one_or_many(body.prompt)
         most = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # the first need not wait
         if len(prompts) > most:
@@ -56,53 +56,53 @@ class RequestParser:
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else None,
         )
-        return [self._ask(await self.ids(prompt), params, body) for prompt in prompts]
+        return [self._request(await self.ids(prompt), params, body) for prompt in prompts]
 
     async def chat(self, body: ChatBody) -> GenerationRequest:
-        """The request that a conversation is. Raises ApiError or RequestError."""
+        """Return the request for a conversation. Raises ApiError or RequestError."""
         if body.top_logprobs is not None and not body.logprobs:
             raise wrong("top_logprobs", "top_logprobs needs logprobs: true")
         if None not in (body.max_tokens, body.max_completion_tokens):
             raise wrong("max_tokens", "max_tokens is the old name of max_completion_tokens; send one of them")
-        wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         tools = self.tools(body)
-        held = tools.forced if tools else _grammar(body.response_format)
+        grammar = tools.forced if tools else _grammar(body.response_format)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        params = await self._params(body, held, max_tokens=wanted, logprobs=logprobs)
+        params = await self._params(body, grammar, max_tokens=max_tokens, logprobs=logprobs)
         ids = await self.conversation(body.messages, tools.shown if tools else None)
-        return self._ask(ids, params, body)
+        return self._request(ids, params, body)
 
     def tools(self, body: ChatBody | ResponsesBody) -> ToolChoice | None:
-        """What the answer may call. Raises ApiError or RequestError."""
-        return toolbox(body.wanted(), self.tokenizer.template)
+        """Return the tools that the answer may call. Raises ApiError or RequestError."""
+        return choose_tools(body.tool_request(), self.tokenizer.template)
 
     async def response(self, body: ResponsesBody) -> GenerationRequest:
-        """The request that instructions and input are. Raises ApiError or RequestError."""
+        """Return the request for instructions and input. Raises ApiError or RequestError."""
         tools = self.tools(body)
-        held = tools.forced if tools else _grammar(body.text.format if body.text else None)
-        params = await self._params(body, held, max_tokens=body.max_output_tokens)
+        grammar = tools.forced if tools else _grammar(body.text.format if body.text else None)
+        params = await self._params(body, grammar, max_tokens=body.max_output_tokens)
         ids = await self.conversation(turns(body), tools.shown if tools else None)
-        return self._ask(ids, params, body)
+        return self._request(ids, params, body)
 
     async def ids(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text, or those given, checked. Raises RequestError."""
+        """Return token ids of a text, or check those given. Raises RequestError."""
         self._bound(len(prompt) if isinstance(prompt, str) else 0)
         return await asyncio.to_thread(self.llm.encode, prompt)  # a long text takes a while
 
     async def tokens(self, text: str, special: bool) -> list[int]:
-        """Token ids of a text of any length that could be a prompt. Raises RequestError."""
+        """Return token ids of a text of any length that could be a prompt. Raises RequestError."""
         self._bound(len(text))
         return await asyncio.to_thread(self.tokenizer.encode, text, special)
 
     async def conversation(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
-        """Token ids of a conversation, laid out by the model's chat template. Raises ApiError or RequestError."""
+        """Return token ids of a conversation in the model's chat template. Raises ApiError or RequestError."""
         if not self.tokenizer.chats:
             raise wrong("messages", "this model has no chat template; send a text to /v1/completions instead")
-        said = [plain(message) for message in messages]
-        self._bound(sum(len(turn["content"]) for turn in said))
-        ids = await asyncio.to_thread(self.tokenizer.chat, said, tools)
+        plain_messages = [plain(message) for message in messages]
+        self._bound(sum(len(turn["content"]) for turn in plain_messages))
+        ids = await asyncio.to_thread(self.tokenizer.chat, plain_messages, tools)
         return await self.ids(ids)
 
     def _bound(self, characters: int) -> None:
@@ -111,7 +111,7 @@ class RequestParser:
             raise wrong("prompt", f"the prompt has {characters} characters; the context of {self.context} tokens "
                         f"cannot hold more than {longest}. Shorten it")  # fmt: skip
 
-    def _ask(self, ids: list[int], params: SamplingParams, body: SamplingFields) -> GenerationRequest:
+    def _request(self, ids: list[int], params: SamplingParams, body: SamplingFields) -> GenerationRequest:
         check_bias([params], self.llm.target.config.vocab_size)
         rows, room = min(params.n, self.limits.rows), min(params.max_tokens, self.context - len(ids))
         most = self.limits.room(self.context)
@@ -155,7 +155,7 @@ class RequestParser:
 
 
 def served(model: str | None, name: str) -> None:
-    """Raise Refusal unless `model` is what is served, or not said."""
+    """Raise ApiError unless `model` is None or the name of the served model."""
     if model not in (None, name):
         raise ApiError(404, f"model {model[:100]!r} is not served here; use {name!r}, or leave it out",
                       param="model", code="model_not_found")  # fmt: skip
@@ -166,7 +166,7 @@ def _grammar(form: Format | None) -> Grammar | None:
 
 
 def _biases(biases: Mapping[str, Any] | None) -> dict[int, Any] | None:
-    """JSON has no integer keys."""
+    """Convert keys to integers, which JSON does not have as keys. Raises ApiError."""
     if biases is None:
         return None
     unknown = next((key for key in biases if not (key.isascii() and key.isdecimal() and len(key) < 19)), None)

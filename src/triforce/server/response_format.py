@@ -1,4 +1,4 @@
-"""What an answer must look like: `response_format`, and `text.format` of responses."""
+"""The format of an answer: `response_format`, and `text.format` of responses."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from triforce.server.request_base import Body
 
 
 class Format(Body):
-    """Says what an answer is held to."""
+    """A constraint on the answer."""
 
     def grammar(self) -> Grammar | None:
-        """None: to nothing. Raises RequestError."""
+        """Return the grammar, or None for no constraint. Raises RequestError."""
         return None
 
 

@@ -17,7 +17,7 @@ from triforce.server.responses_items import Items
 from triforce.server.schemas import ResponsesBody
 from triforce.server.service import Service
 from triforce.server.sse import frame
-from triforce.server.tool_choice import reader_of
+from triforce.server.tool_choice import parser_of
 from triforce.server.usage import usage
 
 router = APIRouter()
@@ -28,16 +28,16 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     """The answer to a conversation."""
     service: Service = request.app.state.service
     served(body.model, service.name)
-    ask = await service.reader.response(body)
-    return await service.answer(request, [ask], ResponsesReply(body, service), body)
+    generation = await service.parser.response(body)
+    return await service.answer(request, [generation], ResponsesWriter(body, service), body)
 
 
-class ResponsesReply:
+class ResponsesWriter:
     """Messages and calls. A stream tells of each part when it begins, grows and is done."""
 
     def __init__(self, body: ResponsesBody, service: Service) -> None:
         self._tiers, self._sent = bool(body.tier_stats), 0
-        self._items = Items(reader_of(service.reader.tools(body)))
+        self._items = Items(parser_of(service.parser.tools(body)))
         self._origins: list[str] = []  # of tokens whose text was not told of yet
         self._head = {
             **{"id": f"resp_{uuid4().hex}", "object": "response", "created_at": int(time()), "model": service.name},
@@ -64,13 +64,13 @@ class ResponsesReply:
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         self._origins += piece.origins
-        for kind, told in self._items.add(piece.text, last=piece.finish_reason is not None):
-            yield self._event(kind, told | (self._report() if kind.endswith(".delta") else {}))
+        for kind, fields in self._items.add(piece.text, last=piece.finish_reason is not None):
+            yield self._event(kind, fields | (self._report() if kind.endswith(".delta") else {}))
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
         status = _status(outputs)
-        for kind, told in self._items.end(status):
-            yield self._event(kind, told)
+        for kind, fields in self._items.end(status):
+            yield self._event(kind, fields)
         yield self._event(status, {"response": self._done(outputs)} | self._report())
 
     def _done(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -83,14 +83,14 @@ class ResponsesReply:
         return self._head | {"status": status, "incomplete_details": details} | said
 
     def _report(self) -> dict[str, Any]:
-        """Which tier proposed each of the tokens since the last report, if that was asked for."""
+        """Return the tier of each token since the last report, where the request wants it."""
         new, self._origins = self._origins, []
         return {"token_tiers": new} if self._tiers and new else {}
 
-    def _event(self, kind: str, told: dict[str, Any]) -> bytes:
+    def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
         self._sent += 1
         name = f"response.{kind}"
-        return frame({"type": name, "sequence_number": self._sent - 1} | told, event=name)
+        return frame({"type": name, "sequence_number": self._sent - 1} | fields, event=name)
 
 
 def _status(outputs: Sequence[RequestOutput]) -> str:
@@ -98,7 +98,7 @@ def _status(outputs: Sequence[RequestOutput]) -> str:
 
 
 def _tools(body: ResponsesBody) -> dict[str, Any]:
-    """What could be called, as it was sent."""
+    """Return the tools, as they were sent."""
     choice = body.tool_choice or ("auto" if body.tools else "none")
     return {
         "tools": [tool.model_dump() for tool in body.tools or ()],
@@ -108,7 +108,7 @@ def _tools(body: ResponsesBody) -> dict[str, Any]:
 
 
 def _format(body: ResponsesBody) -> dict[str, Any]:
-    """What the text was held to, as it was sent."""
+    """Return the text format, as it was sent."""
     if body.text is None or body.text.format is None:
         return {"type": "text"}
     return body.text.format.model_dump(by_alias=True, exclude_none=True)

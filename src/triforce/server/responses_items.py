@@ -1,4 +1,4 @@
-"""The output of a response as it grows: messages of one text each, and calls; what a stream tells of them."""
+"""Output items of a response as it grows: messages of one text each, tool calls, and their stream events."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-from triforce.server.tool_call_parser import Call, CallReader
+from triforce.server.tool_call_parser import Call, ToolCallParser
 
-Told = tuple[str, dict[str, Any]]
-"""The name of an event, without its `response.`, and what it says. To be sent before the next one is asked for."""
+ItemEvent = tuple[str, dict[str, Any]]
+"""Name of an event without its `response.`, and its fields. Send it before the next one is drawn."""
 
 
 class Items:
-    """What `reader` hears in one answer. Each step has to be iterated over, whether anybody listens or not."""
+    """The items of one answer. Every step must be iterated over, even where no events are sent."""
 
-    def __init__(self, reader: CallReader) -> None:
+    def __init__(self, parser: ToolCallParser) -> None:
         self.items: list[dict[str, Any]] = []
-        self._reader, self._open = reader, False  # whether the last item is a message that may grow
+        self._parser, self._open = parser, False  # whether the last item is a message that may grow
 
-    def add(self, text: str, last: bool) -> Iterator[Told]:
-        """More of the answer."""
-        for said in [*self._reader.add(text), *(self._reader.end() if last else ())]:
-            yield from self._call(said) if isinstance(said, Call) else self._say(said)
+    def add(self, text: str, last: bool) -> Iterator[ItemEvent]:
+        """Add text of the answer, and yield its events."""
+        for parsed in [*self._parser.add(text), *(self._parser.end() if last else ())]:
+            yield from self._call(parsed) if isinstance(parsed, Call) else self._add_text(parsed)
 
-    def end(self, status: str) -> Iterator[Told]:
-        """No more of it. There is a message at least, if it says nothing."""
+    def end(self, status: str) -> Iterator[ItemEvent]:
+        """End the answer, and yield the last events. There is at least one message, perhaps empty."""
         if not self.items:
-            yield from self._say("")
+            yield from self._add_text("")
         yield from self._close(status)
 
-    def _say(self, text: str) -> Iterator[Told]:
+    def _add_text(self, text: str) -> Iterator[ItemEvent]:
         if not self._open:
             yield self._begin({"type": "message", "id": f"msg_{uuid4().hex}", "role": "assistant", "content": []})
             self._open = True
@@ -39,7 +39,7 @@ class Items:
         self._part["text"] += text
         yield "output_text.delta", self._place() | {"delta": text, "logprobs": []}
 
-    def _call(self, call: Call) -> Iterator[Told]:
+    def _call(self, call: Call) -> Iterator[ItemEvent]:
         yield from self._close("completed")
         item = {"type": "function_call", "id": f"fc_{uuid4().hex}", "call_id": f"call_{uuid4().hex}"}
         yield self._begin(item | {"name": call.name, "arguments": ""})
@@ -49,18 +49,18 @@ class Items:
         self.items[-1]["arguments"] = call.arguments
         yield self._done("completed")
 
-    def _close(self, status: str) -> Iterator[Told]:
+    def _close(self, status: str) -> Iterator[ItemEvent]:
         if self._open:
             self._open = False
             yield "output_text.done", self._place() | {"text": self._part["text"], "logprobs": []}
             yield "content_part.done", self._place() | {"part": self._part}
             yield self._done(status)
 
-    def _begin(self, item: dict[str, Any]) -> Told:
+    def _begin(self, item: dict[str, Any]) -> ItemEvent:
         self.items.append(item | {"status": "in_progress"})
         return "output_item.added", {"output_index": len(self.items) - 1, "item": self.items[-1]}
 
-    def _done(self, status: str) -> Told:
+    def _done(self, status: str) -> ItemEvent:
         self.items[-1]["status"] = status
         return "output_item.done", {"output_index": len(self.items) - 1, "item": self.items[-1]}
 

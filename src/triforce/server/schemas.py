@@ -1,4 +1,4 @@
-"""What may be sent. Null is the default of every field.
+"""Request bodies. Null is the default of every field.
 
 Numbers are only typed here: `triforce.interface.sampling_params.SamplingParams` says which of them can be served.
 """
@@ -23,7 +23,7 @@ class ModelField(Body):
 
 
 class SamplingFields(ModelField):
-    """How a text is sampled. After `stream` stand extensions of triforce's."""
+    """Sampling parameters. Fields after `stream` are extensions of triforce's."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -44,7 +44,7 @@ class StreamOptions(Body):
 
 
 class CompletionFields(SamplingFields):
-    """What text and chat completions share."""
+    """Fields that text and chat completions share."""
 
     n: int | None = None
     stop: str | Texts | None = None
@@ -76,12 +76,12 @@ class ChatBody(CompletionFields):
     tool_choice: Literal["none", "auto", "required"] | OneTool | None = None
     parallel_tool_calls: bool | None = None
 
-    def wanted(self) -> ToolRequest:
+    def tool_request(self) -> ToolRequest:
         choice = self.tool_choice.function if isinstance(self.tool_choice, OneTool) else self.tool_choice
         spoken = any(message.tool_calls or message.role == "tool" for message in self.messages)
-        held = "response_format" if self.response_format and self.response_format.type != "text" else None
+        output_format = "response_format" if self.response_format and self.response_format.type != "text" else None
         functions = [tool.function for tool in self.tools or ()]
-        return ToolRequest(functions, choice, self.parallel_tool_calls, spoken, held)
+        return ToolRequest(functions, choice, self.parallel_tool_calls, spoken, output_format)
 
 
 class ResponsesBody(SamplingFields):
@@ -95,11 +95,11 @@ class ResponsesBody(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | OneFlatTool | None = None
     parallel_tool_calls: bool | None = None
 
-    def wanted(self) -> ToolRequest:
+    def tool_request(self) -> ToolRequest:
         spoken = not isinstance(self.input, str) and not all(isinstance(item, Item) for item in self.input)
         form = self.text.format if self.text else None
-        held = "text" if form and form.type != "text" else None
-        return ToolRequest(self.tools or [], self.tool_choice, self.parallel_tool_calls, spoken, held)
+        output_format = "text" if form and form.type != "text" else None
+        return ToolRequest(self.tools or [], self.tool_choice, self.parallel_tool_calls, spoken, output_format)
 
 
 class TokenizeBody(ModelField):

@@ -1,4 +1,4 @@
-"""Who may ask, and how much may be sent: three ASGI layers around the application."""
+"""Three ASGI layers around the application: host names, API keys, and the size of bodies."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from triforce.server.errors import ApiError
 from triforce.server.limits import Limits
 
 OPEN = ("/health", "/")
-"""Addresses that need no key: one says whether there is a server, the other is a page that says no more than that."""
+"""Paths that need no key: one says whether there is a server, the other is a page that says no more."""
 OPEN_BYTES = 1024
-"""Of a body that is sent there: without a key nobody has much kept in memory."""
+"""Largest body on an open path, as little should be kept in memory for clients without a key."""
 LINGER = 2.0
-"""Seconds for which a body that was refused may go on."""
+"""Seconds for which a refused body may go on."""
 
 
 class HostCheck:
-    """Requests must name this server: a page whose own name was made to point here (DNS rebinding) cannot.
+    """Refuses requests that name another server: a page whose name was made to point here (DNS rebinding).
 
     An address cannot be made to point elsewhere, so any will do; names are `localhost` and those given.
     """
@@ -47,7 +47,7 @@ class HostCheck:
 
 
 class ApiKeyAuth:
-    """One of the keys as a bearer token, on every address but those that are open. No keys: everybody may ask."""
+    """Requires a key as bearer token on every path that is not open. Without keys everybody is let in."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self.app, self._digests = app, [_digest(key.encode()) for key in keys]
@@ -72,7 +72,7 @@ class ApiKeyAuth:
 
 
 class BodyLimit:
-    """Bodies are read before the application sees them: at most so many bytes, within so many seconds."""
+    """Reads bodies before the application sees them: at most so many bytes, within so many seconds."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self.app, self.limits = app, limits
@@ -102,7 +102,7 @@ class BodyLimit:
 
 
 class _Coming:
-    """A body on its way: `more` of it, or no more, as when a client hangs up."""
+    """A body that is being received; `more` is False at its end, or when the client hangs up."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive, self.more = receive, True
@@ -145,7 +145,7 @@ async def _answer_early(response: ASGIApp, scope: Scope, coming: _Coming, send: 
 
 
 def _digest(key: bytes) -> bytes:
-    """Of equal length for keys of any length."""
+    """Return a digest, of equal length for keys of any length."""
     return hashlib.sha256(key).digest()
 
 

@@ -1,4 +1,4 @@
-"""From a request to its answer, whatever the endpoint: queued, awaited or streamed, cancelled, timed, logged."""
+"""Service of every endpoint, from a parsed request to its answer: queue, await or stream, cancel, time, log."""
 
 from __future__ import annotations
 
@@ -15,83 +15,86 @@ from fastapi.responses import JSONResponse, Response
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import RequestOutput
 from triforce.server import logs
-from triforce.server.engine_client import EngineClient, Event, GenerationRequest, GenerationStream, Reading
+from triforce.server.engine_client import EngineClient, Event, GenerationRequest, GenerationStream, PrefillProgress
 from triforce.server.errors import broken, refusal_for, took_too_long
 from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
 from triforce.server.request_parser import RequestParser
 from triforce.server.schemas import SamplingFields
-from triforce.server.sse import EventStream, frame, unless_gone
-from triforce.server.usage import read
+from triforce.server.sse import EventStream, frame, unless_disconnected
+from triforce.server.usage import prefill_frame
 
 
 class ResponseWriter(Protocol):
-    """How one endpoint says it."""
+    """Writes the answers of one endpoint."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """The answer at once; one output for each prompt."""
+        """Return the whole answer; one output for each prompt."""
 
     def opening(self) -> Iterable[bytes]:
-        """Frames that come before any text."""
+        """Yield frames that come before any text."""
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
-        """Frames for a piece of text that continues a prompt, counted from 0."""
+        """Yield frames for a chunk of text that continues a prompt, counted from 0."""
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
-        """Frames that come after all text."""
+        """Yield frames that come after all text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the endpoints share. `name` is what the model is called."""
+    """Shared state of the endpoints. `name` is the served model's."""
 
     name: str
-    reader: RequestParser
+    parser: RequestParser
     engine: EngineClient
     metrics: Metrics
     limits: Limits
 
     async def answer(
-        self, request: Request, asks: list[GenerationRequest], reply: ResponseWriter, body: SamplingFields
+        self, request: Request, generations: list[GenerationRequest], writer: ResponseWriter, body: SamplingFields
     ) -> Response:
-        """Have the texts made, and send them as `body` wants. Raises what `failures.refusal_for` knows, or HungUp."""
+        """Generate, and send as `body` wants. Raises ClientDisconnected, or what `errors.refusal_for` knows."""
         scope = getattr(request.state, "scope", "")  # of the key, if one was needed (see security)
-        answers = self.engine.submit([replace(ask, scope=scope) for ask in asks])
+        answers = self.engine.submit([replace(generation, scope=scope) for generation in generations])
         report: dict[str, Any] = request.state.report
-        report |= {"prompts": len(asks), "prompt_tokens": sum(len(ask.prompt) for ask in asks)}
+        report |= {
+            "prompts": len(generations),
+            "prompt_tokens": sum(len(generation.prompt) for generation in generations),
+        }
         end = partial(_cancel, answers)
         if body.stream:
-            return EventStream(self._frames(answers, reply, report), end, body.headers)
+            return EventStream(self._frames(answers, writer, report), end, body.headers)
         try:
-            outputs = await unless_gone(request.receive, self._collect(answers))
+            outputs = await unless_disconnected(request.receive, self._collect(answers))
         finally:
             end()
-        report |= _made(outputs)
-        return JSONResponse(reply.whole(outputs), headers=body.headers)
+        report |= _summary(outputs)
+        return JSONResponse(writer.whole(outputs), headers=body.headers)
 
     async def _collect(self, answers: Sequence[GenerationStream]) -> list[RequestOutput]:
         async with aclosing(self._events(answers)) as events:
             return [event async for _, event in events if isinstance(event, RequestOutput)]
 
     async def _frames(
-        self, answers: Sequence[GenerationStream], reply: ResponseWriter, report: dict[str, Any]
+        self, answers: Sequence[GenerationStream], writer: ResponseWriter, report: dict[str, Any]
     ) -> AsyncGenerator[bytes, None]:
-        """The whole stream. After the headers an error can only be its last frame."""
+        """Yield the whole stream. After the headers an error can only be its last frame."""
         outputs = []
         try:
-            for data in reply.opening():
+            for data in writer.opening():
                 yield data
             async with aclosing(self._events(answers)) as events:
                 async for prompt, event in events:
                     if isinstance(event, RequestOutput):
                         outputs.append(event)
-                    elif isinstance(event, Reading):
-                        yield frame(read(event))
+                    elif isinstance(event, PrefillProgress):
+                        yield frame(prefill_frame(event))
                     else:
-                        for data in reply.piece(prompt, event):
+                        for data in writer.piece(prompt, event):
                             yield data
-            report |= _made(outputs)
-            for data in reply.closing(outputs):
+            report |= _summary(outputs)
+            for data in writer.closing(outputs):
                 yield data
         except Exception as error:
             refusal = refusal_for(error)
@@ -101,7 +104,7 @@ class Service:
             yield frame((refusal or broken()).body())
 
     async def _events(self, answers: Sequence[GenerationStream]) -> AsyncGenerator[tuple[int, Event], None]:
-        """The events of all answers, prompt by prompt. Raises Refusal when they take too long."""
+        """Yield the events of all answers, prompt by prompt. Raises ApiError when they take too long."""
         deadline = asyncio.get_running_loop().time() + self.limits.seconds
         for prompt, answer in enumerate(answers):
             async with aclosing(self.metrics.watch(answer)) as events:
@@ -121,6 +124,6 @@ def _cancel(answers: Sequence[GenerationStream]) -> None:
         answer.cancel()
 
 
-def _made(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """What the log says of an answer."""
+def _summary(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """Return the fields of the access log."""
     return {"new_tokens": sum(o.completion_tokens for o in outputs), "mode": outputs[0].mode}

@@ -18,7 +18,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def frame(data: Mapping[str, Any], event: str | None = None) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     name = f"event: {event}\n" if event else ""
     # ASCII: some clients split lines at every separator that Unicode has.
     return f"{name}data: {json.dumps(data, allow_nan=False)}\n\n".encode()
@@ -28,27 +28,27 @@ class ClientDisconnected(Exception):
     """The client is gone; nobody reads the answer."""
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled if the client hangs up before: then raises HungUp."""
-    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(receive))
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`. If the client hangs up first, cancel it and raise ClientDisconnected."""
+    working, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(_until_disconnected(receive))
     try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientDisconnected
         return working.result()
     finally:
-        gone.cancel()
+        disconnected.cancel()
         working.cancel()
         await asyncio.wait((working,))  # what it holds is given back before anybody goes on
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class EventStream(Response):
-    """Frames as they come. The generator is closed at the end, whoever ends it."""
+    """Streams frames as they come, and closes the generator at the end, whoever ends it."""
 
     media_type = "text/event-stream"
 
@@ -62,7 +62,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(receive, self._send(send))
+            await unless_disconnected(receive, self._send(send))
         finally:
             self._end()
 

@@ -1,4 +1,4 @@
-"""What must hold before a server starts: keys that can be read, and no door open to more than was meant."""
+"""Checks before a server starts: readable keys, and no open access beyond what was meant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 def read_keys(file: str | None) -> list[str]:
-    """Keys from a file, one a line, and from the environment, with commas between. Raises RequestError."""
+    """Return keys from a file, one a line, and from the environment, with commas between. Raises RequestError."""
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines() if file else []
     except (OSError, UnicodeDecodeError) as error:

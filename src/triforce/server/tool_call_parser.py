@@ -1,4 +1,4 @@
-"""How models write calls of functions: as Qwen does, between tags, or as Llama 3 does, with nothing beside them."""
+"""Tool calls in generated text: Qwen's, between tags, and Llama 3's, with nothing beside them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from triforce.engine.stop_strings import partial_match
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.structured_output.compiler import described
@@ -24,17 +25,17 @@ class Call:
     arguments: str
 
 
-Said = str | Call
+Parsed = str | Call
 
 
-class CallReader(Protocol):
-    """Tells calls from other text while it grows. A text that only looks like a call is a text."""
+class ToolCallParser(Protocol):
+    """Separates calls from other text while it grows. A text that only looks like a call is text."""
 
-    def add(self, text: str) -> list[Said]:
-        """What is certain by now."""
+    def add(self, text: str) -> list[Parsed]:
+        """Return the parts that are certain by now."""
 
-    def end(self) -> list[Said]:
-        """The rest."""
+    def end(self) -> list[Parsed]:
+        """Return the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class CallFormat:
     tagged: bool
 
     def grammar(self, functions: Mapping[str, dict[str, Any] | None], several: bool) -> Grammar:
-        """Texts that are calls of these functions, by name and parameters, and nothing else. Raises RequestError."""
+        """Return a grammar of texts that are calls of these functions. Raises RequestError."""
         opening, closing = (f"{OPEN}\n{{", f"}}\n{CLOSE}") if self.tagged else ("{", "}")
         rules = ['start: call ("\\n" call)*' if several and self.tagged else "start: call"]
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
@@ -60,12 +61,12 @@ class CallFormat:
                 raise RequestError(f"the parameters of {name} cannot be kept to: {error}") from error
         return Grammar.lark("\n".join(rules))
 
-    def reader(self, names: Collection[str]) -> CallReader:
-        """For one text, of a model that may call these functions."""
+    def parser(self, names: Collection[str]) -> ToolCallParser:
+        """Return a parser for one text of a model that may call these functions."""
         return _Tagged(self, names) if self.tagged else _Whole(self, names)
 
     def call(self, text: str, names: Collection[str]) -> Call | None:
-        """The call that a text is, if it is one of these functions."""
+        """Return the call that a text is, or None if it calls none of these functions."""
         try:
             written = json.loads(text)
             name, arguments = written["name"], written[self.arguments]
@@ -81,7 +82,7 @@ LLAMA = CallFormat("parameters", tagged=False)
 
 
 def call_format(template: str) -> CallFormat | None:
-    """How a model with this chat template writes calls; None if that is not known."""
+    """Return the call format of a chat template; None if it is not known."""
     if "tools" not in template:
         return None
     if OPEN in template and '"arguments"' in template:
@@ -89,63 +90,62 @@ def call_format(template: str) -> CallFormat | None:
     return LLAMA if '"parameters": ' in template and "ipython" in template else None
 
 
-class Plain:
-    """A `CallReader` of a model that has nothing to call."""
+class NoCalls:
+    """A `ToolCallParser` where nothing can be called."""
 
-    def add(self, text: str) -> list[Said]:
+    def add(self, text: str) -> list[Parsed]:
         return [text]
 
-    def end(self) -> list[Said]:
+    def end(self) -> list[Parsed]:
         return []
 
 
 class _Tagged:
     def __init__(self, form: CallFormat, names: Collection[str]) -> None:
         self._form, self._names = form, names
-        self._held, self._called = "", False
+        self._buffer, self._called = "", False
 
-    def add(self, text: str) -> list[Said]:
-        self._held += text
-        said: list[Said] = []
-        while (start := self._held.find(OPEN)) >= 0 and (stop := self._held.find(CLOSE, start)) >= 0:
-            call = self._form.call(self._held[start + len(OPEN) : stop], self._names)
+    def add(self, text: str) -> list[Parsed]:
+        self._buffer += text
+        parsed: list[Parsed] = []
+        while (start := self._buffer.find(OPEN)) >= 0 and (stop := self._buffer.find(CLOSE, start)) >= 0:
+            call = self._form.call(self._buffer[start + len(OPEN) : stop], self._names)
             if call is None:
-                said += self._say(stop + len(CLOSE))
+                parsed += self._release(stop + len(CLOSE))
                 continue
-            said += [*self._say(len(self._held[:start].rstrip())), call]
-            self._held, self._called = self._held.partition(CLOSE)[2], True
-        return said + self._say(len(self._held[: self._undecided(start)].rstrip()))
+            parsed += [*self._release(len(self._buffer[:start].rstrip())), call]
+            self._buffer, self._called = self._buffer.partition(CLOSE)[2], True
+        return parsed + self._release(len(self._buffer[: self._certain(start)].rstrip()))
 
-    def end(self) -> list[Said]:
-        return self._say(len(self._held.rstrip()) if self._called else len(self._held))
+    def end(self) -> list[Parsed]:
+        return self._release(len(self._buffer.rstrip()) if self._called else len(self._buffer))
 
-    def _undecided(self, start: int) -> int:
-        """Where a call begins, or may begin."""
+    def _certain(self, start: int) -> int:
+        """Return where a call begins or may begin: text before that is no part of one."""
         if start >= 0:
             return start
-        longest = max((n for n in range(1, len(OPEN)) if self._held.endswith(OPEN[:n])), default=0)
-        return len(self._held) - longest
+        return len(self._buffer) - partial_match(self._buffer, [OPEN])
 
-    def _say(self, length: int) -> list[Said]:
-        shown, self._held = self._held[:length], self._held[length:]
+    def _release(self, length: int) -> list[Parsed]:
+        shown, self._buffer = self._buffer[:length], self._buffer[length:]
         return [shown] if shown else []
 
 
 class _Whole:
     def __init__(self, form: CallFormat, names: Collection[str]) -> None:
         self._form, self._names = form, names
-        self._held, self._plain = "", False
+        self._buffer, self._plain = "", False
 
-    def add(self, text: str) -> list[Said]:
-        self._held += text
-        begun = self._held.lstrip()
+    def add(self, text: str) -> list[Parsed]:
+        self._buffer += text
+        begun = self._buffer.lstrip()
         self._plain = self._plain or begun[:1] not in ("", "{")
-        return self._say() if self._plain else []
+        return self._release() if self._plain else []
 
-    def end(self) -> list[Said]:
-        call = self._form.call(self._held, self._names)
-        return [call] if call else self._say()
+    def end(self) -> list[Parsed]:
+        call = self._form.call(self._buffer, self._names)
+        return [call] if call else self._release()
 
-    def _say(self) -> list[Said]:
-        shown, self._held = self._held, ""
+    def _release(self) -> list[Parsed]:
+        shown, self._buffer = self._buffer, ""
         return [shown] if shown else []

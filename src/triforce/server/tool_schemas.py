@@ -13,7 +13,7 @@ from triforce.server.request_base import Body
 
 MOST_TOOLS = 128
 MOST_LEVELS = 128
-"""Of a schema in a schema: what grammars take, and what can be written back as JSON without fear."""
+"""Nesting of schemas: grammars take it, and it can be written back as JSON without fear."""
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -82,7 +82,7 @@ class ToolCall(Body):
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
-    """What a request says of tools, whichever endpoint it came to."""
+    """Fields about tools, from whichever endpoint."""
 
     functions: Sequence[Function]
     choice: str | FunctionName | None
@@ -91,5 +91,5 @@ class ToolRequest:
     """Whether an answer may have several calls."""
     spoken: bool
     """Whether calls, or what they gave, are among the turns."""
-    held: str | None
+    output_format: str | None
     """The field that holds the answer to a format."""

@@ -1,7 +1,7 @@
-"""The engine behind a server, on each rank that shares it: rank 0 says what comes and goes, and all do it alike.
+"""The engine behind a server on each rank: rank 0 decides which requests come and go, all do it alike.
 
-Its orders are carried out between two steps, which are made together; so the requests of all ranks are in the same
-state wherever one of them looks, and what only rank 0 knows (who asks, who has hung up) is in the orders.
+Commands are carried out between two steps, which all ranks make together. So their requests are in the same state, and
+the commands hold what only rank 0 knows: new requests, and clients that have disconnected.
 """
 
 from __future__ import annotations
@@ -13,65 +13,65 @@ from triforce.engine.engine import Event, Request
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM
-from triforce.server.engine_client import GenerationRequest, Reading
+from triforce.server.engine_client import GenerationRequest, PrefillProgress
 from triforce.server.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
 class StepCommands:
-    """What is done before a step. Requests are told apart by numbers."""
+    """Commands of rank 0 before a step. Requests are identified by numbers."""
 
-    gone: list[int]
-    """Those that nobody waits for any more."""
-    fresh: list[tuple[int, GenerationRequest]]
+    cancelled: list[int]
+    """Requests that nobody waits for any more."""
+    new: list[tuple[int, GenerationRequest]]
 
 
 class TPMirror:
-    """Of the limits it keeps `rows`, `kv_tokens` and `max_itl`."""
+    """Applies commands to this rank's engine. Uses `rows`, `kv_tokens` and `max_itl` of the limits."""
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
         self._llm = llm
         self.texts = llm.open(limits.rows, limits.room(llm.target.config.context), max_itl=limits.max_itl)
         self._requests: dict[int, Request] = {}
         self._numbers: dict[Request, int] = {}
-        self._readings: dict[int, Reading] = {}  # that nobody was told of yet
+        self._progress: dict[int, PrefillProgress] = {}  # that nobody was told of yet
 
-    def apply(self, orders: StepCommands) -> list[tuple[int, Event | Reading | Request | None]]:
-        """Carry out orders and make a step. Returns by number None for who has gone, requests, and what comes of them.
+    def apply(self, commands: StepCommands) -> list[tuple[int, Event | PrefillProgress | Request | None]]:
+        """Carry out commands and make a step. Return by number: None for cancelled requests, requests, events.
 
         What this raises is no one request's fault.
         """
-        told: list[tuple[int, Event | Reading | Request | None]] = []
-        for number in orders.gone:
+        outcomes: list[tuple[int, Event | PrefillProgress | Request | None]] = []
+        for number in commands.cancelled:
             self._forget(number)
-            told.append((number, None))
-        for number, ask in orders.fresh:
-            begun = self._begin(number, ask)
-            if not isinstance(begun, Exception):
-                self._requests[number], self._numbers[begun] = begun, number
-            told.append((number, begun))
+            outcomes.append((number, None))
+        for number, generation in commands.new:
+            started = self._start(number, generation)
+            if not isinstance(started, Exception):
+                self._requests[number], self._numbers[started] = started, number
+            outcomes.append((number, started))
         events = self.texts.step()
-        told += self._readings.items()
-        self._readings.clear()
+        outcomes += self._progress.items()
+        self._progress.clear()
         for request, event in events:
             number = self._numbers[request]
             if isinstance(event, Exception | RequestOutput):
                 self._forget(number)
-            told.append((number, event))
-        return told
+            outcomes.append((number, event))
+        return outcomes
 
     def close(self) -> None:
-        """Cancel all there are."""
+        """Cancel all requests."""
         self.texts.close()
         self._requests.clear()
         self._numbers.clear()
-        self._readings.clear()
+        self._progress.clear()
 
-    def _begin(self, number: int, ask: GenerationRequest) -> Request | Exception:
-        """A request in the queue, or why not. What one rank has no use for (a grammar, say) none of them begins."""
+    def _start(self, number: int, generation: GenerationRequest) -> Request | Exception:
+        """Queue a request, or return the error. A request that fails on one rank is started on none."""
         request, error = None, None
         try:
-            request = self._llm.request(ask.prompt, ask.params, ask.mode, ask.scope)
+            request = self._llm.request(generation.prompt, generation.params, generation.mode, generation.scope)
         except Exception as reason:
             error = reason
         if not self._llm.ranks.all_true(error is None):
@@ -80,13 +80,13 @@ class TPMirror:
             )
         assert request
         try:
-            self.texts.submit([request], on_prefill=partial(self._read, number) if ask.params.trace else None)
+            self.texts.submit([request], on_prefill=partial(self._read, number) if generation.params.trace else None)
         except Exception as reason:
             return reason
         return request
 
     def _read(self, number: int, tokens: int, of: int) -> None:
-        self._readings[number] = Reading(tokens, of)
+        self._progress[number] = PrefillProgress(tokens, of)
 
     def _forget(self, number: int) -> None:
         request = self._requests.pop(number, None)
@@ -96,8 +96,8 @@ class TPMirror:
 
 
 def follow(llm: LLM, limits: Limits) -> None:
-    """What every rank does that is not the first, until that one says that it was all. Raises RankError."""
-    crew = TPMirror(llm, limits)
-    unheard: StepCommands | None = None
-    while orders := llm.ranks.broadcast(unheard):
-        crew.apply(orders)
+    """Run a rank other than the first until rank 0 is done. Raises RankError."""
+    mirror = TPMirror(llm, limits)
+    ignored: StepCommands | None = None
+    while commands := llm.ranks.broadcast(ignored):
+        mirror.apply(commands)

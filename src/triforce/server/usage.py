@@ -1,4 +1,4 @@
-"""What can be said of single tokens and of tiers, in the shapes of OpenAI's interface."""
+"""Usage, log-probabilities and statistics of tiers in the shapes of OpenAI's interface."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import Logprob, RequestOutput, TokenLogprobs
 from triforce.interface.stats import TierStats, total
-from triforce.server.engine_client import Reading
+from triforce.server.engine_client import PrefillProgress
 
 LEAST = -9999.0
 """JSON has no infinity: the logarithm of a probability of zero."""
@@ -23,7 +23,7 @@ class TextLogprobs:
         self._tokenizer, self._stream, self._offset = tokenizer, tokenizer.stream(after), 0
 
     def add(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
-        """The next tokens; there is no entry where nothing stands before a token."""
+        """Return the entries of the next tokens; there is none for a token with nothing before it."""
         offsets = []
         for token_id in ids:
             offsets.append(self._offset)
@@ -43,7 +43,7 @@ class TextLogprobs:
 
 
 def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """`logprobs` of a chat choice."""
+    """Return `logprobs` of a chat choice."""
 
     def one(token: Logprob) -> dict[str, Any]:
         written = tokenizer.bytes_of(token.token_id)
@@ -56,7 +56,7 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dic
 def usage(
     outputs: Sequence[RequestOutput], tiers: bool, names: Sequence[str] = ("prompt", "completion")
 ) -> dict[str, Any]:
-    """Tokens read and made; what each tier did, if wanted."""
+    """Return tokens read and made, and counts of each tier, if wanted."""
     read, made = sum(o.prompt_tokens for o in outputs), sum(o.completion_tokens for o in outputs)
     counts: dict[str, Any] = {f"{names[0]}_tokens": read, f"{names[1]}_tokens": made, "total_tokens": read + made}
     details = {"cached_tokens": sum(o.cached_tokens for o in outputs)}
@@ -65,13 +65,13 @@ def usage(
     return counts | ({"tiers": _tiers(stats)} if tiers else {})
 
 
-def read(reading: Reading) -> dict[str, Any]:
-    """How far a prompt has been read, for those who look: a chunk without choices, as that of usage is."""
-    return {"choices": [], "reading": {"tokens": reading.tokens, "of": reading.of}}
+def prefill_frame(progress: PrefillProgress) -> dict[str, Any]:
+    """Return progress of a prefill as a chunk without choices, like that of usage."""
+    return {"choices": [], "reading": {"tokens": progress.tokens, "of": progress.of}}
 
 
-def looked(piece: OutputChunk) -> dict[str, Any]:
-    """Where the decoding of a text stands, if that was asked for."""
+def decoding_trace(piece: OutputChunk) -> dict[str, Any]:
+    """Return the state of the decoding of a text, where the request wants a trace."""
     look = piece.trace
     if look is None:
         return {}

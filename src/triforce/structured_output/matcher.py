@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from triforce.ragged import Bools, Ints
+from triforce.ragged import Bools, Ints, common_prefix
 from triforce.structured_output.json_numbers import Numbers, Place
 
 
@@ -48,8 +48,7 @@ class Matcher:
         """Read this text and no other; False if there is nothing to say of what follows it."""
         if not self._ends.isdisjoint(text):
             return False
-        pairs = enumerate(zip(self._read, text, strict=False))
-        common = next((i for i, (a, b) in pairs if a != b), min(len(self._read), len(text)))
+        common = common_prefix(self._read, text)
         if not self._matcher.is_error():
             self._matcher.rollback(len(self._read) - common)
         del self._read[common:], self._places[common + 1 :]

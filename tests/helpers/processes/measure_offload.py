@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from measure_memory import resident
 
-from triforce.cli.info import parameters
 from triforce.cli.memory_estimate import offloaded
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
@@ -21,7 +20,7 @@ from triforce.llm import LLM
 def main(tokens: int, memory: str) -> None:
     how = dict(kv_offload="file", kv_memory=memory, kv_resident_layers="auto")
     config = LLM(draft=None, context=tokens + 16).target.config
-    told = offloaded(config, torch.bfloat16, torch.device("cpu"), parameters(config) * 2, Namespace(**how))
+    told = offloaded(config, torch.bfloat16, torch.device("cpu"), config.parameters * 2, Namespace(**how))
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     prompt = torch.randint(2, config.vocab_size, (tokens,)).tolist()
     llm = LLM(context=tokens + 16, kv_offload="file", kv_memory=memory)

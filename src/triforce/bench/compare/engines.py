@@ -1,4 +1,4 @@
-"""Which engines there are, their settings, and what to install for them."""
+"""The engines, their settings, and the extras that they need."""
 
 from __future__ import annotations
 

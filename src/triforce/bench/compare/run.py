@@ -15,12 +15,12 @@ from time import perf_counter
 from typing import Any
 
 from triforce.bench.compare.engines import ENGINES, PLAIN
-from triforce.bench.quality import alike
 from triforce.eval.repetition import repeated
+from triforce.ragged import common_prefix
 
 Row = dict[str, Any]
 BUSY = 0.85
-"""Of the cores, at least so many must have been busy, 1.7 of 2: else something else was in the way, or idle."""
+"""Share of the cores that must have been busy, 1.7 of 2: else something was in the way, or idle."""
 
 
 LONG = 60.0
@@ -52,7 +52,7 @@ def rows(prompts: Mapping[int, list[int]], plan: CompareConfig) -> Iterator[Row]
                     row = _row(engine, variant, ids, plan, path)
                     plain = row.get("ids") if (engine, variant) == PLAIN else plain
                     made = row.pop("ids", None)
-                    as_plain = alike(made, plain) if made and plain else None
+                    as_plain = common_prefix(made, plain) / len(made) if made and plain else None
                     again = repeated(made) if made else None
                     about = {"as_plain": as_plain, "repeated_8_grams": again}
                     yield {"engine": engine, "variant": variant, "context": context, **row, **about}

@@ -1,4 +1,4 @@
-"""This engine, through its public face; the variant is a mode."""
+"""Worker of this engine, through its public interface; the variant is a mode."""
 
 from __future__ import annotations
 

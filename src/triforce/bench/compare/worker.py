@@ -1,4 +1,4 @@
-"""What the workers share: a task comes on stdin, a result goes out as the last line of stdout.
+"""Protocol of the workers: a task comes on stdin, a result goes out as the last line of stdout.
 
 Workers run by themselves, each in a process and perhaps with an interpreter of its own, so that neither threads nor
 versions of one engine meet those of another. They import nothing of triforce.
@@ -25,7 +25,7 @@ class Clock:
         self.ticks: list[tuple[float, float, int]] = []
 
     def tick(self, tokens: int) -> None:
-        """So many new tokens are there by now."""
+        """Record that so many new tokens are there."""
         self.ticks.append((perf_counter(), process_time(), tokens))
 
     def result(self, ids: list[int]) -> dict[str, Any]:

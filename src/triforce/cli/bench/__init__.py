@@ -1,15 +1,15 @@
-"""`triforce bench`: speed, acceptance, what eviction costs, the certificate, other engines. A file for each part."""
+"""`triforce bench`: speed, the certificate, other engines, kernels, the start. A file for each part."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from importlib import import_module
 
-from triforce.cli.common import require_writable
+from triforce.cli.text_files import require_writable
 
 
 def run(options: Namespace) -> int:
-    """One of the parts; --json writes all figures."""
+    """Run one of the parts; --json writes all figures."""
     require_writable(options.json)
     code: int = import_module(f"triforce.cli.bench.{options.bench}").run(options)
     return code

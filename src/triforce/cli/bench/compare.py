@@ -9,7 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from triforce.cli.bench.common import about, load, show, sources, write
+from triforce.cli.bench.report import about, show, write
+from triforce.cli.bench.setup import load, sources
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 def run(options: Namespace) -> int:
     """Prints rows as they are measured, tables, and last of all a line of JSON; an engine may be missing."""
+    from triforce.bench.compare.comparison import summary, tables
     from triforce.bench.compare.run import rows
-    from triforce.bench.compare.tables import summary, tables
 
     engines, pythons = _engines(options.engines), _pythons(options.python)
     if min(options.contexts) < 2 or options.tokens < 2 or options.timeout <= 0:
@@ -87,5 +88,5 @@ def _pythons(given: list[str]) -> dict[str, str]:
     if wrong := [name for name, _, path in pairs if not path]:
         raise RequestError(f"--python {wrong[0]}: give ENGINE=PATH")
     found = {known("engine", name, [*ENGINES, "all"]): path for name, _, path in pairs}
-    everyone = found.pop("all", None)
-    return {name: everyone for name in ENGINES if everyone and name != OURS} | found
+    others = found.pop("all", None)
+    return {name: others for name in ENGINES if others and name != OURS} | found

@@ -6,7 +6,7 @@ import json
 from argparse import Namespace
 from typing import Any
 
-from triforce.cli.bench.common import about, machine, write
+from triforce.cli.bench.report import about, machine, write
 from triforce.errors import RequestError
 
 Row = dict[str, Any]

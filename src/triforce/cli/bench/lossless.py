@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from triforce.cli.bench.common import about, load, modes, show, sources, write
+from triforce.cli.bench.report import about, show, write
+from triforce.cli.bench.setup import load, modes, sources
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 

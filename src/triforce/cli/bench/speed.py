@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triforce.cli.bench.common import about, load, modes, show, sources, write
+from triforce.cli.bench.report import about, show, write
+from triforce.cli.bench.setup import load, modes, sources
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
 
@@ -23,10 +24,10 @@ ASKED = (
     "model", "draft", "texts", "tokens", "top_p", "modes", "coupling", "lower_tiers", "draft_tokens",
     "speculative_tokens", "retrieval_budget", "searched_layers",
 )  # fmt: skip
-"""What has to be the same for a file of rows to go on."""
+"""Settings that must be the same for a file of rows to be continued."""
 
 MODES = ("ar", "retrieval", "triforce", "draft-ngram", "auto")
-"""Usually: plain decoding, the fixed settings that may be best, and the one that chooses."""
+"""Default modes: plain decoding, the fixed settings that may be best, and `auto`."""
 
 USUAL: dict[str, list[Any]] = {
     "contexts": [4096, 16_384],
@@ -34,7 +35,7 @@ USUAL: dict[str, list[Any]] = {
     "temperatures": [0.0, 0.6],
     "workloads": ["books"],
 }
-"""Of the axes that are not given, where another one is."""
+"""Defaults of the axes that are not given, where another one is."""
 
 HEAD = (
     f"{'mode':<10} {'context':>8} {'batch':>5} {'T':>4} {'workload':<9} prefill/s  tokens/s  speedup  spread  "
@@ -63,10 +64,10 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
 
     settings = {name: getattr(options, name) for name in ASKED if hasattr(options, name)}
     settings |= {"model": llm.target.path.name, "modes": names}
-    journal = ResultsFile(options.json, about() | settings, ASKED)
-    left = [cell for cell in cells if str(cell) not in journal.cells]
+    results = ResultsFile(options.json, about() | settings, ASKED)
+    left = [cell for cell in cells if str(cell) not in results.cells]
     print(HEAD)
-    for row in journal.rows:
+    for row in results.rows:
         print(line(row))
     plan = speed.SpeedConfig(names, options.top_p, options.tokens, options.repeats, options.minutes * 60)
     with tempfile.TemporaryDirectory() as temporary:
@@ -75,15 +76,15 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
         kept = Prompts(llm, folder, partial(Prefill, options.quiet))
         texts = sources(llm, options.texts)
         for rows in speed.rows(llm, texts, left, plan, kept, keep=bool(options.caches)):
-            journal.add(rows)
+            results.add(rows)
             for row in rows:
                 print(line(row), flush=True)
-    return journal.rows
+    return results.rows
 
 
 def _report(rows: list[Row]) -> int:
+    from triforce.bench.speed_tables import speed_tables
     from triforce.bench.summary import verdict
-    from triforce.bench.tables import speed_tables
 
     found = verdict(rows)
     show(speed_tables(rows))

@@ -10,10 +10,10 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from triforce.cli.bench.common import about, machine, show, write
-from triforce.cli.common import read_text
+from triforce.cli.bench.report import about, machine, show, write
 from triforce.cli.demo import BOOK
 from triforce.cli.options import NO_DRAFT
+from triforce.cli.text_files import read_text
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SHORT = "It was"
 POSITIONS = 32_768
-"""Of the models of random weights."""
+"""Context of the models of random weights."""
 
 
 def run(options: Namespace) -> int:
@@ -35,15 +35,15 @@ def run(options: Namespace) -> int:
     if options.repeats < 1 or (options.prompt_tokens is not None and options.prompt_tokens < 1):
         raise RequestError("--repeats and --prompt-tokens must be at least 1")
     with tempfile.TemporaryDirectory() as folder:
-        found = list(rows(options.modes, _asked(options, Path(folder)), options.repeats))
+        found = list(rows(options.modes, _task(options, Path(folder)), options.repeats))
     show([_table(found)])
     print(json.dumps({"machine": machine(), "rows": found}))
     write(options.json, about() | {"repeats": options.repeats, "rows": found})
     return 0
 
 
-def _asked(options: Namespace, folder: Path) -> dict[str, Any]:
-    """What each process is to do. A model of random weights is written to `folder`. Raises TriforceError."""
+def _task(options: Namespace, folder: Path) -> dict[str, Any]:
+    """Return the task of each process. A model of random weights is written to `folder`. Raises TriforceError."""
     from triforce.bench import shapes
     from triforce.engine.inputs import known
 
@@ -53,9 +53,9 @@ def _asked(options: Namespace, folder: Path) -> dict[str, Any]:
             raise RequestError(f"--shape {options.shape} stands for a model; leave out {model}")
         shapes.write(known("shape", options.shape, shapes.SHAPES), folder, POSITIONS)
         model = str(folder)
-    asked = {name: getattr(options, name) for name in ("device", "dtype", "load_cache")}
+    task = {name: getattr(options, name) for name in ("device", "dtype", "load_cache")}
     draft = None if options.draft == NO_DRAFT else options.draft
-    return asked | {"model": model, "draft": draft, "prompt": _prompt(options, model)}
+    return task | {"model": model, "draft": draft, "prompt": _prompt(options, model)}
 
 
 def _prompt(options: Namespace, model: str | None) -> str | list[int]:

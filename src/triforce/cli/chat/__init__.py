@@ -13,8 +13,9 @@ from triforce.cli import MISTAKE, tensor_parallel
 from triforce.cli.chat.answer import follow
 from triforce.cli.chat.commands import Leave, heed, question
 from triforce.cli.chat.conversation import Conversation
-from triforce.cli.chat.talk import Talk, tell
-from triforce.cli.common import decode_text, load, read_text, sampling
+from triforce.cli.chat.dialogue import Dialogue, remark
+from triforce.cli.engine_arguments import load, sampling
+from triforce.cli.text_files import decode_text, read_text
 from triforce.errors import ModelError, RankError, RequestError, TriforceError
 
 if TYPE_CHECKING:
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def run(options: Namespace) -> int:
-    """In one process, or in several that share the model; Ctrl-C is for the first of them."""
+    """Run in one process, or in several ranks that share the model; Ctrl-C is for the first of them."""
     return tensor_parallel.run(options, chat, winds_down=True)
 
 
 def chat(options: Namespace, ranks: TPGroup) -> int:
-    """One session: what the turns have in common stays in its KV cache. Rank 0 reads, decides and prints."""
+    """Run one session, whose turns share a KV cache. Rank 0 reads, decides and prints."""
     asked: Any = None if ranks.rank else (sampling(options), _document(options))
     given, document = ranks.broadcast(asked)
     llm = load(options, ranks if ranks.count > 1 else None)
@@ -41,52 +42,54 @@ def chat(options: Namespace, ranks: TPGroup) -> int:
     if ranks.rank:
         follow(session, params)
         return 0
-    talk = Talk(session, tokenizer, params, Conversation(options.system, document), options)
-    talk.require(talk.conversation)
+    dialogue = Dialogue(session, tokenizer, params, Conversation(options.system, document), options)
+    dialogue.require(dialogue.conversation)
     attended = sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
-    code = _attend(talk, options.quiet) if attended else _read(talk)
+    code = _attend(dialogue, options.quiet) if attended else _read(dialogue)
     ranks.broadcast(None)
     return code
 
 
-def _attend(talk: Talk, quiet: bool) -> int:
-    """Somebody sits at a terminal: mistakes are told, and what can be done about them is asked."""
+def _attend(dialogue: Dialogue, quiet: bool) -> int:
+    """Run with somebody at a terminal: mistakes are told, and remedies offered."""
     from triforce.cli.chat import terminal
 
-    talk.agrees = terminal.agrees
+    dialogue.agrees = terminal.agrees
     if not quiet:
-        tell(_banner(talk))
-    with talk.interrupts:
+        remark(_banner(dialogue))
+    with dialogue.interrupts:
         for text in terminal.questions():
             try:
-                if not heed(talk, text):
-                    talk.ask(question(text))
+                if not heed(dialogue, text):
+                    dialogue.ask(question(text))
             except Leave:
                 break
             except RankError:
                 raise
             except TriforceError as error:
-                tell(f"triforce: error: {error}")
+                remark(f"triforce: error: {error}")
     return 0
 
 
-def _read(talk: Talk) -> int:
+def _read(dialogue: Dialogue) -> int:
     """Each line of stdin that says something is one question. Code 2 if one of them could not be asked."""
     code = 0
     for line in iter(sys.stdin.buffer.readline, b""):
         if text := decode_text(line, "stdin").strip():
             try:
-                talk.ask(text)
+                dialogue.ask(text)
             except RequestError as error:
-                tell(f"triforce: error: {error}")
+                remark(f"triforce: error: {error}")
                 code = MISTAKE
     return code
 
 
-def _banner(talk: Talk) -> str:
-    document = f", a document of {len(talk.conversation.document):,} characters" if talk.conversation.document else ""
+def _banner(dialogue: Dialogue) -> str:
+    document = (
+        f", a document of {len(dialogue.conversation.document):,} characters" if dialogue.conversation.document else ""
+    )
     return (
-        f"triforce chat with {talk.model}: a context of {talk.context:,} tokens{document}\n"
+        f"triforce chat with {dialogue.model}: a context of {dialogue.context:,} tokens{document}\n"
         "/help lists the commands; Alt-Enter begins a new line; Ctrl-D or /exit leaves"
     )
 

@@ -46,7 +46,7 @@ def answer(
     ended: Callable[[], bool],
     on_prefill: OnPrefill | None = None,
 ) -> Iterator[OutputChunk | RequestOutput]:
-    """As `Session.ask`, until rank 0 finds that it is `ended`: between two pieces, or two passes over the prompt."""
+    """Answer as `Session.ask` does, until rank 0 finds it `ended`: between two chunks, or two prefill passes."""
     ranks = session.llm.ranks
 
     def read(done: int, total: int) -> None:
@@ -68,7 +68,7 @@ def answer(
 
 
 def follow(session: Session, params: SamplingParams) -> None:
-    """What the ranks do that are not the first: the same answers, until there are no more questions."""
+    """Run a rank other than the first: the same answers, until there are no more questions."""
     unheard: list[int] | None = None
     while ids := session.llm.ranks.broadcast(unheard):
         try:

@@ -1,4 +1,4 @@
-"""What may be told to the chat itself: lines that begin with a slash."""
+"""Commands to the chat itself: lines that begin with a slash."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from triforce.cli.chat import conversation
-from triforce.cli.chat.talk import Talk, tell, turns
-from triforce.errors import RequestError
-from triforce.suggest import suggest
+from triforce.cli.chat.dialogue import Dialogue, remark, turns
+from triforce.errors import RequestError, suggest
 
 
 class Leave(Exception):
@@ -22,10 +21,10 @@ class Command(NamedTuple):
 
     takes: str
     does: str
-    run: Callable[[Talk, str], None]
+    run: Callable[[Dialogue, str], None]
 
 
-def heed(talk: Talk, line: str) -> bool:
+def heed(dialogue: Dialogue, line: str) -> bool:
     """Do what a line says that is a command; whether it is one. Raises RequestError, or Leave.
 
     Two slashes ask what follows the first of them; several lines are a question, whatever they begin with.
@@ -40,54 +39,54 @@ def heed(talk: Talk, line: str) -> bool:
         raise RequestError(f"{name} takes nothing; {given!r} was not understood")
     if not given and command.takes.isalpha():
         raise RequestError(f"{name} needs more: {name} {command.takes}")
-    command.run(talk, given)
+    command.run(dialogue, given)
     return True
 
 
 def question(line: str) -> str:
-    """What is asked by a line that is no command."""
+    """Return the question in a line that is no command."""
     return line[1:] if line.startswith("//") and "\n" not in line else line
 
 
-def _help(talk: Talk, given: str) -> None:
+def _help(dialogue: Dialogue, given: str) -> None:
     for name, command in COMMANDS.items():
-        tell(f"{f'{name} {command.takes}':<15} {command.does}")
-    tell(KEYS)
+        remark(f"{f'{name} {command.takes}':<15} {command.does}")
+    remark(KEYS)
 
 
-def _exit(talk: Talk, given: str) -> None:
+def _exit(dialogue: Dialogue, given: str) -> None:
     raise Leave
 
 
-def _reset(talk: Talk, given: str) -> None:
-    talk.conversation.turns.clear()
-    tell("[all turns are forgotten; the document and the system message stay]")
+def _reset(dialogue: Dialogue, given: str) -> None:
+    dialogue.conversation.turns.clear()
+    remark("[all turns are forgotten; the document and the system message stay]")
 
 
-def _system(talk: Talk, text: str) -> None:
+def _system(dialogue: Dialogue, text: str) -> None:
     if not text:
-        tell(f"[the system message: {talk.conversation.system or 'none'}]")
+        remark(f"[the system message: {dialogue.conversation.system or 'none'}]")
         return
-    changed = replace(talk.conversation, system=text)
-    talk.require(changed)
-    talk.conversation = changed
-    tell("[the system message is set; all is read again with the next question]")
+    changed = replace(dialogue.conversation, system=text)
+    dialogue.require(changed)
+    dialogue.conversation = changed
+    remark("[the system message is set; all is read again with the next question]")
 
 
-def _save(talk: Talk, file: str) -> None:
-    talk.conversation.save(Path(file).expanduser(), talk.model)
-    tell(f"[saved to {file}: {_counts(talk)}]")
+def _save(dialogue: Dialogue, file: str) -> None:
+    dialogue.conversation.save(Path(file).expanduser(), dialogue.model)
+    remark(f"[saved to {file}: {_counts(dialogue)}]")
 
 
-def _load(talk: Talk, file: str) -> None:
+def _load(dialogue: Dialogue, file: str) -> None:
     found = conversation.load(Path(file).expanduser())
-    talk.require(found)
-    talk.conversation = found
-    tell(f"[loaded from {file}, in the place of what was here: {_counts(talk)}]")
+    dialogue.require(found)
+    dialogue.conversation = found
+    remark(f"[loaded from {file}, in the place of what was here: {_counts(dialogue)}]")
 
 
-def _counts(talk: Talk) -> str:
-    said = talk.conversation
+def _counts(dialogue: Dialogue) -> str:
+    said = dialogue.conversation
     return (
         f"{turns(len(said.turns))}, a document of {len(said.document):,} characters, "
         f"{'a' if said.system else 'no'} system message"

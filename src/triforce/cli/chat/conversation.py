@@ -1,4 +1,4 @@
-"""What has been said, as a model is told of it and as a file keeps it."""
+"""A conversation, as a chat template takes it and as a file keeps it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Conversation:
     turns: list[Turn] = field(default_factory=list)
 
     def messages(self, question: str | None = None, after: int = 0) -> list[Message]:
-        """What a chat template takes, the document in front of the first question; of turns those from `after` on."""
+        """Return messages for a chat template, the document before the first question; turns from `after` on."""
         said = [text for turn in self.turns[after:] for text in turn] + ([] if question is None else [question])
         if said and self.document:
             said[0] = f"{self.document}\n\n{said[0]}"

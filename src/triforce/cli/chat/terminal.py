@@ -12,13 +12,13 @@ from prompt_toolkit.filters import has_focus
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 
-from triforce.cli.chat.talk import tell
+from triforce.cli.chat.dialogue import remark
 
 LEAVE = "[Ctrl-D or /exit leaves the chat]"
 
 
 def questions() -> Iterator[str]:
-    """What is typed and says something, until Ctrl-D."""
+    """Yield the lines typed that say something, until Ctrl-D."""
     typed = PromptSession[str](
         output=create_output(always_prefer_tty=True),
         key_bindings=_keys(),
@@ -60,6 +60,6 @@ def _keys() -> KeyBindings:
         if event.current_buffer.text:
             event.current_buffer.reset()
         else:
-            run_in_terminal(partial(tell, LEAVE))
+            run_in_terminal(partial(remark, LEAVE))
 
     return keys

@@ -10,17 +10,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
+from triforce.bench.prompts import CUE, NAMES, digits_at, has_digit, numbers
 from triforce.errors import RequestError
 
 Encode = Callable[[str], list[int]]
-
-CUE = 32
-"""Tokens of a repeated passage that the prompt ends with, so that it is clear what comes."""
-
-NAMES = (
-    "Marlow", "Harper", "Winslow", "Barrett", "Clifton", "Preston", "Sheldon", "Merritt",
-    "Langley", "Denton", "Ashford", "Colby", "Grantham", "Milton", "Norwood", "Kingsley",
-)  # fmt: skip
 
 
 class Span(NamedTuple):
@@ -97,22 +90,8 @@ def _fact(name: str, number: int, encode: Encode, decode: Callable[[list[int]], 
     return sentence[:first], sentence[first:]
 
 
-def digits_at(sentence: list[int], decode: Callable[[list[int]], str]) -> int:
-    """Where the number of a sentence begins."""
-    return next(i for i, token in enumerate(sentence) if _has_digit(decode([token])))
-
-
 def _digits(answer: list[int], decode: Callable[[list[int]], str]) -> int:
-    return sum(_has_digit(decode([token])) for token in answer)
-
-
-def _has_digit(text: str) -> bool:
-    return any(character.isdigit() for character in text)
-
-
-def numbers() -> list[int]:
-    """Of five digits each, one for each of `NAMES`."""
-    return Random(0).sample(range(10_000, 100_000), len(NAMES))
+    return sum(has_digit(decode([token])) for token in answer)
 
 
 def _strides(start: int, stop: int, width: int) -> list[Span]:

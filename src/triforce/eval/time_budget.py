@@ -1,4 +1,4 @@
-"""A quick evaluation: as much as a minute holds, by how fast the model is."""
+"""The time budget of a quick evaluation: as much as a minute holds, by the model's speed."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from triforce.eval.config import QUICK, plan
 from triforce.eval.context import EvalContext
-from triforce.eval.forecast import ReadingForecast
+from triforce.eval.reading_time import ReadingForecast
+from triforce.eval.sizes import QUICK, plan
 
 MINUTE = 60.0
 PREDICTED = 0.75 * MINUTE
-"""What the forecast may take of it; the rest is for what is predicted wrongly."""
+"""Seconds of it for what is predicted; the rest is for errors of prediction."""
 
-ENOUGH = 5.0
-"""Predicted seconds that say how good forecasts are; in fewer, what is done once would count too much."""
+LEAST_EVIDENCE = 5.0
+"""Predicted seconds after which a forecast is corrected; in fewer, work that is done once counts too much."""
 
 Seconds = Callable[[EvalContext, ReadingForecast], float]
 
 
 @dataclass(slots=True)
-class Hurry:
-    """What each measurement is predicted to take, and what there is no time for.
+class TimeBudget:
+    """Predicted seconds of each measurement, and those that there is no time for.
 
     began: when the minute did, by `perf_counter`. rate: tokens that the target reads in a second.
     """
@@ -36,14 +36,14 @@ class Hurry:
 
     @property
     def total(self) -> float:
-        """Seconds that all of it is to take."""
+        """Predicted seconds of all measurements."""
         return sum(self.predicted.values())
 
-    def late(self, name: str) -> str:
-        """Why a measurement has to be left out, if so: if the others are a measure, it would not end in time."""
+    def skip_reason(self, name: str) -> str:
+        """Return why a measurement is skipped, judging by the others' pace; empty if it fits."""
         now = perf_counter()
         self._since = self._since or now
-        slow = max(1.0, (now - self._since) / max(self._done, ENOUGH))
+        slow = max(1.0, (now - self._since) / max(self._done, LEAST_EVIDENCE))
         wanted, left = slow * self.predicted[name], MINUTE - (now - self.began)
         if self._done and wanted > left:
             return f"it would take {wanted:.0f} s, and {max(left, 0):.0f} s of the minute are left"
@@ -53,8 +53,8 @@ class Hurry:
 
 def fit(
     subject: EvalContext, asked: Sequence[str], forecast: ReadingForecast, costs: Mapping[str, Seconds], began: float
-) -> Hurry:
-    """Give the subject the largest of the quick plans that ends in time; without what is dearest, if none does."""
+) -> TimeBudget:
+    """Give the subject the largest quick plan that ends in time; if none does, leave out what is dearest."""
     context, names = subject.plan.deepest, [name for name in costs if name in asked]
 
     def predict() -> dict[str, float]:
@@ -72,4 +72,4 @@ def fit(
         left_out[dearest] = predicted[dearest]
         names.remove(dearest)
         predicted = predict()
-    return Hurry(began, 1 / forecast.target.token, predicted, left_out)
+    return TimeBudget(began, 1 / forecast.target.token, predicted, left_out)

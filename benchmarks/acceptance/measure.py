@@ -1,4 +1,4 @@
-"""What is measured on a walk: acceptance by selection, agreement of the draft. N positions, V vocabulary."""
+"""Acceptance by selection policy, and agreement of the draft, on one text. N positions, V vocabulary."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from triforce.bench.acceptance.heavy import Heavy
-from triforce.bench.acceptance.walk import Walk
+from benchmarks.acceptance.h2o import HeavyHitters
+from benchmarks.acceptance.teacher_forcing import Walk
 from triforce.eval.agreement import overlap, same_pick
 from triforce.kvcache import Budget, RetrievalConfig, RetrievalView
 from triforce.kvcache.selection import POLICIES, MeanKey, Observed, Policy, Recent
@@ -20,30 +20,30 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A policy, how often it selects, and whether it may look at the verification to come."""
+    """A policy, its refresh interval, and whether it may see the verification to come."""
 
     policy: Callable[[Walk], Policy]
     refresh: int = 1
     foresight: bool = False
 
 
-def _own(policy: Callable[[], Policy]) -> Callable[[Walk], Policy]:
-    """One that needs to know nothing of the walk."""
+def _independent(policy: Callable[[], Policy]) -> Callable[[Walk], Policy]:
+    """Return a factory that needs to know nothing of the walk."""
     return lambda walk: policy()
 
 
 SELECTIONS: dict[str, Selection] = {
-    "oracle": Selection(_own(Observed), foresight=True),
-    **{name: Selection(_own(policy)) for name, policy in POLICIES.items()},
-    "mean_key, once": Selection(_own(MeanKey), refresh=0),
-    "h2o": Selection(lambda walk: Heavy(walk.attended_LGU)),
-    "recent": Selection(_own(Recent)),
+    "oracle": Selection(_independent(Observed), foresight=True),
+    **{name: Selection(_independent(policy)) for name, policy in POLICIES.items()},
+    "mean_key, once": Selection(_independent(MeanKey), refresh=0),
+    "h2o": Selection(lambda walk: HeavyHitters(walk.attended_LGU)),
+    "recent": Selection(_independent(Recent)),
 }
-"""Those of the product, and what to compare them with: the paper's Top-K oracle, H2O, and StreamingLLM (`recent`)."""
+"""Policies of the product, the paper's Top-K oracle, H2O, and StreamingLLM (`recent`)."""
 
 
 class Case(NamedTuple):
-    """One setting of the retrieval view."""
+    """A setting of the retrieval view."""
 
     selection: str
     budget: int
@@ -55,7 +55,7 @@ class Case(NamedTuple):
         return SELECTIONS[self.selection]
 
     def view(self, walk: Walk) -> RetrievalView:
-        """A fresh view of what it walks through."""
+        """Return a fresh view of what is walked through."""
         return walk.lower(lambda: self.how.policy(walk), self.setting(self.how.refresh))
 
     def setting(self, refresh: int) -> RetrievalConfig:
@@ -63,7 +63,7 @@ class Case(NamedTuple):
 
 
 def cases(budgets: Iterable[int], chunks: Iterable[int], layers: Iterable[int], usual: Case) -> list[Case]:
-    """All selections at every budget, every chunk size and every number of full layers, the rest being as usual."""
+    """Return all selections at every budget, chunk size and number of full layers, the rest being as usual."""
     settings = [
         usual,
         *(usual._replace(budget=budget) for budget in budgets),
@@ -74,20 +74,20 @@ def cases(budgets: Iterable[int], chunks: Iterable[int], layers: Iterable[int], 
 
 
 def laws(walk: Walk, case: Case) -> tuple[Tensor, Tensor]:
-    """Laws of all positions asked for, (N, V): under a view, and exact."""
+    """Return probabilities at the measured positions, (N, V): under a view, and exact."""
     _, guessed, exact = zip(*walk.under(case.view(walk), case.how.foresight), strict=True)
     return torch.cat(guessed), torch.cat(exact)
 
 
 def acceptance(walk: Walk, case: Case) -> Row:
-    """How the exact view takes what a retrieval view proposes, and how often its own first choice is the text."""
+    """Return the acceptance of a retrieval view's proposals, and how often the target's first choice is the text."""
     guessed_NV, exact_NV = laws(walk, case)
-    right = float((exact_NV.argmax(-1) == walk.asked_N).double().mean())
+    right = float((exact_NV.argmax(-1) == walk.measured_N).double().mean())
     return {**about(walk), **case._asdict(), **_agree(exact_NV, guessed_NV), "right": right}
 
 
 def drafting(walk: Walk, usual: Case) -> list[Row]:
-    """How the exact view and the retrieval view take what the draft model proposes."""
+    """Return the acceptance of the draft model's proposals by the exact view and by the retrieval view."""
     draft_NV = walk.draft()
     retrieval_NV, exact_NV = laws(walk, usual)
     judges = {"full": exact_NV, usual.selection: retrieval_NV}
@@ -95,7 +95,7 @@ def drafting(walk: Walk, usual: Case) -> list[Row]:
 
 
 def about(walk: Walk) -> Row:
-    """What was read."""
+    """Return workload, source and context of a walk."""
     return {"workload": walk.work.name, "source": walk.work.source, "context": walk.work.prompt}
 
 

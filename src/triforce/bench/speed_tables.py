@@ -1,4 +1,4 @@
-"""Rows of `speed` and `kernels` as tables."""
+"""Rows of `triforce bench speed` as tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from triforce.bench.summary import PLAIN
 from triforce.eval import Table
-from triforce.eval.tables import percent, tokens
+from triforce.eval.tables import tokens
 
 Row = dict[str, Any]
 
@@ -17,12 +17,12 @@ AXES = ("context", "batch", "temperature", "workload")
 
 
 def label(axis: str, value: Any) -> str:
-    """A value of an axis, for people."""
+    """Return a value of an axis as text."""
     return tokens(value) if axis == "context" else str(value)
 
 
 def means(rows: Sequence[Row], mode: str, axis: str) -> dict[Any, float]:
-    """The mean speedup of a mode by the values of an axis."""
+    """Return the mean speedup of a mode by the values of an axis."""
     found: dict[Any, list[float]] = {}
     for row in rows:
         if row["mode"] == mode:
@@ -32,7 +32,7 @@ def means(rows: Sequence[Row], mode: str, axis: str) -> dict[Any, float]:
 
 
 def speed_tables(rows: Sequence[Row]) -> list[Table]:
-    """Mean speedups along each axis, and every cell with what plain decoding did there."""
+    """Return tables of mean speedups along each axis, and of every cell beside plain decoding."""
     modes = [mode for mode in dict.fromkeys(row["mode"] for row in rows) if mode != PLAIN]
     return [*(_along(rows, modes, axis) for axis in AXES), _cells(rows, modes)]
 
@@ -69,16 +69,3 @@ def _cells(rows: Sequence[Row], modes: Sequence[str]) -> Table:
 
 def _speedup(row: Row | None) -> str:
     return "-" if row is None else f"{row['speedup']:.2f} ± {row['spread'] / 2:.2f}"
-
-
-def kernel_tables(rows: Sequence[Row]) -> list[Table]:
-    """Of each kernel its time, its bytes a second, and what share of the memory's that is."""
-    lines = []
-    for row in rows:
-        where = [f"{name} {row[name]:,}" for name in ("context", "width", "vocabulary", "temperature") if name in row]
-        name = ", ".join([row["kernel"], *([row["shape"]] if "shape" in row else []), *where])
-        took = f"{row['seconds'] * 1e6:,.0f}" if "seconds" in row else "-"
-        speed = f"{row['gb_per_second']:.1f}" if "gb_per_second" in row else "-"
-        lines.append([name, took, speed, percent(row.get("fraction")) or "-"])
-    note = "Bytes are those that must be read: weights, and keys and values in sight."
-    return [Table("Against the memory", note, ["kernel", "microseconds", "GB/s", "of the memory's"], lines)]

@@ -18,7 +18,7 @@ from triforce.kvcache.views.full import OBSERVED
 from triforce.ragged import Ints, ints
 
 
-class Heavy:
+class HeavyHitters:
     """`mass_LGU`: attention that the units of the prompt drew while it was read."""
 
     observes = True

@@ -1,4 +1,4 @@
-"""A text that the target has read up to its end, walked through again and again under different lower views.
+"""Teacher forcing on one text: read to its end once, then scored again and again under lower views.
 
 One prefill serves them all: to start over is to rewind. As in decoding, a lower view scores a span of positions, then
 the exact view verifies it, which replaces what the lower view wrote and shows where the attention went.
@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.acceptance.h2o import attended
+from benchmarks.acceptance.workloads import Span, Workload
 from triforce.backends.decoder import Decoder
-from triforce.bench.acceptance.heavy import attended
-from triforce.bench.acceptance.workloads import Span, Workload
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, TierBuilder
 from triforce.interface.sampling_params import SamplingParams
@@ -40,7 +40,7 @@ class TeacherForcing:
 
     @torch.no_grad()
     def __call__(self, model: Decoder, view: Any, span: Span) -> Tensor:
-        """The laws of a span's positions, (N, V): one pass over the token before each."""
+        """Return the probabilities at a span's positions, (N, V), from one pass over the token before each."""
         width, ids_1S = span.stop - span.start, torch.from_numpy(self.ids_1S)
         logits_1NV = model(ids_1S[:, span.start - 1 : span.stop - 1], ints([width]), view)
         view.advance(ints([width]))
@@ -66,15 +66,15 @@ class Walk:
         self.read.prefill(self._exact, work.prompt - 1)
 
     @property
-    def asked_N(self) -> Tensor:
-        """The text's own tokens at the positions asked for."""
+    def measured_N(self) -> Tensor:
+        """Tokens of the text at the measured positions, (N)."""
         spans = [self.read.ids_1S[0, span.start : span.stop] for span in self.work.spans if span.asked]
         return torch.from_numpy(np.concatenate(spans)).to(self.models.target.device)
 
     @cached_property
     @torch.no_grad()
     def attended_LGU(self) -> Tensor:
-        """The attention that each unit of the prompt drew from all of its tokens: it is read elsewhere for that."""
+        """Attention that each unit of the prompt drew from all tokens, from a reading of its own."""
         rows = TierBuilder(self.models, self._rows.speculation, [self.work.prompt])
         return attended(self.models.target, rows.full(), self.read.ids_1S[:, : self.work.prompt - 1])
 
@@ -85,7 +85,7 @@ class Walk:
         return view
 
     def under(self, view: RetrievalView, foresight: bool = False) -> Iterator[tuple[Span, Tensor, Tensor]]:
-        """Each span asked for, with its laws under a fresh view of `full`, and exactly.
+        """Yield each measured span with its probabilities under a fresh view of `full`, and exactly.
 
         With foresight the view selects by the verification of the very span that it is to score.
         """
@@ -102,7 +102,7 @@ class Walk:
                 yield span, guessed_NV, exact_NV
 
     def draft(self) -> Tensor:
-        """The draft model's laws at the positions asked for."""
+        """Return the draft model's probabilities at the measured positions."""
         lowest, draft = self._rows.lowest(), self.models.draft
         assert draft is not None, "lowest() has seen to it"
         self.read.prefill(lowest, self.work.prompt - 1)

@@ -1,4 +1,4 @@
-"""Every number of an evaluation: a model's context decides how far it goes, `longest` how much a quick one reads."""
+"""Lengths and counts of an evaluation: the model's context decides them, in a quick one `longest`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EvalConfig:
 
 
 def plan(context: int, max_context: int, longest: int | None = None) -> EvalConfig:
-    """What to measure on a model of `context` positions, of which at most `max_context` are to be used.
+    """Return the sizes for a model of `context` positions, of which at most `max_context` are to be used.
 
     longest: of the readings of a quick evaluation, which are also few.
     """
@@ -50,5 +50,5 @@ def plan(context: int, max_context: int, longest: int | None = None) -> EvalConf
     span = min(SPAN, deepest)
     recent = min(2048, max(32, span // 4))
     sizes = {"recent": recent, "stride": recent // 8, "block": recent // 4, "judged": min(1024, span // 8)}
-    few = {"windows": 1, "most": 2, "haystacks": 1, "copies": 2, "prompts": 8} if quick else {}
-    return EvalConfig(span, deepest, new_tokens=min(128 if quick else 512, span // 8), **sizes, **few)
+    quick_counts = {"windows": 1, "most": 2, "haystacks": 1, "copies": 2, "prompts": 8} if quick else {}
+    return EvalConfig(span, deepest, new_tokens=min(128 if quick else 512, span // 8), **sizes, **quick_counts)

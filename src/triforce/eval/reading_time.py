@@ -1,4 +1,4 @@
-"""How long measurements will take: the model's speed, measured in a few seconds, times what each of them reads.
+"""Predicted time of measurements: the model's speed, measured in a few seconds, times the tokens read.
 
 Shape suffixes as in scoring.py.
 """
@@ -18,53 +18,53 @@ from triforce.eval.scoring import WIDTH, draft_view, full_view, parts, read
 from triforce.kvcache import FullView, StreamingView
 
 SECONDS = 2.0
-"""For looking at one model's speed; its last pass may end later."""
+"""Seconds for measuring one model's speed; its last pass may end later."""
 
 MOST = 4096
-"""Tokens that are read for that."""
+"""Tokens read for that, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingPace:
-    """Seconds: of a token in a long pass, how many more for each token before it, and of a pass over one token."""
+    """Speed of a model in seconds: a token in a long pass, each token before it, a pass over one token."""
 
     token: float
     deeper: float
     step: float
 
     def reading(self, stop: int, start: int = 0) -> float:
-        """Of the tokens from `start` to `stop` of a text, those before them in sight."""
+        """Return seconds for tokens `start` to `stop` of a text, with those before them in sight."""
         return (stop - start) * (self.token + self.deeper * (start + stop) / 2)
 
     def steps(self, count: int, before: int = 0) -> float:
-        """Of passes over one token each, after so many."""
+        """Return seconds for passes over one token each, after `before` tokens."""
         return count * (self.step + self.deeper * before)
 
 
 @dataclass(eq=False)
 class ReadingForecast:
-    """What readings will take; a trace that was counted before is there already."""
+    """Predicted seconds of readings; a trace is counted once."""
 
     target: ReadingPace
     draft: ReadingPace | None = None
     _traced: set[tuple[str, int, int]] = field(default_factory=set)
 
     def traces(self, windows: Iterable[Text]) -> float:
-        """Seconds of `EvalContext.trace` for each of them."""
+        """Return seconds of `EvalContext.trace` for windows that were not counted yet."""
         fresh = {(window.name, window.start, len(window.ids_N)) for window in windows} - self._traced
         self._traced |= fresh
         return sum(self.target.reading(length) for _, _, length in fresh)
 
     def drafts(self, tokens: int) -> float:
-        """Seconds that the draft takes for so many."""
+        """Return seconds that the draft takes to read so many tokens."""
         return self.draft.reading(tokens) if self.draft else 0.0
 
     def anew(self) -> ReadingForecast:
-        """The same, of another plan."""
+        """Return the same for another plan: nothing is counted yet."""
         return ReadingForecast(self.target, self.draft)
 
 
-def look(subject: EvalContext) -> ReadingForecast:
+def measure_pace(subject: EvalContext) -> ReadingForecast:
     """Measure how fast the models of a subject are."""
     ids_N = max((text.ids_N for text in subject.texts), key=len)[: min(MOST, subject.plan.span)]
     target = _pace(subject.target, full_view(subject.target, len(ids_N)), ids_N)

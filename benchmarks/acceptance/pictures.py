@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from triforce.bench.acceptance.report import SWEPT, Report, mean, selections, swept
+from benchmarks.acceptance.report import SWEPT, Report, mean, selections, swept
 
 
 def draw(report: Report, folder: Path) -> None:
-    """One picture for each thing that is varied, and one of locality."""
+    """Draw a picture for each thing that is varied, and one of locality."""
     styled()
     folder.mkdir(parents=True, exist_ok=True)
     for what in SWEPT:
@@ -18,7 +18,7 @@ def draw(report: Report, folder: Path) -> None:
 
 
 def _sweep(report: Report, what: str) -> Any:
-    """Acceptance by what is varied: a panel for each coupling, a line for each selection."""
+    """Plot acceptance by what is varied: a panel for each coupling, a line for each selection."""
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.2), sharey=True, layout="constrained")
@@ -34,7 +34,7 @@ def _sweep(report: Report, what: str) -> Any:
 
 
 def _locality(report: Report) -> Any:
-    """Chunks kept, and attention in sight, by tokens since the first selection; a line for each layer."""
+    """Plot chunks kept and attention in sight by tokens since the first selection, a line a layer."""
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, 3, figsize=(11, 3.2), sharey=True, layout="constrained")
@@ -51,7 +51,7 @@ def _locality(report: Report) -> Any:
 
 
 def styled() -> None:
-    """Pictures of the same rows are the same files."""
+    """Set a style in which pictures of the same rows are the same files."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -59,7 +59,7 @@ def styled() -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Without the time of day."""
+    """Save a figure, without the time of day."""
     from matplotlib import pyplot
 
     figure.savefig(path, metadata={"Date": None})

@@ -10,11 +10,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from triforce.bench.acceptance.locality import locality
-from triforce.bench.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting
-from triforce.bench.acceptance.report import Report
-from triforce.bench.acceptance.walk import Walk
-from triforce.bench.acceptance.workloads import Size, Workload, copy, needle, plain
+from benchmarks.acceptance.locality import locality
+from benchmarks.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting
+from benchmarks.acceptance.report import Report
+from benchmarks.acceptance.teacher_forcing import Walk
+from benchmarks.acceptance.workloads import Size, Workload, copy, needle, plain
 from triforce.bench.prompts import Sources
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE
@@ -51,7 +51,7 @@ class SweepConfig:
         return Size(self.context, self.positions, self.speculative_tokens + 1)
 
     def about(self) -> dict[str, Any]:
-        """What the page says of it."""
+        """Return the settings that the page names."""
         named = {name: getattr(self, name) for name in ("context", "temperature", "top_p")}
         return {"width": self.size.width, "usual": self.usual._asdict(), **named}
 
@@ -60,7 +60,7 @@ QUICK = SweepConfig(4096, 126, 512, (256, 512, 1024), (8, 16, 32))
 
 
 def measured(llm: LLM, sources: Sources, plan: SweepConfig) -> Report:
-    """Walks every workload, and measures the sweeps on prose. Raises RequestError for texts that are too short."""
+    """Walk every workload, and measure the sweeps on prose. Raises RequestError for texts that are too short."""
     started = perf_counter()
     sweeps = cases(plan.budgets, plan.chunks, plan.full_layers, plan.usual)
     works = list(workloads(sources, plan.size))
@@ -81,7 +81,7 @@ def measured(llm: LLM, sources: Sources, plan: SweepConfig) -> Report:
 
 
 def localities(llm: LLM, sources: Sources, plan: SweepConfig) -> Report:
-    """Locality on prose, and nothing else."""
+    """Measure locality on prose, and nothing else."""
     started = perf_counter()
     rows = []
     for work in workloads(sources, plan.size):
@@ -91,7 +91,7 @@ def localities(llm: LLM, sources: Sources, plan: SweepConfig) -> Report:
 
 
 def by_unit(settings: list[Case]) -> dict[int, list[Case]]:
-    """Cases of whole pages together, which the fast kernels take; those of parts of pages together."""
+    """Group cases: those of whole pages, which the fast kernels take, and those of parts of pages."""
     groups: dict[int, list[Case]] = {PAGE: []}
     parts = gcd(PAGE, *(case.chunk for case in settings))
     for case in settings:
@@ -100,7 +100,7 @@ def by_unit(settings: list[Case]) -> dict[int, list[Case]]:
 
 
 def workloads(sources: Sources, size: Size) -> Iterator[Workload]:
-    """Each text as it stands, and prose with something that comes again."""
+    """Yield each text as it stands, and prose with repetitions."""
     for text in sources.texts:
         ids = text.ids_N.tolist()
         if text.kind == "code":

@@ -1,4 +1,4 @@
-"""How long a selection stays good, layer by layer. L layers, G KV heads, C chunks."""
+"""Overlap of selections over time, layer by layer. L layers, G KV heads, C chunks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triforce.bench.acceptance.measure import Case, Row, about
-from triforce.bench.acceptance.walk import Walk
+from benchmarks.acceptance.measure import Case, Row, about
+from benchmarks.acceptance.teacher_forcing import Walk
 from triforce.kvcache import PAGE, FullView
 from triforce.kvcache.selection import Policy
 
 
 class Recorder:
-    """A policy that does as another one does, and remembers what it picked last."""
+    """A policy that selects as another one does, and keeps its last selection."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -29,7 +29,7 @@ class Recorder:
 
 
 def locality(walk: Walk, usual: Case) -> list[Row]:
-    """A row a layer, with values after so many `tokens`; `usual.selection` must be one that observes.
+    """Return a row a layer, with values after so many `tokens`; `usual.selection` must be one that observes.
 
     `overlap`: of the chunks that were selected first, the share still selected. `recovered`: the share of the attention
     that falls on what is in sight, when selected anew at each verification; `recovered_once`: when only at first.
@@ -49,7 +49,7 @@ def locality(walk: Walk, usual: Case) -> list[Row]:
 
 
 def _follow(walk: Walk, usual: Case, refresh: int) -> list[tuple[int, Tensor, Tensor]]:
-    """At each verification: tokens since the prompt, chunks picked (L, G, C), share of the attention in sight (L)."""
+    """Return for each verification: tokens since the prompt, chunks picked (L, G, C), attention in sight (L)."""
     recorder = Recorder(usual.how.policy(walk))
     view = walk.lower(lambda: recorder, usual.setting(refresh))
     chunks, steps = ceil(len(walk.work.ids) / usual.chunk), []
@@ -67,7 +67,7 @@ def _follow(walk: Walk, usual: Case, refresh: int) -> list[tuple[int, Tensor, Te
 
 
 def _mass(full: FullView, chunk: int, chunks: int) -> Tensor:
-    """The attention that the last verification gave each chunk, (L, G, C)."""
+    """Return the attention that the last verification gave each chunk, (L, G, C)."""
     mass_LGU, units = full.observations[0].mass_LGU, chunk // full.grain
     assert mass_LGU is not None, "its views select by what is observed"
     whole_LGU = F.pad(mass_LGU, (0, chunks * units - mass_LGU.shape[2]))

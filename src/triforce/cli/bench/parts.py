@@ -1,4 +1,4 @@
-"""The arguments of `triforce bench`. Imports nothing heavy."""
+"""The parts of `triforce bench`, and which arguments each takes. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -85,56 +85,6 @@ def _kernels(parser: argparse.ArgumentParser) -> None:
     add("--shapes", type=several(str), default=["30m", "llama-3.2-1b"], metavar="NAME,...", help="30m, llama-3.2-1b")
 
 
-def _acceptance(parser: argparse.ArgumentParser) -> None:
-    _walked(parser)
-    add = parser.add_argument
-    add("--budgets", type=several(int), metavar="N,...", help="tokens that retrieval sees (256 to 4096)")
-    add("--chunks", type=several(int), metavar="N,...", help="tokens selected together (8 to 64)")
-    add("--full-layer-counts", type=several(int), metavar="N,...", help="first layers that it sees in full (0 to 2)")
-    add("--docs", metavar="FOLDER", help="write acceptance.md and pictures/ there; needs matplotlib")
-
-
-def _locality(parser: argparse.ArgumentParser) -> None:
-    _walked(parser)
-
-
-def _walked(parser: argparse.ArgumentParser) -> None:
-    """Of what reads given texts: nothing is generated."""
-    model(parser)
-    draft(parser)
-    texts(parser)
-    add = parser.add_argument
-    add("--context", type=int, metavar="N", help="tokens of the prompts (default: 32000; --quick: 4096)")
-    add("--positions", type=int, metavar="N", help="that are measured after each (default: 259; --quick: 126)")
-    add(
-        "--retrieval-budget", type=int, metavar="N", help="while something else is varied (default: 2048; --quick: 512)"
-    )
-    add(
-        "--speculative-tokens",
-        type=int,
-        default=6,
-        metavar="N",
-        help="a verification scores one position more (default: 6)",
-    )
-    add("--temperature", type=float, default=0.6, metavar="X", help=described("0 is greedy"))
-    add("--top-p", type=float, default=0.9, metavar="X", help=described("1: off"))
-    add("--quick", action="store_true", help="short prompts and few settings: a minute")
-    placement(parser, context=False)
-
-
-def _quality(parser: argparse.ArgumentParser) -> None:
-    model(parser)
-    draft(parser)
-    texts(parser)
-    add = parser.add_argument
-    add("--contexts", type=several(int), default=[4096, 16_384], metavar="N,...", help="prompt tokens")
-    add("--budgets", type=several(int), default=[512, 2048], metavar="N,...", help="tokens that each keeps or sees")
-    add("--questions", type=int, default=8, metavar="N", help=described("needles and passages asked for, each"))
-    add("--tokens", type=int, default=64, metavar="N", help=described("new ones of a passage"))
-    quiet(parser)
-    placement(parser, context=False)
-
-
 def _lossless(parser: argparse.ArgumentParser) -> None:
     model(parser)
     draft(parser)
@@ -195,9 +145,6 @@ def texts(parser: argparse.ArgumentParser) -> None:
 
 PARTS = (
     ("speed", "modes against plain decoding, by context, batch, temperature and workload", _speed),
-    ("acceptance", "how much of what a cheap view proposes the exact one keeps, by selection", _acceptance),
-    ("locality", "how long a selection stays good, layer by layer", _locality),
-    ("quality", "what eviction costs: StreamingLLM and H2O beside lossless decoding", _quality),
     ("lossless", "the certificate: texts of every mode against plain decoding", _lossless),
     ("compare", "other engines on the same checkpoint and prompts", _compare),
     ("kernels", "kernels against the memory's bandwidth", _kernels),

@@ -1,40 +1,40 @@
-"""A report of measured rows as tables, and as a page."""
+"""Measured rows as tables, and as the page docs/acceptance.md."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from triforce.bench.acceptance.measure import SELECTIONS, Case, Row
+from benchmarks.acceptance.measure import SELECTIONS, Case, Row
 from triforce.eval import Table
 
 Report = dict[str, Any]
 
 SWEPT = {"budget": "budget", "chunk": "chunk size", "full_layers": "layers seen in full"}
-"""What is varied, the rest being as usual, and what to call it."""
+"""Things varied, the rest being as usual, and their names."""
 
 WORKLOADS = ("prose", "code", "needle", "copy")
 
 
 def mean(rows: Iterable[Row], value: str) -> float | None:
-    """The mean over all positions of some rows; None if there are none."""
+    """Return the mean over all positions of some rows; None if there are none."""
     weighted = [(row[value] * row["positions"], row["positions"]) for row in rows]
     return sum(x for x, _ in weighted) / sum(n for _, n in weighted) if weighted else None
 
 
 def usual(report: Report) -> Case:
-    """The setting that is kept while another is varied."""
+    """Return the setting that is kept while another is varied."""
     return Case(**report["usual"])
 
 
 def rows_of(report: Report, workload: str, case: dict[str, Any]) -> list[Row]:
-    """The rows of a workload that have these settings."""
+    """Return the rows of a workload that have these settings."""
     wanted = case | {"workload": workload}
     return [row for row in report["acceptance"] if wanted.items() <= row.items()]
 
 
 def swept(report: Report, selection: str, what: str) -> dict[int, list[Row]]:
-    """Rows on prose of one selection by the value of what is varied, the rest being as usual."""
+    """Return rows on prose of one selection by the value of what is varied, the rest being as usual."""
     fixed = usual(report)._replace(selection=selection)._asdict()
     del fixed[what]
     rows = rows_of(report, "prose", fixed)
@@ -42,7 +42,7 @@ def swept(report: Report, selection: str, what: str) -> dict[int, list[Row]]:
 
 
 def tables(report: Report) -> list[Table]:
-    """All of them, for a terminal."""
+    """Return all tables, for a terminal."""
     return [
         workload_table(report),
         *(sweep_table(report, what) for what in SWEPT),
@@ -52,7 +52,7 @@ def tables(report: Report) -> list[Table]:
 
 
 def markdown(report: Report) -> str:
-    """The whole page: docs/acceptance.md is this and nothing else."""
+    """Return the whole page docs/acceptance.md."""
     parts = [_head(report), section(workload_table(report))]
     parts += [section(sweep_table(report, what), f"acceptance_{what}") for what in SWEPT]
     parts += [section(draft_table(report)), section(locality_table(report), "locality")]
@@ -60,20 +60,20 @@ def markdown(report: Report) -> str:
 
 
 def section(table: Table, picture: str = "") -> str:
-    """A heading, what the figures mean, perhaps a picture of them, and the table."""
+    """Return a heading, the note, perhaps a picture, and the table."""
     drawn = f"![{table.title}](pictures/{picture}.svg)\n\n" if picture else ""
     return f"## {table.title}\n\n{table.note}\n\n{drawn}{table.grid() if table.rows else 'Nothing was measured.'}"
 
 
 def cell(rows: Iterable[Row]) -> str:
-    """Acceptance under both couplings."""
+    """Return acceptance under both couplings."""
     rows = list(rows)
     both = [mean(rows, coupling) for coupling in ("rejection", "seeded")]
     return " / ".join("-" if x is None else f"{x:.3f}" for x in both)
 
 
 def selections(report: Report) -> list[str]:
-    """Those that were measured, in their usual order."""
+    """Return the selections that were measured, in their usual order."""
     return [name for name in SELECTIONS if any(row["selection"] == name for row in report["acceptance"])]
 
 
@@ -98,7 +98,7 @@ def _sources(report: Report) -> str:
 
 
 def workload_table(report: Report) -> Table:
-    """By selection and workload."""
+    """Return acceptance by selection and workload."""
     fixed = usual(report)
     by_name = {name: rows for name in WORKLOADS if (rows := rows_of(report, name, fixed._asdict()))}
     lines = []
@@ -116,7 +116,7 @@ its first half, and only the digits count. Budget {fixed.budget}, chunks of {fix
 
 
 def sweep_table(report: Report, what: str) -> Table:
-    """By selection and the value of what is varied."""
+    """Return acceptance by selection and the value of what is varied."""
     columns = {selection: swept(report, selection, what) for selection in selections(report)}
     values = sorted({value for rows in columns.values() for value in rows})
     lines = [[f"`{name}`", *(cell(rows.get(value, [])) for value in values)] for name, rows in columns.items()]
@@ -125,7 +125,7 @@ def sweep_table(report: Report, what: str) -> Table:
 
 
 def draft_table(report: Report) -> Table:
-    """By verifier and workload; no rows without a draft model."""
+    """Return acceptance of the draft by verifier and workload; no rows without a draft model."""
     found = report["draft"]
     verifiers = list(dict.fromkeys(row["verifier"] for row in found))
     names = [name for name in WORKLOADS if any(row["workload"] == name for row in found)]
@@ -138,7 +138,7 @@ def draft_table(report: Report) -> Table:
 
 
 def locality_table(report: Report) -> Table:
-    """By layer, at the first selection and at the end."""
+    """Return overlap and attention by layer, at the first selection and at the end."""
     curves = ("overlap", "recovered", "recovered_once")
     layers = sorted({row["layer"] for row in report["locality"]})
     lines = []

@@ -1,4 +1,4 @@
-"""Where connections are accepted: while there are places and descriptors, and no more of one address than it may have.
+"""Accepts connections while there are places and descriptors, and none beyond an address's share.
 
 asyncio's own way of accepting has no bounds, and where descriptors run out it logs thousands of lines a second.
 """
@@ -22,7 +22,7 @@ _USED_UP = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 def network(host: str) -> str:
-    """Whom a connection is counted for: an IPv4 address, or the /64 of an IPv6 address.
+    """Return the address that a connection counts for: an IPv4 address, or the /64 of an IPv6 address.
 
     A /64 is the least that a customer or a machine is given of IPv6, so that one client has 2**64 addresses in it. IPv4
     addresses that arrive on an IPv6 socket (::ffff:192.0.2.1) count as what they are.
@@ -36,7 +36,7 @@ def network(host: str) -> str:
 
 
 async def accept(sock: socket.socket, connections: Connections, protocol: Callable[[str], Connection]) -> None:
-    """Accept until cancelled; `protocol` makes what speaks on a connection from an address."""
+    """Accept until cancelled; `protocol` makes the protocol of a connection from an address."""
     loop = asyncio.get_running_loop()
     while True:
         try:
@@ -70,7 +70,7 @@ async def _let_in(
 
 
 async def _room(connections: Connections) -> None:
-    """Make some, or pause for a moment: all are being answered."""
+    """Close an idle connection, or pause for a moment where all are being answered."""
     if connections.make_room():
         return await asyncio.sleep(0)
     connections.note("paused")
@@ -78,7 +78,7 @@ async def _room(connections: Connections) -> None:
 
 
 def _refuse(client: socket.socket) -> None:
-    """Answer what was not asked yet. What has come is read, or the answer would be lost with it."""
+    """Answer before a request has come. Pending bytes are read, or the answer would be lost with them."""
     with client:
         client.send(_FULL)
         with suppress(BlockingIOError):

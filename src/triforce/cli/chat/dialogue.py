@@ -7,9 +7,9 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from triforce.cli.answer_output import Painter, legend, passes_per_token, write
 from triforce.cli.chat.answer import Interrupts, answer
 from triforce.cli.chat.conversation import Conversation, Turn
-from triforce.cli.common import Painter, legend, passes_per_token, write
 from triforce.cli.progress import Prefill
 from triforce.cli.serve_common import model_name
 from triforce.errors import RequestError
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from triforce.session import Session
 
 ROOM = 8
-"""Of the context one part in so many is for an answer, if --max-tokens asks for as much."""
+"""Share of the context for an answer, one part in so many, if --max-tokens asks for as much."""
 
 SHOWN = 40  # characters of a question that is dropped
 
 
-class Talk:
-    """One conversation with one session."""
+class Dialogue:
+    """A conversation with one session."""
 
     def __init__(
         self,
@@ -60,18 +60,18 @@ class Talk:
         self.tokenizer.chat(conversation.messages("?"))
 
     def ask(self, question: str) -> None:
-        """One turn. Raises RequestError for a question that cannot be asked: the conversation is as before."""
+        """Take one turn. Raises RequestError for a question that cannot be asked, and changes nothing then."""
         ids = self._fitted(question)
         self.interrupts.noted = False
         text, output = self._listen(self.session.llm.ranks.broadcast(ids))
         if output is None and not text:
-            tell("[stopped before the answer began: the question is not kept]")
+            remark("[stopped before the answer began: the question is not kept]")
             return
         self.conversation.turns.append(Turn(question, output.outputs[0].text if output else text))
         if mark := self._mark(output):
-            tell(mark)
+            remark(mark)
         if output and not self._quiet:
-            tell(_statistics(output, self._color))
+            remark(_statistics(output, self._color))
 
     def _listen(self, ids: list[int]) -> tuple[str, RequestOutput | None]:
         """Print an answer as it comes: its text, and all of it if it came to an end."""
@@ -89,7 +89,7 @@ class Talk:
         return text, output
 
     def _mark(self, output: RequestOutput | None) -> str:
-        """What is said of an answer that did not come to its own end."""
+        """Return the remark on an answer that was cut."""
         if output is None:
             return "[stopped; what was said is kept]"
         if output.outputs[0].finish_reason != "length":
@@ -121,13 +121,13 @@ class Talk:
             return False
         first = " ".join(said[0].question.split())
         short = first if len(first) <= SHOWN else f"{first[:SHOWN]} ..."
-        tell(f'[dropped {turns(count)}, from "{short}" on; {turns(len(said) - count)} and all else stay]')
+        remark(f'[dropped {turns(count)}, from "{short}" on; {turns(len(said) - count)} and all else stay]')
         del said[:count]
         return True
 
 
 def turns(count: int) -> str:
-    """So many, in words."""
+    """Return a number of turns in words."""
     return f"{count} turn" if count == 1 else f"{count} turns"
 
 
@@ -139,6 +139,6 @@ def _statistics(output: RequestOutput, color: bool) -> str:
     return f"{line} {legend(output.outputs[0].tiers)}" if color else line
 
 
-def tell(line: str) -> None:
-    """Of the chat itself: answers alone go to stdout."""
+def remark(line: str) -> None:
+    """Print a remark of the chat itself to stderr: answers alone go to stdout."""
     print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What eviction costs: needles found, and passages copied, by decoders that forget and by one that does not."""
+"""Quality under eviction: needles found and passages copied, beside lossless decoding."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from triforce.bench.acceptance.workloads import CUE, numbers
+from benchmarks.quality.eviction import EVICTIONS, EvictingDecoder
 from triforce.bench.batch_runner import Prompts, together, varied
-from triforce.bench.eviction import EVICTIONS, EvictingDecoder
-from triforce.bench.prompts import NEEDLES, Sources, copied_from, prompts
+from triforce.bench.prompts import CUE, NEEDLES, Sources, copied_from, numbers, prompts
 from triforce.engine.sequence_group import OnPrefill
 from triforce.errors import RequestError
 from triforce.eval import Table
@@ -20,6 +19,7 @@ from triforce.eval.tables import percent, tokens
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget
 from triforce.llm import LLM
+from triforce.ragged import common_prefix
 
 Row = dict[str, Any]
 PLAIN = "plain decoding"
@@ -27,7 +27,7 @@ PLAIN = "plain decoding"
 
 @dataclass(frozen=True)
 class QualityConfig:
-    """Prompt tokens; tokens that each decoder keeps in sight; how often each thing is asked; new tokens of a copy."""
+    """Prompt tokens; tokens that each decoder keeps; questions of each kind; new tokens of a copy."""
 
     contexts: Sequence[int]
     budgets: Sequence[int]
@@ -42,7 +42,7 @@ class QualityConfig:
 
 
 def rows(llm: LLM, sources: Sources, plan: QualityConfig, on_prefill: Callable[[], OnPrefill]) -> Iterator[Row]:
-    """A row for each task, context, budget and decoder. Raises RequestError for texts that are too short."""
+    """Yield a row for each task, context, budget and decoder. Raises RequestError for texts that are too short."""
     for context in plan.contexts:
         for task in ("needle", "copy"):
             asked = prompts(sources, task, context, plan.questions)
@@ -88,13 +88,12 @@ def _judged(sources: Sources, task: str, texts: list[list[int]], plain: list[lis
 
 
 def alike(text: Sequence[int], other: Sequence[int]) -> float:
-    """The share of a text that stands before its first difference from the other."""
-    same = (a == b for a, b in zip(text, other, strict=False))
-    return next((n for n, equal in enumerate(same) if not equal), len(text)) / len(text)
+    """Return the share of a text that stands before its first difference from the other."""
+    return common_prefix(text, other) / len(text)
 
 
 def tables(found: Sequence[Row]) -> list[Table]:
-    """One table, a line for each row."""
+    """Return a table, a line for each row."""
     lines = [
         [
             f"{row['task']}, {row['decoder']}", tokens(row["context"]), str(row["budget"] or "all"),

@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 
 def summary(found: Sequence[Row]) -> list[Row]:
-    """By context: the fastest accepted setting of each engine, and our tokens/s over the best of the others.
+    """Return by context the fastest accepted setting of each engine, and our tokens/s over the best of the others.
 
     `decode` is of our best mode, `plain` of our plain decoding, `prefill` of tokens/s of prefill; None where there is
     nothing to compare with.

@@ -1,4 +1,4 @@
-"""The import that every command waits for."""
+"""The import of torch, which every command waits for."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Studies: measurements of the algorithm and of other work, run in a checkout. `python -m benchmarks` lists them."""

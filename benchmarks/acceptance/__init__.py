@@ -1,0 +1,1 @@
+"""Acceptance of retrieval on given texts: the paper's ablations."""

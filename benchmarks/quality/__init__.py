@@ -1,0 +1,1 @@
+"""Quality under eviction: decoders that forget, beside one that does not."""

@@ -1,1 +1,0 @@
-"""How much of what a cheap view proposes the exact one keeps: the paper's ablations, measured on given texts."""

@@ -1,0 +1,61 @@
+"""The model and the texts that a part of `triforce bench` measures."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from triforce.backends.torch_import import import_torch
+from triforce.cli.demo import BOOK
+from triforce.cli.engine_arguments import SPECULATION
+from triforce.cli.options import NO_DRAFT
+from triforce.cli.text_files import read_texts
+from triforce.errors import RequestError
+
+if TYPE_CHECKING:
+    from triforce.bench.prompts import Sources
+    from triforce.llm import LLM
+
+OWN_CODE = "triforce.py"
+"""Name of the package's own source as a text."""
+
+
+def load(options: Namespace) -> LLM:
+    """Return the engine that the arguments describe; what is not given has its default."""
+    import_torch()
+    from triforce.llm import LLM
+
+    draft = None if options.draft == NO_DRAFT else options.draft
+    given = {name: getattr(options, name, None) for name in ("device", "dtype", *SPECULATION) if name != "mode"}
+    return LLM(options.model, draft, **{name: value for name, value in given.items() if value is not None})
+
+
+def modes(llm: LLM, given: Sequence[str] | None, usual: Iterable[str]) -> list[str]:
+    """Return the modes that were named, or the default ones that these models can run. Raises RequestError."""
+    from triforce.engine.inputs import known
+    from triforce.engine.modes import MODES, runnable
+
+    if given:
+        return [known("mode", mode, MODES) for mode in given]
+    return [mode for mode in usual if mode in runnable(llm.models)]
+
+
+def sources(llm: LLM, paths: Sequence[str] | None) -> Sources:
+    """Return the texts in files and folders; without any, the sample book and the package's own source."""
+    from triforce.bench.prompts import Sources
+    from triforce.eval import tokenize
+
+    if llm.tokenizer is None:
+        raise RequestError("this model has no tokenizer, and the prompts are texts; add tokenizer.json to its folder")
+    return Sources(llm.tokenizer, tokenize(llm, read_texts(paths) if paths else own_texts()))
+
+
+def own_texts() -> dict[str, str]:
+    """Return the sample book, and the Python files of this package one after another."""
+    package = resources.files("triforce")
+    files = sorted(Path(str(package)).rglob("*.py"))
+    code = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    return {BOOK: (package / "assets" / BOOK).read_text(encoding="utf-8"), OWN_CODE: code}
