@@ -10,8 +10,8 @@ import pytest
 from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from triforce.backends import native_loader
-from triforce.backends.cpu import offload
-from triforce.backends.cpu.layerwise import one_layer
+from triforce.backends.cpu import prefill
+from triforce.backends.cpu.prefill import one_layer
 from triforce.backends.dispatch import ForwardBatch
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
@@ -68,12 +68,12 @@ def test_layers_that_are_shown_whole(pair: Path) -> None:
 def test_a_layer_that_is_read_wrongly_shows(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: prompts go through the layers of a store by another way than through those of memory."""
 
-    def wrong(memory: Any, model: Any, layer: int, ids_1T: Any, x_1TC: Any, this: ForwardBatch) -> None:
+    def wrong(model: Any, layer: int, ids_1T: Any, x_1TC: Any, kv: Any, batch: ForwardBatch) -> None:
         if layer == 2:
             x_1TC.neg_()
-        one_layer(memory, model, layer, ids_1T, x_1TC, this)
+        one_layer(model, layer, ids_1T, x_1TC, kv, batch)
 
-    monkeypatch.setattr(offload, "one_layer", wrong)
+    monkeypatch.setattr(prefill, "one_layer", wrong)
     wanted = texts(generate(pair, ALONE, "ar"))
     for outputs in together(2, lambda ranks: generate(pair, ranks, "ar", kv_offload="file", kv_memory=MEMORY)):
         assert texts(outputs) != wanted

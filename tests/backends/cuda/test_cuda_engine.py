@@ -73,5 +73,5 @@ def test_every_mode(
 def test_it_is_these_kernels_that_run(folder: Path, by_name: None) -> None:
     target = LLM(folder / "target", dtype="float32").target.decoder
     pool = PagePool(target.config, 1, 2, target.dtype)
-    assert isinstance(target.model, TritonModel) and isinstance(pool.memory, TritonKV)
-    assert dispatch.identity(target.model, pool.memory) == "triton"
+    assert isinstance(target.model, TritonModel) and isinstance(pool.kv, TritonKV)
+    assert dispatch.identity(target.model, pool.kv) == "triton"

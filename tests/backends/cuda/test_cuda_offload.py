@@ -101,7 +101,7 @@ def test_every_mode(folder: Path, mode: str, temperature: float, layers: int, pl
 
 def test_it_is_this_memory_that_holds_it(folder: Path, by_name: None) -> None:
     llm = LLM(folder / "target", dtype="float32", **host("500KiB", 1))
-    memory = llm.open(1, 200).core.store.pool.memory
+    memory = llm.open(1, 200).core.store.pool.kv
     assert isinstance(memory, TritonOffloadedKV) and memory.whole_layers == 1
     assert dispatch.identity(llm.models.target.model, memory) == "triton"
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.cuda import twins
 from tests.helpers.mutants.law_mutants import Edit
-from triforce.backends.cuda.kv import TritonKV
+from triforce.backends.cuda.graphs import Graphs
 from triforce.backends.cuda.offload.kv import TritonOffloadedKV
 from triforce.backends.cuda.offload.layout import DeviceLayout
 from triforce.backends.cuda.offload.residency import OffloadManager
@@ -49,7 +49,7 @@ def fetched() -> int:
     for b in range(twins.ROWS):
         pair.same("begin", b, pair.ids(190))
     pair.verify(4)
-    memory = pair.sides[1].pool.memory._hosted
+    memory = pair.sides[1].pool.kv.manager
     before = int(memory.fetched)
     for _ in range(10):
         pair.verify(4)
@@ -67,7 +67,7 @@ def test_what_comes_into_favour_is_kept_as_it_streams_by(monkeypatch: pytest.Mon
 def test_passes_below_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """And those that stream are not."""
     captured: list[bool] = []
-    monkeypatch.setattr(TritonKV, "_run", lambda self, replay: captured.append(True) or plain(self, replay))
+    monkeypatch.setattr(Graphs, "run", lambda self, replay, call: captured.append(True) or plain(self, replay, call))
     pair = twins.Twins(twins.room(shapes.decoder("twins", twins.CAPACITY), 0), 0)
     for b in range(twins.ROWS):
         pair.same("begin", b, pair.ids(120))
@@ -83,19 +83,19 @@ def test_passes_below_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert captured
 
 
-plain = TritonKV._run
+plain = Graphs.run
 
 
 MUTANTS = {
     "what another text left in a page is still found": Edit(OffloadManager, "leave", ("self._tell(pages)", "pass")),
     "a text that is cut goes on in an empty page": Edit(
-        OffloadManager, "write", ("self.places.to_parts(self.places.part, *self.at(begun))", "pass")
+        OffloadManager, "begin_write", ("self.places.to_parts(self.places.part, *self.at(begun))", "pass")
     ),
     "what is newer than the store is not laid over it": Edit(
         TritonOffloadedKV, "_open", ("places.from_part(layer, home, *streams.seated)", "pass")
     ),
     "what a pass writes stays in the buffer": Edit(
-        TritonOffloadedKV, "_close", ("hosted.places.to_part(layer, home, *streams.written)", "pass")
+        TritonOffloadedKV, "_close", ("manager.places.to_part(layer, home, *streams.written)", "pass")
     ),
     "what is written is thought to be stored": Edit(WriteSlots, "write", ("self._fresh.update(pages)", "pass")),
     "pages leave without being stored": Edit(

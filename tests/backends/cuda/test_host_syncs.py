@@ -20,6 +20,7 @@ from triton.runtime import interpreter
 
 from tests.backends.cuda.test_cuda_engine import ids
 from tests.helpers.mutants.law_mutants import Edit
+from triforce.backends import layerwise
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.distributed.group import TPGroup
@@ -123,7 +124,7 @@ def test_once_a_pass(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
 
 
 def test_more_would_be_noticed(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant = Edit(Observed, "pick", ("if sight.grain == chunk:", "if sight.mass_LGU.sum() > 0:"))
+    mutant = Edit(Observed, "pick", ("if observation.grain == chunk:", "if observation.mass_LGU.sum() > 0:"))
     monkeypatch.setattr(mutant.owner, mutant.name, mutant.function())
     waits, _ = steps(folder, watch, monkeypatch)
     assert {*waits} == {HEARD, "__bool__ in <broken pick>, pick"}
@@ -145,7 +146,7 @@ def test_a_model_that_ranks_share_can_be_captured(folder: Path, by_name: None) -
     """A graph can bring nothing from the host's memory."""
     decoder = LLM(folder / "target", dtype="float32").target.decoder
     ranks = cast(TPGroup, SimpleNamespace(rank=1, count=2, exact=True, gather=lambda x, width: x.repeat(1, 2)))
-    model = ShardedModel(decoder.config, decoder.model, ranks, decoder.dtype)  # type: ignore[arg-type]
+    model = ShardedModel(decoder.config, decoder.model, ranks, decoder.dtype, layerwise.forward)  # type: ignore[arg-type]
     with Watch() as watch:
         ids_N = torch.zeros(3, dtype=torch.long, device=torch.device("cpu"))
         assert isinstance(ids_N, OnDevice) and model.embed(ids_N).shape == (3, decoder.config.hidden_size)

@@ -3,19 +3,19 @@
 Kernels are replaced by what they are compared with elsewhere, so that hundreds of passes take seconds and what is
 judged is which pages lie where. All memory is NaN until it is written to. Sums differ in their last bit by how they are
 cut, so two pages may score the same in one pool and not in the other: both sides read what the first one selected.
-Shape suffixes as in backends/interface.py.
+Shape suffixes as in backends/kernel_api.py.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from random import Random
-from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.lower_view import lower_view
 from triforce.backends import dispatch
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.model import TritonLayer
@@ -62,10 +62,10 @@ def mixed(
     seen: DevicePageTable,
     kv: page_copy.KeysValues,
     wide: object = None,
-    weigh: bool = False,
+    return_mass: bool = False,
     by_head: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `triton_memory.mix`, on the torch path."""
+    """As `write_and_attend`, on the torch path."""
     q_BTHD, k_BTGD, v_BTGD = qkv
     T, starts, counts = q_BTHD.shape[1], seen.starts_B.tolist(), seen.counts_B.tolist()
     lists = PageTable(seen.units, starts, counts)
@@ -76,7 +76,7 @@ def mixed(
     real_N = slots_N > 0
     for memory_GSD, new_BTGD in zip(kv, (k_BTGD, v_BTGD), strict=True):
         memory_GSD[:, slots_N[real_N]] = new_BTGD.flatten(0, 1)[real_N].transpose(0, 1)
-    return q_BTHD, *attend_lists(q_BTHD, *kv, lists, weigh)
+    return q_BTHD, *attend_lists(q_BTHD, *kv, lists, return_mass)
 
 
 def replace_kernels(patch: pytest.MonkeyPatch) -> None:
@@ -85,12 +85,10 @@ def replace_kernels(patch: pytest.MonkeyPatch) -> None:
     import triforce.backends.cuda.offload.prefill as prompt
     import triforce.backends.torch.model as plain_model
 
-    modules: dict[ModuleType, dict[str, object]] = {
-        places: {"carry": carried}, memory: {"mix": mixed}, prompt: {"mix": mixed, "AT_ONCE": 64}
-    }  # fmt: skip
-    for module, names in modules.items():
-        for name, new in names.items():
-            patch.setattr(module, name, new)
+    patch.setattr(places, "carry", carried)
+    patch.setattr(prompt, "AT_ONCE", 64)
+    for module in (memory, prompt):
+        patch.setattr(module, "write_and_attend", mixed)
     for name in ("norm", "swiglu"):
         patch.setattr(TritonLayer, name, staticmethod(getattr(plain_model, name)))
     patch.setattr("triforce.backends.cuda.triton.topk.MOST", -1)  # so torch selects
@@ -114,47 +112,46 @@ class Side:
     def __init__(self, decoder: Decoder, given: OffloadLayout | None, selection: str) -> None:
         self.decoder, self.selection = decoder, selection
         self.pool = PagePool(decoder.config, ROWS, PAGES, torch.float32, room=given)
-        memory = self.pool.memory
+        memory = self.pool.kv
         assert type(memory) is (TritonOffloadedKV if given else TritonKV)
         held = [memory.keys_LGSD, memory.values_LGSD]
-        for each in held + (list(memory._hosted.places._parts) if isinstance(memory, TritonOffloadedKV) else []):
+        for each in held + (list(memory.manager.places._parts) if isinstance(memory, TritonOffloadedKV) else []):
             each.fill_(torch.nan)
         self.full = FullView(self.pool)
         self.look()
 
     def look(self, layers: frozenset[int] = frozenset()) -> None:
-        self.lower = RetrievalView(
-            self.full, POLICIES[self.selection], RetrievalConfig(Budget(48), searched_layers=layers)
-        )
+        setting = RetrievalConfig(Budget(48), searched_layers=layers)
+        self.lower = lower_view(self.full, POLICIES[self.selection], setting)
 
     def begin(self, b: int, ids: list[int]) -> list[Tensor]:
         """Another text in row b, read to its end."""
         self.pool.release(b)
         self.pool.reserve(b, CAPACITY)
-        self.full.sights[b] = AttentionObservation()
+        self.full.observations[b] = AttentionObservation()
         self.look(self.lower.full_layers)
         view, given = self.full.row(b), []
         while (span := view.resume(len(ids)))[0] < span[1]:
             start, stop = span
-            view.begin(ints([stop - start]), stop - start)
+            count_1 = ints([stop - start])
             if self.pool.offloaded and stop - start > READ:
-                list(view.read(self.decoder.model, torch.tensor([ids[start:stop]])))
+                list(self.decoder.read(torch.tensor([ids[start:stop]]), count_1, view))
             else:
-                logits_1JV = self.decoder(torch.tensor([ids[start:stop]]), view, torch.tensor([[stop - start - 1]]))
+                last_11 = torch.tensor([[stop - start - 1]])
+                logits_1JV = self.decoder(torch.tensor([ids[start:stop]]), count_1, view, last_11)
                 given = [logits_1JV]
-            view.advance(ints([stop - start]))
+            view.advance(count_1)
         return given
 
     def feed(self, view: FullView | RetrievalView, rows: list[list[int]]) -> list[Tensor]:
         """One pass; the logits of the real tokens, and their mass."""
         counts, width = ints([len(row) for row in rows]), max(map(len, rows))
         ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-        view.begin(counts, width)
-        logits_BTV = self.decoder(ids_BT, view)
+        logits_BTV = self.decoder(ids_BT, counts, view)
         view.advance(counts)
         given = [logits_BTV[b, :count] for b, count in enumerate(counts)]
         if view is self.full:
-            given += [mass for sight in self.full.sights if (mass := sight.mass_LGU) is not None]
+            given += [mass for sight in self.full.observations if (mass := sight.mass_LGU) is not None]
         return given
 
     def cut(self, lengths: list[int]) -> None:

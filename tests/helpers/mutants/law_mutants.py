@@ -227,7 +227,7 @@ if not hasattr(self, "written"):
 MEMORIES = [
     Mutant(
         "stale KV after a rollback",  # the slot of a refused guess keeps what the guess wrote
-        [Edit(TorchKV, "put", (FIRST := "self.keys_LGSD[layer].index_copy_", WRITE_ONCE + FIRST))],
+        [Edit(TorchKV, "write", (FIRST := "self.keys_LGSD[layer].index_copy_", WRITE_ONCE + FIRST))],
         ("same text: draft", "same KV: draft"),
     ),
     Mutant(
@@ -237,8 +237,8 @@ MEMORIES = [
                 RetrievalView,
                 "lengths_B",
                 (
-                    "np.maximum(self.ahead_B, self.full.lengths_B)",
-                    "np.where(self.ahead_B > 0, self.ahead_B, self.full.lengths_B)",
+                    "np.maximum(ahead_B, self.full.lengths_B)",
+                    "np.where(ahead_B > 0, ahead_B, self.full.lengths_B)",
                 ),
             )
         ],
@@ -256,8 +256,8 @@ MEMORIES = [
                 attention,
                 "unfold",
                 (
-                    "mixed_GRD.reshape(-1, T, mixed_GRD.shape[-1])",
-                    "mixed_GRD.unflatten(1, (-1, T)).transpose(0, 1).reshape(-1, T, mixed_GRD.shape[-1])",
+                    "attn_out_GRD.reshape(-1, T, attn_out_GRD.shape[-1])",
+                    "attn_out_GRD.unflatten(1, (-1, T)).transpose(0, 1).reshape(-1, T, attn_out_GRD.shape[-1])",
                 ),
             ),
         ],

@@ -65,7 +65,7 @@ def test_the_text_is_that_of_kv_in_memory(folder: Path, mode: str, temperature: 
 
 
 def memory_of(texts: Any) -> Any:
-    return texts.core.store.pool.memory
+    return texts.core.store.pool.kv
 
 
 def outcomes(texts: Any) -> dict[Any, Any]:

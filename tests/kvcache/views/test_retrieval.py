@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.lower_view import lower_view
 from tests.helpers.simple_cache import DEVICE
 from tests.helpers.small_decoder import CLOSE, VOCAB, dense, feed, make_pool, prefill, slots_of, small_decoder, text
 from triforce.engine.batch_prefill import prefill_batch
@@ -21,7 +22,7 @@ from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet
 from triforce.interface.sampling_params import SamplingParams
-from triforce.kvcache import PAGE, FullView, RetrievalConfig, RetrievalView
+from triforce.kvcache import PAGE, FullView, RetrievalConfig
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES, Policy, Recent
 from triforce.ragged import ints
@@ -40,7 +41,7 @@ class Spy:
     def __init__(self, share: int = 8) -> None:
         self.share, self.asked = share, []
 
-    def recent(self, budget: int) -> int:
+    def latest(self, budget: int) -> int:
         return budget // self.share
 
     def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
@@ -58,7 +59,7 @@ class Rounds:
     def __init__(self, length: int = 120, **setting: Any) -> None:
         self.full, self.spy, self.text = FullView(make_pool(DECODER, 2, 608)), Spy(), text(length)
         prefill(DECODER, self.full, 1, self.text)
-        self.lower = RetrievalView(self.full, lambda: self.spy, RetrievalConfig(**({"budget": Budget(64)} | setting)))
+        self.lower = lower_view(self.full, lambda: self.spy, RetrievalConfig(**({"budget": Budget(64)} | setting)))
 
     @property
     def selections(self) -> int:
@@ -117,13 +118,13 @@ def test_a_choice_keeps_to_its_budget(budget: int, chunk: int) -> None:
     rounds = Rounds(budget=Budget(budget), chunk=chunk)
     for _ in range(20):
         rounds.round(kept=2)
-        choice = rounds.lower.choices[1]
+        choice = rounds.lower.selections[1].pages
         if choice is not None and rounds.spy.asked:
             committed = rounds.spy.asked[-1][0]
-            sight = choice.tokens + committed - choice.recent
+            sight = choice.tokens + committed - choice.end
             sinks = -(-PAGE // chunk) * chunk
             assert sight <= max(budget, sinks + budget // 8 + 2 * chunk)
-            assert committed - choice.recent >= budget // 8
+            assert committed - choice.end >= budget // 8
             tokens = [
                 rounds.full.pool.slots(1, 0, 600).tolist().index(slot)
                 for slot in slots_of(rounds.lower, 1)[0, 0].tolist()
@@ -131,7 +132,7 @@ def test_a_choice_keeps_to_its_budget(budget: int, chunk: int) -> None:
             assert tokens == sorted(set(tokens)) and tokens[: min(PAGE, len(tokens))] == list(
                 range(min(PAGE, len(tokens)))
             )
-            assert max(tokens, default=-1) < choice.recent
+            assert max(tokens, default=-1) < choice.end
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -141,7 +142,7 @@ def test_any_chunk_at_any_length(name: str, chunk: int, length: int) -> None:
     """Contexts a little above the budget have few full chunks to choose from, or none."""
     full = FullView(make_pool(DECODER, 1, 224))
     prefill(DECODER, full, 0, text(length))
-    lower = RetrievalView(full, ALL[name], RetrievalConfig(Budget(32), chunk))
+    lower = lower_view(full, ALL[name], RetrievalConfig(Budget(32), chunk))
     assert feed(DECODER, lower, [[1, 2, 3]])[0].isfinite().all()
 
 
@@ -151,11 +152,11 @@ def test_the_first_selection_has_queries_to_go_by(name: str, length: int) -> Non
     """A prompt is prefilled in wide passes that report nothing; its last tokens are fed apart for this."""
     full = FullView(make_pool(DECODER, 1, 720))
     prefill(DECODER, full, 0, text(length))
-    lower = RetrievalView(full, POLICIES[name], RetrievalConfig(Budget(64)))
+    lower = lower_view(full, POLICIES[name], RetrievalConfig(Budget(64)))
     feed(DECODER, lower, [[1, 2, 3]])
-    choice = lower.choices[0]
-    assert choice is not None and choice.recent >= length - 32 and choice.tokens <= 64
-    assert full.sights[0].start + full.sights[0].queries_LTHD.shape[1] == length
+    choice = lower.selections[0].pages
+    assert choice is not None and choice.end >= length - 32 and choice.tokens <= 64
+    assert full.observations[0].start + full.observations[0].queries_LTHD.shape[1] == length
 
 
 def test_full_layers_see_everything() -> None:
@@ -164,9 +165,7 @@ def test_full_layers_see_everything() -> None:
     for layers in ((), (0,), (1,), (0, 1)):
         full = FullView(make_pool(DECODER, 1, 224))
         prefill(DECODER, full, 0, text(150))
-        lower = RetrievalView(
-            full, POLICIES["observed"], RetrievalConfig(Budget(32), searched_layers=frozenset(layers))
-        )
+        lower = lower_view(full, POLICIES["observed"], RetrievalConfig(Budget(32), searched_layers=frozenset(layers)))
         results.append(feed(DECODER, lower, [[1, 2, 3]])[0])
     exact = feed(DECODER, dense(DECODER, text(150)), [[1, 2, 3]])[0]
     torch.testing.assert_close(results.pop(), exact, **CLOSE)
@@ -178,23 +177,23 @@ def test_what_nobody_asked_the_exact_view_to_note_is_no_news() -> None:
     """Mode auto asks for attention only while it pays, and a row may come from a batch that did not."""
     full = FullView(make_pool(DECODER, 1, 224))
     prefill(DECODER, full, 0, text(150))
-    lower = RetrievalView(full, POLICIES["observed"], RetrievalConfig(Budget(32)))
+    lower = lower_view(full, POLICIES["observed"], RetrievalConfig(Budget(32)))
     full.grain = 0
     feed(DECODER, full, [[4]])
     everything = feed(DECODER, lower, [[1, 2, 3]])[0]
     torch.testing.assert_close(everything, feed(DECODER, dense(DECODER, [*text(150), 4]), [[1, 2, 3]])[0], **CLOSE)
-    assert lower.choices == [None]
+    assert lower.selections[0].pages is None
 
 
 def test_a_share_of_the_context_grows_with_it() -> None:
     rounds = Rounds(budget=Budget(share=0.5))
-    sights = []
+    visible = []
     for _ in range(60):
         rounds.round(kept=3)
-        choice = rounds.lower.choices[1]
+        choice = rounds.lower.selections[1].pages
         assert choice is not None
-        sights.append(choice.tokens + rounds.spy.asked[-1][0] - choice.recent)
-    assert sights[0] <= 64 and 160 <= sights[-1] <= 192
+        visible.append(choice.tokens + rounds.spy.asked[-1][0] - choice.end)
+    assert visible[0] <= 64 and 160 <= visible[-1] <= 192
 
 
 @pytest.mark.parametrize("width", [1, 33, 66])
@@ -202,10 +201,10 @@ def test_a_verification_of_any_width_is_news(width: int) -> None:
     """draft_tokens and speculative_tokens may be 32: so wide a pass must tell the lower view what it saw, too."""
     rounds = Rounds(length=100)
     rounds.round()
-    before = rounds.full.sights[1].passes
+    before = rounds.full.observations[1].passes
     feed(DECODER, rounds.full, [[], text(width)])
-    assert rounds.full.sights[1].passes == before + 1
-    lower = RetrievalView(rounds.full, POLICIES["observed"], RetrievalConfig(Budget(64)))
+    assert rounds.full.observations[1].passes == before + 1
+    lower = lower_view(rounds.full, POLICIES["observed"], RetrievalConfig(Budget(64)))
     assert feed(DECODER, lower, [[], [1, 2]])[1].isfinite().all()
 
 
@@ -262,6 +261,6 @@ def test_generation_far_beyond_the_budget(policy: str) -> None:
     """Six times the budget from a short prompt, and the sight stays as small as asked."""
     texts, batch = generate("retrieval", PROMPTS[:1], 200, budget=32, retrieval_policy=policy)
     assert texts == plain_alone(200)
-    choice = batch.top.below.cache.choices[0]
-    assert choice.tokens <= 32 and choice.recent > 180
+    choice = batch.top.below.cache.selections[0].pages
+    assert choice.tokens <= 32 and choice.end > 180
     assert all(0 <= token < VOCAB for token in texts[0])
