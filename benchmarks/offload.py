@@ -50,7 +50,7 @@ class Limited:
         """The answer, and the bytes that decoding read."""
         request = self.llm.request(ids, params, mode)
         texts, stores = self.llm.open(1, len(ids) + params.max_tokens), []
-        memory = texts.core.store.pool.memory
+        memory = texts.core.store.pool.kv
         assert isinstance(memory, NativeOffloadedKV)
         earlier, _ = self.llm.runner.prompt_files(_files(saved), texts.core.store.pool, ids)
         texts.submit([request], saved=earlier, on_read=lambda _: stores.append(memory.bytes_read))

@@ -27,7 +27,7 @@ class HeavyHitters:
         self._mass_LGU, self._passes = mass_LGU, 0
         self._gone_LGN = torch.zeros(*mass_LGU.shape[:2], 0, dtype=torch.bool, device=mass_LGU.device)
 
-    def recent(self, budget: int) -> int:
+    def latest(self, budget: int) -> int:
         return budget // 2
 
     def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
@@ -42,23 +42,23 @@ class HeavyHitters:
 
     def _see(self, full: FullView, row: int) -> None:
         """Add what the last verification saw; the first thing seen is the end of the prompt, which is there already."""
-        sight = full.sights[row]
-        if self._passes and sight.passes != self._passes and sight.mass_LGU is not None:
-            self._mass_LGU = added(self._mass_LGU, sight.mass_LGU)
-        self._passes = sight.passes
+        seen = full.observations[row]
+        if self._passes and seen.passes != self._passes and seen.mass_LGU is not None:
+            self._mass_LGU = added(self._mass_LGU, seen.mass_LGU)
+        self._passes = seen.passes
 
 
 @torch.no_grad()
 def attended(model: Decoder, full: FullView, ids_1S: Ints) -> Tensor:
     """Let an exact view see what it has not seen of a text; the attention that each unit drew meanwhile, (L, G, U)."""
-    full.grain, sum_LGU = full.pool.unit, torch.zeros(1, 1, 0)
+    full.observe(full.pool.unit)
+    sum_LGU = torch.zeros(1, 1, 0)
     for start in range(int(full.lengths_B[0]), ids_1S.shape[1], OBSERVED):
         ids_1T = torch.from_numpy(ids_1S[:, start : start + OBSERVED]).to(full.pool.device)
         count_1 = ints([ids_1T.shape[1]])
-        full.begin(count_1, ids_1T.shape[1])
-        model(ids_1T, full, ids_1T.new_zeros(1, 0))
+        model(ids_1T, count_1, full, ids_1T.new_zeros(1, 0))
         full.advance(count_1)
-        mass_LGU = full.sights[0].mass_LGU
+        mass_LGU = full.observations[0].mass_LGU
         assert mass_LGU is not None, "passes of that width are observed"
         seen_LGU = mass_LGU[..., : -(-int(full.lengths_B[0]) // full.grain)]
         sum_LGU = _widened(sum_LGU.to(seen_LGU), seen_LGU.shape[2]) + seen_LGU

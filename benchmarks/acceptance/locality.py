@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.acceptance.measure import Case, Row, about
 from benchmarks.acceptance.teacher_forcing import Walk
-from triforce.kvcache import PAGE, FullView, RetrievalView
+from triforce.kvcache import PAGE, FullView
 from triforce.kvcache.selection import Policy
 
 
@@ -20,7 +20,7 @@ class Recorder:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.observes = policy.observes
-        self.recent = policy.recent
+        self.latest = policy.latest
         self.picked_LGN = torch.empty(0)
 
     def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
@@ -51,7 +51,7 @@ def locality(walk: Walk, usual: Case) -> list[Row]:
 def _follow(walk: Walk, usual: Case, refresh: int) -> list[tuple[int, Tensor, Tensor]]:
     """Return for each verification: tokens since the prompt, chunks picked (L, G, C), attention in sight (L)."""
     recorder = Recorder(usual.how.policy(walk))
-    view = RetrievalView(walk.full, lambda: recorder, usual.setting(refresh))
+    view = walk.lower(lambda: recorder, usual.setting(refresh))
     chunks, steps = ceil(len(walk.work.ids) / usual.chunk), []
     for span, *_ in walk.under(view):
         picked_LGN = recorder.picked_LGN
@@ -59,7 +59,7 @@ def _follow(walk: Walk, usual: Case, refresh: int) -> list[tuple[int, Tensor, Te
         chosen_LGC.scatter_(2, picked_LGN, True)
         visible_LGC = chosen_LGC.clone()
         visible_LGC[..., : ceil(PAGE / usual.chunk)] = True
-        visible_LGC[..., ceil(view.recent[0] / usual.chunk) :] = True
+        visible_LGC[..., ceil(view.selections[0].window_start / usual.chunk) :] = True
         mass_LGC = _mass(walk.full, usual.chunk, chunks)
         recovered_L = (mass_LGC * visible_LGC).sum((1, 2)) / mass_LGC.sum((1, 2))
         steps.append((span.start - walk.work.prompt, chosen_LGC, recovered_L))
@@ -68,7 +68,7 @@ def _follow(walk: Walk, usual: Case, refresh: int) -> list[tuple[int, Tensor, Te
 
 def _mass(full: FullView, chunk: int, chunks: int) -> Tensor:
     """Return the attention that the last verification gave each chunk, (L, G, C)."""
-    mass_LGU, units = full.sights[0].mass_LGU, chunk // full.grain
+    mass_LGU, units = full.observations[0].mass_LGU, chunk // full.grain
     assert mass_LGU is not None, "its views select by what is observed"
     whole_LGU = F.pad(mass_LGU, (0, chunks * units - mass_LGU.shape[2]))
     return whole_LGU.view(*whole_LGU.shape[:2], chunks, units).sum(3)

@@ -56,7 +56,7 @@ class Case(NamedTuple):
 
     def view(self, walk: Walk) -> RetrievalView:
         """Return a fresh view of what is walked through."""
-        return RetrievalView(walk.full, lambda: self.how.policy(walk), self.setting(self.how.refresh))
+        return walk.lower(lambda: self.how.policy(walk), self.setting(self.how.refresh))
 
     def setting(self, refresh: int) -> RetrievalConfig:
         return RetrievalConfig(Budget(self.budget), self.chunk, refresh, frozenset(range(self.full_layers)))

@@ -8,7 +8,7 @@ Shape suffixes: N positions, V vocabulary, L layers, G KV heads, U units.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,7 @@ from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, TierBuilder
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, RetrievalConfig, RetrievalView
+from triforce.kvcache.selection import Policy
 from triforce.kvcache.views.full import TAIL
 from triforce.ragged import Ints, ints
 from triforce.sampling import LogitsProcessor
@@ -41,8 +42,7 @@ class TeacherForcing:
     def __call__(self, model: Decoder, view: Any, span: Span) -> Tensor:
         """Return the probabilities at a span's positions, (N, V), from one pass over the token before each."""
         width, ids_1S = span.stop - span.start, torch.from_numpy(self.ids_1S)
-        view.begin(ints([width]), width)
-        logits_1NV = model(ids_1S[:, span.start - 1 : span.stop - 1], view)
+        logits_1NV = model(ids_1S[:, span.start - 1 : span.stop - 1], ints([width]), view)
         view.advance(ints([width]))
         return self.processor(logits_1NV, ids_1S, torch.tensor([span.start]))[0]
 
@@ -77,6 +77,12 @@ class Walk:
         """Attention that each unit of the prompt drew from all tokens, from a reading of its own."""
         rows = TierBuilder(self.models, self._rows.speculation, [self.work.prompt])
         return attended(self.models.target, rows.full(), self.read.ids_1S[:, : self.work.prompt - 1])
+
+    def lower(self, policy: Callable[[], Policy], setting: RetrievalConfig) -> RetrievalView:
+        """A fresh view of `full`, which observes what the view selects by."""
+        view = RetrievalView(self.full, policy, setting)
+        self.full.observe(view.unit if view.observes else 0)
+        return view
 
     def under(self, view: RetrievalView, foresight: bool = False) -> Iterator[tuple[Span, Tensor, Tensor]]:
         """Yield each measured span with its probabilities under a fresh view of `full`, and exactly.

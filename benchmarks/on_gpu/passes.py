@@ -61,14 +61,13 @@ def _read(decoder: Decoder, pool: PagePool, ids_1S: torch.Tensor) -> None:
         start, stop = full.resume(ids_1S.shape[1])
         if start >= stop:
             return
-        full.begin(ints([stop - start]), stop - start)
-        decoder(ids_1S[:, start:stop], full, torch.zeros(1, 0, dtype=torch.long))
+        decoder(ids_1S[:, start:stop], ints([stop - start]), full, torch.zeros(1, 0, dtype=torch.long))
         full.advance(ints([stop - start]))
 
 
 def once(decoder: Decoder, view: FullView, width: int) -> None:
-    view.begin(ints([width]), width)
-    decoder(torch.ones(1, width, dtype=torch.long), view)  # not advanced: the next pass writes the same slots
+    # Not advanced: the next pass writes the same slots.
+    decoder(torch.ones(1, width, dtype=torch.long), ints([width]), view)
 
 
 def _filled(decoder: Decoder, context: int) -> FullView:

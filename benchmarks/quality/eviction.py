@@ -43,9 +43,9 @@ class EvictingDecoder:
         mass_LGU = added(self.mass_LGU, attended(self.decoder, self.full, ints(prompt[:-1])[None]))
         setting, made, one = RetrievalConfig(Budget(budget), searched_layers=frozenset()), prompt[-1:], ints([1])
         view = RetrievalView(self.full, lambda: EVICTIONS[eviction](mass_LGU), setting)
+        self.full.observe(view.unit if view.observes else 0)
         for _ in range(self.tokens):
-            view.begin(one, 1)
-            logits_1JV = self.decoder(torch.tensor([made[-1:]], device=self.decoder.device), view)
+            logits_1JV = self.decoder(torch.tensor([made[-1:]], device=self.decoder.device), one, view)
             view.advance(one)
             self.full.advance(one)  # there is nothing exact above to wait for
             made.append(int(logits_1JV[0, -1].argmax()))

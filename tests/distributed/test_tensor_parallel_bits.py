@@ -51,8 +51,7 @@ def read(decoder: Decoder, widths: list[int]) -> Tensor:
     full, logits, ids = FullView(pool), [], text()
     for width in widths:
         start = int(full.lengths_B[0])
-        full.begin(ints([width]), width)
-        logits.append(decoder(torch.tensor([ids[start : start + width]]), full)[0])
+        logits.append(decoder(torch.tensor([ids[start : start + width]]), ints([width]), full)[0])
         full.advance(ints([width]))
     return torch.cat(logits)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.helpers.engine_scene import (
     CHUNK,
@@ -24,6 +23,7 @@ from tests.helpers.engine_scene import (
 )
 from tests.helpers.tiny_llm import MODES, ask, counted, ids, llm
 from triforce.backends import native_loader
+from triforce.backends.dispatch import ForwardBatch
 from triforce.engine.engine import Request
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import SequenceGroup
@@ -31,6 +31,7 @@ from triforce.errors import CacheError
 from triforce.interface.outputs import RequestOutput
 from triforce.kvcache import PAGE, FullView
 from triforce.kvcache.views.full import TAIL
+from triforce.ragged import Ints
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "auto"])
@@ -168,15 +169,15 @@ def test_failed_pass_ends_its_rows_only(folder: Path, monkeypatch: pytest.Monkey
 
 def test_out_of_memory_prefill_fails_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told what would need less, and the text beside it goes on."""
-    model, forward = llm(folder), FullView.forward
+    model, begin = llm(folder), FullView.begin
 
-    def run_out(self: FullView, decoder: Any, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
+    def run_out(self: FullView, counts_B: Ints, width: int) -> ForwardBatch:
         if self.lengths_B.max() > 150:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return forward(self, decoder, ids_BT, at_BJ)
+        return begin(self, counts_B, width)
 
     wanted = alone(model, 91, mode="triforce")
-    monkeypatch.setattr(FullView, "forward", run_out)
+    monkeypatch.setattr(FullView, "begin", run_out)
     texts = model.open(ROWS, KV_TOKENS)
     small, large = request(model, 91, "triforce"), request(model, 260, "triforce")
     texts.submit([small])

@@ -67,7 +67,7 @@ class Timed(Recaller):
         super().__init__(llm, reach=2)
         self.clock, self.token, self.deeper, self.fed = clock, token, deeper, 0
 
-    def __call__(self, ids_BT: Any, view: Any, at_BJ: Any = None) -> Any:
+    def __call__(self, ids_BT: Any, counts_B: Any, view: Any, at_BJ: Any = None) -> Any:
         count, start = ids_BT.shape[1], int(view.lengths_B[0])
         self.clock.now += count * (self.token + self.deeper * (start + count / 2))
         self.fed += count

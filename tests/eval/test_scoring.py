@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.helpers.recall_model import noise
-from tests.helpers.simple_cache import SimpleCache
+from tests.helpers.simple_cache import score
 from triforce.eval import scoring
 from triforce.eval.scoring import cut_view, draft_view, full_view, greedy, nats, skim
 from triforce.kvcache import PAGE
@@ -20,7 +20,7 @@ IDS_N = torch.tensor(noise(500))
 def plain(llm: LLM, ids_N: Tensor) -> Tensor:
     """Losses of all tokens but the first, in one pass through a dense cache."""
     decoder = llm.target.decoder
-    logits_NV = decoder(ids_N[None, :-1], SimpleCache(decoder.config))[0]
+    logits_NV = score(decoder, ids_N[None, :-1])[0]
     return F.cross_entropy(logits_NV, ids_N[1:], reduction="none")
 
 
@@ -60,7 +60,7 @@ def test_greedy_scoring_equals_argmax_and_leaves_no_state(llm: LLM) -> None:
     found = [greedy(decoder, view, IDS_N[60:64], 5) for _ in range(2)]
     ids_N = IDS_N[:64]
     for token in found[0]:
-        assert token == int(decoder(ids_N[None], SimpleCache(decoder.config))[0, -1].argmax())
+        assert token == int(score(decoder, ids_N[None])[0, -1].argmax())
         ids_N = torch.cat([ids_N, torch.tensor([token])])
     assert found[0] == found[1]
     assert int(view.lengths_B[0]) == 60

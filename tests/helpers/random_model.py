@@ -1,6 +1,6 @@
 """A small random model for the native kernels.
 
-Shape suffixes as in backends/interface.py, and I MLP size.
+Shape suffixes as in backends/kernel_api.py, and I MLP size.
 """
 
 from __future__ import annotations

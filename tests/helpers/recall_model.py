@@ -24,7 +24,7 @@ class Recaller:
         self.ids: list[int] = []
         self.sights: list[int] = []
 
-    def __call__(self, ids_BT: Tensor, view: Any, at_BJ: Tensor | None = None) -> Tensor:
+    def __call__(self, ids_BT: Tensor, counts_B: Any, view: Any, at_BJ: Tensor | None = None) -> Tensor:
         start = int(view.lengths_B[0])
         self.ids = [*self.ids[:start], *[-1] * (start - len(self.ids)), *ids_BT[0].tolist()]
         if at_BJ is not None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.backends.dispatch import ModelBackend, layer_by_layer
+from triforce.backends.dispatch import ForwardBatch, LayerAttention
 from triforce.model.config import ModelConfig
 from triforce.model.rope import rotate
 from triforce.ragged import Ints, columns
@@ -25,12 +25,20 @@ class SimpleCache:
         self.keys: list[list[Tensor]] = [[] for _ in range(config.layers)]
         self.values: list[list[Tensor]] = [[] for _ in range(config.layers)]
 
-    def begin(self, counts_B: Ints, width: int) -> None:
+    @property
+    def kv(self) -> SimpleCache:
+        return self
+
+    def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         assert (counts_B == width).all(), "rows of equal length only"
         self.rewind(self.lengths_B)
+        return ForwardBatch(self.lengths_B.tolist(), [])
 
-    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
-        return layer_by_layer(model, ids_BT, at_BJ, self.attend)
+    def observed(self, batch: ForwardBatch, output: object) -> None:
+        """It reports nothing."""
+
+    def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
+        return lambda layer, q, k, v: (q, self.attend(layer, q, k, v), q)
 
     def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
         T = q_BTHD.shape[1]
@@ -58,7 +66,7 @@ def score(decoder: Decoder, ids_BT: Tensor, cache: SimpleCache | None = None, at
     B, T = ids_BT.shape
     cache = cache or SimpleCache(decoder.config, B, decoder.device)
     counts_B = np.full(B, T)
-    cache.begin(counts_B, T)
-    logits_BJV = decoder(ids_BT.to(decoder.device), cache, None if at_BJ is None else at_BJ.to(decoder.device))
+    at_BJ = None if at_BJ is None else at_BJ.to(decoder.device)
+    logits_BJV = decoder(ids_BT.to(decoder.device), counts_B, cache, at_BJ)
     cache.advance(counts_B)
     return logits_BJV.cpu()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.helpers.simple_cache import DEVICE
 from triforce.backends.decoder import Decoder
-from triforce.backends.dispatch import ModelBackend, layer_by_layer
+from triforce.backends.dispatch import ForwardBatch, LayerAttention
 from triforce.kvcache import PAGE, FullView, PagePool, RetrievalView
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
@@ -64,8 +64,7 @@ def feed(decoder: Decoder, view: object, rows: Sequence[Sequence[int]], padding:
     counts = [len(row) for row in rows]
     width = max(counts) + padding
     ids_BT = longs([t for row in rows for t in [*row, *text(width - len(row), seed=99)]]).view(len(rows), width)
-    view.begin(ints(counts), width)
-    logits_BTV = decoder(ids_BT, view)
+    logits_BTV = decoder(ids_BT, ints(counts), view)
     view.advance(ints(counts))
     return [logits_BTV[b, :count] for b, count in enumerate(counts)]
 
@@ -84,7 +83,7 @@ def make_pool(decoder: Decoder, rows: int, capacity: int, spare: int = 0, fragme
     """A pool full of NaN, whose rows have room for `capacity` tokens each, in pages that lie apart if so wished."""
     pages = -(-capacity // PAGE)
     pool = PagePool(decoder.config, rows, rows * pages + spare, decoder.dtype, decoder.device, unit=1)
-    poison(pool, torch.arange(pool.memory.keys_LGSD.shape[2]))
+    poison(pool, torch.arange(pool.kv.keys_LGSD.shape[2]))
     for page in range(1 if fragmented else pages, pages + 1):
         for b in range(rows):
             pool.reserve(b, page * PAGE)
@@ -92,13 +91,13 @@ def make_pool(decoder: Decoder, rows: int, capacity: int, spare: int = 0, fragme
 
 
 def poison(pool: PagePool, slots_N: Tensor) -> None:
-    for memory_LGSD in (pool.memory.keys_LGSD, pool.memory.values_LGSD):
+    for memory_LGSD in (pool.kv.keys_LGSD, pool.kv.values_LGSD):
         memory_LGSD[:, :, slots_N.to(pool.device)] = torch.nan
 
 
 def slots_of(lower: RetrievalView, b: int) -> Tensor:
     """The slots (L, G, N) that a row's choice names."""
-    choice = lower.choices[b]
+    choice = lower.selections[b].pages
     assert choice is not None
     return (choice.units.long()[..., None] * lower.unit + torch.arange(lower.unit, device=DEVICE)).flatten(2)
 
@@ -143,11 +142,19 @@ class Dense:
         other.length, other.keys, other.values = self.length, list(self.keys), list(self.values)
         return other
 
-    def begin(self, counts_B: Ints, width: int) -> None:
-        assert counts_B.tolist() == [width]
+    @property
+    def kv(self) -> Dense:
+        return self
 
-    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
-        return layer_by_layer(model, ids_BT, at_BJ, self.attend)
+    def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
+        assert counts_B.tolist() == [width]
+        return ForwardBatch([self.length], [])
+
+    def observed(self, batch: ForwardBatch, output: object) -> None:
+        """What it sees is in `mass` and `queries`."""
+
+    def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
+        return lambda layer, q, k, v: (q, self.attend(layer, q, k, v), q)
 
     def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
         positions = range(self.length, self.length + q_BTHD.shape[1])

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.helpers.simple_cache import DEVICE
 from tests.helpers.small_decoder import CLOSE, feed, small_decoder, text, turn, weigh
 from triforce.backends.decoder import Decoder
-from triforce.backends.dispatch import ModelBackend, layer_by_layer
+from triforce.backends.dispatch import ForwardBatch, LayerAttention
 from triforce.kvcache import StreamingView
 from triforce.model.config import ModelConfig
 from triforce.ragged import Ints
@@ -32,11 +32,19 @@ class Slow:
         self.keys: list[list[Tensor]] = [[] for _ in range(config.layers)]
         self.values: list[list[Tensor]] = [[] for _ in range(config.layers)]
 
-    def begin(self, counts_B: Ints, width: int) -> None:
-        assert counts_B.tolist() == [width]
+    @property
+    def kv(self) -> Slow:
+        return self
 
-    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
-        return layer_by_layer(model, ids_BT, at_BJ, self.attend)
+    def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
+        assert counts_B.tolist() == [width]
+        return ForwardBatch([self.length], [])
+
+    def observed(self, batch: ForwardBatch, output: object) -> None:
+        """It reports nothing."""
+
+    def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
+        return lambda layer, q, k, v: (q, self.attend(layer, q, k, v), q)
 
     def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
         keys, values = self.keys[layer], self.values[layer]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from torch import Tensor
 
+from tests.helpers.lower_view import lower_view
 from tests.helpers.small_decoder import (
     CLOSE,
     VOCAB,
@@ -46,12 +47,12 @@ def some_tokens(chance: Random, most: int) -> list[int]:
 
 def seen_by(lower: RetrievalView, b: int) -> Seen:
     """What row b's choice lets a query see, in tokens: slots are looked up in the page table."""
-    choice, pool, row = lower.choices[b], lower.full.pool, lower.full.rows[b]
+    choice, pool, row = lower.selections[b].pages, lower.full.pool, lower.full.rows[b]
     if choice is None:
         return everything
     token_at = {slot: n for n, slot in enumerate(pool.slots(row, 0, CAPACITY).tolist())}
     chosen = [[{token_at[slot] for slot in head} for head in slots_GN.tolist()] for slots_GN in slots_of(lower, b)]
-    recent = lower.recent[b]
+    recent = lower.selections[b].window_start
 
     def seen(layer: int, g: int, position: int) -> set[int] | None:
         if layer in lower.full_layers:
@@ -81,7 +82,7 @@ class Tiers(RuleBasedStateMachine):
         self.full = FullView(self.pool)
         whole = frozenset(layer for layer in range(2) if chance.random() < 0.2)
         setting = RetrievalConfig(Budget(budget), chunk, refresh, whole)
-        self.view = RetrievalView(self.full, {"recent": Recent, **POLICIES}[policy], setting)
+        self.view = lower_view(self.full, {"recent": Recent, **POLICIES}[policy], setting)
         for b, ids in enumerate(self.texts):
             prefill(DECODER, self.full, b, ids)
         if twin:
@@ -169,10 +170,10 @@ class Tiers(RuleBasedStateMachine):
             assert_holds(self.full.row(b), 0, dense(DECODER, self.texts[b]))
 
     def _memory(self, slots_N: Tensor) -> Tensor:
-        return torch.stack([self.pool.memory.keys_LGSD[:, :, slots_N], self.pool.memory.values_LGSD[:, :, slots_N]])
+        return torch.stack([self.pool.kv.keys_LGSD[:, :, slots_N], self.pool.kv.values_LGSD[:, :, slots_N]])
 
     def _ahead_logits(self, b: int) -> Tensor:
-        """One guess after the other, each with the sight that it had, on top of an exact prefill."""
+        """One guess after the other, each with what it could read, on top of an exact prefill."""
         cache, logits = self.truths[b].copy(), []
         for token, cache.seen in self.ahead[b]:
             logits.append(feed(DECODER, cache, [[token]])[0])

@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.helpers.lower_view import lower_view
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.small_decoder import (
@@ -62,7 +63,7 @@ def conversation(length: int = 120, policy: str = "observed", **how: Any) -> tup
     """A row with room, prefilled, and a lower view of it that sees about half."""
     full, ids = FullView(make_pool(DECODER, 1, CAPACITY)), text(length)
     prefill(DECODER, full, 0, ids)
-    return full, RetrievalView(full, POLICIES[policy], RetrievalConfig(Budget(64), **how)), ids
+    return full, lower_view(full, POLICIES[policy], RetrievalConfig(Budget(64), **how)), ids
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -70,7 +71,7 @@ def conversation(length: int = 120, policy: str = "observed", **how: Any) -> tup
 def test_covering_budget_equals_full_view(policy: str, length: int) -> None:
     full, ids = FullView(make_pool(DECODER, 1, CAPACITY)), text(length)
     prefill(DECODER, full, 0, ids)
-    lower = RetrievalView(full, POLICIES[policy], RetrievalConfig(Budget(112)))
+    lower = lower_view(full, POLICIES[policy], RetrievalConfig(Budget(112)))
     guess = text(5, seed=7)
     logits = feed(DECODER, lower, [guess])[0]
     torch.testing.assert_close(logits, feed(DECODER, full, [guess])[0], atol=1e-9, rtol=1e-9)
@@ -88,9 +89,9 @@ def test_verification_overwrites_lower_view_kv() -> None:
     guess = text(4, seed=8)
     feed(DECODER, lower, [guess])
     slots_N = full.pool.slots(0, 120, 124)
-    approximate = full.pool.memory.keys_LGSD[1][:, slots_N].clone()
+    approximate = full.pool.kv.keys_LGSD[1][:, slots_N].clone()
     feed(DECODER, full, [guess])
-    assert (approximate - full.pool.memory.keys_LGSD[1][:, slots_N]).abs().max() > 1e-2
+    assert (approximate - full.pool.kv.keys_LGSD[1][:, slots_N]).abs().max() > 1e-2
     assert_holds(full, 0, dense(DECODER, ids + guess))
 
 
@@ -136,13 +137,13 @@ def test_row_shares_pages_and_fork_copies() -> None:
     feed(DECODER, full, [[], a, b])
     assert_holds(full, 1, dense(DECODER, ids + a))
     assert_holds(full, 2, dense(DECODER, ids + b))
-    assert full.sights[1] is not full.sights[2]
+    assert full.observations[1] is not full.observations[2]
 
 
 def test_forked_row_selects_like_original() -> None:
     full = FullView(make_pool(DECODER, 2, CAPACITY))
     prefill(DECODER, full, 0, text(130))
-    lower = RetrievalView(full, POLICIES["observed"], RetrievalConfig(Budget(64)))
+    lower = lower_view(full, POLICIES["observed"], RetrievalConfig(Budget(64)))
     full.fork(0, 1)
     lower.fork(0, 1)
     logits = feed(DECODER, lower, [[1, 2], [1, 2]])

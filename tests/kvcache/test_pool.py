@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.helpers.lower_view import lower_view
 from tests.helpers.simple_cache import DEVICE
 from tests.helpers.small_decoder import (
     CLOSE,
@@ -21,7 +22,7 @@ from tests.helpers.small_decoder import (
     text,
 )
 from triforce.errors import CacheError
-from triforce.kvcache import PAGE, FullView, PagePool, RetrievalConfig, RetrievalView
+from triforce.kvcache import PAGE, FullView, PagePool, RetrievalConfig
 from triforce.kvcache.pool import pages_for
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES, Recent
@@ -120,7 +121,7 @@ def test_row_grows_in_place_despite_hole() -> None:
 
 def test_consecutive_span_is_view() -> None:
     pool = make_pool(DECODER, 2, 40)
-    assert pool.span(0, 1, 0, 40)[0].untyped_storage().data_ptr() == pool.memory.keys_LGSD.untyped_storage().data_ptr()
+    assert pool.span(0, 1, 0, 40)[0].untyped_storage().data_ptr() == pool.kv.keys_LGSD.untyped_storage().data_ptr()
 
 
 def test_full_pool_raises_and_recovers() -> None:
@@ -130,15 +131,15 @@ def test_full_pool_raises_and_recovers() -> None:
     full = FullView(pool)
     prefill(DECODER, full, 0, ids)
     held = (
-        pool.memory.keys_LGSD.clone(),
-        pool.memory.values_LGSD.clone(),
+        pool.kv.keys_LGSD.clone(),
+        pool.kv.values_LGSD.clone(),
         [list(t) for t in pool.tables],
         pool.lengths_B.copy(),
     )
     with pytest.raises(CacheError, match="0 free pages of 16 tokens, 1 more are needed"):
         pool.reserve(0, 49)
-    assert torch.equal(held[0].nan_to_num(9), pool.memory.keys_LGSD.nan_to_num(9))
-    assert torch.equal(held[1].nan_to_num(9), pool.memory.values_LGSD.nan_to_num(9))
+    assert torch.equal(held[0].nan_to_num(9), pool.kv.keys_LGSD.nan_to_num(9))
+    assert torch.equal(held[1].nan_to_num(9), pool.kv.values_LGSD.nan_to_num(9))
     assert held[2] == pool.tables and (held[3] == pool.lengths_B).all() and pool.free_pages == 0
     got = feed(DECODER, full.row(0), [more])[0]
     torch.testing.assert_close(got, feed(DECODER, dense(DECODER, ids), [more])[0], **CLOSE)
@@ -154,7 +155,7 @@ def test_fragmented_rows_equal_consecutive_rows(policy: str) -> None:
         assert (full.pool.tables[0] != list(range(1, 11))) == fragmented
         for b, prompt in enumerate(prompts):
             prefill(DECODER, full, b, prompt)
-        lower = RetrievalView(full, make, RetrievalConfig(Budget(32)))
+        lower = lower_view(full, make, RetrievalConfig(Budget(32)))
         logits = [*feed(DECODER, lower, guesses), *feed(DECODER, full, [truth[:4], truth])]
         lower.rewind(full.lengths_B)
         results.append(torch.cat([*logits, *feed(DECODER, lower, guesses)]))
@@ -177,7 +178,7 @@ def test_recycled_pages_hide_old_kv(policy: str, fragmented: bool) -> None:
     full, ids = FullView(pool), text(81, seed=6)
     prefill(DECODER, full, 0, ids)
     assert_holds(full, 0, dense(DECODER, ids))
-    lower = RetrievalView(full, make, RetrievalConfig(Budget(32)))
+    lower = lower_view(full, make, RetrievalConfig(Budget(32)))
     committed = list(ids)
     for step in range(4):
         guess = text(3, seed=step)
@@ -203,11 +204,11 @@ def test_row_writes_leave_others_unchanged() -> None:
 
 
 def test_pool_view_of_some_rows_equals_whole() -> None:
-    """`FullView` takes any range of rows; the sights it makes for itself must fit."""
+    """`FullView` takes any range of rows; the observations it makes for itself must fit."""
     pool, ids = make_pool(DECODER, 3, 64), text(50)
     part = FullView(pool, rows=range(1, 3))
     prefill(DECODER, part, 1, ids)
     assert pool.lengths_B.tolist() == [0, 0, 50]
     assert_holds(part, 1, dense(DECODER, ids))
-    lower = RetrievalView(part, POLICIES["observed"], RetrievalConfig(Budget(32)))
+    lower = lower_view(part, POLICIES["observed"], RetrievalConfig(Budget(32)))
     assert feed(DECODER, lower, [[], [1, 2]])[1].isfinite().all()

@@ -140,7 +140,7 @@ def test_engine_selection_drops_most_of_context() -> None:
     finished(batch)
     draft, middle, _ = batch.tiers
     for row, prompt in enumerate(PROMPTS):
-        choice = middle.cache.choices[row]
-        seen = choice.tokens + len(prompt) - choice.recent
+        choice = middle.cache.selections[row].pages
+        seen = choice.tokens + len(prompt) - choice.end
         assert seen <= SETTING.retrieval.budget.tokens < len(prompt) / 2
         assert draft.cache.sinks + draft.cache.window < len(prompt) / 2

@@ -15,6 +15,7 @@ import torch
 
 from tests.helpers.tiny_checkpoint import save, tiny_model, tiny_tokenizer
 from triforce.backends import native_loader
+from triforce.backends.dispatch import ForwardBatch
 from triforce.checkpoint.fingerprint import fingerprint
 from triforce.engine.inputs import PLENTY
 from triforce.engine.modes import MODES
@@ -215,10 +216,10 @@ def test_llm_retrieval_tier_reads_within_budget(
     read: list[int] = []
     plain = RetrievalView.begin
 
-    def counting(view: RetrievalView, counts_B: Ints, width: int) -> None:
-        plain(view, counts_B, width)
-        lists = view._pass.views[-1][1]
+    def counting(view: RetrievalView, counts_B: Ints, width: int) -> ForwardBatch:
+        _, lists = (batch := plain(view, counts_B, width)).views[-1]
         read.append(max(map(sum, zip(lists.starts, lists.counts, strict=True))))
+        return batch
 
     monkeypatch.setattr(RetrievalView, "begin", counting)
     how = dict(mode="triforce", retrieval_budget=64, retrieval_refresh=refresh, searched_layers="none")

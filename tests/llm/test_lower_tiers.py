@@ -87,11 +87,9 @@ def guesses(model: LLM, texts: list[list[int]]) -> Tensor:
             tier.cache.rewind(ints([common]))
         for start, stop in pairwise([common, len(text) - 16, len(text)]):  # the selection goes by the last pass
             ids_BT = torch.tensor([text[start:stop]])
-            full.begin(ints([ids_BT.shape[1]]), ids_BT.shape[1])
-            model.models.target(ids_BT, full)
+            model.models.target(ids_BT, ints([ids_BT.shape[1]]), full)
             full.advance(ints([ids_BT.shape[1]]))
-        middle.cache.begin(ints([2]), 2)
-        logits_BJV: Tensor = middle.model(torch.tensor([[5, 6]]), middle.cache)
+        logits_BJV: Tensor = middle.model(torch.tensor([[5, 6]]), ints([2]), middle.cache)
     return logits_BJV
 
 

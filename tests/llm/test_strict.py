@@ -30,16 +30,15 @@ def full_passes(folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool) -> 
     """Rows, width and columns at which a GPU would run the passes of the full tier that score something."""
     llm = LLM(folder / "target", folder / "draft", retrieval_budget=64, speculative_tokens=4, strict=strict)
     shapes: set[PassShape] = set()
-    forward = FullView.forward
+    model = llm.target.decoder.model
+    forward = model.forward
 
-    def spy(self: FullView, model: Any, ids_BT: Any, at_BJ: Any) -> Any:
-        this = self._pass
-        assert isinstance(this, ForwardBatch)
-        if at_BJ is not None and at_BJ.shape[1]:
-            shapes.add(shape_of(*ids_BT.shape, at_BJ.shape[1], this, padded=True))
-        return forward(self, model, ids_BT, at_BJ)
+    def spy(ids_BT: Any, kv: Any, batch: ForwardBatch, at_BJ: Any) -> Any:
+        if batch.exact and at_BJ is not None and at_BJ.shape[1]:
+            shapes.add(shape_of(*ids_BT.shape, at_BJ.shape[1], batch, padded=True))
+        return forward(ids_BT, kv, batch, at_BJ)
 
-    monkeypatch.setattr(FullView, "forward", spy)
+    monkeypatch.setattr(model, "forward", spy)
     for mode in ("ar", "triforce", "retrieval", "draft", "draft-ngram", "auto"):
         for rows in (1, 3):
             llm.generate([ids(150, seed) for seed in range(rows)], ask(max_tokens=8), mode=mode)

@@ -132,7 +132,7 @@ def test_batch_rows_have_budget_of_their_size() -> None:
     assert [it.budget(length) for length in (400, 150)] == [128, 64]
     made.controller, made.tiers = it, it.tiers
     made.step()
-    chosen = [choice.tokens for choice in it.view.choices if choice]
+    chosen = [row.pages.tokens for row in it.view.selections if row.pages]
     assert 64 < chosen[0] <= 128 and chosen[1] <= 64
     assert [stretch.budget for sequence in made.sequences for stretch in sequence.timeline] == [128, 64]
 

@@ -13,11 +13,13 @@ import torch
 
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING, finished
 from triforce import LLM, SamplingParams
+from triforce.backends.dispatch import ForwardBatch
 from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.errors import RequestError
+from triforce.kvcache import RetrievalView
 from triforce.planner import Findings, SearchedLayers
 from triforce.planner.searched_layers import BLOCK, MAX_LAYERS, MAX_TRIAL, MIN_LEFT, Finding
 
@@ -143,12 +145,13 @@ def test_proven_layers_stay_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = read("retrieval", {}, PROMPTS[:1])
     assert batch.search
     monkeypatch.setattr(SearchedLayers, "next_layers", lambda *_: frozenset({0}))
+    begin, begun = RetrievalView.begin, list[ForwardBatch]()
+    monkeypatch.setattr(RetrievalView, "begin", lambda *args: begun.append(begin(*args)) or begun[-1])
     for trying in (True, False):
         batch.search.trying = trying
         with torch.no_grad():
             batch.step()
-        this = batch.search.tier.cache._pass
-        assert this is not None and this.passing == trying
+        assert begun[-1].passing == trying
 
 
 def test_missed_mass_is_outside_of_selection() -> None:
@@ -160,15 +163,15 @@ def test_missed_mass_is_outside_of_selection() -> None:
         batch.step()
     missed_L = view.missed(0)
     assert missed_L is not None and all(0 < each < 1 for each in missed_L)
-    sight, choice = view.full.sights[0], view.choices[0]
-    assert sight.mass_LGU is not None and choice is not None
+    latest, choice = view.full.observations[0], view.selections[0].pages
+    assert latest.mass_LGU is not None and choice is not None
     for layer, missed in enumerate(missed_L):
         shares = []
         for head in range(MODELS.target.config.kv_heads):
             places = {unit: at for at, unit in enumerate(view.row_units(0).tolist())}
             seen = {places[unit] for unit in choice.units[layer, head].tolist()}
-            seen |= set(range(view.recent[0] // view.unit, sight.mass_LGU.shape[2]))
-            mass = sight.mass_LGU[layer, head].tolist()
+            seen |= set(range(view.selections[0].window_start // view.unit, latest.mass_LGU.shape[2]))
+            mass = latest.mass_LGU[layer, head].tolist()
             shares.append(sum(m for at, m in enumerate(mass) if at not in seen) / sum(mass))
         assert missed == pytest.approx(sum(shares) / len(shares), abs=1e-5)
 

@@ -1,27 +1,38 @@
 """The Llama-family decoder: one forward pass for prefill, drafting and verification, through any cache view.
 
-The cache attends, and rotates: the decoder hands it its weights, so nothing here depends on the tier.
+A view describes the pass and names the KV memory; the model runs it. Nothing here depends on the tier.
 
 Shape suffixes: B rows, T tokens fed, J scored columns, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from triforce.backends import dispatch
+from triforce.backends.dispatch import ForwardBatch, ForwardOutput, KVBackend
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
+from triforce.ragged import Ints
 
 
 class View(Protocol):
-    """What the decoder asks of a cache view that has been told of the pass."""
+    """Rows of a KV memory, as one tier sees them."""
 
-    def forward(self, model: dispatch.ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor: ...
+    @property
+    def kv(self) -> KVBackend:
+        """The memory that its passes write and read."""
+
+    def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
+        """The pass that feeds `counts_B` tokens (at most `width`, the rest is padding) at its lengths and after."""
+
+    def observed(self, batch: ForwardBatch, output: ForwardOutput) -> None:
+        """Take note of what a pass that it began has returned."""
 
 
 class Decoder:
@@ -38,10 +49,22 @@ class Decoder:
 
     # Not inference_mode: what a caller keeps from a pass may later be changed in place outside of it.
     @torch.no_grad()
-    def __call__(self, ids_BT: Tensor, cache: View, at_BJ: Tensor | None = None) -> Tensor:
-        """Logits of the columns `at_BJ` of this pass (None: all of them, J = T; J = 0 scores nothing).
+    def __call__(self, ids_BT: Tensor, counts_B: Ints, cache: View, at_BJ: Tensor | None = None) -> Tensor:
+        """One pass: the first `counts_B` tokens of each row are fed, the rest is padding.
 
-        `cache.begin` must have been called for the pass. Ids and columns are on the host. Returns float32
-        (B, J, V).
+        Ids and columns are on the host. Returns the logits of the columns `at_BJ` (None: all of them, J = T; J = 0
+        scores nothing), float32 (B, J, V).
         """
-        return cache.forward(self.model, ids_BT, at_BJ)
+        batch = cache.begin(counts_B, ids_BT.shape[1])
+        output = self.model.forward(ids_BT, cache.kv, batch, at_BJ)
+        cache.observed(batch, output)
+        return output.logits_BJV
+
+    @torch.no_grad()
+    def read(self, ids_1T: Tensor, counts_1: Ints, cache: View) -> Iterator[int]:
+        """Feed many tokens of one row whose KV is offloaded, unscored, layer by layer: K and V leave memory once.
+
+        Yields after each step how many tokens its share of the work is worth. Raises CacheError.
+        """
+        batch = cache.begin(counts_1, ids_1T.shape[1])
+        yield from dispatch.read_prompt(self.model, ids_1T, cache.kv, batch)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 
 import torch
 from torch import Tensor
 
-from triforce.backends import native_loader
-from triforce.backends.interface import (
+from triforce.backends import layerwise, native_loader
+from triforce.backends.kernel_api import (
     PAGE,
     ForwardBatch,
     ForwardOutput,
     KVBackend,
+    LayerAttention,
     LayerBackend,
     ModelBackend,
     OffloadedKVBackend,
@@ -23,7 +24,6 @@ from triforce.backends.interface import (
     Search,
     pages_for,
 )
-from triforce.backends.layerwise import layer_by_layer
 from triforce.backends.offload_layout import SECTOR, OffloadLayout
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.backends.torch.kv import TorchKV
@@ -39,6 +39,7 @@ __all__ = [
     "ForwardBatch",
     "ForwardOutput",
     "KVBackend",
+    "LayerAttention",
     "LayerBackend",
     "ModelBackend",
     "OffloadLayout",
@@ -51,13 +52,13 @@ __all__ = [
     "bursting",
     "claim_threads",
     "identity",
-    "layer_by_layer",
     "layered",
     "memory",
     "model",
     "native_loader",
     "offloaded",
     "pages_for",
+    "read_prompt",
     "require_offload",
 ]  # fmt: skip
 
@@ -85,20 +86,22 @@ def model(config: ModelConfig, weights: Weights, int8: bool = False, ranks: TPGr
         from triforce.backends.cpu.tensor_parallel import NativeModelShard
 
         if ranks.count > 1:
-            return ShardedModel(config, NativeModelShard(config, weights, int8), ranks, dtype)
+            return ShardedModel(config, NativeModelShard(config, weights, int8), ranks, dtype, layerwise.forward)
         return NativeModel(config, weights, int8)
     if int8:
         raise _no_int8()
     plain: TorchModel
+    forward = layerwise.forward
     if _suits_triton(config, dtype, weights.embedding_VC.device):
         from triforce.backends.cuda.model import TritonModel
 
-        plain = TritonModel(config, weights)
+        plain = triton = TritonModel(config, weights)
+        forward = triton.executor.forward
     else:
         if weights.embedding_VC.device.type == "cpu" and native_loader.missing:
             _say_that_they_are_missing()
         plain = TorchModel(config, weights)
-    return ShardedModel(config, plain, ranks, dtype) if ranks.count > 1 else plain
+    return ShardedModel(config, plain, ranks, dtype, forward) if ranks.count > 1 else plain
 
 
 def memory(
@@ -156,16 +159,31 @@ def offloaded(
     return NativeOffloadedKV(config, pages, dtype, room)
 
 
-def bursting(model: ModelBackend, memory: KVBackend) -> Burst | None:
-    """`NativeKV.burst` with this model: several tokens in one call. None where there is none."""
+def bursting(model: ModelBackend, kv: KVBackend) -> Burst | None:
+    """`NativeModel.burst` with this memory: several tokens in one call. None where there is none."""
     if not native_loader.native:
         return None
     from triforce.backends.cpu.kv import NativeKV
     from triforce.backends.cpu.model import NativeModel
 
-    if isinstance(memory, NativeKV) and isinstance(model, NativeModel):
-        return partial(memory.burst, model)
+    if isinstance(kv, NativeKV) and isinstance(model, NativeModel):
+        return partial(model.burst, kv)
     return None
+
+
+def read_prompt(model: ModelBackend, ids_1T: Tensor, kv: KVBackend, batch: ForwardBatch) -> Iterator[int]:
+    """A pass over many tokens of one row of offloaded KV, none of them scored: see the two `read_prompt`s."""
+    if native_loader.native:
+        from triforce.backends.cpu.offload import NativeOffloadedKV
+        from triforce.backends.cpu.prefill import read_prompt as read_on_cpu
+
+        if isinstance(kv, NativeOffloadedKV):
+            return read_on_cpu(model, ids_1T, kv, batch)
+    from triforce.backends.cuda.offload.kv import TritonOffloadedKV
+    from triforce.backends.cuda.offload.prefill import read_prompt as read_on_device
+
+    assert isinstance(kv, TritonOffloadedKV), "this is for offloaded memory"
+    return read_on_device(model, ids_1T, kv, batch)
 
 
 def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:

@@ -4,7 +4,7 @@ Exact ranks sum each output up over all of its inputs, as one process does: rank
 what a matrix reads is gathered before it. Ranks that are not have some columns of o_proj and down_proj instead, as
 Megatron-LM has it (Shoeybi et al. 2019), and add their parts of each sum: fewer words, but sums in another order.
 
-Shape suffixes as in interface.py; R ranks, Q = H * D of all ranks.
+Shape suffixes as in kernel_api.py; R ranks, Q = H * D of all ranks.
 """
 
 from __future__ import annotations
@@ -14,19 +14,24 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from triforce.backends.interface import LayerShard, ModelShard
+from triforce.backends.kernel_api import Forward, ForwardBatch, ForwardOutput, KVBackend, LayerShard, ModelShard
 from triforce.distributed.group import TPGroup, span, spans
 from triforce.model.config import ModelConfig
 
 
 class ShardedModel:
-    """`config` has this rank's heads."""
+    """`config` has this rank's heads; `forward` runs its layers, with the kernels that the part is for."""
 
-    def __init__(self, config: ModelConfig, part: ModelShard, ranks: TPGroup, dtype: torch.dtype) -> None:
-        self.config, self._part, self._ranks = config, part, ranks
+    def __init__(
+        self, config: ModelConfig, part: ModelShard, ranks: TPGroup, dtype: torch.dtype, forward: Forward
+    ) -> None:
+        self.config, self._part, self._ranks, self._forward = config, part, ranks, forward
         self.blocks = [ShardedLayer(config, each, ranks, dtype) for each in part.blocks]
         self.width_independent = part.width_independent and ranks.exact
         self._ends = [*accumulate(spans(config.vocab_size, ranks.count))][:-1]
+
+    def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
+        return self._forward(self, ids_BT, kv, batch, at_BJ)
 
     def embed(self, ids_N: Tensor) -> Tensor:
         """Each rank brings rows of its own tokens, and of others whatever it has."""
@@ -51,10 +56,10 @@ class ShardedLayer:
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
         return self._part.qkv(x_NC)
 
-    def finish(self, x_NC: Tensor, mixed_NQ: Tensor) -> None:
-        """`mixed` is of this rank's heads, and so are q, k and v above; x is whole on every rank."""
+    def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> None:
+        """`attn_out` is of this rank's heads, and so are q, k and v above; x is whole on every rank."""
         heads = self.config.heads * self.config.ranks * self.config.head_dim
-        x_NC += self._whole(self._part.out(self._read(mixed_NQ.to(self._dtype), heads)))
+        x_NC += self._whole(self._part.out(self._read(attn_out_NQ.to(self._dtype), heads)))
         x_NC += self._whole(self._part.down(self._read(self._part.gate(x_NC), self.config.intermediate_size)))
 
     def _read(self, some: Tensor, width: int) -> Tensor:

@@ -60,9 +60,7 @@ class Prompts:
             (first,) = self.llm.generate([prompt], short, mode="ar", save_cache=kv, on_prefill=self.on_prefill())
             about.write_text(json.dumps([key, (len(prompt) - 1) / first.prefill_seconds]), encoding="utf-8")
         pool = self.llm.open(1, 1).core.store.pool
-        maker = CacheFingerprint(
-            self.llm.target.fingerprint, dispatch.identity(self.llm.models.target.model, pool.memory)
-        )
+        maker = CacheFingerprint(self.llm.target.fingerprint, dispatch.identity(self.llm.models.target.model, pool.kv))
         return SavedCache(kv, maker), _saved(about)[1]
 
     def drop(self, name: str) -> None:

@@ -1,6 +1,6 @@
 """Each kernel against the bandwidth of the memory: bytes, seconds, GB/s, and the share of what has just been measured.
 
-Shape suffixes as in backends/interface.py.
+Shape suffixes as in backends/kernel_api.py.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _steps(name: str, decoder: Decoder, lower: Decoder | None, context: int) -> 
     pool = PagePool(config, 1, pages_for(context + 64), decoder.dtype, int8=lower is not None)
     pool.reserve(0, context + 64)
     full = FullView(pool)
-    full.grain = 0
+    full.observe(0)
     fill(pool, context)
     read, gigabyte = reading()
     all_of_it = (config.weights_read + config.kv_size * context) * size
@@ -110,16 +110,15 @@ class SparseView(FullView):
         units_BGU = torch.cat([picks_GP[:, :pages].sort(1).values, picks_GP[:, -1:]], 1)[None].int() + 1
         self._units = units_BGU.to(pool.device)
 
-    def begin(self, counts_B: Ints, width: int) -> None:
+    def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         starts = [self._units.shape[2] * PAGE - width]
         lists = PageTable(self._units, starts, counts_B.tolist(), coarse=starts if self._int8 else [])
-        self._pass = ForwardBatch([int(self.lengths_B[0])], [(self.pool.config.layers, lists)])
+        return ForwardBatch([int(self.lengths_B[0])], [(self.pool.config.layers, lists)])
 
 
 def _pass(decoder: Decoder, view: FullView, width: int) -> None:
-    counts_B = ints([width])
-    view.begin(counts_B, width)
-    decoder(torch.ones(1, width, dtype=torch.long), view)  # not advanced: the next pass writes the same slots
+    # Not advanced: the next pass writes the same slots.
+    decoder(torch.ones(1, width, dtype=torch.long), ints([width]), view)
 
 
 def _prefill() -> Iterator[Row]:
@@ -141,7 +140,7 @@ def _prefill() -> Iterator[Row]:
         attend_causal(q_BTHD[0], k_GSD, v_GSD)
         torch.set_num_threads(1)
 
-    times = in_turns([partial(pool.memory.attend, 0, q_BTHD, lists), torchs])
+    times = in_turns([partial(pool.kv.attend, 0, q_BTHD, lists), torchs])
     for kernel, took in zip(("prefill attention", "prefill attention, torch"), times, strict=True):
         row = {"kernel": kernel, "context": context, "width": width, "seconds": took}
         yield row | {"gflop_per_second": operations / took / 1e9}

@@ -54,5 +54,5 @@ def fill(pool: PagePool, length: int) -> None:
         slots_N = pool.slots(0, start, min(start + BLOCK, length))
         some_GND = block_GND[:, : len(slots_N)].to(pool.device, pool.dtype)
         for layer in range(config.layers):
-            pool.memory.put(layer, slots_N, some_GND, some_GND)
+            pool.kv.write(layer, slots_N, some_GND, some_GND)
     pool.lengths_B[0] = length

@@ -144,9 +144,9 @@ class Llama3:
         plain_F = 1.0 / wavelengths(theta, D)
         waves_F = 2 * pi / plain_F
         stays_F = (self.original / waves_F - self.low) / (self.high - self.low)
-        mixed_F = (1 - stays_F) * plain_F / self.factor + stays_F * plain_F
-        mixed_F = torch.where(waves_F > self.original / self.low, plain_F / self.factor, mixed_F)
-        return torch.where(waves_F < self.original / self.high, plain_F, mixed_F), 1.0
+        attn_out_F = (1 - stays_F) * plain_F / self.factor + stays_F * plain_F
+        attn_out_F = torch.where(waves_F > self.original / self.low, plain_F / self.factor, attn_out_F)
+        return torch.where(waves_F < self.original / self.high, plain_F, attn_out_F), 1.0
 
     def reach(self, positions: int) -> int:
         return positions

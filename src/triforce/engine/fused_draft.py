@@ -29,7 +29,7 @@ def burst(
     They are bit for bit those that passes and draws one by one would give. Returns None where these are needed. Raises
     ModelError where logits are not finite.
     """
-    view, run = tier.cache, dispatch.bursting(model, tier.cache.memory)
+    view, run = tier.cache, dispatch.bursting(model, tier.cache.kv)
     if not (run and isinstance(sampling, NativeSampling)):
         return None
     unseen_B = (prefix.lengths_B - view.lengths_B) * live_B
@@ -37,9 +37,9 @@ def burst(
     draws = sampling.draws(tier.level, more + 1, live_B)
     if draws is None:
         return None
-    view.begin(unseen_B + more * live_B, int(unseen_B.max()) + more)
+    batch = view.begin(unseen_B + more * live_B, int(unseen_B.max()) + more)
     tokens_BK = np.empty((len(live_B), more + 1), dtype=np.int64)
-    unlawful = run(view.begun, (prefix.ids_BS, prefix.lengths_B, live_B), draws, tokens_BK)
+    unlawful = run(batch, (prefix.ids_BS, prefix.lengths_B, live_B), draws, tokens_BK)
     if unlawful:
         raise non_finite_logits(unlawful[0], 0, unlawful[1])
     view.advance(unseen_B + more * live_B)

@@ -144,7 +144,7 @@ class RequestRunner:
         if files.load is None and files.save is None:
             return None, None
         fingerprint = prompt_file.CacheFingerprint(
-            self._fingerprint, dispatch.identity(self._models.target.model, pool.memory)
+            self._fingerprint, dispatch.identity(self._models.target.model, pool.kv)
         )
         saved = None if files.load is None else prompt_file.SavedCache(Path(files.load), fingerprint)
         return saved, None if files.save is None else self._saver(Path(files.save), fingerprint, pool, prompt)

@@ -147,7 +147,7 @@ class SequenceBatch:
         Plain decoding's own are; others under `seeded`, if a token's logits do not depend on the pass it was fed in.
         Where several ranks share the model, the comparison is with plain decoding in one process.
         """
-        exact = self.target.model.width_independent and self.top.cache.pool.memory.width_independent
+        exact = self.target.model.width_independent and self.top.cache.pool.kv.width_independent
         plain = len(self.tiers) == 1
         return (plain and self.target.ranks.count == 1) or (exact and (plain or self.coupling is Seeded))
 

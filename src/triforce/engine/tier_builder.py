@@ -123,20 +123,21 @@ class TierBuilder:
             full.pool.adopt(0, self.prefix_pages)
         for b, capacity in enumerate(self.capacities):
             full.pool.reserve(b, capacity)
-        full.grain, full.budget = 0, None  # until a view selects by what it saw
+        full.observe(0)  # until a view selects by what it observes, see `middle`
         return full
 
     def exact(self, full: FullView, below: Proposer | None = None) -> Tier[FullView]:
         """Make the full tier: the target through all of its KV."""
-        model = self.models.target.model
-        read = (lambda view, ids_1T: view.read(model, ids_1T)) if full.pool.offloaded else None
-        return Tier("full", self.models.target, full, below=below, read=read)
+        target = self.models.target
+        return Tier("full", target, full, below=below, read=target.read if full.pool.offloaded else None)
 
     def middle(
         self, full: FullView, policy: Callable[[], Policy], name: str, below: Proposer | None = None
     ) -> Tier[RetrievalView]:
         """Make a tier that sees the pages that a policy selects, of what the full view has seen."""
         view = RetrievalView(full, policy, self.speculation.retrieval)
+        if view.observes:
+            full.observe(view.unit, view.setting.budget)
         return Tier(name, self.models.lower or self.models.target, view, self.speculation.speculative_tokens, below)
 
     def lowest(self) -> Tier[StreamingView]:

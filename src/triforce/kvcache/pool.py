@@ -47,7 +47,7 @@ class PagePool:
     ) -> None:
         self.config, self.dtype, self.device, self.unit, self.least = config, dtype, torch.device(device), unit, least
         self.offloaded = dispatch.offloaded(config, pages, dtype, device, room) if room else None
-        self.memory = self.offloaded or dispatch.memory(config, pages, dtype, device, unit, int8)
+        self.kv = self.offloaded or dispatch.memory(config, pages, dtype, device, unit, int8)
         self.pages = pages
         self._free = list(range(1, pages + 1))
         self._owners = [0] * (pages + 1)
@@ -163,8 +163,8 @@ class PagePool:
         """K and V of tokens [start, stop) of row b, each (G, N, D); without a copy where that is possible."""
         first = self._first_slot[b]
         if first is None:
-            return self.memory.get(layer, self.slots(b, start, stop))
-        return self.memory.run(layer, first + start, stop - start)
+            return self.kv.read(layer, self.slots(b, start, stop))
+        return self.kv.view(layer, first + start, stop - start)
 
     def _set_table(self, b: int, table: list[int]) -> None:
         self.tables[b] = table

@@ -134,7 +134,7 @@ class SavedCache:
         slots_N = pool.slots(row, 0, length)
         for layer in range(pool.config.layers):
             keys_GND, values_GND = (self._file.get_slice(f"{kind}.{layer}")[:, :length] for kind in ("keys", "values"))
-            pool.memory.put(layer, slots_N, keys_GND.to(pool.device), values_GND.to(pool.device))
+            pool.kv.write(layer, slots_N, keys_GND.to(pool.device), values_GND.to(pool.device))
         pool.lengths_B[row] = length
         return length
 

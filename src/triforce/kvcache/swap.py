@@ -22,7 +22,7 @@ class SwappedKV:
 
     length: int
     layers: list[tuple[Tensor, Tensor]]
-    sight: AttentionObservation
+    observation: AttentionObservation
 
 
 def taken(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
@@ -33,18 +33,19 @@ def taken(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]
 def put_back(memory: KVBackend, slots_N: Tensor, layers: list[tuple[Tensor, Tensor]]) -> None:
     """Into slots of this memory, bit for bit."""
     for layer, (keys_GND, values_GND) in enumerate(layers):
-        memory.put(layer, slots_N, keys_GND.to(slots_N.device), values_GND.to(slots_N.device))
+        memory.write(layer, slots_N, keys_GND.to(slots_N.device), values_GND.to(slots_N.device))
 
 
-def take_row(pool: PagePool, row: int, sight: AttentionObservation) -> SwappedKV:
+def take_row(pool: PagePool, row: int, observation: AttentionObservation) -> SwappedKV:
     """What a row of a pool holds."""
     length = int(pool.lengths_B[row])
-    return SwappedKV(length, taken(pool.span(layer, row, 0, length) for layer in range(pool.config.layers)), sight)
+    layers = taken(pool.span(layer, row, 0, length) for layer in range(pool.config.layers))
+    return SwappedKV(length, layers, observation)
 
 
 def put_row_back(pool: PagePool, row: int, seen: SwappedKV) -> None:
     """Into a fresh row, whose pages are reserved."""
-    put_back(pool.memory, pool.slots(row, 0, seen.length), seen.layers)
+    put_back(pool.kv, pool.slots(row, 0, seen.length), seen.layers)
     pool.lengths_B[row] = seen.length
 
 

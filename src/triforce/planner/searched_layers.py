@@ -195,7 +195,7 @@ class SearchedLayers:
     def _missed(self) -> list[float]:
         """By layer, the share of attention outside of the selections, in the mean of the rows that have some."""
         view = self.tier.cache
-        some = [missed_L for b in range(len(view.choices)) if (missed_L := view.missed(b)) is not None]
+        some = [missed_L for b in range(len(view.selections)) if (missed_L := view.missed(b)) is not None]
         return [sum(each) / len(some) for each in zip(*some, strict=True)]
 
     def _conclude(self, trial: Trial) -> None:

@@ -23,11 +23,8 @@ class Cache(Protocol):
     def lengths_B(self) -> Ints:
         """Tokens seen, per row."""
 
-    def begin(self, counts_B: Ints, width: int) -> None:
-        """Prepare a pass that feeds `counts_B` tokens, of `width` with padding, at `lengths_B` and after."""
-
     def advance(self, counts_B: Ints) -> None:
-        """Count the tokens of the pass as seen."""
+        """Count the tokens of the latest pass as seen."""
 
     def rewind(self, lengths_B: Ints) -> None:
         """Forget all but the first `lengths_B` tokens."""
@@ -70,9 +67,12 @@ Seen = TypeVar("Seen", bound=Cache, contravariant=True)
 
 
 class TierModel(Protocol[Seen]):
-    """Returns logits (B, J, V) of columns `at_BJ` of the tokens fed, given what the cache has seen."""
+    """Returns logits (B, J, V) of columns `at_BJ` of a pass, given what the cache has seen.
 
-    def __call__(self, ids_BT: Tensor, cache: Seen, at_BJ: Tensor) -> Tensor: ...
+    The pass feeds the first `counts_B` tokens of each row, the rest is padding, at the cache's lengths and after.
+    """
+
+    def __call__(self, ids_BT: Tensor, counts_B: Ints, cache: Seen, at_BJ: Tensor) -> Tensor: ...
 
 
 class Proposer(Protocol):

@@ -26,8 +26,8 @@ SCORED = 256
 
 C = TypeVar("C", bound=Cache)
 
-Read = Callable[[C, Tensor], Iterator[int]]
-"""Another way to feed many tokens, ids (1, T), to a cache that has begun their pass. Yields how many it has seen."""
+Read = Callable[[Tensor, Ints, C], Iterator[int]]
+"""Another way to feed a cache many tokens, ids (1, T), all T of them: yields how far it has come."""
 
 Burst = Callable[["Tier[C]", SequenceState, TokenSampler, Bools, int], Draft | None]
 """Drafts so many tokens of each live row at once, or fewer, for a tier with nothing below it. None where it cannot."""
@@ -101,8 +101,7 @@ class Tier(Generic[C]):
         fed_BT = np.minimum(columns(seen_B, width), ahead.ids_BS.shape[1] - 1)
         ids_BT = ahead.ids_BS[rows(len(seen_B)), fed_BT]
         at_BJ = np.minimum(np.maximum(columns(prefix.lengths_B - 1 - seen_B, guesses + 1), 0), width - 1)
-        self.cache.begin(unseen_B, width)
-        logits_BJV = self.model(torch.from_numpy(ids_BT), self.cache, torch.from_numpy(at_BJ))
+        logits_BJV = self.model(torch.from_numpy(ids_BT), unseen_B, self.cache, torch.from_numpy(at_BJ))
         self.cache.advance(unseen_B)
         return logits_BJV
 
@@ -166,14 +165,13 @@ class Tier(Generic[C]):
             ids_1T, count_1 = torch.from_numpy(prefix.ids_BS[b : b + 1, start:stop]), ints([stop - start])
             at_1J = torch.arange(stop - start if hook else 0)[None]
             started = perf_counter()
-            cache.begin(count_1, stop - start)
             if self.read and not hook and stop - start > SCORED:
-                for seen in self.read(cache, ids_1T):
+                for seen in self.read(ids_1T, count_1, cache):
                     self.counters.prefill_seconds_B[b] += perf_counter() - started
                     yield start + seen
                     started = perf_counter()
             else:
-                logits_1JV = self.model(ids_1T, cache, at_1J)
+                logits_1JV = self.model(ids_1T, count_1, cache, at_1J)
             cache.advance(count_1)
             self.counters.prefill_seconds_B[b] += perf_counter() - started
             if hook:

@@ -128,7 +128,7 @@ class Scene:
         case = self.case
         config: Any = SimpleNamespace(layers=1, kv_heads=case.G, head_dim=case.D)
         memory = TorchKV(config, case.pages, torch.float32)
-        memory.put(0, torch.arange(len(self.k)), *(x.float().nan_to_num().transpose(0, 1) for x in (self.k, self.v)))
+        memory.write(0, torch.arange(len(self.k)), *(x.float().nan_to_num().transpose(0, 1) for x in (self.k, self.v)))
         lists = PageTable(self.lists, case.starts, case.counts, sinks=case.sinks, window=case.window)
         return memory.attend(0, self.q.float(), lists, case.weigh, self.q_sinks.float() if case.turned else None)
 

@@ -1,6 +1,6 @@
 """The linear side of a decoder layer, and the head, against float64 and against torch's own path.
 
-Shape suffixes as in backends/interface.py; Q = H * D, P = G * D, M MLP size.
+Shape suffixes as in backends/kernel_api.py; Q = H * D, P = G * D, M MLP size.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from triforce.engine.fused_draft import burst
 from triforce.errors import ModelError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import StreamingView
+from triforce.ragged import Ints
 from triforce.sampling import LogitsProcessor
 from triforce.speculation import Draft, Rejection, Seeded, SequenceState, Tier, TokenSampler, Verification
 
@@ -35,8 +36,9 @@ class Drafting:
         config, model = random_model(draw, torch.bfloat16)
         view = StreamingView(config, 3, sinks=16, window=33, slack=64, dtype=torch.bfloat16)
 
-        def decoder(ids_BT: torch.Tensor, cache: StreamingView, at_BJ: torch.Tensor) -> torch.Tensor:
-            return cache.forward(model, ids_BT, at_BJ)
+        def decoder(ids_BT: torch.Tensor, counts_B: Ints, cache: StreamingView, at_BJ: torch.Tensor) -> torch.Tensor:
+            batch = cache.begin(counts_B, ids_BT.shape[1])
+            return model.forward(ids_BT, cache.kv, batch, at_BJ).logits_BJV
 
         self.tier = Tier("draft", decoder, view, gamma, burst=partial(burst, model) if several else None)
         ids_BS = torch.randint(V, (3, 400), generator=draw).numpy()
@@ -99,6 +101,6 @@ def test_torch_sampler_is_asked_per_token() -> None:
 def test_token_without_probability_mass_raises() -> None:
     drafting = Drafting(Seeded, several=True)
     view, one = drafting.tier.cache, torch.full((2, 1, 16), float("nan"))
-    view.memory.put(0, torch.tensor([view.pages * 16 + 16]), one, one)  # the first sink of row 1
+    view.kv.write(0, torch.tensor([view.pages * 16 + 16]), one, one)  # the first sink of row 1
     with pytest.raises(ModelError, match=r"logits are NaN \(row 1"):
         drafting.propose([True] * 3, [5] * 3)

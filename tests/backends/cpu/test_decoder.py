@@ -1,6 +1,6 @@
 """A whole pass in one call against the same kernels called one by one: the same bits.
 
-Shape suffixes as in backends/interface.py.
+Shape suffixes as in backends/kernel_api.py.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native
+from triforce.backends import layerwise
 from triforce.backends.dispatch import ForwardBatch, PageTable
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 from tests.helpers.random_model import D, G, L, V, random_model
 from triforce.backends.cpu.kv import NativeKV
-from triforce.backends.cpu.layerwise import by_layers
 from triforce.backends.cpu.model import NativeModel
 
 torch.set_num_threads(1)
@@ -34,7 +34,7 @@ def parts(dtype: torch.dtype, tied: bool = True, int8: bool = False) -> tuple[Na
     memory = NativeKV(config, PAGES, dtype, int8)
     everywhere_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
     for index in range(L):
-        memory.put(index, everywhere_N, *(torch.randn(G, len(everywhere_N), D, generator=draw) for _ in range(2)))
+        memory.write(index, everywhere_N, *(torch.randn(G, len(everywhere_N), D, generator=draw) for _ in range(2)))
     return model, memory
 
 
@@ -58,7 +58,7 @@ def by_head(rows: int, pages: int, layers: int) -> Tensor:
 
 
 IDS_BT = torch.arange(5).repeat(2, 1)
-FULL = ForwardBatch([37, 20], [(L, PageTable(some_pages(2, 5), [37, 20], [5, 2]))], observe=True, weigh=True)
+FULL = ForwardBatch([37, 20], [(L, PageTable(some_pages(2, 5), [37, 20], [5, 2]))], observe=True, return_mass=True)
 WINDOW = ForwardBatch([300, 60], [(L, PageTable(some_pages(2, 4), [50, 30], [5, 5], sinks=16, window=21))])
 SOME = ForwardBatch([90, 91], [(L, PageTable(by_head(2, 6, L), [75, 70], [5, 0], coarse=[70, 64]))])
 MIXED = ForwardBatch([75], [(1, PageTable(some_pages(1, 8), [75], [5])), (2, PageTable(by_head(1, 8, 2), [75], [5]))])
@@ -72,12 +72,12 @@ def test_decoder_pass_equals_separate_kernels(
     this: ForwardBatch, at: list[list[int]] | None, tied: bool, int8: bool, dtype: torch.dtype
 ) -> None:
     results = []
-    for way in (NativeKV.forward, by_layers):
+    for way in (NativeModel.forward, layerwise.forward):
         model, memory = parts(dtype, tied, int8)
         B = len(this.positions)
         at_BJ = None if at is None else torch.tensor(at[:B])
         ids_BT = torch.randint(V, (B, 5), generator=torch.Generator().manual_seed(2))
-        results.append((way(memory, model, ids_BT, at_BJ, this), memory))
+        results.append((way(model, ids_BT, memory, this, at_BJ), memory))
     (got, ours), (wanted, theirs) = results
     for b, count in enumerate(this.views[0][1].counts):
         real = [j for j in range(got.logits_BJV.shape[1]) if (at[b][j] if at else j) < count]
@@ -87,7 +87,7 @@ def test_decoder_pass_equals_separate_kernels(
             assert torch.equal(got.mass_LBGU[:, b], wanted.mass_LBGU[:, b])
     everywhere_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
     for layer in range(L):
-        pairs = zip(ours.get(layer, everywhere_N), theirs.get(layer, everywhere_N), strict=True)
+        pairs = zip(ours.read(layer, everywhere_N), theirs.read(layer, everywhere_N), strict=True)
         assert all(torch.equal(*pair) for pair in pairs)
 
 
@@ -96,8 +96,8 @@ def test_pass_without_scored_columns_returns_empty(dtype: torch.dtype) -> None:
     kept = []
     for at_BJ in (None, torch.empty(2, 0, dtype=torch.long)):
         model, memory = parts(dtype)
-        outcome = memory.forward(model, torch.arange(10).view(2, 5), at_BJ, FULL)
-        kept.append((memory.get(L - 1, torch.arange(PAGE, 100)), outcome))
+        outcome = model.forward(torch.arange(10).view(2, 5), memory, FULL, at_BJ)
+        kept.append((memory.read(L - 1, torch.arange(PAGE, 100)), outcome))
     (whole, a), (other, b) = kept
     assert all(torch.equal(*pair) for pair in zip(whole, other, strict=True))
     assert b.logits_BJV.shape == (2, 0, V) and torch.equal(a.mass_LBGU, b.mass_LBGU)
@@ -122,7 +122,7 @@ def test_decoder_bad_arguments_raise(change: dict[str, object], dtype: torch.dty
     tables = (torch.zeros(64, memory.config.head_dim // 2),) * 2
     memory.config.rope.tables = lambda starts, count: tables  # whatever it is asked for
     with pytest.raises((ValueError, IndexError)):
-        memory.forward(model, torch.ones(2, 5, dtype=torch.long), None, replace(FULL, **change))
+        model.forward(torch.ones(2, 5, dtype=torch.long), memory, replace(FULL, **change), None)
     for ids_BT, at_BJ in ((torch.full((2, 5), V), None), (torch.full((2, 5), -1), None), (IDS_BT, IDS_BT + 1)):
         with pytest.raises(ValueError):
-            memory.forward(model, ids_BT, at_BJ, FULL)
+            model.forward(ids_BT, memory, FULL, at_BJ)

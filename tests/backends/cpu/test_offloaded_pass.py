@@ -1,6 +1,6 @@
 """Passes over KV that lies in a store, and over the same KV in memory: the same bits, whatever stays.
 
-Shape suffixes as in backends/interface.py.
+Shape suffixes as in backends/kernel_api.py.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native
+from triforce.backends import layerwise
 from triforce.backends.dispatch import SECTOR, ForwardBatch, OffloadLayout, PageTable
 from triforce.errors import CacheError
 
@@ -24,7 +25,6 @@ if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 from tests.helpers.random_model import D, G, L, V, random_model
 from triforce.backends.cpu.kv import NativeKV
-from triforce.backends.cpu.layerwise import by_layers
 from triforce.backends.cpu.model import NativeModel
 from triforce.backends.cpu.offload import NativeOffloadedKV
 
@@ -71,7 +71,7 @@ class Text:
 
     def full(self, width: int, **how: Any) -> ForwardBatch:
         lists = PageTable(self.units[None, : -(-(self.length + width) // PAGE)].contiguous(), [self.length], [width])
-        return ForwardBatch([self.length], [(L, lists)], weigh=True, exact=True, **how)
+        return ForwardBatch([self.length], [(L, lists)], return_mass=True, exact=True, **how)
 
     def selected(self, width: int) -> ForwardBatch:
         """Each layer and head sees some pages of its own, and the latest ones."""
@@ -89,8 +89,8 @@ def same(
     text: Text, this: ForwardBatch, model: NativeModel, here: NativeKV, away: NativeOffloadedKV, layered: bool = False
 ) -> bool:
     ids_1T = text.ids(this.views[0][1].counts[0])
-    wanted = here.forward(model, ids_1T, None, this)
-    found = by_layers(away, model, ids_1T, None, this) if layered else away.forward(model, ids_1T, None, this)
+    wanted = model.forward(ids_1T, here, this, None)
+    found = layerwise.forward(model, ids_1T, away, this, None) if layered else model.forward(ids_1T, away, this, None)
     masses = wanted.mass_LBGU, found.mass_LBGU
     return torch.equal(wanted.logits_BJV, found.logits_BJV) and (masses[0] is None or torch.equal(*masses))
 
@@ -135,13 +135,13 @@ def test_forgotten_page_read_raises(dtype: torch.dtype) -> None:
         text.length += 100
     away.forget(text.units[:40].tolist())
     with pytest.raises(CacheError, match="is lost"):
-        away.forward(model, text.ids(1), None, text.full(1))
+        model.forward(text.ids(1), away, text.full(1), None)
 
 
 def test_layers_are_read_in_order(dtype: torch.dtype) -> None:
     _, _, away = memories(dtype, Host)
     units_1U, q_BTHD = torch.arange(1, 3, dtype=torch.int32)[None], torch.zeros(1, 1, 2 * G, D, dtype=dtype)
-    attend = away.mixing(1, ForwardBatch([0], [(2, PageTable(units_1U, [0], [1]))]), 0)
+    attend = away._attend_of(ForwardBatch([0], [(2, PageTable(units_1U, [0], [1]))]), 1, 0)
     with pytest.raises(ValueError, match="in their order"):
         attend(1, q_BTHD, None)
     attend(0, q_BTHD, None)
@@ -151,7 +151,7 @@ def test_layers_are_read_in_order(dtype: torch.dtype) -> None:
             attend(layer, q_BTHD, None)
     for first, layers in ((-1, 1), (2, 2), (0, 0)):
         with pytest.raises((ValueError, IndexError)):
-            away.mixing(1, ForwardBatch([0], [(layers, PageTable(units_1U, [0], [1]))]), first)
+            away._attend_of(ForwardBatch([0], [(layers, PageTable(units_1U, [0], [1]))]), 1, first)
     for wrong in (replace(PageTable(units_1U, [0], [1]), starts=[32]), PageTable(units_1U + PAGES, [0], [1])):
         with pytest.raises(ValueError):
-            away.mixing(1, ForwardBatch([0], [(1, wrong)]), 0)
+            away._attend_of(ForwardBatch([0], [(1, wrong)]), 1, 0)

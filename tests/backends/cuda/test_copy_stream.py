@@ -99,7 +99,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     monkeypatch.setattr(residency, "CopyStream", lambda device: watch)
     monkeypatch.setattr(layout, "carry", carry)
     for module in (kv, triforce.backends.cuda.offload.prefill):
-        monkeypatch.setattr(module, "mix", mix)
+        monkeypatch.setattr(module, "write_and_attend", mix)
     return watch
 
 
@@ -107,8 +107,8 @@ def races(watch: Watch, seeds: int = 1) -> int:
     decoder = shapes.decoder("paired", paired_pools.CAPACITY)
     for seed in range(seeds):
         pair = paired_pools.PairedPools(paired_pools.room(decoder, whole=0), seed)
-        memory = pair.sides[1].pool.memory
-        watch.regions = [memory.keys_LGSD, memory.values_LGSD, memory._hosted.places._store]
+        memory = pair.sides[1].pool.kv
+        watch.regions = [memory.keys_LGSD, memory.values_LGSD, memory.manager.places._store]
         pair.run(12)
         found, watch.touched = watch.races(), {}
         if found:

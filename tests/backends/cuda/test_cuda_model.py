@@ -1,6 +1,6 @@
 """Whole passes through Triton's model and memory against the torch path: logits, queries, mass, and what is written.
 
-Shape suffixes as in backends/interface.py.
+Shape suffixes as in backends/kernel_api.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.cuda.scene import DEVICE
+from triforce.backends.cuda import executor
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.model import TritonModel
 from triforce.backends.decoder import Decoder
@@ -44,13 +45,17 @@ def passes() -> dict[str, tuple[Tensor, Tensor | None, ForwardBatch]]:
     recent = torch.stack((shared[0, 4:], shared[1, :2]))[:, None].expand(2, 2, 2)
     mixed = PageTable(torch.cat([of_heads[0, ..., :3], recent], 2), [54, 53], [3, 1])
     return {
-        "full": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], observe=True, weigh=True)),
+        "full": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], observe=True, return_mass=True)),
         "retrieval": (ids_23, torch.tensor([[0, 1], [2, 0]]), ForwardBatch([90, 91], [(2, some)])),
         "mixed": (ids_23, torch.zeros(2, 0).long(), ForwardBatch([70, 5], [(1, ragged), (1, mixed)])),
         "streaming": (ids_23[:1], None, ForwardBatch([200], [(2, window)], observe=True)),
         "prefill": (wide, torch.tensor([[89]]), ForwardBatch([20], [(2, PageTable(places[None, :8], [20], [90]))])),
         "padded": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], observe=True, least=(4, 8))),
     }  # fmt: skip
+
+
+def one_row(position: int, units: int, count: int, device: str = "cpu") -> ForwardBatch:
+    return ForwardBatch([position], [(2, PageTable(torch.ones(1, units, device=device).int(), [0], [count]))])
 
 
 def both(decoder: Decoder, name: str) -> list[tuple[ForwardOutput, Tensor]]:
@@ -63,7 +68,8 @@ def both(decoder: Decoder, name: str) -> list[tuple[ForwardOutput, Tensor]]:
     fast.values_LGSD.copy_(plain.values_LGSD)
     done = []
     for memory, model in ((plain, TorchModel), (fast, TritonModel)):
-        outcome = memory.forward(model(decoder.config, weights), *passes()[name])
+        (ids_BT, at_BJ, this), made = passes()[name], model(decoder.config, weights)
+        outcome = made.forward(ids_BT, memory, this, at_BJ)
         done.append((outcome, torch.stack((memory.keys_LGSD, memory.values_LGSD))))
     return done
 
@@ -85,7 +91,7 @@ def test_cuda_pass_equals_torch(decoder: Decoder, name: str) -> None:
             queries = got.queries_LBTHD[:, b, :count], wanted.queries_LBTHD[:, b, :count]
             torch.testing.assert_close(*queries, atol=2e-5, rtol=1e-5)
     assert got.logits_BJV.shape == wanted.logits_BJV.shape
-    if this.weigh:
+    if this.return_mass:
         torch.testing.assert_close(got.mass_LBGU, wanted.mass_LBGU, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(fast_kv[:, :, :, 16:], kv[:, :, :, 16:], atol=2e-5, rtol=1e-5)
     assert not torch.equal(kv, torch.zeros_like(kv))
@@ -97,23 +103,25 @@ def test_cuda_pass_is_captured_once_per_bucket(decoder: Decoder, monkeypatch: py
     model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
     shapes_run: list[tuple[int, int]] = []
     monkeypatch.setattr(
-        memory, "_pass", lambda model, frame, wide=None: shapes_run.append((id(frame), frame.shape.width)) or outcome()
+        executor,
+        "run_pass",
+        lambda model, kv, inputs, wide=None: shapes_run.append((id(inputs), inputs.shape.width)) or outcome(),
     )
 
     def outcome() -> ForwardOutput:
         return ForwardOutput(torch.zeros(4, 4, 50), None, None)
 
     for width in (3, 4, 2):
-        memory.forward(
-            model,
+        model.forward(
             torch.ones(1, width).long(),
-            None,
+            memory,
             ForwardBatch([0], [(2, PageTable(torch.ones(1, 3).int(), [0], [1]))]),
+            None,
         )
     assert [width for _, width in shapes_run] == [4, 4, 2]
     assert shapes_run[0] == shapes_run[1]
-    memory.forward(
-        model, torch.ones(1, 65).long(), None, ForwardBatch([0], [(2, PageTable(torch.ones(1, 9).int(), [0], [65]))])
+    model.forward(
+        torch.ones(1, 65).long(), memory, ForwardBatch([0], [(2, PageTable(torch.ones(1, 9).int(), [0], [65]))]), None
     )
     assert shapes_run[-1][1] == 65
 
@@ -121,25 +129,25 @@ def test_cuda_pass_is_captured_once_per_bucket(decoder: Decoder, monkeypatch: py
 def test_rotary_tables_grow_with_positions(decoder: Decoder) -> None:
     memory = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
     model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
-    far = len(memory._tables_PF[0]) + 5
-    memory.forward(
-        model,
+    far = len(memory.tables_PF[0]) + 5
+    model.forward(
         torch.ones(1, 1).long(),
+        memory,
+        one_row(far, 3, 1, DEVICE),
         None,
-        ForwardBatch([far], [(2, PageTable(torch.ones(1, 3, device=DEVICE).int(), [0], [1]))]),
     )
-    assert len(memory._tables_PF[0]) > far
+    assert len(memory.tables_PF[0]) > far
 
 
 def test_cuda_model_is_freed_with_last_user(decoder: Decoder) -> None:
     """At once, not when cycles are looked for: the next request's KV would not fit beside it."""
     memory = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
     model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
-    memory.forward(
-        model,
+    model.forward(
         torch.ones(1, 1).long(),
+        memory,
+        one_row(0, 3, 1, DEVICE),
         None,
-        ForwardBatch([0], [(2, PageTable(torch.ones(1, 3, device=DEVICE).int(), [0], [1]))]),
     )
     keys = weakref.ref(memory.keys_LGSD)
     gc.disable()

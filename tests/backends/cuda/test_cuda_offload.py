@@ -100,7 +100,7 @@ def test_offloaded_mode_text_equals_memory(
 
 def test_offload_manager_holds_the_pages(folder: Path, by_name: None) -> None:
     llm = LLM(folder / "target", dtype="float32", **host("500KiB", 1))
-    memory = llm.open(1, 200).core.store.pool.memory
+    memory = llm.open(1, 200).core.store.pool.kv
     assert isinstance(memory, TritonOffloadedKV) and memory.whole_layers == 1
     assert dispatch.identity(llm.models.target.model, memory) == "triton"
 

@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.cuda import paired_pools, torch_kernels
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
-from triforce.backends.cuda.kv import TritonKV
+from triforce.backends.cuda.graphs import Graphs
 from triforce.bench import shapes
 
 
@@ -45,7 +45,7 @@ def fetched() -> int:
     for b in range(paired_pools.ROWS):
         pair.same("begin", b, pair.ids(190))
     pair.verify(4)
-    memory = pair.sides[1].pool.memory._hosted
+    memory = pair.sides[1].pool.kv.manager
     before = int(memory.fetched)
     for _ in range(10):
         pair.verify(4)
@@ -63,7 +63,7 @@ def test_streamed_selected_pages_become_resident(monkeypatch: pytest.MonkeyPatch
 def test_lower_tier_passes_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """And those that stream are not."""
     captured: list[bool] = []
-    monkeypatch.setattr(TritonKV, "_run", lambda self, replay: captured.append(True) or plain(self, replay))
+    monkeypatch.setattr(Graphs, "run", lambda self, replay, call: captured.append(True) or plain(self, replay, call))
     pair = paired_pools.PairedPools(paired_pools.room(shapes.decoder("paired", paired_pools.CAPACITY), 0), 0)
     for b in range(paired_pools.ROWS):
         pair.same("begin", b, pair.ids(120))
@@ -79,7 +79,7 @@ def test_lower_tier_passes_are_captured(monkeypatch: pytest.MonkeyPatch) -> None
     assert captured
 
 
-plain = TritonKV._run
+plain = Graphs.run
 
 
 @pytest.mark.parametrize("mutant", caught_in("test_cuda_offload_mutant_is_caught"), ids=str)

@@ -75,7 +75,7 @@ def test_cuda_ranks_offloaded_text_equals_one_process(
     captured: list[type] = []
     run = Graphs.run
     monkeypatch.setattr(
-        Graphs, "run", lambda self, replay, call: captured.append(type(replay.model)) or run(self, replay, call)
+        Graphs, "run", lambda self, replay, call: captured.append(type(call.args[0])) or run(self, replay, call)
     )
     assert of_ranks(folder, mode, layers) == [plainly] * 2
     assert {*captured} == ({ShardedModel} if mode == "retrieval" else set())

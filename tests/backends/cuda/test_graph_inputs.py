@@ -1,4 +1,4 @@
-"""Buckets and padding: what a pass looks like to a graph. Shape suffixes as in backends/interface.py."""
+"""Buckets and padding: what a pass looks like to a graph. Shape suffixes as in backends/kernel_api.py."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def attention(dtype: torch.dtype, D: int, T: int, group: int, window: int) -> No
     for units, unit in ((torch.zeros(B, G, 4).int(), 16), (torch.zeros(B, 16).int(), 4)):
         seen = DevicePageTable(units, starts_B, starts_B, unit, 4 if window else 0, window)
         q_BTHD, q_sinks_BTHD = rotate_and_write(q_BTHD, new_BTGD, new_BTGD, starts_B, tables_PF, seen, (k_GSD, k_GSD))
-        attend(q_BTHD, k_GSD, k_GSD, seen, weigh=not window, q_sinks_BTHD=q_sinks_BTHD)
+        attend(q_BTHD, k_GSD, k_GSD, seen, return_mass=not window, q_sinks_BTHD=q_sinks_BTHD)
 
 
 def sampling(dtype: torch.dtype) -> None:

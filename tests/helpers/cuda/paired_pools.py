@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.lower_view import lower_view
 from triforce.backends import dispatch
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.offload.kv import TritonOffloadedKV
@@ -51,47 +52,46 @@ class Side:
     def __init__(self, decoder: Decoder, given: OffloadLayout | None, selection: str) -> None:
         self.decoder, self.selection = decoder, selection
         self.pool = PagePool(decoder.config, ROWS, PAGES, torch.float32, room=given)
-        memory = self.pool.memory
+        memory = self.pool.kv
         assert type(memory) is (TritonOffloadedKV if given else TritonKV)
         held = [memory.keys_LGSD, memory.values_LGSD]
-        for each in held + (list(memory._hosted.places._parts) if isinstance(memory, TritonOffloadedKV) else []):
+        for each in held + (list(memory.manager.places._parts) if isinstance(memory, TritonOffloadedKV) else []):
             each.fill_(torch.nan)
         self.full = FullView(self.pool)
         self.look()
 
     def look(self, layers: frozenset[int] = frozenset()) -> None:
-        self.lower = RetrievalView(
-            self.full, POLICIES[self.selection], RetrievalConfig(Budget(48), searched_layers=layers)
-        )
+        setting = RetrievalConfig(Budget(48), searched_layers=layers)
+        self.lower = lower_view(self.full, POLICIES[self.selection], setting)
 
     def begin(self, b: int, ids: list[int]) -> list[Tensor]:
         """Another text in row b, read to its end."""
         self.pool.release(b)
         self.pool.reserve(b, CAPACITY)
-        self.full.sights[b] = AttentionObservation()
+        self.full.observations[b] = AttentionObservation()
         self.look(self.lower.full_layers)
         view, given = self.full.row(b), []
         while (span := view.resume(len(ids)))[0] < span[1]:
             start, stop = span
-            view.begin(ints([stop - start]), stop - start)
+            count_1 = ints([stop - start])
             if self.pool.offloaded and stop - start > READ:
-                list(view.read(self.decoder.model, torch.tensor([ids[start:stop]])))
+                list(self.decoder.read(torch.tensor([ids[start:stop]]), count_1, view))
             else:
-                logits_1JV = self.decoder(torch.tensor([ids[start:stop]]), view, torch.tensor([[stop - start - 1]]))
+                last_11 = torch.tensor([[stop - start - 1]])
+                logits_1JV = self.decoder(torch.tensor([ids[start:stop]]), count_1, view, last_11)
                 given = [logits_1JV]
-            view.advance(ints([stop - start]))
+            view.advance(count_1)
         return given
 
     def feed(self, view: FullView | RetrievalView, rows: list[list[int]]) -> list[Tensor]:
         """One pass; the logits of the real tokens, and their mass."""
         counts, width = ints([len(row) for row in rows]), max(map(len, rows))
         ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-        view.begin(counts, width)
-        logits_BTV = self.decoder(ids_BT, view)
+        logits_BTV = self.decoder(ids_BT, counts, view)
         view.advance(counts)
         given = [logits_BTV[b, :count] for b, count in enumerate(counts)]
         if view is self.full:
-            given += [mass for sight in self.full.sights if (mass := sight.mass_LGU) is not None]
+            given += [mass for sight in self.full.observations if (mass := sight.mass_LGU) is not None]
         return given
 
     def cut(self, lengths: list[int]) -> None:
@@ -129,7 +129,7 @@ class PairedPools:
 
     def __init__(self, given: OffloadLayout, seed: int, selection: str = "observed") -> None:
         self.dice = Random(seed)
-        decoder = shapes.decoder("paired", CAPACITY, torch.float32)
+        decoder = shapes.decoder("twins", CAPACITY, torch.float32)
         self.sides = [Side(decoder, None, selection), Side(decoder, given, selection)]
         self.passes = 0
 

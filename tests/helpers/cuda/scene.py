@@ -1,6 +1,6 @@
 """Lists over random memory for the Triton kernels, and attention by the book over them, in float64.
 
-Shape suffixes as in backends/interface.py; S keys of a row, N slots.
+Shape suffixes as in backends/kernel_api.py; S keys of a row, N slots.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 import torch
 from torch import Tensor
@@ -36,10 +34,10 @@ def mixed(
     seen: DevicePageTable,
     kv: page_copy.KeysValues,
     wide: object = None,
-    weigh: bool = False,
+    return_mass: bool = False,
     by_head: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `triton_memory.mix`, on the torch path."""
+    """As `write_and_attend`, on the torch path."""
     q_BTHD, k_BTGD, v_BTGD = qkv
     T, starts, counts = q_BTHD.shape[1], seen.starts_B.tolist(), seen.counts_B.tolist()
     lists = PageTable(seen.units, starts, counts)
@@ -50,7 +48,7 @@ def mixed(
     real_N = slots_N > 0
     for memory_GSD, new_BTGD in zip(kv, (k_BTGD, v_BTGD), strict=True):
         memory_GSD[:, slots_N[real_N]] = new_BTGD.flatten(0, 1)[real_N].transpose(0, 1)
-    return q_BTHD, *attend_lists(q_BTHD, *kv, lists, weigh)
+    return q_BTHD, *attend_lists(q_BTHD, *kv, lists, return_mass)
 
 
 def replace_kernels(patch: pytest.MonkeyPatch) -> None:
@@ -59,12 +57,10 @@ def replace_kernels(patch: pytest.MonkeyPatch) -> None:
     import triforce.backends.cuda.offload.prefill as prompt
     import triforce.backends.torch.model as plain_model
 
-    modules: dict[ModuleType, dict[str, object]] = {
-        places: {"carry": carried}, memory: {"mix": mixed}, prompt: {"mix": mixed, "AT_ONCE": 64}
-    }  # fmt: skip
-    for module, names in modules.items():
-        for name, new in names.items():
-            patch.setattr(module, name, new)
+    patch.setattr(places, "carry", carried)
+    patch.setattr(prompt, "AT_ONCE", 64)
+    for module in (memory, prompt):
+        patch.setattr(module, "write_and_attend", mixed)
     for name in ("norm", "swiglu"):
         patch.setattr(TritonLayer, name, staticmethod(getattr(plain_model, name)))
     patch.setattr("triforce.backends.cuda.triton.topk.MOST", -1)  # so torch selects

@@ -38,15 +38,12 @@ class Memory:
     def lengths_B(self) -> Ints:
         return self.seen_B.numpy()
 
-    def begin(self, counts_B: Ints, width: int) -> None:
-        self.counts_B = torch.from_numpy(counts_B)
-
-    def feed(self, ids_BT: Tensor) -> None:
+    def feed(self, ids_BT: Tensor, counts_B: Tensor) -> None:
         width, scratch = ids_BT.shape[1], self.ids_BS.shape[1] - 1
-        fed_BT = columns(torch.zeros_like(self.counts_B), width) < self.counts_B[:, None]
+        fed_BT = columns(torch.zeros_like(counts_B), width) < counts_B[:, None]
         self.ids_BS.scatter_(1, torch.where(fed_BT, columns(self.seen_B, width), scratch), ids_BT)
-        last_B = ids_BT.gather(1, (self.counts_B - 1).clamp_min(0)[:, None])[:, 0]
-        self.glance_B = torch.where(self.counts_B > 0, last_B, self.glance_B)
+        last_B = ids_BT.gather(1, (counts_B - 1).clamp_min(0)[:, None])[:, 0]
+        self.glance_B = torch.where(counts_B > 0, last_B, self.glance_B)
 
     def advance(self, counts_B: Ints) -> None:
         self.seen_B = self.seen_B + torch.from_numpy(counts_B)
@@ -64,8 +61,8 @@ class Chain:
     def __init__(self, table: Tensor, watched: Memory | None = None) -> None:
         self.table, self.watched = table, watched
 
-    def __call__(self, ids_BT: Tensor, memory: Memory, at_BJ: Tensor) -> Tensor:
-        memory.feed(ids_BT)
+    def __call__(self, ids_BT: Tensor, counts_B: Ints, memory: Memory, at_BJ: Tensor) -> Tensor:
+        memory.feed(ids_BT, torch.from_numpy(counts_B))
         at_BJ = memory.seen_B[:, None] + at_BJ
         order = self.table.dim() - 1 - (self.watched is not None)
         context = [memory.ids_BS.gather(1, (at_BJ - back).clamp_min(0)) for back in reversed(range(order))]

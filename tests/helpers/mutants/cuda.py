@@ -12,13 +12,13 @@ KV = f"{OFFLOAD}.kv:TritonOffloadedKV"
 PAGES: dict[str, tuple[str, tuple[str, str]]] = {
     "pages of a text that ended are still found": (f"{MANAGER}.leave", ("self._tell(pages)", "pass")),
     "a text that is cut goes on in an empty page": (
-        f"{MANAGER}.write", ("self.places.to_parts(self.places.part, *self.at(begun))", "pass"),
+        f"{MANAGER}.begin_write", ("self.places.to_parts(self.places.part, *self.at(begun))", "pass"),
     ),
     "new tokens are not laid over the stored page": (
         f"{KV}._open", ("places.from_part(layer, home, *streams.seated)", "pass"),
     ),
     "a pass leaves what it writes in the buffer": (
-        f"{KV}._close", ("hosted.places.to_part(layer, home, *streams.written)", "pass"),
+        f"{KV}._close", ("manager.places.to_part(layer, home, *streams.written)", "pass"),
     ),
     "written pages are thought to be stored": (
         f"{OFFLOAD}.write_slots:WriteSlots.write", ("self._fresh.update(pages)", "pass"),
@@ -46,7 +46,7 @@ COPIES: dict[str, tuple[str, tuple[str, str]]] = {
     "a buffer is used before it is filled": (f"{BUFFERS}.use", ("self._lane.hold(self._ready[place])", "pass")),
     "one buffer for all copies": (f"{BUFFERS}.fill", ("next(iter(self._free))", "min(self._free)")),
     "a buffer is copied out before it is computed": (f"{BUFFERS}.leave", ("self._lane.after(mark)", "pass")),
-    "stored pages are not waited for": (f"{KV}._prepare", ("hosted.lane.after(hosted.lane.computed())", "pass")),
+    "stored pages are not waited for": (f"{KV}._prepare", ("manager.lane.after(manager.lane.computed())", "pass")),
 }  # fmt: skip
 TRITON = "triforce.backends.cuda.triton"
 SAMPLER, TRUNCATION, RNG = f"{TRITON}.sampler", f"{TRITON}.truncation", f"{TRITON}.rng"
@@ -93,7 +93,7 @@ MUTANTS = [
         (
             Edit(
                 "triforce.kvcache.selection.attention_mass:Observed.pick",
-                ("if sight.grain == chunk:", "if sight.mass_LGU.sum() > 0:"),
+                ("if observation.grain == chunk:", "if observation.mass_LGU.sum() > 0:"),
             ),
         ),
     ),

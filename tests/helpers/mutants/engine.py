@@ -18,11 +18,10 @@ ROWS: dict[str, tuple[str, tuple[str, str]]] = {
     "streaming rows by place": (f"{STREAMING}.select", ("[each[b] for b in rows]", "each[: len(rows)]")),
     "streaming rows join empty": (f"{STREAMING}.join", ("other.lengths_B))", "0 * other.lengths_B))")),
     "retrieval selections by place": (
-        f"{RETRIEVAL}.select", ("[self.choices[b] for b in rows]", "self.choices[: len(rows)]"),
+        f"{RETRIEVAL}.select", ("[self.selections[b] for b in rows]", "self.selections[: len(rows)]"),
     ),
-    "retrieval lengths by place": (f"{RETRIEVAL}.select", ("self.ahead_B[list(rows)]", "self.ahead_B[: len(rows)]")),
     "attention observations by place": (
-        f"{FULL}.select", ("[self.sights[b] for b in rows]", "self.sights[: len(rows)]"),
+        f"{FULL}.select", ("[self.observations[b] for b in rows]", "self.observations[: len(rows)]"),
     ),
     "lengths of the pool by place": (f"{POOL}.select", ("self.lengths_B[list(rows)]", "self.lengths_B[: len(rows)]")),
     "shared pages freed": (f"{POOL}.disown", (" if not self._owners[page]", "")),
@@ -31,10 +30,10 @@ ROWS: dict[str, tuple[str, tuple[str, str]]] = {
     "new tokens lost in swapping": (
         f"{BATCH}.swap_in", ("+ sequence.tokens", "+ sequence.prompt[: len(sequence.tokens)]"),
     ),
-    "another row's observation swapped in": (f"{FULL}.swap_in", ("= seen.sight", "= self.sights[0]")),
-    "selection lost in swapping": (f"{RETRIEVAL}.swap_out", ("if choice:", "if False:")),
+    "another row's observation swapped in": (f"{FULL}.swap_in", ("= seen.observation", "= self.observations[0]")),
+    "selection lost in swapping": (f"{RETRIEVAL}.swap_out", ("row.pages and replace", "False and replace")),
     "selection swapped in to old pages": (
-        f"{RETRIEVAL}.swap_in", ("self.row_units(b)[choice.units]", "choice.units.int()"),
+        f"{RETRIEVAL}.swap_in", ("self.row_units(b)[held.pages.units]", "held.pages.units.int()"),
     ),
     "streaming window lost in swapping": (
         f"{STREAMING}.swap_in", ("self.highest[b] = ring", "self.highest[b] = ring[0], 0, 0"),

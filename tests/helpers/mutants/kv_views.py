@@ -16,8 +16,11 @@ Views = Callable[[Any, list[int], list[int]], list[tuple[int, Any]]]
 
 def own_length(view: Any) -> Any:
     """Falls behind after a full acceptance, and feeds the difference over exact slots."""
-    view.ahead_B = np.where(view.ahead_B == 0, view.full.lengths_B, view.ahead_B)
-    return view.ahead_B
+    ahead_B = np.array([row.ahead for row in view.selections])
+    ahead_B = np.where(ahead_B == 0, view.full.lengths_B, ahead_B)
+    for row, ahead in zip(view.selections, ahead_B.tolist(), strict=True):
+        row.ahead = ahead
+    return ahead_B
 
 
 def forget(view: Any, lengths_B: Any) -> None:
@@ -60,7 +63,7 @@ MUTANTS = [
         TEST,
         (
             Edit(
-                "triforce.backends.torch.kv:TorchKV.put",
+                "triforce.backends.torch.kv:TorchKV.write",
                 (FIRST := "self.keys_LGSD[layer].index_copy_", WRITE_ONCE + FIRST),
             ),
         ),
@@ -73,8 +76,8 @@ MUTANTS = [
             Edit(
                 "triforce.kvcache.views.retrieval:RetrievalView.lengths_B",
                 (
-                    "np.maximum(self.ahead_B, self.full.lengths_B)",
-                    "np.where(self.ahead_B > 0, self.ahead_B, self.full.lengths_B)",
+                    "np.maximum(ahead_B, self.full.lengths_B)",
+                    "np.where(ahead_B > 0, ahead_B, self.full.lengths_B)",
                 ),
             ),
         ),
@@ -91,8 +94,8 @@ MUTANTS = [
             Edit(
                 "triforce.backends.torch.attention:unfold",
                 (
-                    "mixed_GRD.reshape(-1, T, mixed_GRD.shape[-1])",
-                    "mixed_GRD.unflatten(1, (-1, T)).transpose(0, 1).reshape(-1, T, mixed_GRD.shape[-1])",
+                    "attn_out_GRD.reshape(-1, T, attn_out_GRD.shape[-1])",
+                    "attn_out_GRD.unflatten(1, (-1, T)).transpose(0, 1).reshape(-1, T, attn_out_GRD.shape[-1])",
                 ),
             ),
         ),

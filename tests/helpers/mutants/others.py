@@ -52,10 +52,10 @@ def wrong_token(texts: Any) -> Any:
 def negated(one_layer: Any) -> Any:
     """A prompt's states are negated before the third layer."""
 
-    def wrong(memory: Any, model: Any, layer: int, ids_1T: Any, x_1TC: Any, this: Any) -> None:
+    def wrong(model: Any, layer: int, ids_1T: Any, x_1TC: Any, kv: Any, batch: Any) -> None:
         if layer == 2:
             x_1TC.neg_()
-        one_layer(memory, model, layer, ids_1T, x_1TC, this)
+        one_layer(model, layer, ids_1T, x_1TC, kv, batch)
 
     return wrong
 
@@ -78,6 +78,6 @@ MUTANTS = [
     Mutant(
         "an offloaded layer reads other states",
         "tests/distributed/test_tensor_parallel_offload.py::test_offload_mutant_changes_the_text",
-        (Swap("triforce.backends.cpu.offload:one_layer", negated),),
+        (Swap("triforce.backends.cpu.prefill:one_layer", negated),),
     ),
 ]

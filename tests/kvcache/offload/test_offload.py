@@ -65,7 +65,7 @@ def test_offloaded_text_equals_memory(folder: Path, mode: str, temperature: floa
 
 
 def memory_of(texts: Any) -> Any:
-    return texts.core.store.pool.memory
+    return texts.core.store.pool.kv
 
 
 def outcomes(texts: Any) -> dict[Any, Any]:

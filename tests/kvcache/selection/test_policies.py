@@ -141,6 +141,6 @@ def test_observed_mass_is_of_verification_only() -> None:
     """All five queries of it, the refused ones too; total T * H / G, whatever came before."""
     full, _, verified = scene(DECODER)
     for layer in range(2):
-        mass_GS = full.sights[1].mass_LGU[layer, :, : verified.mass[layer].shape[1]]
+        mass_GS = full.observations[1].mass_LGU[layer, :, : verified.mass[layer].shape[1]]
         torch.testing.assert_close(mass_GS.double(), verified.mass[layer], **CLOSE)
         torch.testing.assert_close(mass_GS.sum(1), torch.full_like(mass_GS[:, 0], 5 * 2.0))

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.lower_view import lower_view
 from tests.helpers.simple_cache import DEVICE
 from tests.helpers.small_decoder import CLOSE, dense, feed, make_pool, prefill, slots_of, text
 from tests.kvcache.views.test_retrieval_texts import DECODER
-from triforce.kvcache import PAGE, FullView, RetrievalConfig, RetrievalView
+from triforce.kvcache import PAGE, FullView, RetrievalConfig
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES, Policy, Recent
 from triforce.ragged import ints
@@ -31,7 +32,7 @@ class Spy:
     def __init__(self, share: int = 8) -> None:
         self.share, self.asked = share, []
 
-    def recent(self, budget: int) -> int:
+    def latest(self, budget: int) -> int:
         return budget // self.share
 
     def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
@@ -49,7 +50,7 @@ class Rounds:
     def __init__(self, length: int = 120, **setting: Any) -> None:
         self.full, self.spy, self.text = FullView(make_pool(DECODER, 2, 608)), Spy(), text(length)
         prefill(DECODER, self.full, 1, self.text)
-        self.lower = RetrievalView(self.full, lambda: self.spy, RetrievalConfig(**({"budget": Budget(64)} | setting)))
+        self.lower = lower_view(self.full, lambda: self.spy, RetrievalConfig(**({"budget": Budget(64)} | setting)))
 
     @property
     def selections(self) -> int:
@@ -108,13 +109,13 @@ def test_selection_keeps_to_budget(budget: int, chunk: int) -> None:
     rounds = Rounds(budget=Budget(budget), chunk=chunk)
     for _ in range(20):
         rounds.round(kept=2)
-        choice = rounds.lower.choices[1]
+        choice = rounds.lower.selections[1].pages
         if choice is not None and rounds.spy.asked:
             committed = rounds.spy.asked[-1][0]
-            sight = choice.tokens + committed - choice.recent
+            sight = choice.tokens + committed - choice.end
             sinks = -(-PAGE // chunk) * chunk
             assert sight <= max(budget, sinks + budget // 8 + 2 * chunk)
-            assert committed - choice.recent >= budget // 8
+            assert committed - choice.end >= budget // 8
             tokens = [
                 rounds.full.pool.slots(1, 0, 600).tolist().index(slot)
                 for slot in slots_of(rounds.lower, 1)[0, 0].tolist()
@@ -122,7 +123,7 @@ def test_selection_keeps_to_budget(budget: int, chunk: int) -> None:
             assert tokens == sorted(set(tokens)) and tokens[: min(PAGE, len(tokens))] == list(
                 range(min(PAGE, len(tokens)))
             )
-            assert max(tokens, default=-1) < choice.recent
+            assert max(tokens, default=-1) < choice.end
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -132,7 +133,7 @@ def test_retrieval_any_chunk_at_any_length_is_finite(name: str, chunk: int, leng
     """Contexts a little above the budget have few full chunks to choose from, or none."""
     full = FullView(make_pool(DECODER, 1, 224))
     prefill(DECODER, full, 0, text(length))
-    lower = RetrievalView(full, ALL[name], RetrievalConfig(Budget(32), chunk))
+    lower = lower_view(full, ALL[name], RetrievalConfig(Budget(32), chunk))
     assert feed(DECODER, lower, [[1, 2, 3]])[0].isfinite().all()
 
 
@@ -142,11 +143,11 @@ def test_first_selection_has_observed_queries(name: str, length: int) -> None:
     """A prompt is prefilled in wide passes that report nothing; its last tokens are fed apart for this."""
     full = FullView(make_pool(DECODER, 1, 720))
     prefill(DECODER, full, 0, text(length))
-    lower = RetrievalView(full, POLICIES[name], RetrievalConfig(Budget(64)))
+    lower = lower_view(full, POLICIES[name], RetrievalConfig(Budget(64)))
     feed(DECODER, lower, [[1, 2, 3]])
-    choice = lower.choices[0]
-    assert choice is not None and choice.recent >= length - 32 and choice.tokens <= 64
-    assert full.sights[0].start + full.sights[0].queries_LTHD.shape[1] == length
+    choice = lower.selections[0].pages
+    assert choice is not None and choice.end >= length - 32 and choice.tokens <= 64
+    assert full.observations[0].start + full.observations[0].queries_LTHD.shape[1] == length
 
 
 def test_searched_layers_see_whole_context() -> None:
@@ -155,9 +156,7 @@ def test_searched_layers_see_whole_context() -> None:
     for layers in ((), (0,), (1,), (0, 1)):
         full = FullView(make_pool(DECODER, 1, 224))
         prefill(DECODER, full, 0, text(150))
-        lower = RetrievalView(
-            full, POLICIES["observed"], RetrievalConfig(Budget(32), searched_layers=frozenset(layers))
-        )
+        lower = lower_view(full, POLICIES["observed"], RetrievalConfig(Budget(32), searched_layers=frozenset(layers)))
         results.append(feed(DECODER, lower, [[1, 2, 3]])[0])
     exact = feed(DECODER, dense(DECODER, text(150)), [[1, 2, 3]])[0]
     torch.testing.assert_close(results.pop(), exact, **CLOSE)
@@ -169,23 +168,23 @@ def test_unobserved_attention_triggers_no_refresh() -> None:
     """Mode auto asks for attention only while it pays, and a row may come from a batch that did not."""
     full = FullView(make_pool(DECODER, 1, 224))
     prefill(DECODER, full, 0, text(150))
-    lower = RetrievalView(full, POLICIES["observed"], RetrievalConfig(Budget(32)))
+    lower = lower_view(full, POLICIES["observed"], RetrievalConfig(Budget(32)))
     full.grain = 0
     feed(DECODER, full, [[4]])
     everything = feed(DECODER, lower, [[1, 2, 3]])[0]
     torch.testing.assert_close(everything, feed(DECODER, dense(DECODER, [*text(150), 4]), [[1, 2, 3]])[0], **CLOSE)
-    assert lower.choices == [None]
+    assert lower.selections[0].pages is None
 
 
 def test_relative_budget_grows_with_context() -> None:
     rounds = Rounds(budget=Budget(share=0.5))
-    sights = []
+    visible = []
     for _ in range(60):
         rounds.round(kept=3)
-        choice = rounds.lower.choices[1]
+        choice = rounds.lower.selections[1].pages
         assert choice is not None
-        sights.append(choice.tokens + rounds.spy.asked[-1][0] - choice.recent)
-    assert sights[0] <= 64 and 160 <= sights[-1] <= 192
+        visible.append(choice.tokens + rounds.spy.asked[-1][0] - choice.end)
+    assert visible[0] <= 64 and 160 <= visible[-1] <= 192
 
 
 @pytest.mark.parametrize("width", [1, 33, 66])
@@ -193,8 +192,8 @@ def test_verification_of_any_width_refreshes(width: int) -> None:
     """draft_tokens and speculative_tokens may be 32: so wide a pass must tell the lower view what it saw, too."""
     rounds = Rounds(length=100)
     rounds.round()
-    before = rounds.full.sights[1].passes
+    before = rounds.full.observations[1].passes
     feed(DECODER, rounds.full, [[], text(width)])
-    assert rounds.full.sights[1].passes == before + 1
-    lower = RetrievalView(rounds.full, POLICIES["observed"], RetrievalConfig(Budget(64)))
+    assert rounds.full.observations[1].passes == before + 1
+    lower = lower_view(rounds.full, POLICIES["observed"], RetrievalConfig(Budget(64)))
     assert feed(DECODER, lower, [[], [1, 2]])[1].isfinite().all()

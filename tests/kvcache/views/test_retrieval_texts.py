@@ -77,6 +77,6 @@ def test_retrieval_generation_far_beyond_budget_is_exact(policy: str) -> None:
     """Six times the budget from a short prompt, and the sight stays as small as asked."""
     texts, batch = generate("retrieval", PROMPTS[:1], 200, budget=32, retrieval_policy=policy)
     assert texts == plain_alone(200)
-    choice = batch.top.below.cache.choices[0]
-    assert choice.tokens <= 32 and choice.recent > 180
+    choice = batch.top.below.cache.selections[0].pages
+    assert choice.tokens <= 32 and choice.end > 180
     assert all(0 <= token < VOCAB for token in texts[0])

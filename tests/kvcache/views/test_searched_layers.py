@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.lower_view import lower_view
 from tests.helpers.small_decoder import CLOSE, feed, small_decoder, text
 from tests.helpers.tiny_llm import CONTEXT, GREEDY, SEEDED, ask, checkpoints, ids
 from triforce.backends import native_loader
@@ -38,7 +39,7 @@ def view(decoder: Decoder, prompt: list[int], budget: int) -> RetrievalView:
     full = FullView(pool)
     for part in (prompt[:-16], prompt[-16:]):
         feed(decoder, full, [part])
-    return RetrievalView(full, POLICIES["observed"], RetrievalConfig(Budget(budget)))
+    return lower_view(full, POLICIES["observed"], RetrievalConfig(Budget(budget)))
 
 
 def guess(decoder: Decoder, prompt: list[int], budget: int, searched: set[int]) -> torch.Tensor:
@@ -50,10 +51,8 @@ def guess(decoder: Decoder, prompt: list[int], budget: int, searched: set[int]) 
 def test_search_request_names_layers_and_budget() -> None:
     lower = view(small_decoder(), text(400), 64)
     lower.searched_layers = frozenset({1})
-    lower.begin(lower.lengths_B * 0 + 2, 2)
-    assert lower._pass is not None
-    chosen, found = lower._pass.lists()
-    choice, recent = lower.choices[0], lower.recent[0]
+    chosen, found = lower.begin(lower.lengths_B * 0 + 2, 2).lists()
+    choice, recent = lower.selections[0].pages, lower.selections[0].window_start
     assert choice is not None and chosen.search is None
     assert found.search == Search([1], [recent // PAGE], [recent // 4 // PAGE - 1])
     assert found.starts == [400] and recent // 4 > choice.tokens and found.units.shape == (1, CONTEXT // PAGE)

@@ -125,8 +125,7 @@ def test_streaming_rows_are_independent() -> None:
 def test_streaming_all_padding_pass_is_finite() -> None:
     cache = view(2)
     ids_BT = longs([1, 2, 3, 4]).view(2, 2)
-    cache.begin(ints([0, 0]), 2)
-    assert DECODER(ids_BT, cache).isfinite().all()
+    assert DECODER(ids_BT, ints([0, 0]), cache).isfinite().all()
     same(in_pieces(cache.row(0), IDS, Random(0)), SLOW)
 
 
@@ -143,8 +142,8 @@ def test_streaming_fork_copies_state() -> None:
 
 def test_streaming_memory_is_constant() -> None:
     cache = view()
-    before = cache.memory.keys_LGSD.shape
+    before = cache.kv.keys_LGSD.shape
     in_pieces(cache, IDS, Random(0))
-    assert cache.memory.keys_LGSD.shape == before
+    assert cache.kv.keys_LGSD.shape == before
     assert before[2] <= SINKS + WINDOW + SLACK + 3 * PAGE  # scratch, a unit more, and the rest of a page
-    assert cache.memory.keys_LGSD.dtype == DTYPE
+    assert cache.kv.keys_LGSD.dtype == DTYPE

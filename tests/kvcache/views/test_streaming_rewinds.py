@@ -68,8 +68,8 @@ class Rewinds(RuleBasedStateMachine):
             for position in range(len(ids), self.highest[b]):
                 place = position if position < SINKS else SINKS + (position - SINKS) % self.cache.ring
                 slot = (1 + b * self.cache.pages) * PAGE + place
-                self.cache.memory.keys_LGSD[:, :, slot] = 30.0
-                self.cache.memory.values_LGSD[:, :, slot] = 1e6
+                self.cache.kv.keys_LGSD[:, :, slot] = 30.0
+                self.cache.kv.values_LGSD[:, :, slot] = 1e6
 
     @invariant()
     def lengths_are_the_texts(self) -> None:

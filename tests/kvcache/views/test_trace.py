@@ -12,6 +12,7 @@ from triforce.engine.output_stream import OutputChunk
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.kvcache import PAGE
 from triforce.kvcache.views import coverage
+from triforce.planner.cost_model import CostModel
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +38,11 @@ def test_trace_counts_selections_of_each_page(
         if not told:
             return
         pages = -(-int(view.full.lengths_B[0]) // PAGE)
-        if view.choices[0] is None or full_layers == "0,1":
+        if view.selections[0].pages is None or full_layers == "0,1":
             assert told == [100] * len(told)
             return
         free = 2 - len(view.full_layers)  # layers, of two KV heads each
-        recent, units = view.recent[0] // PAGE, view.choices[0].units.numpy()[2 - free :]
+        recent, units = view.selections[0].window_start // PAGE, view.selections[0].pages.units.numpy()[2 - free :]
         counts = [2 * free if i >= recent else int((units == table[i]).any(-1).sum()) for i in range(pages)]
         size = -(-pages // parts)
         groups = [counts[i : i + size] for i in range(0, pages, size)]
@@ -55,9 +56,10 @@ def test_trace_counts_selections_of_each_page(
     assert len({tuple(told) for told in checked}) > 1 or full_layers == "0,1"
 
 
-def test_trace_without_request_is_empty(folder: Path) -> None:
-    """Mode auto has a retrieval tier, and begins without it: lists are blank then, which else is to see all."""
-    *pieces, _ = llm(folder).stream(ids(400), ask(trace=True), mode="auto")
+def test_trace_without_request_is_empty(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mode auto begins plainly, and tries the retrieval tier where its cost is not known: lists are blank before."""
+    monkeypatch.setattr(CostModel, "knows", lambda *_: False)
+    *pieces, _ = llm(folder).stream(ids(400), ask(trace=True, max_tokens=48), mode="auto")
     looks = [piece.trace for piece in pieces]
     passes = [next(tier.passes for tier in each.tiers if tier.name == "retrieval") for each in looks]
     asked = [now > before for before, now in pairwise([0, *passes])]
@@ -66,7 +68,7 @@ def test_trace_without_request_is_empty(folder: Path) -> None:
 
 
 def test_trace_unread_is_not_computed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triforce.engine.batch_stats.in_sight", None)
+    monkeypatch.setattr("triforce.engine.batch_stats.coverage", None)
     *pieces, _ = llm(folder).stream(ids(400), ask(), mode="triforce")
     assert all(isinstance(piece, OutputChunk) and piece.trace is None for piece in pieces)
 

@@ -5,28 +5,28 @@ With `int8` there is room for a copy of each page in which a KV head's keys are 
 made when it is first read, and dropped when the page is written to: so it is right for keys that are committed. The
 same holds of the sketches of keys that a search reads, a 25th of the memory where it is used.
 
-Shape suffixes as in interface.py; L layers, P pages.
+Shape suffixes as in kernel_api.py; L layers, P pages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from triforce.backends.cpu import _native
-from triforce.backends.cpu.layerwise import Mix, by_layers, rotations
-from triforce.backends.cpu.model import NativeModel
-from triforce.backends.interface import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable, Search
-from triforce.backends.torch.kv import allocate
+from triforce.backends.kernel_api import PAGE, ForwardBatch, LayerAttention, PageTable, Search
+from triforce.backends.torch.kv import allocate, slots
 from triforce.model.config import ModelConfig
-from triforce.ragged import Bools, Ints
+from triforce.model.rope import Rope
+from triforce.ragged import columns, ints
 
-Draws = tuple[_native.Sampler, "_native.Noise | Tensor", Tensor]
 NOTHING = Search([], [], [])
+AttendRotated = Callable[[int, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+"""`KVBackend.attend` in a pass: from a layer, its rotated queries, and others for the sinks or None."""
 
 
 class NativeKV:
@@ -51,86 +51,90 @@ class NativeKV:
             for layer in range(config.layers)
         ]  # fmt: skip
 
-    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None, this: ForwardBatch) -> ForwardOutput:
-        if not isinstance(model, NativeModel):  # ranks that share a model talk between its layers
-            return by_layers(self, model, ids_BT, at_BJ, this)
-        (B, T), config = ids_BT.shape, self.config
-        logits_BJV = torch.empty(B, T if at_BJ is None else at_BJ.shape[1], config.vocab_size)
-        queries_LBTHD = mass_LBGU = None
-        if this.observe:
-            queries_LBTHD = torch.empty(config.layers, B, T, config.heads, config.head_dim, dtype=self.dtype)
-        if this.weigh:
-            mass_LBGU = torch.empty(config.layers, B, config.kv_heads, this.views[0][1].units.shape[-1])
-        cos, sin = rotations(config.rope, this, T)
-        model.decoder.forward(
-            memory=self._layers, ids=ids_BT.contiguous(), positions=this.positions, counts=this.views[0][1].counts,
-            cos=cos, sin=sin, views=[self._view(*view) for view in this.views], at=at_BJ, logits=logits_BJV,
-            queries=queries_LBTHD, mass=mass_LBGU, exact=this.exact, keep=this.keep,
-        )  # fmt: skip
-        return ForwardOutput(logits_BJV, queries_LBTHD, mass_LBGU)
+    @property
+    def native_pages(self) -> list[_native.Pages]:
+        """Of each layer, for passes of one call (see `NativeModel.forward`)."""
+        return self._layers
 
-    def burst(
-        self, model: NativeModel, this: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: Draws, tokens_BK: Ints
-    ) -> tuple[int, float] | None:
-        """K tokens behind each text, one after another in one call, as so many passes and draws would give them.
-
-        this: what the first pass sees, from which the others go on. texts: ids (B, S) with room for the tokens, which
-        are written there too, lengths, and which rows are live. draws: sampler, noise, and where laws go, as in
-        `_native.burst`. Answers the row and its largest logit where a token has no law.
-        """
-        (view,), (sampler, noise, laws), (ids_BS, lengths_B, live_B) = this.views, draws, texts
-        longest = int((lengths_B - np.array(this.positions)).max()) + tokens_BK.shape[1]
-        cos, sin = rotations(self.config.rope, this, longest)
-        return _native.burst(
-            decoder=model.decoder, memory=self._layers, positions=this.positions, cos=cos, sin=sin,
-            view=self._view(*view), ids=ids_BS, lengths=lengths_B, live=live_B, sampler=sampler, noise=noise,
-            probs=laws, tokens=tokens_BK,
-        )  # fmt: skip
-
-    def _view(self, layers: int, lists: PageTable) -> _native.View:
+    def native_view(self, layers: int, lists: PageTable) -> _native.View:
+        """The keys that so many layers see in a pass of one call."""
         return _native.View(
             layers=layers, lists=lists.units, starts=lists.starts, sinks=lists.sinks, window=lists.window,
             coarse=lists.coarse if self.int8 else [], search=self._search(lists),
         )  # fmt: skip
 
+    def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
+        return self.attention_from(batch, width, 0)
+
+    def attention_from(self, batch: ForwardBatch, width: int, first: int) -> LayerAttention:
+        """As `layer_attention`, of a batch whose views are of the layers from `first` on.
+
+        Each kernel gives a row the bits that it has in a pass of one call (`tests/backends/cpu/test_decoder.py`).
+        """
+        lists, (cos, sin), B = batch.lists()[0], rotations(self.config.rope, batch, width), len(batch.positions)
+        positions_N = torch.from_numpy(columns(ints(batch.positions), width).flatten())
+        to_sinks_N = positions_N.clamp_max(lists.sinks + lists.window - 1)
+        slots_N, attend = slots(lists, width), self._attend_of(batch, width, first)
+
+        def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            rotated_BTHD = torch.empty(B, width, self.config.heads, self.config.head_dim, dtype=self.dtype)
+            q_sinks_BTHD = torch.empty_like(rotated_BTHD) if lists.window else None
+            q_NQ, k_NP, v_NP = (x.flatten(2).flatten(0, 1) for x in (q_BTHD, k_BTGD, v_BTGD))
+            self._layers[layer].rope_and_write(
+                q=q_NQ, k=k_NP, v=v_NP, cos=cos, sin=sin, positions=positions_N, slots=slots_N,
+                rotated=rotated_BTHD.flatten(0, 1), sink_positions=None if q_sinks_BTHD is None else to_sinks_N,
+                q_sinks=None if q_sinks_BTHD is None else q_sinks_BTHD.flatten(0, 1),
+            )  # fmt: skip
+            return rotated_BTHD, *attend(layer, rotated_BTHD, q_sinks_BTHD)
+
+        return attention
+
+    def _attend_of(self, batch: ForwardBatch, width: int, first: int) -> AttendRotated:
+        """Attention of the layers of a pass, from `first` on."""
+        lists_L = batch.lists()
+        return lambda layer, q_BTHD, q_sinks_BTHD: self.attend(
+            layer, q_BTHD, lists_L[layer - first], batch.return_mass, q_sinks_BTHD
+        )
+
     def attend(
-        self, layer: int, q_BTHD: Tensor, lists: PageTable, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+        self,
+        layer: int,
+        q_BTHD: Tensor,
+        lists: PageTable,
+        return_mass: bool = False,
+        q_sinks_BTHD: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        mixed_BTHD = torch.empty_like(q_BTHD)
+        attn_out_BTHD = torch.empty_like(q_BTHD)
         shape = (len(q_BTHD), self.config.kv_heads, lists.units.shape[-1])
-        mass_BGU = torch.empty(shape) if weigh else None
+        mass_BGU = torch.empty(shape) if return_mass else None
         self._layers[layer].attend(
-            q_BTHD, lists.starts, lists.counts, lists.units, mixed_BTHD, mass_BGU, q_sinks=q_sinks_BTHD,
+            q_BTHD, lists.starts, lists.counts, lists.units, attn_out_BTHD, mass_BGU, q_sinks=q_sinks_BTHD,
             sinks=lists.sinks, window=lists.window, coarse=lists.coarse if self.int8 else [],
             search=self._search(lists),
         )  # fmt: skip
-        return mixed_BTHD, mass_BGU if mass_BGU is not None else q_BTHD.new_empty(0)
-
-    def mixing(self, width: int, this: ForwardBatch, first: int) -> Mix:
-        """How the layers of a pass attend, from `first` on, if it goes layer by layer."""
-        lists_L = this.lists()
-        return lambda layer, q_BTHD, q_sinks_BTHD: self.attend(
-            layer, q_BTHD, lists_L[layer - first], this.weigh, q_sinks_BTHD
-        )
+        return attn_out_BTHD, mass_BGU if mass_BGU is not None else q_BTHD.new_empty(0)
 
     def _search(self, lists: PageTable) -> Search:
         return lists.search if lists.search and self.searches else NOTHING
 
-    def rope_and_write(self, layer: int, **tokens: Any) -> None:
-        self._layers[layer].rope_and_write(**tokens)
-
-    def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
+    def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         k_NGD, v_NGD = (x.transpose(0, 1).to(self.dtype).contiguous() for x in (k_GND, v_GND))
         self._layers[layer].write(slots_N, k_NGD, v_NGD)
 
-    def get(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
         shape = (len(slots_N), self.config.kv_heads, self.config.head_dim)
         k_NGD, v_NGD = (torch.empty(shape, dtype=self.dtype) for _ in range(2))
         self._layers[layer].read(slots_N, k_NGD, v_NGD)
         return k_NGD.transpose(0, 1), v_NGD.transpose(0, 1)
 
-    def run(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
-        return self.get(layer, torch.arange(first, first + count))
+    def view(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
+        return self.read(layer, torch.arange(first, first + count))
+
+
+def rotations(rope: Rope, batch: ForwardBatch, T: int) -> tuple[Tensor, Tensor]:
+    """The tables that a pass looks up: padding is rotated to 0, and a query meets the sinks from its window's end."""
+    lists = batch.views[0][1]
+    return rope.tables((0, lists.sinks + lists.window, *batch.positions), T)
 
 
 @cache

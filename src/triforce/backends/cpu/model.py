@@ -1,17 +1,27 @@
 """A decoder's weights, packed for the native kernels; on demand rounded to int8. The residual stream is float32.
 
-Shape suffixes as in interface.py; Q = H * D.
+A pass over native KV memory is one native call, over any other it goes layer by layer.
+
+Shape suffixes as in kernel_api.py; Q = H * D.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from triforce.backends import layerwise
 from triforce.backends.cpu import _native
+from triforce.backends.cpu.kv import NativeKV, rotations
+from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend
+from triforce.errors import CacheError
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Weights
+from triforce.ragged import Bools, Ints
+
+Draws = tuple[_native.Sampler, "_native.Noise | Tensor", Tensor]
 
 
 class EmbeddingAndHead:
@@ -46,6 +56,46 @@ class NativeModel(EmbeddingAndHead):
         self.blocks = [NativeLayer(config, layer, int8) for layer in weights.layers]
         self.decoder = _native.Decoder([block.native for block in self.blocks], self._head, self._embedding_VC)
 
+    def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
+        if not isinstance(kv, NativeKV):
+            return layerwise.forward(self, ids_BT, kv, batch, at_BJ)
+        (B, T), config = ids_BT.shape, self.config
+        logits_BJV = torch.empty(B, T if at_BJ is None else at_BJ.shape[1], config.vocab_size)
+        queries_LBTHD = mass_LBGU = None
+        if batch.observe:
+            queries_LBTHD = torch.empty(config.layers, B, T, config.heads, config.head_dim, dtype=kv.dtype)
+        if batch.return_mass:
+            mass_LBGU = torch.empty(config.layers, B, config.kv_heads, batch.views[0][1].units.shape[-1])
+        cos, sin = rotations(config.rope, batch, T)
+        try:
+            self.decoder.forward(
+                memory=kv.native_pages, ids=ids_BT.contiguous(), positions=batch.positions,
+                counts=batch.views[0][1].counts, cos=cos, sin=sin,
+                views=[kv.native_view(*view) for view in batch.views], at=at_BJ, logits=logits_BJV,
+                queries=queries_LBTHD, mass=mass_LBGU, exact=batch.exact, keep=batch.keep,
+            )  # fmt: skip
+        except _native.OffloadError as error:
+            raise CacheError(str(error)) from error
+        return ForwardOutput(logits_BJV, queries_LBTHD, mass_LBGU)
+
+    def burst(
+        self, kv: NativeKV, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: Draws, tokens_BK: Ints
+    ) -> tuple[int, float] | None:
+        """K tokens behind each text, one after another in one call, as so many passes and draws would give them.
+
+        batch: the first pass, from which the others go on. texts: ids (B, S) with room for the tokens, which are
+        written there too, lengths, and which rows are live. draws: sampler, noise, and where laws go, as in
+        `_native.burst`. Returns the row and its largest logit where a token has no law.
+        """
+        (view,), (sampler, noise, laws), (ids_BS, lengths_B, live_B) = batch.views, draws, texts
+        longest = int((lengths_B - np.array(batch.positions)).max()) + tokens_BK.shape[1]
+        cos, sin = rotations(self.config.rope, batch, longest)
+        return _native.burst(
+            decoder=self.decoder, memory=kv.native_pages, positions=batch.positions, cos=cos, sin=sin,
+            view=kv.native_view(*view), ids=ids_BS, lengths=lengths_B, live=live_B, sampler=sampler, noise=noise,
+            probs=laws, tokens=tokens_BK,
+        )  # fmt: skip
+
 
 class NativeLayer:
     def __init__(self, config: ModelConfig, layer: Layer, int8: bool) -> None:
@@ -59,8 +109,8 @@ class NativeLayer:
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
         return project(self.native, self.config, x_NC)
 
-    def finish(self, x_NC: Tensor, mixed_NQ: Tensor) -> None:
-        self.native.finish(x_NC, mixed_NQ.to(self.dtype))
+    def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> None:
+        self.native.finish(x_NC, attn_out_NQ.to(self.dtype))
 
 
 def project(

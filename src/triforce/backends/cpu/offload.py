@@ -1,30 +1,24 @@
 """KV memory that is larger than what is kept of it: its pages lie in a store, and a pass reads them ahead of itself.
 
-Shape suffixes as in interface.py.
+Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from triforce.backends.cpu import _native
-from triforce.backends.cpu.kv import NativeKV
-from triforce.backends.cpu.layerwise import Mix, one_layer, rotations
-from triforce.backends.cpu.model import NativeModel
-from triforce.backends.interface import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable
+from triforce.backends.cpu.kv import AttendRotated, NativeKV
+from triforce.backends.kernel_api import ForwardBatch, LayerAttention, PageTable
 from triforce.backends.offload_layout import SECTOR, OffloadLayout
 from triforce.backends.torch.kv import allocate
 from triforce.errors import CacheError
 from triforce.interface.outputs import KVMemoryUsage
 from triforce.model.config import ModelConfig
-
-AT_ONCE = 512
-"""Tokens of a prompt that go through a layer together: their activations stay in the caches."""
 
 
 class NativeOffloadedKV(NativeKV):
@@ -74,78 +68,67 @@ class NativeOffloadedKV(NativeKV):
         self._native_store.limit(bytes_per_second)
 
     def reserve(self, pages: Sequence[int]) -> None:
-        with self._told():
+        with offload_errors():
             self._offload.reserve(list(pages))
 
     def forget(self, pages: Sequence[int]) -> None:
         self._offload.forget(list(pages))
 
-    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None, this: ForwardBatch) -> ForwardOutput:
-        with self._told():
-            return super().forward(model, ids_BT, at_BJ, this)
+    @property
+    def native_offload(self) -> _native.Offload:
+        """What moves pages: for passes that go through a prompt layer by layer."""
+        return self._offload
 
-    def read(self, model: ModelBackend, ids_1T: Tensor, this: ForwardBatch) -> Iterator[int]:
-        config, T, ((_, lists),) = self.config, ids_1T.shape[1], this.views
-        x_1TC = torch.empty(1, T, config.hidden_size)
-        ends = (lists.starts[0] // PAGE, (lists.starts[0] + T) // PAGE)
-        full: list[int] = lists.units[0, ends[0] : ends[1]].tolist()
-        for layer in range(config.layers):
-            for first in range(0, T, AT_ONCE):
-                part = slice(first, min(first + AT_ONCE, T))
-                seen = replace(lists, starts=[lists.starts[0] + first], counts=[part.stop - first])
-                here = ForwardBatch([this.positions[0] + first], [(config.layers, seen)], exact=True)
-                with self._told():
-                    self._read_layer(model, layer, ids_1T[:, part].contiguous(), x_1TC[:, part], here)
-                if part.stop == T:
-                    with self._told():
-                        self._offload.commit(layer, full)
-                yield (layer * T + part.stop) // config.layers
+    def attention_from(self, batch: ForwardBatch, width: int, first: int) -> LayerAttention:
+        with offload_errors():
+            attention = super().attention_from(batch, width, first)
 
-    def _read_layer(self, model: ModelBackend, layer: int, ids_1T: Tensor, x_1TC: Tensor, this: ForwardBatch) -> None:
-        T, ((layers, lists),) = ids_1T.shape[1], this.views
-        if not isinstance(model, NativeModel):
-            return one_layer(self, model, layer, ids_1T, x_1TC, replace(this, views=[(1, lists)]))
-        nothing, logits = torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, self.config.vocab_size)
-        cos, sin = rotations(self.config.rope, this, T)
-        model.decoder.forward(
-            memory=self._layers, ids=ids_1T, positions=this.positions, counts=lists.counts, cos=cos, sin=sin,
-            views=[_native.View(layers=layers, lists=lists.units, starts=lists.starts)], at=nothing, logits=logits,
-            first_layer=layer, last_layer=layer + 1, x=x_1TC, exact=True,
-        )  # fmt: skip
+        def guarded(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            with offload_errors():
+                return attention(layer, q_BTHD, k_BTGD, v_BTGD)
 
-    def mixing(self, width: int, this: ForwardBatch, first: int) -> Mix:
-        lists_L = this.lists()
+        return guarded
+
+    def _attend_of(self, batch: ForwardBatch, width: int, first: int) -> AttendRotated:
+        lists_L = batch.lists()
         native = _native.LayerwisePass(
             memory=self._offload, first_layer=first, lists=[(lists.units, lists.starts) for lists in lists_L],
-            counts=lists_L[0].counts, width=width, exact=this.exact, keep=this.keep,
+            counts=lists_L[0].counts, width=width, exact=batch.exact, keep=batch.keep,
         )  # fmt: skip
 
-        def mix(layer: int, q_BTHD: Tensor, q_sinks_BTHD: Tensor | None) -> tuple[Tensor, Tensor]:
-            mixed_BTHD = torch.empty_like(q_BTHD)
+        def attend(layer: int, q_BTHD: Tensor, q_sinks_BTHD: Tensor | None) -> tuple[Tensor, Tensor]:
+            attn_out_BTHD = torch.empty_like(q_BTHD)
             shape = (len(q_BTHD), self.config.kv_heads, lists_L[layer - first].units.shape[-1])
-            mass_BGU = torch.empty(shape) if this.weigh else None
-            native.attend(layer, q_BTHD, mixed_BTHD, mass_BGU)
-            return mixed_BTHD, torch.empty(0) if mass_BGU is None else mass_BGU
+            mass_BGU = torch.empty(shape) if batch.return_mass else None
+            native.attend(layer, q_BTHD, attn_out_BTHD, mass_BGU)
+            return attn_out_BTHD, torch.empty(0) if mass_BGU is None else mass_BGU
 
-        return mix
+        return attend
 
     def attend(
-        self, layer: int, q_BTHD: Tensor, lists: PageTable, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+        self,
+        layer: int,
+        q_BTHD: Tensor,
+        lists: PageTable,
+        return_mass: bool = False,
+        q_sinks_BTHD: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        with self._told():
-            return super().attend(layer, q_BTHD, lists, weigh, q_sinks_BTHD)
+        with offload_errors():
+            return super().attend(layer, q_BTHD, lists, return_mass, q_sinks_BTHD)
 
-    def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
-        with self._told():
-            super().put(layer, slots_N, k_GND, v_GND)
+    def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
+        with offload_errors():
+            super().write(layer, slots_N, k_GND, v_GND)
 
-    def get(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
-        with self._told():
-            return super().get(layer, slots_N)
+    def read(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
+        with offload_errors():
+            return super().read(layer, slots_N)
 
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except _native.OffloadError as error:
-            raise CacheError(str(error)) from error
+
+@contextmanager
+def offload_errors() -> Iterator[None]:
+    """Raise CacheError where a store fails."""
+    try:
+        yield
+    except _native.OffloadError as error:
+        raise CacheError(str(error)) from error

@@ -1,6 +1,6 @@
 """One rank's part of a decoder's weights, packed for the native kernels: the bits of each output are `NativeModel`'s.
 
-Shape suffixes as in interface.py; Q = H * D, I MLP size.
+Shape suffixes as in kernel_api.py; Q = H * D, I MLP size.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class NativeLayerShard:
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
         return project(self._projections, self.config, x_NC)
 
-    def out(self, mixed_NQ: Tensor) -> Tensor:
-        return self._times(*self._out, mixed_NQ)
+    def out(self, attn_out_NQ: Tensor) -> Tensor:
+        return self._times(*self._out, attn_out_NQ)
 
     def gate(self, x_NC: Tensor) -> Tensor:
         gated = torch.empty(len(x_NC), self._gate.stride, dtype=self.dtype)

@@ -2,7 +2,7 @@
 
 Passes are padded to the shapes of a few buckets: powers of two of rows, tokens a row, scored columns and units of a
 list. All integers of a pass travel to the device in one copy; lists, which are there already, in one more each.
-Shape suffixes as in interface.py.
+Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from triforce.backends.interface import ForwardBatch
+from triforce.backends.kernel_api import ForwardBatch
 
 
 class ViewShape(NamedTuple):
@@ -37,7 +37,7 @@ class PassShape:
     columns: int
     views: tuple[ViewShape, ...]
     observe: bool
-    weigh: bool
+    return_mass: bool
 
 
 def bucket(size: int, least: int = 1) -> int:
@@ -52,10 +52,10 @@ def shape_of(rows: int, width: int, columns: int, this: ForwardBatch, padded: bo
         for layers, lists in this.views
     )
     if not padded:
-        return PassShape(rows, width, columns, views, this.observe, this.weigh)
+        return PassShape(rows, width, columns, views, this.observe, this.return_mass)
     rows, width = bucket(rows, this.least[0]), bucket(width, this.least[1])
     views = tuple(view._replace(units=_padded(view.units, rows)) for view in views)
-    return PassShape(rows, width, bucket(columns, this.least[1]), views, this.observe, this.weigh)
+    return PassShape(rows, width, bucket(columns, this.least[1]), views, this.observe, this.return_mass)
 
 
 def _padded(units: tuple[int, ...], rows: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 import torch
 
-from triforce.backends.interface import ForwardOutput
+from triforce.backends.kernel_api import ForwardOutput
 
 MOST = 64
 """Graphs that are kept; the one that was longest unused makes room."""

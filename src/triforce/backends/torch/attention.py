@@ -16,7 +16,7 @@ def attend(
     q_THD: Tensor,
     k_GSD: Tensor,
     v_GSD: Tensor,
-    weigh: bool = True,
+    return_mass: bool = True,
     q_sinks_THD: Tensor | None = None,
     sinks: int = 0,
     window: int = 0,
@@ -25,7 +25,7 @@ def attend(
 
     With a `window` it sees of those up to its own the first `sinks` and the last `window` only; the queries meet the
     sinks as `q_sinks`, where given. Returns the mixed values (T, H, D) and the attention mass of each key, summed over
-    the queries that share a KV head: float32 (G, S), of total T * H / G per head; nothing, (G, 0), unless `weigh`.
+    the queries that share a KV head: float32 (G, S), of total T * H / G per head; (G, 0) unless `return_mass`.
     """
     (T, _, D), (G, S, _) = q_THD.shape, k_GSD.shape
     q_GRD = fold(q_THD, G) * D**-0.5
@@ -39,9 +39,9 @@ def attend(
         if q_sinks_GRD is not None:
             scores_GRS[..., :sinks] = torch.bmm(q_sinks_GRD[heads], k_GSD[heads, :sinks].transpose(1, 2)).float()
         scores_GRS.view(len(scores_GRS), -1, T, S)[..., S - hidden_TS.shape[1] :].masked_fill_(hidden_TS, -torch.inf)
-        blocks.append(_mix(scores_GRS, v_GSD[heads], weigh))
-    mixed_GRD, mass_GS = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*blocks, strict=True))
-    return unfold(mixed_GRD, T), mass_GS
+        blocks.append(_mix(scores_GRS, v_GSD[heads], return_mass))
+    attn_out_GRD, mass_GS = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*blocks, strict=True))
+    return unfold(attn_out_GRD, T), mass_GS
 
 
 def _hidden(T: int, S: int, sinks: int, window: int, device: torch.device) -> Tensor:
@@ -52,13 +52,13 @@ def _hidden(T: int, S: int, sinks: int, window: int, device: torch.device) -> Te
     return (key_S > query_T1) | ((key_S >= sinks) & (key_S <= query_T1 - window))
 
 
-def _mix(scores_GRS: Tensor, v_GSD: Tensor, weigh: bool) -> tuple[Tensor, Tensor]:
+def _mix(scores_GRS: Tensor, v_GSD: Tensor, return_mass: bool) -> tuple[Tensor, Tensor]:
     """Softmax and mixture; the scores are overwritten."""
     weights_GRS = scores_GRS.sub_(scores_GRS.amax(-1, keepdim=True)).exp_()
     # Normalised before the product: a sum over a long context overflows float16 otherwise.
     weights_GRS.div_(weights_GRS.sum(-1, keepdim=True))
-    mixed_GRD = torch.bmm(weights_GRS.to(v_GSD.dtype), v_GSD)
-    return mixed_GRD, weights_GRS.sum(1) if weigh else weights_GRS.new_empty(len(weights_GRS), 0)
+    attn_out_GRD = torch.bmm(weights_GRS.to(v_GSD.dtype), v_GSD)
+    return attn_out_GRD, weights_GRS.sum(1) if return_mass else weights_GRS.new_empty(len(weights_GRS), 0)
 
 
 def attend_causal(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> Tensor:
@@ -75,8 +75,8 @@ def attend_causal(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> Tensor:
     past_GRD, past_GR = _fused(fold(q_THD, G), k_GSD[:, : S - T], v_GSD[:, : S - T], causal=False)
     own_GRD, own_GR = own_HTD.reshape(G, -1, D), own_HT.reshape(G, -1)
     past_share_GR = torch.sigmoid(past_GR - own_GR)
-    mixed_GRD = torch.lerp(own_GRD.float(), past_GRD.float(), past_share_GR[..., None])
-    return unfold(mixed_GRD.to(q_THD.dtype), T)
+    attn_out_GRD = torch.lerp(own_GRD.float(), past_GRD.float(), past_share_GR[..., None])
+    return unfold(attn_out_GRD.to(q_THD.dtype), T)
 
 
 def fold(q_THD: Tensor, G: int) -> Tensor:
@@ -85,9 +85,9 @@ def fold(q_THD: Tensor, G: int) -> Tensor:
     return q_THD.transpose(0, 1).reshape(G, H // G * T, D)
 
 
-def unfold(mixed_GRD: Tensor, T: int) -> Tensor:
+def unfold(attn_out_GRD: Tensor, T: int) -> Tensor:
     """The inverse of `fold`."""
-    return mixed_GRD.reshape(-1, T, mixed_GRD.shape[-1]).transpose(0, 1)
+    return attn_out_GRD.reshape(-1, T, attn_out_GRD.shape[-1]).transpose(0, 1)
 
 
 def _fused(q_HTD: Tensor, k_HSD: Tensor, v_HSD: Tensor, causal: bool) -> tuple[Tensor, Tensor]:

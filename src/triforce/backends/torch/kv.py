@@ -1,6 +1,6 @@
 """KV memory on the torch path: right on any device, for any dtype, head size and unit.
 
-A head's pages lie behind one another, so that consecutive pages are a plain slice. Shape suffixes as in interface.py;
+A head's pages lie behind one another, so that consecutive pages are a plain slice. Shape suffixes as in kernel_api.py;
 L layers, S slots, K keys of a row.
 """
 
@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends.interface import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable, Rotation
-from triforce.backends.layerwise import layer_by_layer
+from triforce.backends.kernel_api import PAGE, ForwardBatch, LayerAttention, PageTable, Rotation
 from triforce.backends.torch.attention import attend, attend_causal
 from triforce.errors import CacheError
 from triforce.model.config import ModelConfig
@@ -42,43 +41,41 @@ class TorchKV:
         # Zeros: what a window hides has weight 0 here, and 0 times whatever lay in the memory may be NaN.
         self.keys_LGSD, self.values_LGSD = (allocate(shape, dtype, device).zero_() for _ in range(2))
 
-    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None, this: ForwardBatch) -> ForwardOutput:
-        lists_L, rope, T, device = this.lists(), self.config.rope, ids_BT.shape[1], self.keys_LGSD.device
+    def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
+        lists_L, rope, dtype = batch.lists(), self.config.rope, self.keys_LGSD.dtype
         first = lists_L[0]
-        positions_N = torch.from_numpy(columns(ints(this.positions), T).flatten()).to(device)
-        rotation, slots_N = rope.cos_sin(positions_N), slots(first, T)
+        positions_N = torch.from_numpy(columns(ints(batch.positions), width).flatten()).to(self.keys_LGSD.device)
+        rotation, slots_N = rope.cos_sin(positions_N), slots(first, width)
         to_sinks = rope.cos_sin(positions_N.clamp_max(first.sinks + first.window - 1)) if first.window else None
-        queries, masses = [], []
 
-        def attend(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
-            k_BTGD, v_BTGD = turn(k_BTGD, rotation), v_BTGD.to(self.keys_LGSD.dtype)
-            self.put(layer, slots_N, *(x.flatten(0, 1).transpose(0, 1).to(v_BTGD.dtype) for x in (k_BTGD, v_BTGD)))
-            q_sinks_BTHD = turn(q_BTHD, to_sinks).to(v_BTGD.dtype) if to_sinks else None
-            q_BTHD = turn(q_BTHD, rotation).to(v_BTGD.dtype)
-            mixed_BTHD, mass_BGU = self.attend(layer, q_BTHD, lists_L[layer], this.weigh, q_sinks_BTHD)
-            queries.append(q_BTHD)
-            masses.append(mass_BGU)
-            return mixed_BTHD
+        def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            keys_values = (x.flatten(0, 1).transpose(0, 1).to(dtype) for x in (rotated(k_BTGD, rotation), v_BTGD))
+            self.write(layer, slots_N, *keys_values)
+            q_sinks_BTHD = rotated(q_BTHD, to_sinks).to(dtype) if to_sinks else None
+            q_BTHD = rotated(q_BTHD, rotation).to(dtype)
+            return q_BTHD, *self.attend(layer, q_BTHD, lists_L[layer], batch.return_mass, q_sinks_BTHD)
 
-        at_BJ = at_BJ if at_BJ is None else at_BJ.to(device)
-        logits_BJV = layer_by_layer(model, ids_BT.to(device), at_BJ, attend)
-        queries_LBTHD = torch.stack(queries) if this.observe else None
-        return ForwardOutput(logits_BJV, queries_LBTHD, torch.stack(masses) if this.weigh else None)
+        return attention
 
-    def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
+    def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         self.keys_LGSD[layer].index_copy_(1, slots_N, k_GND)
         self.values_LGSD[layer].index_copy_(1, slots_N, v_GND)
 
-    def get(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
         return self.keys_LGSD[layer].index_select(1, slots_N), self.values_LGSD[layer].index_select(1, slots_N)
 
-    def run(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
+    def view(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
         return self.keys_LGSD[layer, :, first : first + count], self.values_LGSD[layer, :, first : first + count]
 
     def attend(
-        self, layer: int, q_BTHD: Tensor, lists: PageTable, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+        self,
+        layer: int,
+        q_BTHD: Tensor,
+        lists: PageTable,
+        return_mass: bool = False,
+        q_sinks_BTHD: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return attend_lists(q_BTHD, self.keys_LGSD[layer], self.values_LGSD[layer], lists, weigh, q_sinks_BTHD)
+        return attend_lists(q_BTHD, self.keys_LGSD[layer], self.values_LGSD[layer], lists, return_mass, q_sinks_BTHD)
 
 
 def attend_lists(
@@ -86,31 +83,33 @@ def attend_lists(
     k_GSD: Tensor,
     v_GSD: Tensor,
     lists: PageTable,
-    weigh: bool = False,
+    return_mass: bool = False,
     q_sinks_BTHD: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `KVBackend.attend`, over the slots of one layer."""
     G, U = len(k_GSD), lists.units.shape[-1]
-    mixed_BTHD = torch.zeros_like(q_BTHD)
-    mass_BGU = torch.zeros(len(q_BTHD), G, U, device=q_BTHD.device) if weigh else q_BTHD.new_empty(0)
+    attn_out_BTHD = torch.zeros_like(q_BTHD)
+    mass_BGU = torch.zeros(len(q_BTHD), G, U, device=q_BTHD.device) if return_mass else q_BTHD.new_empty(0)
     for b, (start, count) in enumerate(zip(lists.starts, lists.counts, strict=True)):
         if count == 0:
             continue
-        k_GKD, v_GKD = _seen(k_GSD, v_GSD, lists.units[b], lists.unit, start + count)
+        k_GKD, v_GKD = _visible(k_GSD, v_GSD, lists.units[b], lists.unit, start + count)
         q_THD = q_BTHD[b, :count]
-        if count > WIDE and not (weigh or lists.window):
-            mixed_BTHD[b, :count] = attend_causal(q_THD, k_GKD, v_GKD)
+        if count > WIDE and not (return_mass or lists.window):
+            attn_out_BTHD[b, :count] = attend_causal(q_THD, k_GKD, v_GKD)
             continue
         q_sinks_THD = q_sinks_BTHD[b, :count] if q_sinks_BTHD is not None else None
-        mixed_BTHD[b, :count], mass_GK = attend(q_THD, k_GKD, v_GKD, weigh, q_sinks_THD, lists.sinks, lists.window)
-        if weigh:
+        attn_out_BTHD[b, :count], mass_GK = attend(
+            q_THD, k_GKD, v_GKD, return_mass, q_sinks_THD, lists.sinks, lists.window
+        )
+        if return_mass:
             whole_GK = torch.nn.functional.pad(mass_GK, (0, -mass_GK.shape[1] % lists.unit))
             units_GU = whole_GK.view(G, -1, lists.unit).sum(2)
             mass_BGU[b, :, : units_GU.shape[1]] = units_GU
-    return mixed_BTHD, mass_BGU
+    return attn_out_BTHD, mass_BGU
 
 
-def _seen(k_GSD: Tensor, v_GSD: Tensor, units: Tensor, unit: int, length: int) -> tuple[Tensor, Tensor]:
+def _visible(k_GSD: Tensor, v_GSD: Tensor, units: Tensor, unit: int, length: int) -> tuple[Tensor, Tensor]:
     """The first keys and values of a list, each (G, K, D); a plain slice where its units are consecutive."""
     units = units[..., : -(-length // unit)].long()
     if units.ndim == 1 and bool((units.diff() == 1).all()):
@@ -122,8 +121,8 @@ def _seen(k_GSD: Tensor, v_GSD: Tensor, units: Tensor, unit: int, length: int) -
     return gather(k_GSD, slots), gather(v_GSD, slots)
 
 
-def turn(q_BTHD: Tensor, rotation: Rotation) -> Tensor:
-    """Each token's queries or keys to its place."""
+def rotated(q_BTHD: Tensor, rotation: Rotation) -> Tensor:
+    """Each token's queries or keys, rotated to its place."""
     return rotate(q_BTHD.flatten(0, 1), rotation).view(q_BTHD.shape)
 
 

@@ -1,6 +1,6 @@
 """A decoder's weights on the torch path: right on any device and for any dtype.
 
-Shape suffixes as in interface.py; I MLP size, Q = H * D, P = G * D.
+Shape suffixes as in kernel_api.py; I MLP size, Q = H * D, P = G * D.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from triforce.backends import layerwise
+from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Weights
 
@@ -40,12 +42,12 @@ class TorchLayer:
             self._heads(x_NC, layer.v_proj_PC, layer.v_bias_P, None),
         )
 
-    def finish(self, x_NC: Tensor, mixed_NQ: Tensor) -> None:
-        x_NC += self.out(mixed_NQ)
+    def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> None:
+        x_NC += self.out(attn_out_NQ)
         x_NC += self.down(self.gate(x_NC))
 
-    def out(self, mixed_NQ: Tensor) -> Tensor:
-        return F.linear(mixed_NQ, self.layer.o_proj_CQ)
+    def out(self, attn_out_NQ: Tensor) -> Tensor:
+        return F.linear(attn_out_NQ, self.layer.o_proj_CQ)
 
     def gate(self, x_NC: Tensor) -> Tensor:
         y_NC = self.norm(x_NC, self.layer.post_norm_C, self.config.norm_eps)
@@ -69,8 +71,11 @@ class TorchModel:
         self.config, self.weights = config, weights
         self.blocks = [self.block(config, layer) for layer in weights.layers]
 
+    def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
+        return layerwise.forward(self, ids_BT, kv, batch, at_BJ)
+
     def embed(self, ids_N: Tensor) -> Tensor:
-        return F.embedding(ids_N, self.weights.embedding_VC)
+        return F.embedding(ids_N.to(self.weights.embedding_VC.device), self.weights.embedding_VC)
 
     def head(self, x_NC: Tensor) -> Tensor:
         y_NC = self.block.norm(x_NC, self.weights.norm_C, self.config.norm_eps)

@@ -1,4 +1,4 @@
-"""Which chunks of the context a retrieval view keeps in sight: one policy, one file.
+"""Selection policies: which chunks of the context a retrieval view reads; one policy, one file.
 
 A policy belongs to one row of a retrieval view and may remember summaries of it. Shape suffixes: L layers, G KV heads,
 N chunks.
@@ -25,7 +25,7 @@ class Policy(Protocol):
     def observes(self) -> bool:
         """Whether it needs the attention mass of verifications."""
 
-    def recent(self, budget: int) -> int:
+    def latest(self, budget: int) -> int:
         """How many of `budget` tokens go to the latest ones, whatever they are."""
 
     def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:

@@ -14,13 +14,13 @@ from triforce.kvcache.views.full import FullView
 class Observed:
     observes = True
 
-    def recent(self, budget: int) -> int:
+    def latest(self, budget: int) -> int:
         return recent_share(budget)
 
     def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
-        sight = full.sights[row]
-        assert sight.mass_LGU is not None, "the exact view was not asked to observe"
-        if sight.grain == chunk:
-            return best(sight.mass_LGU, candidates, picks)
-        mass_LGU = sight.mass_LGU[..., : candidates.stop * chunk // sight.grain]
+        observation = full.observations[row]
+        assert observation.mass_LGU is not None, "the exact view was not asked to observe"
+        if observation.grain == chunk:
+            return best(observation.mass_LGU, candidates, picks)
+        mass_LGU = observation.mass_LGU[..., : candidates.stop * chunk // observation.grain]
         return best(mass_LGU.reshape(*mass_LGU.shape[:2], candidates.stop, -1).sum(3), candidates, picks)

@@ -19,7 +19,7 @@ class MeanKey:
     def __init__(self) -> None:
         self.means = Summaries(lambda keys_GNCD: keys_GNCD.mean(2))
 
-    def recent(self, budget: int) -> int:
+    def latest(self, budget: int) -> int:
         return recent_share(budget)
 
     def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:

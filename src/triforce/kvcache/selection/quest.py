@@ -19,7 +19,7 @@ class Quest:
     def __init__(self) -> None:
         self.bounds = Summaries(lambda keys_GNCD: torch.stack([keys_GNCD.amin(2), keys_GNCD.amax(2)], 2))
 
-    def recent(self, budget: int) -> int:
+    def latest(self, budget: int) -> int:
         return recent_share(budget)
 
     def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:

@@ -12,7 +12,7 @@ from triforce.kvcache.views.full import FullView
 class Recent:
     observes = False
 
-    def recent(self, budget: int) -> int:
+    def latest(self, budget: int) -> int:
         return budget - PAGE
 
     def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:

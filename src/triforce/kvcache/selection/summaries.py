@@ -38,5 +38,5 @@ class Summaries:
 def last_query(full: FullView, row: int) -> Tensor:
     """The query of the last committed token, by layer and KV head: float32 (L, G, H / G, D)."""
     config = full.pool.config
-    query_LHD = full.sights[row].query(int(full.pool.lengths_B[row]) - 1).float()
+    query_LHD = full.observations[row].query(int(full.pool.lengths_B[row]) - 1).float()
     return query_LHD.view(config.layers, config.kv_heads, -1, config.head_dim)

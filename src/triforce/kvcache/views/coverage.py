@@ -1,4 +1,4 @@
-"""What a retrieval view has in sight, for people to look at."""
+"""The parts of a text that a retrieval view reads, for people to look at."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ PARTS = 256
 """A picture of a text is cut into so many parts at most."""
 
 
-def in_sight(view: RetrievalView, b: int) -> list[int]:
+def coverage(view: RetrievalView, b: int) -> list[int]:
     """Of equal parts of row b's text, from its start: in how many of the lists its tokens stand, in percent.
 
     There is a list for each layer and KV head; layers that see or search everything are left out.
     """
     units = -(-int(view.full.lengths_B[b]) // view.unit)
     starts = np.arange(0, units, -(-units // PARTS) or 1)
-    choice, config = view.choices[b], view.full.pool.config
+    row, config = view.selections[b], view.full.pool.config
     layers = [layer for layer in range(config.layers) if layer not in view.full_layers | view.searched_layers]
-    if choice is None or not layers:
+    if row.pages is None or not layers:
         return [100] * len(starts)
-    seen = places(choice.units[layers], view.row_units(b)).flatten().cpu().numpy()
+    seen = places(row.pages.units[layers], view.row_units(b)).flatten().cpu().numpy()
     counts_U = np.bincount(seen, minlength=units)[:units]
     lists = len(layers) * config.kv_heads
-    counts_U[view.recent[b] // view.unit :] = lists
+    counts_U[row.window_start // view.unit :] = lists
     sizes = np.diff([*starts, units])
     percents: list[int] = np.rint(np.add.reduceat(counts_U, starts) * 100 / (sizes * lists)).astype(int).tolist()
     return percents

@@ -6,13 +6,12 @@ U units, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from triforce.backends.dispatch import PAGE, ForwardBatch, ModelBackend, PageTable
+from triforce.backends.dispatch import PAGE, ForwardBatch, ForwardOutput, KVBackend, PageTable
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.swap import SwappedKV, put_row_back, take_row
@@ -37,56 +36,57 @@ def prefill_chunk(device: torch.device) -> int:
 class FullView:
     """All tokens of rows `rows` of a pool. Its length is the pool's committed length.
 
-    `grain`: tokens of the units whose attention mass somebody asks for, which costs a little; 0 where nobody does.
-    By default the pool's.
+    `grain`: tokens of the units whose attention mass verifications report, which costs a little; 0: of none. By default
+    the pool's.
     """
 
     def __init__(
         self,
         pool: PagePool,
-        sights: list[AttentionObservation] | None = None,
+        observations: list[AttentionObservation] | None = None,
         rows: range | None = None,
         grain: int | None = None,
     ) -> None:
         self.pool, self.grain = pool, pool.unit if grain is None else grain
         self.rows = rows if rows is not None else range(len(pool.tables))
-        self.sights = sights if sights is not None else [AttentionObservation() for _ in pool.tables]
+        self.observations = observations if observations is not None else [AttentionObservation() for _ in pool.tables]
         self.budget: Budget | None = None
-        """What a view reads that selects by what this one saw: so much is to stay at hand where KV is offloaded."""
-        self._pass: ForwardBatch | None = None
 
     @property
     def lengths_B(self) -> Ints:
         return self.pool.lengths_B[self.rows.start : self.rows.stop]
 
-    def begin(self, counts_B: Ints, width: int) -> None:
+    @property
+    def kv(self) -> KVBackend:
+        return self.pool.kv
+
+    def observe(self, grain: int, budget: Budget | None = None) -> None:
+        """Report from now on the attention mass of units of `grain` tokens; 0: of none.
+
+        `budget`: a view below selects so much by it, which is to stay in memory where KV is offloaded.
+        """
+        self.grain, self.budget = grain, budget
+
+    def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         starts, unit, observe = self.lengths_B.tolist(), self.grain or PAGE, width <= OBSERVED
         lists = PageTable(self.pool.units(self.rows, unit), starts, counts_B.tolist(), unit)
-        weigh = observe and self.grain > 0
-        keep = max(map(self.budget.of, starts)) // PAGE if self.budget and self.pool.offloaded and observe else 0
+        return_mass, budget = observe and self.grain > 0, self.budget
+        keep = max(map(budget.of, starts)) // PAGE if budget and self.pool.offloaded and observe else 0
         views = [(self.pool.config.layers, lists)]
         tables = self.pool.tables[self.rows.start : self.rows.stop]
-        self._pass = ForwardBatch(starts, views, observe, weigh, self.pool.least, exact=True, keep=keep, tables=tables)
+        return ForwardBatch(starts, views, observe, return_mass, self.pool.least, exact=True, keep=keep, tables=tables)
 
-    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
-        this = self._pass
-        assert this is not None, "begin() comes before forward()"
-        logits_BJV, queries_LBTHD, mass_LBGU = self.pool.memory.forward(model, ids_BT, at_BJ, this)
-        if queries_LBTHD is not None:
-            lists = this.views[0][1]
-            for i, (b, start, count) in enumerate(zip(self.rows, lists.starts, lists.counts, strict=True)):
-                if count:
-                    mass_LGU = mass_LBGU[:, i] if mass_LBGU is not None else None
-                    passes = self.sights[b].passes + 1
-                    self.sights[b] = AttentionObservation(
-                        start, passes, lists.unit, queries_LBTHD[:, i, :count], mass_LGU
-                    )
-        return logits_BJV
-
-    def read(self, model: ModelBackend, ids_1T: Tensor) -> Iterator[int]:
-        """The pass that `begin` told of, of one row, unscored, where KV is offloaded: see `OffloadedKVBackend.read`."""
-        assert self._pass is not None and self.pool.offloaded is not None, "this is for offloaded memory"
-        return self.pool.offloaded.read(model, ids_1T, self._pass)
+    def observed(self, batch: ForwardBatch, output: ForwardOutput) -> None:
+        _, queries_LBTHD, mass_LBGU = output
+        if queries_LBTHD is None:
+            return
+        lists = batch.views[0][1]
+        for i, (b, start, count) in enumerate(zip(self.rows, lists.starts, lists.counts, strict=True)):
+            if count:
+                mass_LGU = mass_LBGU[:, i] if mass_LBGU is not None else None
+                passes = self.observations[b].passes + 1
+                queries_LTHD = queries_LBTHD[:, i, :count]
+                self.observations[b] = AttentionObservation(start, passes, lists.unit, queries_LTHD, mass_LGU)
 
     def advance(self, counts_B: Ints) -> None:
         self.pool.lengths_B[self.rows.start : self.rows.stop] += counts_B
@@ -103,34 +103,34 @@ class FullView:
         return seen, min((seen // chunk + 1) * chunk, tail) if seen < tail else length
 
     def row(self, b: int) -> FullView:
-        one = FullView(self.pool, self.sights, range(self.rows[b], self.rows[b] + 1), self.grain)
+        one = FullView(self.pool, self.observations, range(self.rows[b], self.rows[b] + 1), self.grain)
         one.budget = self.budget
         return one
 
     def select(self, rows: Sequence[int]) -> None:
         self.pool.select(rows)
-        self.sights[:] = [self.sights[b] for b in rows]
+        self.observations[:] = [self.observations[b] for b in rows]
         self.rows = range(len(rows))
 
     def join(self, other: FullView) -> None:
         self.pool.join(other.pool)
-        self.sights += other.sights
-        self.rows = range(len(self.sights))
+        self.observations += other.observations
+        self.rows = range(len(self.observations))
 
     def swap_out(self, b: int) -> SwappedKV:
-        """What a row holds, for `swap_in`."""
-        return take_row(self.pool, self.rows[b], self.sights[self.rows[b]])
+        """A copy of what a row holds, for `swap_in`."""
+        return take_row(self.pool, self.rows[b], self.observations[self.rows[b]])
 
     def swap_in(self, b: int, seen: SwappedKV) -> None:
         """Let a fresh row, whose pages are reserved, go on as the one that was swapped out."""
         put_row_back(self.pool, self.rows[b], seen)
-        self.sights[self.rows[b]] = seen.sight
+        self.observations[self.rows[b]] = seen.observation
 
     def fork(self, source: int, row: int) -> None:
         """Let a fresh row, whose pages are reserved, see what another row has seen."""
         length = int(self.pool.lengths_B[source])
         slots_N = self.pool.slots(row, 0, length)
         for layer in range(self.pool.config.layers):
-            self.pool.memory.put(layer, slots_N, *self.pool.span(layer, source, 0, length))
+            self.pool.kv.write(layer, slots_N, *self.pool.span(layer, source, 0, length))
         self.pool.lengths_B[row] = length
-        self.sights[row] = self.sights[source]
+        self.observations[row] = self.observations[source]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends import dispatch
-from triforce.backends.dispatch import PAGE, ForwardBatch, ModelBackend, PageTable
+from triforce.backends.dispatch import PAGE, ForwardBatch, ForwardOutput, PageTable
 from triforce.errors import CacheError
 from triforce.kvcache.swap import put_back, taken
 from triforce.model.config import ModelConfig
@@ -49,7 +49,7 @@ class StreamingView:
         self.unit = gcd(sinks, PAGE)
         self.ring = self.unit * (1 + ceil((window + slack) / self.unit))  # a unit more: lists begin at a whole one
         self.pages = ceil((sinks + self.ring) / PAGE)
-        self.memory = dispatch.memory(config, rows * self.pages, dtype, device, self.unit)
+        self.kv = dispatch.memory(config, rows * self.pages, dtype, device, self.unit)
         self.device = torch.device(device)
         self._free = list(range(rows))
         self._seat(rows)
@@ -65,7 +65,6 @@ class StreamingView:
         self._forget_lists()
 
     def _forget_lists(self) -> None:
-        self._pass: ForwardBatch | None = None
         self._dropped: list[int] = []
         self._units_BU = torch.zeros(len(self.rows), 0, dtype=torch.int32, device=self.device)
 
@@ -99,7 +98,7 @@ class StreamingView:
         left_B = (dropped_B + 1) * self.unit + first - (self.lengths_B + counts_B)
         return max(min(most, int(left_B[counts_B > 0].min())), 0)
 
-    def begin(self, counts_B: Ints, width: int) -> None:
+    def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         # On the host: a pass of the draft costs less than a dozen operations on tensors would.
         starts, counts = self.lengths_B.tolist(), counts_B.tolist()
         ends = [max(self.highest[b], start + n) for b, start, n in zip(self.rows, starts, counts, strict=True)]
@@ -113,15 +112,10 @@ class StreamingView:
             self._dropped, self._units_BU = dropped, self._units(dropped)
         firsts = [start - drop * self.unit for start, drop in zip(starts, dropped, strict=True)]
         lists = PageTable(self._units_BU, firsts, counts, self.unit, self.sinks, self.window)
-        self._pass = ForwardBatch(starts, [(self.config.layers, lists)])
+        return ForwardBatch(starts, [(self.config.layers, lists)])
 
-    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
-        return self.memory.forward(model, ids_BT, at_BJ, self.begun).logits_BJV
-
-    @property
-    def begun(self) -> ForwardBatch:
-        assert self._pass is not None, "begin() comes before a pass"
-        return self._pass
+    def observed(self, batch: ForwardBatch, output: ForwardOutput) -> None:
+        """Its passes report nothing."""
 
     def advance(self, counts_B: Ints) -> None:
         self.lengths_B += counts_B
@@ -154,22 +148,22 @@ class StreamingView:
         self.swap_in(row, (self._ring(source), int(self.lengths_B[source]), self.highest[source]))
 
     def swap_out(self, b: int) -> Ring:
-        """What a row holds, for `swap_in`."""
+        """A copy of what a row holds, for `swap_in`."""
         return taken(self._ring(b)), int(self.lengths_B[b]), self.highest[b]
 
     def swap_in(self, b: int, ring: Ring) -> None:
         """Let a fresh row go on as the one that was swapped out."""
         layers, self.lengths_B[b], self.highest[b] = ring
-        put_back(self.memory, torch.arange(self.pages * PAGE, device=self.device) + self._first_slot(b), layers)
+        put_back(self.kv, torch.arange(self.pages * PAGE, device=self.device) + self._first_slot(b), layers)
 
     def _first_slot(self, b: int) -> int:
         return (self.rings[b] * self.pages + 1) * PAGE
 
     def _ring(self, b: int) -> list[tuple[Tensor, Tensor]]:
-        return [self.memory.run(n, self._first_slot(b), self.pages * PAGE) for n in range(self.config.layers)]
+        return [self.kv.view(n, self._first_slot(b), self.pages * PAGE) for n in range(self.config.layers)]
 
     def _units(self, dropped: list[int]) -> Tensor:
-        """Each row's sinks, and then its ring from the oldest unit in sight on, int32 (B, U)."""
+        """Each row's sinks, and then its ring from the oldest unit visible on, int32 (B, U)."""
         sinks, ring = self.sinks // self.unit, self.ring // self.unit
         firsts = [(self.rings[b] * self.pages + 1) * PAGE // self.unit for b in self.rows]
         rows = [

@@ -20,8 +20,8 @@ class CopyStream:
 
     def copy(self, copies: Copies) -> None:
         """Behind the lane's earlier copies, and what it waits for."""
-        aside: AbstractContextManager[object] = torch.cuda.stream(self._stream) if self._stream else nullcontext()
-        with aside:
+        queue: AbstractContextManager[object] = torch.cuda.stream(self._stream) if self._stream else nullcontext()
+        with queue:
             for to, source in copies:
                 to.copy_(source, non_blocking=True)
 

@@ -2,12 +2,12 @@
 
 A pass of the exact view goes through two buffers, layer by layer: each is filled while another one computes, and what
 a layer gave most mass stays in the working set. A pass over lists of KV heads' own finds them there; the device itself
-reads from the host what is not there, so that such passes can be captured. Shape suffixes as in interface.py.
+reads from the host what is not there, so that such passes can be captured. Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from triforce.backends.cuda.graph_inputs import GraphInputs, ViewShape
-from triforce.backends.cuda.kv import Captured, TritonKV
+from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.offload.layout import Run, runs_of
-from triforce.backends.cuda.offload.prefill import read
 from triforce.backends.cuda.offload.residency import OffloadManager
 from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.cuda.triton.page_copy import KeysValues
-from triforce.backends.interface import PAGE, ForwardBatch, ForwardOutput, ModelBackend, PageTable, pages_for
+from triforce.backends.kernel_api import PAGE, ForwardBatch, PageTable, pages_for
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.interface.outputs import KVMemoryUsage
 from triforce.model.config import ModelConfig
@@ -50,7 +49,7 @@ class TritonOffloadedKV(TritonKV):
         self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str, room: OffloadLayout
     ) -> None:
         super().__init__(config, pages, dtype, device, room.layers + room.buffers)
-        self.room, self._hosted = room, OffloadManager(config, pages, room, (self.keys_LGSD, self.values_LGSD))
+        self.room, self.manager = room, OffloadManager(config, pages, room, (self.keys_LGSD, self.values_LGSD))
         self._streams, self._streamed = StreamPlan(), 0
 
     @property
@@ -64,83 +63,79 @@ class TritonOffloadedKV(TritonKV):
     @property
     def bytes_read(self) -> int:
         """From the host, since it is there; waits for the device."""
-        return (self._streamed + int(self._hosted.fetched)) * self.room.page_bytes
+        return (self._streamed + int(self.manager.fetched)) * self.room.page_bytes
 
     def prefer(self, layers: Collection[int]) -> None:
-        if self._hosted.prefer(layers):
-            self._graphs.clear()
+        if self.manager.prefer(layers):
+            self.version += 1
 
     def reserve(self, pages: Sequence[int]) -> None:
         """The host's memory is there already."""
 
     def forget(self, pages: Sequence[int]) -> None:
-        self._hosted.forget(pages)
+        self.manager.forget(pages)
 
-    def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
-        self._hosted.put(layer, slots_N, k_GND, v_GND)
+    def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
+        self.manager.write(layer, slots_N, k_GND, v_GND)
 
-    def get(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
-        return self._hosted.get(layer, slots_N)
+    def read(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
+        return self.manager.read(layer, slots_N)
 
-    def run(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
-        return self.get(layer, torch.arange(first, first + count))
+    def view(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
+        return self.read(layer, torch.arange(first, first + count))
 
-    def read(self, model: ModelBackend, ids_1T: Tensor, this: ForwardBatch) -> Iterator[int]:
-        return read(self._hosted, self._tables_PF, model, ids_1T, this)
-
-    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None, this: ForwardBatch) -> ForwardOutput:
-        hosted, counts = self._hosted, this.views[0][1].counts
-        each = zip(this.tables, this.positions, counts, strict=True)
+    def prepare(self, batch: ForwardBatch, width: int) -> None:
+        super().prepare(batch, width)
+        manager, counts = self.manager, batch.views[0][1].counts
+        each = zip(batch.tables, batch.positions, counts, strict=True)
         rows = [(table, at, count) for table, at, count in each if count]
-        if this.exact:
-            hosted.store([page for table, at, _ in rows for page in hosted.seats.leaving(table, at)])
+        if batch.exact:
+            manager.store([page for table, at, _ in rows for page in manager.seats.leaving(table, at)])
         written = dict.fromkeys(page for table, at, count in rows for page in table[at // PAGE : pages_for(at + count)])
-        hosted.write([*written])
-        self._streams = StreamPlan(self._to_stream(this))
+        manager.begin_write([*written])
+        self._streams = StreamPlan(self._to_stream(batch))
         if self._streams.layers:
             self._prepare([page for table, at, _ in rows for page in table[: pages_for(at)]], [*written])
-            self._streams.keep = min(this.keep, hosted.places.frames // max(1, len(rows)))
+            self._streams.keep = min(batch.keep, manager.places.frames // max(1, len(rows)))
             self._fill(self._streams.layers[0])
-        return super().forward(model, ids_BT, at_BJ, this)
 
-    def _to_stream(self, this: ForwardBatch) -> list[int]:
+    @property
+    def capturable(self) -> bool:
+        return not self._streams.layers
+
+    def _to_stream(self, batch: ForwardBatch) -> list[int]:
         """The layers whose pages come by: of an exact pass, or where more is seen than the working set has room for."""
         layers: list[int] = []
         first = 0
-        for count, lists in this.views:
-            if this.exact or _pages(lists) > self._hosted.places.frames:
+        for count, lists in batch.views:
+            if batch.exact or _pages(lists) > self.manager.places.frames:
                 layers += range(first, first + count)
             first += count
-        return [layer for layer in layers if layer in self._hosted.places.part]
+        return [layer for layer in layers if layer in self.manager.places.part]
 
     def _prepare(self, seen: list[int], written: list[int]) -> None:
         """Runs of what rows have seen, and where on the device is what they have written."""
-        streams, hosted = self._streams, self._hosted
+        streams, manager = self._streams, self.manager
         pages_N = np.unique(np.array(seen, dtype=np.int64))
-        seats_N = hosted.seats.seat_P[pages_N]
-        assert (hosted.seats.stored_P[pages_N] | (seats_N > 0)).all(), "a page that nobody has is to be read"
+        seats_N = manager.seats.seat_P[pages_N]
+        assert (manager.seats.stored_P[pages_N] | (seats_N > 0)).all(), "a page that nobody has is to be read"
         streams.runs = runs_of(pages_N.tolist())
-        streams.seated, streams.written = hosted.at(pages_N[seats_N > 0].tolist()), hosted.at(written)
-        hosted.lane.after(hosted.lane.computed())  # what has been stored just now
+        streams.seated, streams.written = manager.at(pages_N[seats_N > 0].tolist()), manager.at(written)
+        manager.lane.after(manager.lane.computed())  # what has been stored just now
 
     def _fill(self, layer: int) -> None:
-        hosted, runs = self._hosted, self._streams.runs
-        self._streams.filled[layer] = hosted.buffers.fill(partial(hosted.places.copies_in, layer, runs))
+        manager, runs = self.manager, self._streams.runs
+        self._streams.filled[layer] = manager.buffers.fill(partial(manager.places.copies_in, layer, runs))
         self._streamed += self.config.kv_heads * sum(count for _, count in runs)
 
-    def _run(self, captured: Captured) -> ForwardOutput:
-        if self._streams.layers:
-            return self._pass(captured.model, captured.frame)
-        return super()._run(captured)
-
-    def _lists(self, frame: GraphInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
+    def _lists(self, inputs: GraphInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
         """Of layers that are neither whole nor streamed, frames in the place of pages."""
-        lists_L, first = super()._lists(frame), 0
-        for view, units, starts_B in zip(frame.shape.views, frame.units, frame.starts, strict=True):
+        lists_L, first = super()._lists(inputs), 0
+        for view, units, starts_B in zip(inputs.shape.views, inputs.units, inputs.starts, strict=True):
             layers, first = range(first, first + view.layers), first + view.layers
-            found = [layer for layer in layers if layer in self._hosted.places.part.keys() - {*self._streams.layers}]
+            found = [layer for layer in layers if layer in self.manager.places.part.keys() - {*self._streams.layers}]
             if found:
-                units_LBGU = self._find(slice(layers.start, layers.stop), units, starts_B, frame.counts_B)
+                units_LBGU = self._find(slice(layers.start, layers.stop), units, starts_B, inputs.counts_B)
                 for layer in found:
                     lists_L[layer] = (units_LBGU[layer - layers.start], starts_B, view)
         return lists_L
@@ -152,34 +147,34 @@ class TritonOffloadedKV(TritonKV):
         units_LBGU = units_LBGU.expand(L, len(starts_B), G, -1)
         firsts_U = torch.arange(units_LBGU.shape[3], device=self.device) * PAGE
         seen_BU = (firsts_U < (starts_B + counts_B)[:, None]) & (counts_B > 0)[:, None]
-        wanted_LBGU = units_LBGU * seen_BU[:, None] * self._hosted.parted_L111[layers]
-        self._hosted.find(layers, wanted_LBGU.transpose(1, 2).flatten(2))
-        frames_LGN = self._hosted.working.frames_LGP[layers].gather(2, units_LBGU.transpose(1, 2).flatten(2))
+        wanted_LBGU = units_LBGU * seen_BU[:, None] * self.manager.parted_L111[layers]
+        self.manager.find(layers, wanted_LBGU.transpose(1, 2).flatten(2))
+        frames_LGN = self.manager.working.frames_LGP[layers].gather(2, units_LBGU.transpose(1, 2).flatten(2))
         return frames_LGN.view(L, G, len(starts_B), -1).transpose(1, 2)
 
     def _open(self, layer: int) -> KeysValues:
-        streams, places = self._streams, self._hosted.places
+        streams, places = self._streams, self.manager.places
         if layer not in streams.layers:
             return places.on_device(layer)
         following = streams.layers.index(layer) + 1
         if following < len(streams.layers):
             self._fill(streams.layers[following])
         home = streams.filled[layer]
-        self._hosted.buffers.use(home)
+        self.manager.buffers.use(home)
         assert streams.seated is not None
         places.from_part(layer, home, *streams.seated)
         return places.of_home(home)
 
     def _close(self, layer: int, seen: DevicePageTable, mass_BGU: Tensor) -> None:
-        streams, hosted = self._streams, self._hosted
+        streams, manager = self._streams, self.manager
         if layer not in streams.layers:
             return
         home = streams.filled[layer]
         assert streams.written is not None
-        hosted.places.to_part(layer, home, *streams.written)
+        manager.places.to_part(layer, home, *streams.written)
         if streams.keep and mass_BGU.numel():
-            hosted.keep(layer, home, _favourites(seen, mass_BGU, streams.keep))
-        hosted.buffers.leave(home)
+            manager.keep(layer, home, _favourites(seen, mass_BGU, streams.keep))
+        manager.buffers.leave(home)
 
 
 def _favourites(seen: DevicePageTable, mass_BGU: Tensor, count: int) -> Tensor:

@@ -3,7 +3,7 @@
 A home is a layer of all pages on the device: that of a whole layer, or a buffer. The store has all pages of the other
 layers, and a part, which is a layer's frames on the device: scratch, seats, working set.
 
-Shape suffixes as in interface.py; P pages, N some pages, X places of pages of all KV heads.
+Shape suffixes as in kernel_api.py; P pages, N some pages, X places of pages of all KV heads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from triforce.backends.cuda.offload.copy_stream import Copies
 from triforce.backends.cuda.triton.page_copy import KeysValues, carry
-from triforce.backends.interface import PAGE
+from triforce.backends.kernel_api import PAGE
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.backends.torch.kv import allocate
 from triforce.model.config import ModelConfig

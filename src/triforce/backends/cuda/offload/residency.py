@@ -1,7 +1,7 @@
 """Pages of offloaded KV in the host's memory, and what of them is on the device: who comes, who goes, who is found.
 
 Pages that are being written have seats. Full of committed tokens they are stored, and then leave when their seats are
-wanted. Shape suffixes as in interface.py; N some pages, X places of pages of all KV heads.
+wanted. Shape suffixes as in kernel_api.py; N some pages, X places of pages of all KV heads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from triforce.backends.cuda.offload.layout import DeviceLayout, runs_of
 from triforce.backends.cuda.offload.working_set import WorkingSet
 from triforce.backends.cuda.offload.write_slots import WriteSlots
 from triforce.backends.cuda.triton.page_copy import KeysValues
-from triforce.backends.interface import PAGE
+from triforce.backends.kernel_api import PAGE
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.model.config import ModelConfig
 from triforce.ragged import ints, to_device
@@ -57,7 +57,7 @@ class OffloadManager:
             self.places.to_store(self.places.part, *self.at(pages))
             self.seats.store(pages)
 
-    def write(self, pages: Sequence[int]) -> None:
+    def begin_write(self, pages: Sequence[int]) -> None:
         """They are about to be written to, by what goes on where they end. Raises CacheError."""
         out = self.seats.making_room(pages)
         self.store(self.seats.fresh(out))
@@ -100,7 +100,7 @@ class OffloadManager:
         places = self.places
         places.to_part(layer, home, places.at_frames(frames_1GN).flatten(), places.at_pages(pages_1GN).flatten())
 
-    def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
+    def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         slots_N = slots_N.cpu()
         pages = _pages(slots_N)
         self.store(self.seats.fresh(pages))  # the slots may be a part of what they hold
@@ -113,7 +113,7 @@ class OffloadManager:
         for to_GSD, new_GND in zip(self._all_of(layer), (k_GND, v_GND), strict=True):
             to_GSD.index_copy_(1, slots_N.to(to_GSD.device), new_GND.to(to_GSD.device, to_GSD.dtype))
 
-    def get(self, layer: int, slots_N: Tensor) -> KeysValues:
+    def read(self, layer: int, slots_N: Tensor) -> KeysValues:
         slots_N = slots_N.cpu()
         fresh = self.seats.fresh(_pages(slots_N))
         if layer in self.places.part:

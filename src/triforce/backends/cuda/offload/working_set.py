@@ -3,7 +3,7 @@
 Each layer has frames for pages that are being written, the same for all KV heads (seats), and behind them frames for
 pages of single KV heads that were looked at last. Frame 0 is scratch: what has no frame is "there".
 
-Shape suffixes as in interface.py; L layers, P pages, S frames behind the seats, N pages.
+Shape suffixes as in kernel_api.py; L layers, P pages, S frames behind the seats, N pages.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from triforce.backends.interface import PAGE
+from triforce.backends.kernel_api import PAGE
 from triforce.errors import CacheError
 
 

@@ -47,11 +47,11 @@ def attend(
     k_GSD: Tensor,
     v_GSD: Tensor,
     seen: DevicePageTable,
-    weigh: bool = False,
+    return_mass: bool = False,
     q_sinks_BTHD: Tensor | None = None,
     split: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if asked to `weigh`.
+    """Mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if `return_mass`.
 
     As `KVBackend.attend`. `split`: keys of a split, a multiple of 64. No host synchronisation.
     """
@@ -60,29 +60,29 @@ def attend(
     split = split or (SPLIT_BY_HEAD if by_head else SPLIT)
     R, N = T * H // G, max(1, -(-U * seen.unit // split))
     at_once = min(MOST_ROWS, max(16, triton.next_power_of_2(R)))
-    mixed_BTHD, D2 = torch.empty_like(q_BTHD), max(16, triton.next_power_of_2(D))
+    attn_out_BTHD, D2 = torch.empty_like(q_BTHD), max(16, triton.next_power_of_2(D))
     new = q_BTHD.new_empty
     parts_BGNRD, peaks_BGNR, sums_BGNR = (new(B, G, N, R, *d, dtype=torch.float32) for d in ((D,), (), ()))
     whole_BGR = new(B, G, R, dtype=torch.float32)
-    units_BGRU = new((B, G, R, U) if weigh else (1,), dtype=torch.float32)
+    units_BGRU = new((B, G, R, U) if return_mass else (1,), dtype=torch.float32)
     _splits[(N, G * triton.cdiv(R, at_once), B)](
         q_BTHD, q_BTHD if q_sinks_BTHD is None else q_sinks_BTHD, k_GSD, v_GSD, seen.units, seen.starts_B,
         seen.counts_B, parts_BGNRD, peaks_BGNR, sums_BGNR, units_BGRU, G, T, R, U, N, k_GSD.stride(0),
         seen.units.stride(0), seen.units.stride(1) if by_head else 0, D**-0.5 * log2(e), seen.sinks, seen.window,
-        split, H // G, D, D2, seen.unit, at_once, BLOCK, q_sinks_BTHD is not None, weigh, multiplied_as(q_BTHD),
+        split, H // G, D, D2, seen.unit, at_once, BLOCK, q_sinks_BTHD is not None, return_mass, multiplied_as(q_BTHD),
         num_warps=4, num_stages=2 if q_BTHD.element_size() == 2 else 1,
     )  # fmt: skip
     some, rows = (8, 16) if interpreted() else (32, 1)  # an interpreted program takes milliseconds, whatever it does
     _merge[(triton.cdiv(R, rows), G, B)](
-        parts_BGNRD, peaks_BGNR, sums_BGNR, seen.starts_B, seen.counts_B, mixed_BTHD, whole_BGR, G, T, R, N, split,
+        parts_BGNRD, peaks_BGNR, sums_BGNR, seen.starts_B, seen.counts_B, attn_out_BTHD, whole_BGR, G, T, R, N, split,
         H // G, D, D2, some, rows,
     )  # fmt: skip
-    mass_BGU = new((B, G, U) if weigh else (0,), dtype=torch.float32)
-    if weigh and U:
+    mass_BGU = new((B, G, U) if return_mass else (0,), dtype=torch.float32)
+    if return_mass and U:
         _weigh[(triton.cdiv(U, 64), G, B)](
             units_BGRU, whole_BGR, seen.starts_B, seen.counts_B, mass_BGU, G, R, U, H // G, seen.unit, 16, 64
         )
-    return mixed_BTHD, mass_BGU
+    return attn_out_BTHD, mass_BGU
 
 
 @triton.jit
@@ -137,7 +137,7 @@ def _splits(
     if TURNED:
         q_sinks_RD = tl.load(q_sinks + cells_RD, mask=real_R1 & (d < D)[None, :], other=0.0).to(FACTOR)
     peak_R, sum_R = tl.full([ROWS], -float("inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32)
-    mixed_RD = tl.full([ROWS, D2], 0.0, tl.float32)
+    attn_out_RD = tl.full([ROWS, D2], 0.0, tl.float32)
     table = units + b.to(tl.int64) * row_stride + g.to(tl.int64) * list_stride
     head = g.to(tl.int64) * head_stride
     for block in range(first, min(first + SPLIT, end), KEYS):
@@ -155,7 +155,7 @@ def _splits(
         fade_R = tl.exp2(peak_R - base_R)
         v_KD = tl.load(values + slot_K[:, None] + d[None, :], mask=(key_K < end)[:, None] & (d < D)[None, :], other=0.0)
         rounded_RK = shares_RK.to(v_KD.dtype).to(FACTOR)
-        mixed_RD = mixed_RD * fade_R[:, None] + tl.dot(rounded_RK, v_KD.to(FACTOR), input_precision="ieee")
+        attn_out_RD = attn_out_RD * fade_R[:, None] + tl.dot(rounded_RK, v_KD.to(FACTOR), input_precision="ieee")
         sum_R, peak_R = sum_R * fade_R + tl.sum(shares_RK, 1), higher_R
         if WEIGH:
             at_R = ((b * G + g).to(tl.int64) * R + row_R) * U
@@ -163,7 +163,7 @@ def _splits(
     part_R = ((b * G + g).to(tl.int64) * N + n) * R + row_R
     tl.store(peaks + part_R, peak_R, mask=row_R < R)
     tl.store(sums + part_R, sum_R, mask=row_R < R)
-    tl.store(parts + part_R[:, None] * D + d[None, :], mixed_RD, mask=(row_R < R)[:, None] & (d < D)[None, :])
+    tl.store(parts + part_R[:, None] * D + d[None, :], attn_out_RD, mask=(row_R < R)[:, None] & (d < D)[None, :])
 
 
 @triton.jit
@@ -177,7 +177,7 @@ def _merge(
     d, token_R, real_R = tl.arange(0, D2), row_R // GROUP, row_R < count * GROUP
     used = tl.where(tl.program_id(0) * ROWS < count * GROUP, (start + count + SPLIT - 1) // SPLIT, 0)
     peak_R, total_R = tl.full([ROWS], -float("inf"), tl.float32), tl.full([ROWS], 0.0, tl.float32)
-    mixed_RD = tl.full([ROWS, D2], 0.0, tl.float32)
+    attn_out_RD = tl.full([ROWS, D2], 0.0, tl.float32)
     for first in range(0, used, SOME):
         split_N = first + tl.arange(0, SOME)
         at_NR = ((b * G + g).to(tl.int64) * N + split_N)[:, None] * R + row_R[None, :]
@@ -189,12 +189,12 @@ def _merge(
         sum_NR = tl.load(sums + at_NR, mask=there_NR, other=0.0)
         mask_NRD = there_NR[:, :, None] & (d < D)[None, None, :]
         part_NRD = tl.load(parts + at_NR[:, :, None] * D + d[None, None, :], mask=mask_NRD, other=0.0)
-        mixed_RD = mixed_RD * fade_R[:, None] + tl.sum(part_NRD * share_NR[:, :, None], 0)
+        attn_out_RD = attn_out_RD * fade_R[:, None] + tl.sum(part_NRD * share_NR[:, :, None], 0)
         total_R = total_R * fade_R + tl.sum(sum_NR * share_NR, 0)
         peak_R = higher_R
     some_R = tl.where(total_R > 0, total_R, 1.0)
     cell_R = ((b * T + token_R) * G * GROUP + g * GROUP + row_R % GROUP) * D
-    out_RD = (mixed_RD / some_R[:, None]).to(mixed.dtype.element_ty)
+    out_RD = (attn_out_RD / some_R[:, None]).to(mixed.dtype.element_ty)
     tl.store(mixed + cell_R[:, None] + d[None, :], out_RD, mask=(row_R < R)[:, None] & (d < D)[None, :])
     log_R = tl.where(total_R > 0, tl.log2(some_R) + peak_R, float("inf"))
     tl.store(whole + (b * G + g) * R + row_R, log_R, mask=row_R < R)

@@ -1,6 +1,6 @@
 """What lies between a decoder's products: the norm and the gate, each in one go, rounded where the torch path rounds.
 
-Shape suffixes as in interface.py; I MLP size, X vectors, E elements.
+Shape suffixes as in kernel_api.py; I MLP size, X vectors, E elements.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rotary embedding and the write of new keys and values to their pages, in one go over a pass's tokens.
 
-Shape suffixes as in interface.py; P positions of the tables, M heads of tokens.
+Shape suffixes as in kernel_api.py; P positions of the tables, M heads of tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from triforce.backends.cuda.triton import interpreted
 from triforce.backends.cuda.triton.attention import DevicePageTable
-from triforce.backends.interface import Rotation
+from triforce.backends.kernel_api import Rotation
 
 
 def rotate_and_write(

@@ -1,4 +1,7 @@
-"""What the rest of the engine asks of a set of kernels; each set is one model and one memory.
+"""The contract of a set of kernels: models that run passes, and KV memory that they are handed.
+
+A view of the KV memory (see `triforce.kvcache`) describes a pass as a `ForwardBatch`; a `ModelBackend` runs it; a
+`KVBackend` stores keys and values, and attends.
 
 Shape suffixes: B rows, T tokens fed in one pass, N = B * T, J scored columns, L layers, C hidden size, V vocabulary,
 H query heads, G KV heads, D head size, F = D / 2, U units of a list of keys.
@@ -6,7 +9,7 @@ H query heads, G KV heads, D head size, F = D / 2, U units of a list of keys.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -71,8 +74,8 @@ class ForwardBatch:
     positions: list[int]
     views: list[tuple[int, PageTable]]
     observe: bool = False
-    """Whether queries are wanted back, and if there is but one view, with `weigh` their attention mass too."""
-    weigh: bool = False
+    """Whether rotated queries are returned, and with `return_mass`, if there is but one view, their attention mass."""
+    return_mass: bool = False
     least: tuple[int, int] = (1, 1)
     """Rows and tokens a row that a memory whose bits depend on the shape of a pass is to pad it to, at least."""
     exact: bool = False
@@ -101,6 +104,13 @@ class ForwardOutput(NamedTuple):
     mass_LBGU: Tensor | None
 
 
+LayerAttention = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""Attention of one pass: from a layer and its q (B, T, H, D), k and v (B, T, G, D), not yet rotated.
+
+Stores k and v. Returns the rotated queries, the mixed values (B, T, H, D), and the mass as `KVBackend.attend` does.
+"""
+
+
 class KVBackend(Protocol):
     """K and V of every layer of a model, in pages. A slot is a token's place: page * PAGE + offset."""
 
@@ -112,56 +122,52 @@ class KVBackend(Protocol):
     def searches(self) -> bool:
         """Whether it leaves out what a search does not find, so that seeing much costs little."""
 
-    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None, this: ForwardBatch) -> ForwardOutput:
-        """A pass of the whole model: its tokens are remembered, and columns `at_BJ` scored (None: all of them).
-
-        Both are on the host: what decides is there, and the memory knows how to take it to where it computes.
-        """
+    def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
+        """Attention of a pass of `width` tokens a row, for models that run layer by layer; layers come in order."""
 
     def attend(
-        self, layer: int, q_BTHD: Tensor, lists: PageTable, weigh: bool = False, q_sinks_BTHD: Tensor | None = None
+        self,
+        layer: int,
+        q_BTHD: Tensor,
+        lists: PageTable,
+        return_mass: bool = False,
+        q_sinks_BTHD: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Attention of rotated queries: the mixed values (B, T, H, D), zeros where a row has fewer queries.
 
-        And, where asked to `weigh`, the attention mass of each unit, summed over a row's queries and the query heads
+        And, with `return_mass`, the attention mass of each unit, summed over a row's queries and the query heads
         of a KV head: float32 (B, G, U), else empty. `q_sinks` are the queries as they meet the sinks, if that differs.
         """
 
-    def put(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
-        """Put rotated k and v into slots."""
+    def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
+        """Write rotated k and v to slots."""
 
-    def get(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
-        """K and V in slots, each (G, N, D)."""
+    def read(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V of slots, each (G, N, D)."""
 
-    def run(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
+    def view(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
         """K and V of consecutive slots, each (G, N, D); not to be written to, and without a copy where possible."""
 
 
 class OffloadedKVBackend(KVBackend, Protocol):
-    """A memory whose pages lie in a store but for some. What it raises is CacheError, and costs what it was part of."""
+    """KV memory whose pages lie in a store but for some. It raises CacheError, which costs what it was part of."""
 
     @property
     def bytes(self) -> KVMemoryUsage:
-        """Where it all lies."""
+        """Bytes of each kind of memory."""
 
     @property
     def whole_layers(self) -> int:
         """How many layers it has room to keep whole."""
 
     def prefer(self, layers: Collection[int]) -> None:
-        """Those that had best be among them."""
+        """Keep these layers whole before others."""
 
     def reserve(self, pages: Sequence[int]) -> None:
         """See that the store has room for pages that will be written."""
 
     def forget(self, pages: Sequence[int]) -> None:
-        """What these pages hold is not needed any more."""
-
-    def read(self, model: ModelBackend, ids_1T: Tensor, this: ForwardBatch) -> Iterator[int]:
-        """A pass over many tokens of one row, none of them scored, layer by layer: K and V leave once.
-
-        Yields after each step how many tokens its share of the work is worth.
-        """
+        """Drop pages that nobody needs any more."""
 
 
 class LayerBackend(Protocol):
@@ -170,8 +176,8 @@ class LayerBackend(Protocol):
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
         """Queries (N, H, D), keys and values (N, G, D), not yet rotated."""
 
-    def finish(self, x_NC: Tensor, mixed_NQ: Tensor) -> None:
-        """Add what attention and MLP have to say to the residual stream, in place."""
+    def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> None:
+        """Add the outputs of attention and MLP to the residual stream, in place."""
 
 
 class LayerShard(Protocol):
@@ -184,7 +190,7 @@ class LayerShard(Protocol):
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
         """As a block's, of these heads."""
 
-    def out(self, mixed_NQ: Tensor) -> Tensor: ...
+    def out(self, attn_out_NQ: Tensor) -> Tensor: ...
 
     def gate(self, x_NC: Tensor) -> Tensor:
         """What the MLP's last matrix reads, normed x and SwiGLU included: (N, some of I)."""
@@ -206,18 +212,32 @@ class ModelShard(Protocol):
     def head(self, x_NC: Tensor) -> Tensor: ...
 
 
-class ModelBackend(Protocol):
-    """A decoder's weights, ready to be multiplied with."""
+class LayeredModel(Protocol):
+    """A decoder's weights, layer by layer."""
 
     @property
     def blocks(self) -> Sequence[LayerBackend]: ...
-
-    @property
-    def width_independent(self) -> bool:
-        """Whether a token's logits have the same bits however many tokens a pass has, given its attention."""
 
     def embed(self, ids_N: Tensor) -> Tensor:
         """The residual stream (N, C) at its start."""
 
     def head(self, x_NC: Tensor) -> Tensor:
         """Logits, float32 (N, V)."""
+
+
+class ModelBackend(LayeredModel, Protocol):
+    """A decoder's weights, ready to be multiplied with, and what runs passes through them."""
+
+    @property
+    def width_independent(self) -> bool:
+        """Whether a token's logits have the same bits however many tokens a pass has, given its attention."""
+
+    def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
+        """A pass of the whole model: `kv` stores its tokens, and columns `at_BJ` are scored (None: all of them, J = T).
+
+        Ids and columns are on the host. Raises CacheError where offloaded KV cannot be read.
+        """
+
+
+Forward = Callable[[LayeredModel, Tensor, KVBackend, ForwardBatch, Tensor | None], ForwardOutput]
+"""`ModelBackend.forward` of any model that has layers."""
