@@ -129,7 +129,7 @@ class PairedPools:
 
     def __init__(self, given: OffloadLayout, seed: int, selection: str = "observed") -> None:
         self.dice = Random(seed)
-        decoder = shapes.decoder("twins", CAPACITY, torch.float32)
+        decoder = shapes.decoder("paired", CAPACITY, torch.float32)
         self.sides = [Side(decoder, None, selection), Side(decoder, given, selection)]
         self.passes = 0
 
