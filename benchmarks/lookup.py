@@ -30,7 +30,7 @@ from triforce.speculation.ngram_index import NgramIndex
 
 PACKAGE = Path(str(resources.files("triforce")))
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
-MODES = ("triforce", "lookup", "hybrid")
+MODES = ("triforce", "ngram", "draft-ngram")
 
 
 def main(arguments: list[str] | None = None) -> None:

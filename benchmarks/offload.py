@@ -117,7 +117,12 @@ def _kv(tokens: int) -> int:
 def bus(ids: list[int], saved: Path, options: argparse.Namespace, memory: str, rate: float) -> Iterator[Row]:
     """Plain decoding and TriForce in turns, from one store's limits; the speedup is taken turn by turn."""
     params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=options.tokens, ignore_eos=True)
-    how = dict(kv_offload="host", kv_memory=memory, gamma_1=options.gamma_1, gamma_2=options.gamma_2)
+    how = dict(
+        kv_offload="host",
+        kv_memory=memory,
+        draft_tokens=options.draft_tokens,
+        speculative_tokens=options.speculative_tokens,
+    )
     limited = Limited(rate, **how)
     runs: dict[str, list[tuple[RequestOutput, int]]] = {mode: [] for mode in ("ar", *options.modes)}
     for _ in range(options.repeats):
@@ -130,7 +135,8 @@ def bus(ids: list[int], saved: Path, options: argparse.Namespace, memory: str, r
         seconds = median(output.decode_seconds for output, _ in outputs)
         yield {
             "what": "bus", "mode": mode, "context": len(ids), "temperature": 0.6, "gb_per_second": rate / 1e9,
-            "kv_bytes": _kv(len(ids)), "kv_memory": memory, "gammas": [options.gamma_1, options.gamma_2],
+            "kv_bytes": _kv(len(ids)), "kv_memory": memory,
+            "draft_tokens": options.draft_tokens, "speculative_tokens": options.speculative_tokens,
             "tokens": options.tokens, "seconds": seconds, "tokens_per_second": options.tokens / seconds,
             "speedup": median(p[0].decode_seconds / o[0].decode_seconds for p, o in zip(plain, outputs, strict=True)),
             "full_passes": full, "bytes_read": read,
@@ -159,8 +165,8 @@ def main() -> None:
     add("--memories", default="64MiB,96MiB")
     add("--tokens", type=int, default=128)
     add("--repeats", type=int, default=1)
-    add("--gamma-1", type=int, default=2)
-    add("--gamma-2", type=int, default=14)
+    add("--draft-tokens", type=int, default=2)
+    add("--speculative-tokens", type=int, default=14)
     add("--modes", type=lambda text: text.split(","), default=["triforce"])
     add("--skip-streaming", action="store_true")
     add("--json", metavar="FILE")

@@ -1,8 +1,8 @@
 """Counts words and long sentences of pages: python scripts/docs_prose.py [--at REVISION] [FILE ...].
 
 Without files: README.md, CONTRIBUTING.md and docs/. --at counts them as they were in a commit. Code and comments do not
-count; an item of a list and a cell of a table are paragraphs of their own. Exit code 1 where a sentence has more than 40
-words, or a paragraph more than 120.
+count; an item of a list and a cell of a table are paragraphs of their own. Exit code 1 where a sentence has more than
+40 words, or a paragraph more than 120.
 """
 
 from __future__ import annotations

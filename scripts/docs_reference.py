@@ -1,8 +1,8 @@
 """Writes the generated parts of docs/reference/: python scripts/docs_reference.py [--check].
 
 Commands come from argparse, fields from dataclasses and pydantic, methods from signatures, and what is said of them
-from help texts and docstrings. Each part stands between two comments that name its source. --check writes nothing, and fails
-where one is stale.
+from help texts and docstrings. Each part stands between two comments that name its source. --check writes nothing, and
+fails where one is stale.
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ def _member(kind: type, name: str) -> Iterator[str]:
 
 
 def _said(thing: object, head: tuple[str, str]) -> Iterator[str]:
-    """Yield a docstring as paragraphs; lines that begin with `name:` are rows of a table."""
+    """Yield a docstring as paragraphs; items that begin with `- name: ` are rows of a table."""
     for paragraph in (inspect.getdoc(thing) or "").split("\n\n"):
-        lines = paragraph.split("\n")
-        if all(re.match(r"\w+(, \w+)*: |  ", line) for line in lines):
-            rows = re.sub(r"\n  +", " ", paragraph).split("\n")
-            yield table([list(head), *(_row(*row.split(": ", 1)) for row in rows)])
-        elif paragraph:
-            yield " ".join(lines)
+        text = re.sub(r"\n(?!- )\s*", " ", paragraph)
+        items = text.split("\n")
+        if all(re.match(r"- \w+(, \w+)*: ", item) for item in items):
+            yield table([list(head), *(_row(*item[2:].split(": ", 1)) for item in items)])
+        elif text:
+            yield text
 
 
 def _row(names: str, meaning: str) -> list[str]:

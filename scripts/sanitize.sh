@@ -41,7 +41,7 @@ must_find() { # BUG WORDS
 
 self_test() {
     "$compiler" -std=c++17 -g -O1 -fPIC -shared -pthread -fsanitize="$kind" -fno-sanitize-recover=undefined \
-        tests/native/planted.cpp -o "$folder/planted.so"
+        tests/helpers/mutants/planted.cpp -o "$folder/planted.so"
     call_planted nothing || die "-fsanitize=$kind fails where nothing is wrong"
     [ -z "$(leaks)" ] || die "-fsanitize=$kind finds leaks where there are none"
     case $kind in *address*)
@@ -83,7 +83,7 @@ for kind; do
     self_test
     [ -z "$self_test_only" ] || continue
     build
-    under python -m pytest -q -p no:cacheprovider -o pythonpath=. -o timeout=1800 -s ${TESTS:-tests/kernels} ||
+    under python -m pytest -q -p no:cacheprovider -o pythonpath=. -o timeout=1800 -s ${TESTS:-tests/backends/cpu} ||
         die "$(cat "$folder/report")"
     [ -z "$(leaks)" ] || die "$(leaks)"
 done

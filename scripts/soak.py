@@ -24,7 +24,7 @@ import psutil
 from soak_clients import CONTEXT, Soak
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 FLAT = 0.05
 MAX_ITL = 0.2  # seconds
@@ -76,10 +76,10 @@ def verdict(seen: list[tuple[float, int]], soak: Soak, gave_back: bool, opened: 
 
 def tiny_models(folder: Path) -> list[str]:
     """Arguments that serve a random pair."""
-    from tiny_checkpoint import tiny_pair
+    from tests.helpers.tiny_checkpoint import tiny_pair
 
     pair = tiny_pair(folder, positions=CONTEXT, chat_template=TEMPLATE)
-    return [str(pair / "target"), "--draft", str(pair / "draft"), "--budget", "64"]
+    return [str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64"]
 
 
 def main() -> int:
@@ -98,7 +98,7 @@ def main() -> int:
             idle(url)
             time.sleep(1)  # for the connection that asked
             before = process.num_fds()
-            modes = ["ar", "retrieval", "auto"] if sys.argv[2:] else ["ar", "triforce", "hybrid"]
+            modes = ["ar", "retrieval", "auto"] if sys.argv[2:] else ["ar", "triforce", "draft-ngram"]
             soak = Soak(url, begun + 60 * minutes, modes)
 
             async def both() -> list[tuple[float, int]]:

@@ -71,7 +71,7 @@ class Soak:
         return (await web.post("/v1/completions", json=self.body(chance))).status_code
 
     async def stream(self, web: httpx.AsyncClient, chance: random.Random) -> int:
-        more = {"stream": True, "tier_stats": True, "look": True}
+        more = {"stream": True, "tier_stats": True, "trace": True}
         async with web.stream("POST", "/v1/completions", json=self.body(chance) | more) as answer:
             async for _ in answer.aiter_lines():
                 pass

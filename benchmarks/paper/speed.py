@@ -80,14 +80,14 @@ def table4_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def table5(setup: Setup) -> list[Row]:
-    return setup.speed(Cell(setup.context, 1, 0.0, "books"), ["triforce", "lookup"])
+    return setup.speed(Cell(setup.context, 1, 0.0, "books"), ["triforce", "ngram"])
 
 
 def table5_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
     found = {row["mode"]: row for row in rows}
     return ["", "speedup", "paper"], [
         ["TriForce", speedup(found.get("triforce")), "2.31"],
-        ["lookup in the text itself, under retrieval", speedup(found.get("lookup")), "-"],
+        ["n-gram lookup in the text itself, under retrieval", speedup(found.get("ngram")), "-"],
         ["REST", "absent", "1.47"],
         ["skipping layers", "absent", "1.36"],
     ]
@@ -119,19 +119,19 @@ def table7_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
 def table8(setup: Setup) -> list[Row]:
     cell, rows = Cell(setup.context, 1, 0.0, "books"), list[Row]()
     grid = [(g1, 6) for g1 in GAMMA_1] + [(2, g2) for g2 in GAMMA_2 if g2 != 6]
-    for gamma_1, gamma_2 in [(1, 6), (2, 6), (2, 3)] if setup.quick else grid:
-        made = setup.speed(cell, ["triforce"], gamma_1=gamma_1, gamma_2=gamma_2)
-        rows += [row | {"gamma_1": gamma_1, "gamma_2": gamma_2} for row in made]
+    for draft_tokens, speculative_tokens in [(1, 6), (2, 6), (2, 3)] if setup.quick else grid:
+        made = setup.speed(cell, ["triforce"], draft_tokens=draft_tokens, speculative_tokens=speculative_tokens)
+        rows += [row | {"draft_tokens": draft_tokens, "speculative_tokens": speculative_tokens} for row in made]
     return rows
 
 
 def table8_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
     lines = []
     for row in rows:
-        pair = row["gamma_1"], row["gamma_2"]
+        pair = row["draft_tokens"], row["speculative_tokens"]
         published = GAMMA_1[pair[0]] if pair[1] == 6 else GAMMA_2[pair[1]]
         lines.append([f"{pair[0]}, {pair[1]}", speedup(row), number(published), number(kept(row), 3)])
-    return ["gamma_1, gamma_2", "speedup", "paper", "acceptance"], lines
+    return ["draft_tokens, speculative_tokens", "speedup", "paper", "acceptance"], lines
 
 
 def figure5(setup: Setup) -> list[Row]:

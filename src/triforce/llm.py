@@ -46,22 +46,32 @@ TURN = 256
 class LLM:
     """A target model, perhaps a draft, and how to speculate.
 
-    model: a Hugging Face folder or hub name; None is the shipped pair. draft: the same; "auto" is the one that is
-    known to fit, None is none. context: positions in tokens (None: what the model was made for). mode: one of `MODES`;
-    `auto` chooses among the tiers there are as it goes. coupling: `seeded`, `rejection` or `block`. Under the first the
-    text of a seed is that of plain decoding; under the others it depends on the mode, and in `auto` on the clock, too,
-    and only its law does not. gamma_1, gamma_2: tokens that the lowest tier proposes at a time, and that the middle one
-    gathers, which `auto` chooses itself. budget: KV tokens of the retrieval tier, or a share of the context ("3%");
-    "auto" is 2,048, of which mode `auto` may take half or twice as many, but for kv_offload. chunk: tokens that are
-    selected together. refresh: verifications between selections; 0 is once, "auto" after a refusal. full_layers: layers
-    that the retrieval tier sees in full, such as "0,1" or "none"; "auto" finds those that need it, and has them search.
-    lower_tiers: "int8" has the tiers below the full one read weights, and committed KV of the target, as int8 copies;
-    "same" does not. kv_offload: where the target's KV lies, "file" or "host" memory, but for kv_memory of it, on a GPU
-    of what lies there (bytes, or such as "512MiB"; "auto": all, if half of what is free holds it, of a GPU nine
-    tenths); kv_layers: how many layers stay whole ("auto": as many as fit). strict: on a GPU, where bits depend on the
-    shape of a pass, all passes of the full tier have one shape, plain decoding's included, so that greedy and `seeded`
-    texts are the same in every mode.
-    ranks: the processes that share the target (see `processes`); each makes the same calls, and has the same answers.
+    - model: a Hugging Face folder or hub name; None is the shipped pair.
+    - draft: the same; "auto" is the one that is known to fit, None is none.
+    - context: positions in tokens (None: what the model was made for).
+    - mode: one of `MODES`; `auto` chooses among the tiers there are as it goes.
+    - coupling: `seeded`, `rejection` or `block`. Under the first the text of a seed is that of plain decoding. Under
+      the others its law is; the text depends on the mode, and in `auto` on the clock.
+    - draft_tokens, speculative_tokens: what the lowest tier proposes at a time, and what one verification by the full
+      tier reads (gamma 1 and gamma 2 of the paper). `auto` chooses them itself.
+    - retrieval_budget: KV tokens that the retrieval tier reads, or a share of the context ("3%"). "auto" is 2,048, of
+      which mode `auto` may take half or twice as many where KV is not offloaded.
+    - retrieval_chunk: tokens that are selected together.
+    - retrieval_policy: what selects, one of `POLICIES`.
+    - retrieval_refresh: verifications between selections; 0 is once, "auto" after a refusal.
+    - searched_layers: layers that search the whole context for each token; "auto" finds those that need it. Layers
+      that are named, such as "0,1", read all of it; "none" search.
+    - lower_tiers: with "int8" the tiers below the full one read int8 copies of weights and of the target's committed
+      KV; with "same" they do not.
+    - kv_offload: where the target's KV lies that does not stay, "file" or "host" memory; "none": all of it stays.
+    - kv_memory: how much of it stays in memory, on a GPU in the device's: bytes, or such as "512MiB". "auto" is all
+      that half of the free memory holds, of a GPU's nine tenths.
+    - kv_resident_layers: how many layers stay whole; "auto" is as many as fit.
+    - strict: on a GPU, where bits depend on the shape of a pass, all passes of the full tier have one shape, so that
+      greedy and `seeded` texts are the same in every mode.
+    - ranks: the processes that share the target (see `distributed`); each makes the same calls and has the same
+      answers.
+
     Raises ModelError, RequestError or RankError.
     """
 
@@ -75,25 +85,31 @@ class LLM:
         context: int | None = None,
         mode: str = "auto",
         coupling: str = "seeded",
-        gamma_1: int = 2,
-        gamma_2: int = 6,
-        budget: str | int = "auto",
-        chunk: int = PAGE,
-        selection: str = "observed",
-        refresh: str | int = 1,
-        full_layers: str = "auto",
+        draft_tokens: int = 2,
+        speculative_tokens: int = 6,
+        retrieval_budget: str | int = "auto",
+        retrieval_chunk: int = PAGE,
+        retrieval_policy: str = "observed",
+        retrieval_refresh: str | int = 1,
+        searched_layers: str = "auto",
         lower_tiers: str = "same",
         kv_offload: str = "none",
         kv_memory: str | int = "auto",
-        kv_layers: str | int = "auto",
+        kv_resident_layers: str | int = "auto",
         strict: bool = False,
         ranks: TPGroup = ALONE,
     ) -> None:
         self.ranks = ranks
-        retrieval = RetrievalConfig.parse(budget, chunk, refresh, full_layers)
-        offload = OffloadConfig.parse(kv_offload, kv_memory, kv_layers)
+        retrieval = RetrievalConfig.parse(retrieval_budget, retrieval_chunk, retrieval_refresh, searched_layers)
+        offload = OffloadConfig.parse(kv_offload, kv_memory, kv_resident_layers)
         self.speculation = SpeculativeConfig(
-            gamma_1, gamma_2, selection, retrieval, lower_tiers=lower_tiers, strict=strict, offload=offload
+            draft_tokens,
+            speculative_tokens,
+            retrieval_policy,
+            retrieval,
+            lower_tiers=lower_tiers,
+            strict=strict,
+            offload=offload,
         )
         self.coupling = known("coupling", coupling, COUPLINGS)
         self.mode = known("mode", mode, MODES)
@@ -101,7 +117,7 @@ class LLM:
         began = perf_counter()
         read = partial(load, device=device, dtype=dtype, int8=self.speculation.int8)
         self.target = read(model, context=context, ranks=ranks)
-        _require_layers(retrieval.full_layers, self.target.config.layers)
+        _require_layers(retrieval.searched_layers, self.target.config.layers)
         draft = draft_for(model) if draft == "auto" else draft
         self.draft = read(draft, beside=self.target) if draft is not None else None
         self.load_seconds = perf_counter() - began
@@ -114,7 +130,7 @@ class LLM:
         prints = [each.fingerprint for each in (self.target, self.draft) if each]
         names = *prints, lower_tiers, *([f"{ranks.count} ranks"] if ranks.count > 1 else [])
         if kv_offload != "none":
-            names = *names, kv_offload, str(kv_memory), str(kv_layers)
+            names = *names, kv_offload, str(kv_memory), str(kv_resident_layers)
         where = self.target.decoder.device, self.target.decoder.dtype
         costs = CostModel(costs_path([*names], *where) if ranks.rank == 0 else None)
         self.sampling_defaults = sampling_defaults(self.target.path)
@@ -142,10 +158,15 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue one prompt or several (text or token ids), each with its own parameters or all with the same ones.
 
-        params: None is `sampling_params()`, what the model's makers advise. What the prompts of the last call have in
-        common with these is not read again.
-        save_cache keeps the KV of the first prompt in a file, load_cache starts every prompt from such a file as far as
-        they begin alike. Raises TriforceError.
+        What the prompts of the last call have in common with these is not read again.
+
+        - params: None is `sampling_params()`, what the model's makers advise.
+        - mode: one of `MODES`; None is the one given to `LLM`.
+        - save_cache: a file that keeps the KV of the first prompt.
+        - load_cache: such a file, from which every prompt starts as far as they begin alike.
+        - on_prefill: called with tokens read and tokens to read after each pass over a prompt.
+
+        Returns one output a prompt, in their order. Raises TriforceError.
         """
         each = one_or_many(prompts)
         wanted = list(params) if isinstance(params, Sequence) else [params] * len(each)
@@ -275,7 +296,7 @@ def _require_params(params: object) -> None:
 
 def _require_layers(asked: frozenset[int] | None, layers: int) -> None:
     if unknown := sorted(layer for layer in asked or () if layer >= layers):
-        raise RequestError(f"full_layers names layer {unknown[0]}; the model's are 0 to {layers - 1}")
+        raise RequestError(f"searched_layers names layer {unknown[0]}; the model's are 0 to {layers - 1}")
 
 
 def _require_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:

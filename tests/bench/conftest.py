@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
 torch.set_num_threads(1)
 
 POSITIONS = 2048
@@ -19,7 +17,7 @@ POSITIONS = 2048
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a target and of a draft."""
-    from tiny_checkpoint import tiny_pair
+    from tests.helpers.tiny_checkpoint import tiny_pair
 
     return tiny_pair(tmp_path_factory.mktemp("pair"), POSITIONS)
 
@@ -40,7 +38,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(pair: Path) -> object:
     from triforce.llm import LLM
 
-    return LLM(pair / "target", pair / "draft", dtype="float32", budget=64, full_layers="none")
+    return LLM(pair / "target", pair / "draft", dtype="float32", retrieval_budget=64, searched_layers="none")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.laws.tiny import LAYERS, MODELS, V
+from tests.helpers.laws.tiny import LAYERS, MODELS, V
 from triforce.bench.acceptance.locality import locality
 from triforce.bench.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting, laws
 from triforce.bench.acceptance.report import markdown, mean, usual
@@ -164,5 +164,5 @@ def test_pictures_are_small(report: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_the_published_page_is_that_of_the_published_rows() -> None:
-    rows, page = ROOT / "benchmarks" / "results" / "acceptance.json", ROOT / "docs" / "acceptance.md"
+    rows, page = ROOT / "benchmarks" / "results" / "acceptance.json", ROOT / "docs" / "results" / "acceptance.md"
     assert markdown(json.loads(rows.read_text(encoding="utf-8"))) == page.read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ from triforce.llm import LLM
 
 FEW = ["--contexts", "300", "--temperatures", "0,0.8", "--batches", "1,2", "--workloads", "copy", "--tokens", "10"]
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
-MODES = ["--modes", "triforce,lookup"]
+MODES = ["--modes", "triforce,ngram"]
 
 
 def certify(bench: Callable[..., int], tmp_path: Path, *more: str) -> tuple[int, dict[str, Any]]:
@@ -34,7 +34,7 @@ def test_the_certificate(bench: Callable[..., int], tmp_path: Path, capsys: pyte
     assert report["tokens"] == 10 * report["texts"] == sum(row["tokens"] for row in report["rows"])
     assert report["comparisons"] == len(report["rows"])
     kinds = {(row["mode"], row["coupling"], row["temperature"]) for row in report["rows"]}
-    assert ("triforce", "seeded", 0.8) in kinds and ("lookup", "block", 0.0) in kinds
+    assert ("triforce", "seeded", 0.8) in kinds and ("ngram", "block", 0.0) in kinds
     assert not [kind for kind in kinds if kind[1] in ("rejection", "block") and kind[2] > 0]
     assert {row["batch"] for row in report["rows"] if row["with"] == "alone"} == {2}
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -49,14 +49,14 @@ def test_one_wrong_token_is_found(
 
     def wrong(llm: LLM, asked: Any, params: Any, mode: str, earlier: Any) -> list[list[int]]:
         texts = honest(llm, asked, params, mode, earlier)
-        if mode == "lookup" and params.temperature > 0:
+        if mode == "ngram" and params.temperature > 0:
             texts[-1][-1] += 1
         return texts
 
     monkeypatch.setattr(lossless, "_texts", wrong)
     code, report = certify(bench, tmp_path)
     assert code == 1 and not report["lossless"] and report["differing"] == 2
-    assert {(row["mode"], row["first"], row["temperature"]) for row in report["where"]} == {("lookup", 9, 0.8)}
+    assert {(row["mode"], row["first"], row["temperature"]) for row in report["where"]} == {("ngram", 9, 0.8)}
     assert "DIFFERS" in capsys.readouterr().out
 
 

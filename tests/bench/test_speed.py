@@ -159,7 +159,7 @@ def test_timing_takes_ratios_turn_by_turn() -> None:
 
 @pytest.mark.parametrize(("outer", "inner", "tokens_a_pass"), [(1.0, 1.0, 7), (0.0, 0.0, 1)])
 def test_synthetic_acceptance_is_what_was_asked_for(outer: float, inner: float, tokens_a_pass: int) -> None:
-    """gamma_1 = 2, gamma_2 = 6: twice two guesses and a bonus token, which makes 6, and one token of the full tier."""
+    """Draft tokens 2, speculative tokens 6: twice two guesses and a bonus token make 6, and one is the full tier's."""
     plain, fast = synthetic.rows([256], outer, inner, (2, 6), budget=64, tokens=32, repeats=1)
     assert plain["mode"] == "ar" and plain["full_passes"] == 32
     assert fast["acceptance"] == {"outer": outer, "inner": inner}
@@ -202,7 +202,7 @@ def test_kernels_are_compared_with_the_bandwidth_of_the_moment(monkeypatch: pyte
         (["speed", "--repeats", "0"], "at least 1"),
         (["speed", "--synthetic", "0.9"], "OUTER,INNER"),
         (["speed", "--synthetic", "2,0.5"], "OUTER,INNER"),
-        (["speed", "--synthetic", "0.9,0.5", "--budget", "3%"], "in tokens"),
+        (["speed", "--synthetic", "0.9,0.5", "--retrieval-budget", "3%"], "in tokens"),
         (["kernels", "--shapes", "70b"], "70b"),
     ],
 )

@@ -36,8 +36,8 @@ def understood(line: str) -> bool:
         case "make", _:
             return all(word in TARGETS or "=" in word for word in arguments)
         case "python", ["-m", module, *_]:
-            parts = module.split(".")
-            return any(ROOT.joinpath(*parts).with_suffix(end).exists() for end in ("", ".py"))
+            homes = [home.joinpath(*module.split(".")) for home in (ROOT, ROOT / "src")]
+            return any(home.is_dir() or home.with_suffix(".py").exists() for home in homes)
         case "python", [script, *_]:
             return (ROOT / script).exists()
     return True

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_scene import CHUNK, ByChunks
-from tiny_llm import checkpoints
 
+from tests.helpers.engine_scene import CHUNK, ByChunks
+from tests.helpers.tiny_llm import checkpoints
 from triforce.engine import engine_core
 from triforce.kvcache.views import full
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine_scene import (
+from torch import Tensor
+
+from tests.helpers.engine_scene import (
     CHUNK,
     KV_TOKENS,
     READ,
@@ -20,9 +22,7 @@ from engine_scene import (
     finish,
     request,
 )
-from tiny_llm import MODES, ask, counted, ids, llm
-from torch import Tensor
-
+from tests.helpers.tiny_llm import MODES, ask, counted, ids, llm
 from triforce.backends import native_loader
 from triforce.engine.batch import Batch
 from triforce.engine.engine import Request
@@ -232,7 +232,7 @@ def test_what_is_remembered_makes_room_for_who_comes(folder: Path) -> None:
 
 @pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
 def test_pages_that_change_hands_leave_no_int8_copies(folder: Path) -> None:
-    model = llm(folder, lower_tiers="int8", budget=160)
+    model = llm(folder, lower_tiers="int8", retrieval_budget=160)
     texts = model.open(2, 420)
     for length in (400, 351, 402, 301):
         texts.submit([request(model, length, "triforce")])

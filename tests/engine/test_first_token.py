@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_checkpoint import save, tiny_model
-from tiny_llm import CONTEXT, ask, counted, ids
 
+from tests.helpers.tiny_checkpoint import save, tiny_model
+from tests.helpers.tiny_llm import CONTEXT, ask, counted, ids
 from triforce.llm import LLM
 from triforce.planner import CostModel
 
@@ -31,18 +31,18 @@ def passes(llm: LLM, mode: str, tokens: int) -> list[int]:
 
 
 def test_a_first_process_makes_the_passes_of_plain_decoding(deep: Path) -> None:
-    llm = LLM(deep, None, budget=BUDGET)
+    llm = LLM(deep, None, retrieval_budget=BUDGET)
     plain = passes(llm, "ar", 1)
     for mode in ("auto", "retrieval"):
         llm.reset_prefix_cache()
         llm.runs.costs = CostModel()  # nothing is known
         below = passes(llm, mode, 1)[len(plain) - 1 :]
-        guesses = llm.speculation.gamma_2 if mode == "retrieval" else 0
+        guesses = llm.speculation.speculative_tokens if mode == "retrieval" else 0
         assert below == [1] * guesses + [1 + guesses], "the proposal that gives it, and nothing before it"
 
 
 def test_a_text_goes_on_for_a_while_before_anything_is_tried(deep: Path) -> None:
-    llm = LLM(deep, None, budget=BUDGET)
+    llm = LLM(deep, None, retrieval_budget=BUDGET)
     llm.reset_prefix_cache()
     llm.runs.costs = CostModel()
     first = passes(llm, "auto", 8)
@@ -52,7 +52,7 @@ def test_a_text_goes_on_for_a_while_before_anything_is_tried(deep: Path) -> None
 
 
 def test_what_was_seen_in_the_first_text_is_not_looked_at_again(deep: Path) -> None:
-    llm = LLM(deep, None, budget=BUDGET)
+    llm = LLM(deep, None, retrieval_budget=BUDGET)
     llm.reset_prefix_cache()
     llm.runs.costs = CostModel()
     passes(llm, "auto", 80)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from engine_scene import KV_TOKENS, ROWS, TOKENS, alone, check_empty, check_same, request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from tiny_llm import MODES, llm
 
+from tests.helpers.engine_scene import KV_TOKENS, ROWS, TOKENS, alone, check_empty, check_same, request
+from tests.helpers.tiny_llm import MODES, llm
 from triforce.engine.engine import Request
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import RequestOutput

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.laws.tiny import finished, started
-from tests.laws.toy import PLAIN, Ladder
-from tests.samplers import Sampler, each_sampler, torch_sampling
+from tests.helpers.laws.tiny import finished, started
+from tests.helpers.laws.toy import PLAIN, Ladder
+from tests.helpers.samplers import Sampler, each_sampler, torch_sampling
 from triforce.backends.token_sampler import make_noise
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools
@@ -92,7 +92,7 @@ def test_seeded_keeps_what_wins_both_races(gammas: list[int], sampler: Sampler) 
     assert abs(watched_ladder(Seeded, gammas, sampler).excess(len(gammas) - 1)) < LIMIT
 
 
-@pytest.mark.parametrize("mode", ["draft", "triforce", "lookup"])
+@pytest.mark.parametrize("mode", ["draft", "triforce", "ngram"])
 def test_the_engine_keeps_what_the_laws_share(mode: str) -> None:
     batch = started(mode, "rejection", SamplingParams(max_tokens=40), 60)
     watched = batch.sampling = Watched(batch.sampling)

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.helpers.laws.cases import BY_NAME, EXACT
+from tests.helpers.laws.kv import kv_error, mispicked
+from tests.helpers.laws.one_verification import block_in_torch
+from tests.helpers.laws.replay import replay_error
+from tests.helpers.mutants.law_mutants import BLOCKS, DECISIONS, MEMORIES, Mutant
 from tests.laws import test_law_seeded as seeded
-from tests.laws.cases import BY_NAME, EXACT
-from tests.laws.kv import kv_error, mispicked
-from tests.laws.mutants import BLOCKS, DECISIONS, MEMORIES, Mutant
-from tests.laws.one_verification import block_in_torch
-from tests.laws.replay import replay_error
 from tests.laws.test_law_acceptance import LIMIT, watched_ladder
 from tests.laws.test_law_of_one_verification import deviation, laws
 from tests.laws.test_law_of_the_engine import PLAIN, Trial
@@ -53,7 +53,7 @@ def accepted() -> None:
 
 
 def races() -> None:
-    for name in ("three tiers, gamma 1 and 2", "lookup"):
+    for name in ("three tiers, gamma 1 and 2", "ngram"):
         ladder = seeded.random_ladder(BY_NAME[name], PLAIN)
         assert torch.equal(seeded.speculated(ladder), seeded.plain(ladder))
 
@@ -86,8 +86,8 @@ CHECKS: dict[str, Callable[[], None]] = {
     "gamma 1": loop("two tiers, gamma 1"),
     "two tiers": loop("two tiers, gamma 3"),
     "three tiers": loop("three tiers, gamma 1 and 2"),
-    "lookup": loop("lookup"),
-    "lookup above a draft": loop("lookup above a draft"),
+    "ngram": loop("ngram"),
+    "ngram above a draft": loop("ngram above a draft"),
     "temperature": loop("high temperature"),
     "acceptance": accepted,
     "noise": replayed,

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.laws.cases import EXACT
-from tests.laws.palette import mixed, table
+from tests.helpers.laws.cases import EXACT
+from tests.helpers.laws.palette import mixed, table
+from tests.helpers.laws.toy import Ladder, Law, chain_law, distance, law
+from tests.helpers.samplers import Sampler, each_sampler, torch_sampling
 from tests.laws.test_law_seeded import ASSIGNED, HORIZON, SETTINGS, Assigned
-from tests.laws.toy import Ladder, Law, chain_law, distance, law
-from tests.samplers import Sampler, each_sampler, torch_sampling
 from triforce.backends.token_sampler import RestrictedSampling
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, Ints
@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 V, TEXT = 4, 6
 INSIDE = [(1, 1), (1, 0), (0, 1)]
 PALETTE = [(*a, *b) for a, b in product(INSIDE, INSIDE)]
-LADDERS = {"plain": (), "draft": (2,), "three tiers": (1, 2), "lookup": (2, 2)}
+LADDERS = {"plain": (), "draft": (2,), "three tiers": (1, 2), "ngram": (2, 2)}
 WARPERS = SETTINGS | {
     "a huge bias": SamplingParams(0.5, logit_bias={0: 1e9, 2: -1e9}),
     "a tiny temperature": SamplingParams(5e-324, min_p=0.5),
@@ -57,7 +57,7 @@ class Pairs:
 
 
 def tables(name: str) -> list[torch.Tensor]:
-    own = [table(PALETTE, 2, seed) for seed in range(1, len(LADDERS[name]) + 2 - (name == "lookup"))]
+    own = [table(PALETTE, 2, seed) for seed in range(1, len(LADDERS[name]) + 2 - (name == "ngram"))]
     return [*(mixed(laws, own[-1], seed) for seed, laws in enumerate(own[:-1], 1)), own[-1]]
 
 
@@ -69,7 +69,7 @@ def ladder(name: str, sampler: Sampler, stale: bool = False) -> Ladder:
         return RestrictedSampling(free, [Pairs(stale)] * len(params), prompts)
 
     logits = [laws.log() for laws in tables(name)]
-    tiers = list(zip([None] * (name == "lookup") + logits, [*LADDERS[name], 1], strict=True))
+    tiers = list(zip([None] * (name == "ngram") + logits, [*LADDERS[name], 1], strict=True))
     return Ladder(tiers, sampler=restricted)
 
 

@@ -7,8 +7,8 @@ from math import prod
 import pytest
 import torch
 
-from tests.laws.cases import EXACT
-from tests.laws.one_verification import (
+from tests.helpers.laws.cases import EXACT
+from tests.helpers.laws.one_verification import (
     Decide,
     NextLaw,
     Text,
@@ -20,7 +20,7 @@ from tests.laws.one_verification import (
     reaches_of,
     warped,
 )
-from tests.samplers import needs_native
+from tests.helpers.samplers import needs_native
 from triforce.interface.sampling_params import SamplingParams
 
 torch.set_num_threads(1)

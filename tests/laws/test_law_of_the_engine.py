@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.laws.gtest import ALPHA, detectable, ranks, surprise, window_surprise
-from tests.laws.tiny import MODELS, PROMPTS, SETTING, V, finished, laws, started
-from tests.laws.toy import chain_law
+from tests.helpers.laws.gtest import ALPHA, detectable, ranks, surprise, window_surprise
+from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING, V, finished, laws, started
+from tests.helpers.laws.toy import chain_law
 from triforce.engine.config import SpeculativeConfig
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
@@ -23,7 +23,7 @@ ROWS = 300
 PLAIN = SamplingParams()
 WARPED = SamplingParams(0.7, top_p=0.97, presence_penalty=0.2, frequency_penalty=0.01, logit_bias={3: 0.3})
 
-LATER = RetrievalConfig(Budget(48), refresh=None, full_layers=frozenset({0}))  # selects anew after a refusal
+LATER = RetrievalConfig(Budget(48), refresh=None, searched_layers=frozenset({0}))  # selects anew after a refusal
 FINER = RetrievalConfig(Budget(48), chunk=8, refresh=2)
 
 
@@ -65,9 +65,9 @@ SHORT = [
     Trial("triforce", PLAIN, 120, 0.08),
     Trial("triforce", WARPED, 120, 0.08),
     Trial("retrieval", PLAIN, 80, 0.13, 40),
-    Trial("lookup", WARPED, 80, 0.13, 40),
+    Trial("ngram", WARPED, 80, 0.13, 40),
     Trial("streaming", PLAIN, 80, 0.13, 40),
-    Trial("hybrid", PLAIN, 80, 0.13, 40),
+    Trial("draft-ngram", PLAIN, 80, 0.13, 40),
     Trial("triforce", WARPED, 80, 0.13, 40, coupling="block"),
     Trial("draft", WARPED, 80, 0.13, 40),
 ]
@@ -75,20 +75,20 @@ LONG = [
     Trial("triforce", PLAIN, 3000, 0.018),
     Trial("triforce", WARPED, 3000, 0.018),
     Trial("retrieval", WARPED, 1500, 0.025),
-    Trial("lookup", PLAIN, 1500, 0.025),
+    Trial("ngram", PLAIN, 1500, 0.025),
     Trial("streaming", WARPED, 1500, 0.025),
-    Trial("hybrid", WARPED, 1500, 0.025),
+    Trial("draft-ngram", WARPED, 1500, 0.025),
     Trial("triforce", PLAIN, 1500, 0.025, coupling="block"),
-    Trial("hybrid", PLAIN, 1500, 0.025, coupling="block"),
+    Trial("draft-ngram", PLAIN, 1500, 0.025, coupling="block"),
     Trial("draft", PLAIN, 1500, 0.025),
-    Trial("triforce", PLAIN, 900, 0.035, setting=replace(SETTING, selection="quest", retrieval=LATER)),
-    Trial("retrieval", PLAIN, 900, 0.035, setting=replace(SETTING, selection="mean_key", retrieval=FINER)),
+    Trial("triforce", PLAIN, 900, 0.035, setting=replace(SETTING, retrieval_policy="quest", retrieval=LATER)),
+    Trial("retrieval", PLAIN, 900, 0.035, setting=replace(SETTING, retrieval_policy="mean_key", retrieval=FINER)),
 ]
 
 
 def name(trial: Trial) -> str:
     settings = "plain" if trial.params is PLAIN else "warped"
-    return f"{trial.mode}-{settings}-{trial.setting.selection}-{trial.coupling}-{trial.texts}"
+    return f"{trial.mode}-{settings}-{trial.setting.retrieval_policy}-{trial.coupling}-{trial.texts}"
 
 
 @pytest.mark.parametrize("trial", SHORT, ids=name)

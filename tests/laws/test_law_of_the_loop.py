@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.laws.cases import BLOCKS, BY_NAME, CASES, EXACT, Case
-from tests.laws.replay import replay_error
-from tests.laws.toy import law
-from tests.samplers import Sampler, each_sampler
+from tests.helpers.laws.cases import BLOCKS, BY_NAME, CASES, EXACT, Case
+from tests.helpers.laws.replay import replay_error
+from tests.helpers.laws.toy import law
+from tests.helpers.samplers import Sampler, each_sampler
 
 torch.set_num_threads(1)
 PARAMS, BLOCK_PARAMS = (

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.laws.cases import CASES, EXACT, Case
-from tests.laws.toy import Ladder
-from tests.samplers import Sampler, each_sampler, needs_native, torch_sampling
+from tests.helpers.laws.cases import CASES, EXACT, Case
+from tests.helpers.laws.toy import Ladder
+from tests.helpers.samplers import Sampler, each_sampler, needs_native, torch_sampling
 from triforce.backends.token_sampler import NativeSampling
 from triforce.interface.sampling_params import SamplingParams
 from triforce.sampling import Warper

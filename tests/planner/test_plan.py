@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tests.planner.world import plans, worth
+from tests.helpers.simulated_tiers import plans, worth
 from triforce.engine.config import FARTHEST
 from triforce.planner.plan import Amount, Plan, expected, families, rate
 
@@ -32,7 +32,7 @@ class World:
         return self.shares.get(tier, 1.0)
 
     def echo(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
-        return self.found * gamma, self.found * (expected(self.shares["lookup"], gamma) - 1), self.found
+        return self.found * gamma, self.found * (expected(self.shares["ngram"], gamma) - 1), self.found
 
 
 def played(plan: Plan, costs: dict[str, float], shares: dict[str, float], proposals: int = 4000) -> float:
@@ -70,8 +70,8 @@ def played(plan: Plan, costs: dict[str, float], shares: dict[str, float], propos
 @pytest.mark.parametrize("shares", [{"draft": 0.6, "retrieval": 0.9}, {"draft": 0.2, "retrieval": 0.98}])
 def test_the_closed_form_foretells_the_game(plan: Plan, shares: dict[str, float]) -> None:
     costs = {"draft": 0.2, "retrieval": 1.0, "full": 8.0}
-    foretold = worth(plan, World(costs, shares))
-    assert foretold == pytest.approx(played(plan, costs, shares), rel=0.06)
+    predicted = worth(plan, World(costs, shares))
+    assert predicted == pytest.approx(played(plan, costs, shares), rel=0.06)
 
 
 @pytest.mark.parametrize(("acceptance", "guesses", "tokens"), [(0.0, 5, 1.0), (1.0, 5, 6.0), (0.5, 1, 1.5)])
@@ -83,17 +83,17 @@ def best(costs: dict[str, float], shares: dict[str, float]) -> Plan:
     return max(plans(True, True), key=lambda plan: worth(plan, World(costs, shares)))
 
 
-COSTS = {"lookup": 0.05, "draft": 0.2, "retrieval": 1.0, "full": 8.0}
+COSTS = {"ngram": 0.05, "draft": 0.2, "retrieval": 1.0, "full": 8.0}
 
 
 @pytest.mark.parametrize(
     ("costs", "shares", "tiers"),
     [
-        (COSTS, {"lookup": 0.1, "draft": 0.6, "retrieval": 0.95}, ("draft", "retrieval", "full")),
-        (COSTS, {"lookup": 0.9, "draft": 0.3, "retrieval": 0.95}, ("lookup", "retrieval", "full")),
-        (COSTS, {"lookup": 0.0, "draft": 0.0, "retrieval": 0.0}, ("full",)),
-        (COSTS | {"full": 1.1}, {"lookup": 0.0, "draft": 0.6, "retrieval": 0.95}, ("draft", "full")),
-        (COSTS | {"draft": 2.0}, {"lookup": 0.0, "draft": 0.6, "retrieval": 0.95}, ("retrieval", "full")),
+        (COSTS, {"ngram": 0.1, "draft": 0.6, "retrieval": 0.95}, ("draft", "retrieval", "full")),
+        (COSTS, {"ngram": 0.9, "draft": 0.3, "retrieval": 0.95}, ("ngram", "retrieval", "full")),
+        (COSTS, {"ngram": 0.0, "draft": 0.0, "retrieval": 0.0}, ("full",)),
+        (COSTS | {"full": 1.1}, {"ngram": 0.0, "draft": 0.6, "retrieval": 0.95}, ("draft", "full")),
+        (COSTS | {"draft": 2.0}, {"ngram": 0.0, "draft": 0.6, "retrieval": 0.95}, ("retrieval", "full")),
     ],
 )
 def test_the_best_plan_where_it_is_plain(
@@ -109,22 +109,22 @@ def test_no_plan_reaches_farther_than_there_is_room() -> None:
 
 
 def test_no_plan_names_what_is_not_there() -> None:
-    assert {tier for plan in plans(False, False) for tier in plan.tiers} == {"lookup", "full"}
+    assert {tier for plan in plans(False, False) for tier in plan.tiers} == {"ngram", "full"}
     assert all(len(plan.gammas) == len(plan.tiers) - 1 for plan in plans(True, True))
 
 
 def test_arrays_of_plans_are_worth_what_each_is() -> None:
-    world = World(COSTS, {"lookup": 0.5, "draft": 0.6, "retrieval": 0.95}, rows=4, found=0.3)
+    world = World(COSTS, {"ngram": 0.5, "draft": 0.6, "retrieval": 0.95}, rows=4, found=0.3)
     one_by_one = [worth(plan, world) for plan in plans(True, True) if plan != Plan()]
     together = [np.atleast_1d(rate(tiers, gammas, world)) for tiers, gammas in families(True, True)]
     np.testing.assert_allclose(np.concatenate(together), one_by_one)
 
 
 def test_a_draft_with_lookup_on_it_is_worth_something_between_the_two() -> None:
-    shares = {"lookup": 0.9, "draft": 0.5, "retrieval": 0.95}
-    mixed = [worth(Plan(("draft", "lookup", "full"), (4, 4)), World(COSTS, shares, found=x)) for x in (0.0, 0.5, 1.0)]
+    shares = {"ngram": 0.9, "draft": 0.5, "retrieval": 0.95}
+    mixed = [worth(Plan(("draft", "ngram", "full"), (4, 4)), World(COSTS, shares, found=x)) for x in (0.0, 0.5, 1.0)]
     draft = worth(Plan(("draft", "full"), (4,)), World(COSTS, shares))
-    lookup = worth(Plan(("lookup", "full"), (4,)), World(COSTS, shares))
+    lookup = worth(Plan(("ngram", "full"), (4,)), World(COSTS, shares))
     assert mixed == sorted(mixed) and mixed[0] == pytest.approx(draft, rel=0.02) and mixed[2] == pytest.approx(lookup)
 
 

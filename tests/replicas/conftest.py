@@ -1,14 +1,10 @@
-"""A two-node Ray on this machine, on loopback; without Ray nothing here runs.
-
-The folder is not called `ray`: with `tests` on the path that would be a package of this name where there is none.
-"""
+"""A two-node Ray on this machine, on loopback; without Ray nothing here runs."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
 import importlib.util
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.server import chatting
+from tests.helpers import chat_fixtures
 
-TESTS = Path(__file__).parent.parent
-pair, llm = chatting.pair, chatting.llm  # fixtures; `llm` is what replicas are compared with
-sys.path[:0] = [str(TESTS), str(TESTS / "server")]
+pair, llm = chat_fixtures.pair, chat_fixtures.llm  # fixtures; `llm` is what replicas are compared with
 torch.set_num_threads(1)
 MISSING = importlib.util.find_spec("ray") is None
 collect_ignore_glob = ["test_ray_*.py"] if MISSING else []
@@ -57,7 +51,7 @@ def served(cluster: Any, pair: Path, limits: Any) -> Iterator[tuple[Any, Any]]:
     """What requests are read with, and a replica on each node."""
     from triforce.replicas.cluster import replicated
 
-    settings = {"model": str(pair / "target"), "draft": str(pair / "draft"), "budget": 64, "device": "cpu"}
+    settings = {"model": str(pair / "target"), "draft": str(pair / "draft"), "retrieval_budget": 64, "device": "cpu"}
     desk, engine = replicated(settings, limits, 2, cluster.address, "tests", lambda running, message: None)
     yield desk, engine
     asyncio.run(engine.close())

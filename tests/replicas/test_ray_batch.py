@@ -13,8 +13,9 @@ from typing import Any
 
 import psutil
 import pytest
-from asking import SAMPLED
-from process import ROOT
+
+from tests.helpers.asgi_client import SAMPLED
+from tests.helpers.server_process import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 LINES = 6
@@ -23,7 +24,7 @@ LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
 
 
 def command(pair: Path, file: Path, *arguments: str) -> list[str]:
-    models = (str(pair / "target"), "--draft", str(pair / "draft"), "--budget", "64")
+    models = (str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64")
     return [sys.executable, "-m", "triforce", "batch", str(file), *models, *arguments]
 
 
@@ -95,7 +96,7 @@ def test_a_killed_run_is_taken_up(pair: Path, tmp_path: Path) -> None:
 def test_mistakes_are_said(pair: Path, tmp_path: Path) -> None:
     """By the first answer, as an actor's constructor would say them with a traceback."""
     write(tmp_path / "in.jsonl")
-    asked = command(pair, tmp_path / "in.jsonl", "--replicas", "1", "--gamma-1", "0")
+    asked = command(pair, tmp_path / "in.jsonl", "--replicas", "1", "--draft-tokens", "0")
     done = subprocess.run(asked, capture_output=True, text=True, timeout=300, env=environment())
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("triforce: error: ") and "gamma_1" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("triforce: error: ") and "draft_tokens" in done.stderr

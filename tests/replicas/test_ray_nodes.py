@@ -8,9 +8,9 @@ from typing import Any
 
 import psutil
 import pytest
-from asking import SAMPLED, ask, events, good, hang_up, refused
 from starlette.types import ASGIApp
 
+from tests.helpers.asgi_client import SAMPLED, ask, events, good, hang_up, refused
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM

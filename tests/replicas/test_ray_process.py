@@ -10,8 +10,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from process import KEY, served
-from test_process import (  # noqa: F401
+
+from tests.helpers.server_process import KEY, served
+from tests.server.test_server_process import (  # noqa: F401
     test_a_body_that_is_too_large_is_refused_while_it_comes,
     test_a_client_that_goes_away_is_forgotten,
     test_errors_are_those_openai_knows,
@@ -21,7 +22,6 @@ from test_process import (  # noqa: F401
     test_what_is_no_http_is_refused,
     text,
 )
-
 from triforce.cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -43,7 +43,7 @@ def test_nobody_asks_without_a_key_or_by_another_name(url: str) -> None:
 
 
 def test_a_full_queue_and_sigterm(pair: Path) -> None:
-    arguments = ("--replicas", "1", "--max-rows", "1", "--max-queue", "0", "--grace", "0.2")
+    arguments = ("--replicas", "1", "--max-num-seqs", "1", "--max-queue", "0", "--shutdown-timeout", "0.2")
     with served(pair, *arguments) as (process, url):
         family = psutil.Process(process.pid).children(recursive=True)
         asked = {"json": BODY | {"max_tokens": 2000, "stream": True}, "headers": KEYED, "timeout": 60}

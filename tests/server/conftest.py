@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.server import chatting
+from tests.helpers import chat_fixtures
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
 torch.set_num_threads(1)
-pair, llm = chatting.pair, chatting.llm  # fixtures
+pair, llm = chat_fixtures.pair, chat_fixtures.llm  # fixtures
 
 
 @pytest.fixture(scope="session")

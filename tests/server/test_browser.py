@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from process import KEY, served
+
+from tests.helpers.server_process import KEY, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -90,7 +91,7 @@ def told(text: str, seconds: float = 1.0, seen: tuple[int, ...] = (), tier: str 
     tiers = [{"name": name, "proposed": 50, "accepted": 10, "passes": 1} for name in ("retrieval", "full")]
     look = {"tokens": 9000, "seconds": seconds, "seen": seen, "tiers": tiers}
     many = {"token_tiers": [tier] * len(text), "token_characters": [1] * len(text)}
-    return {"choices": [{"index": 0, "text": text, "look": look, **many}]}
+    return {"choices": [{"index": 0, "text": text, "trace": look, **many}]}
 
 
 def read(tokens: int) -> dict[str, Any]:
@@ -389,7 +390,7 @@ CONTRASTS = """() => {
         const color = numbers(getComputedStyle(element).backgroundColor);
         return color.length > 3 && !color[3] ? ground(element.parentElement) : color;
     };
-    for (const tier of ["draft", "lookup", "retrieval", "streaming", "full"]) {
+    for (const tier of ["draft", "ngram", "retrieval", "streaming", "full"]) {
         const span = Object.assign(document.createElement("span"), {className: tier, textContent: tier});
         document.getElementById("tiered").append(span);
     }

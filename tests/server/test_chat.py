@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import SAMPLED, ask, events, good, refused
 from starlette.types import ASGIApp
 
+from tests.helpers.asgi_client import SAMPLED, ask, events, good, refused
 from triforce.checkpoint.known_drafts import SHIPPED
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process import KEY, ROOT, served
 
+from tests.helpers.server_process import KEY, ROOT, served
 from triforce.checkpoint.known_drafts import SHIPPED
 
 EXAMPLES = ROOT / "examples"

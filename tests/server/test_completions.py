@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from asking import SAMPLED, ask, events, good, refused
 from starlette.types import ASGIApp
 
+from tests.helpers.asgi_client import SAMPLED, ask, events, good, refused
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
@@ -31,7 +31,7 @@ def test_a_text_is_that_of_generate(app: ASGIApp, llm: LLM) -> None:
     assert answer["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 0}}
 
 
-@pytest.mark.parametrize("mode", ["ar", "draft", "retrieval", "streaming", "triforce", "lookup", "hybrid"])
+@pytest.mark.parametrize("mode", ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram"])
 def test_every_mode_gives_the_same_text(app: ASGIApp, llm: LLM, mode: str) -> None:
     answer = good(ask(app, PATH, {"prompt": PROMPT, **SAMPLED, "mode": mode}))
     assert answer["choices"][0]["text"] == wanted(llm).outputs[0].text

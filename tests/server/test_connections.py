@@ -49,7 +49,7 @@ class Scene:
         self.app.add_middleware(AccessLog)
         for route in (self.quick, self.large, self.wait, self.endless):
             self.app.get(f"/{route.__name__}")(route)
-        self.server = http_server.Server(self.app, engine, grace=1)
+        self.server = http_server.Server(self.app, engine, shutdown_timeout=1)
 
     async def quick(self) -> str:
         return "done"

@@ -18,8 +18,9 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
-from process import KEY, served, wait_until_idle
-from tiny_checkpoint import tiny_pair
+
+from tests.helpers.server_process import KEY, served, wait_until_idle
+from tests.helpers.tiny_checkpoint import tiny_pair
 
 HEADERS = {"authorization": f"Bearer {KEY}"}
 PATHS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"]
@@ -73,7 +74,7 @@ def bad_bodies(chance: random.Random) -> Iterator[tuple[str, bytes]]:
     good = json.dumps({"prompt": "the cat", "max_tokens": 2, "messages": [{"role": "user", "content": "a"}]}).encode()
     values: list[Any] = [None, True, -1, 1e308, 10**40, "", "x", [], {}, [[]], {"a": {}}, "\ud800", [None] * 9]
     fields = ["prompt", "messages", "max_tokens", "n", "stop", "seed", "stream", "logit_bias", "response_format"]
-    fields += ["temperature", "tools", "tool_choice", "model", "mode", "echo", "logprobs", "stream_options", "look"]
+    fields += ["temperature", "tools", "tool_choice", "model", "mode", "echo", "logprobs", "stream_options", "trace"]
     while True:
         depth = chance.choice([10, 1000, 100_000])
         yield "deep arrays", b'{"prompt": ' + b"[" * depth + b"]" * (depth if chance.random() < 0.5 else 0) + b"}"

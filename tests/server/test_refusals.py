@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from asking import ask, good, refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.types import ASGIApp
 
+from tests.helpers.asgi_client import ask, good, refused
 from triforce.server.request_base import UNSUPPORTED
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"

@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from asking import ask, events, good, refused
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from starlette.types import ASGIApp
-from test_tools import CALLS, TOOLS, nested, writing
 
+from tests.helpers.asgi_client import ask, events, good, refused
+from tests.server.test_tool_calls import CALLS, TOOLS, nested, writing
 from triforce.llm import LLM
 from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker

@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
-from asking import SAMPLED, ask, good, hang_up, refused
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tests.helpers.asgi_client import SAMPLED, ask, good, hang_up, refused
 from triforce.cli import main
 from triforce.errors import RequestError
 from triforce.llm import LLM

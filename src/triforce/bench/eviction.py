@@ -42,7 +42,7 @@ class EvictingDecoder:
         """The greedy continuation of one of the prompts; `budget` in tokens."""
         self.full.rewind(ints([self.shared]))
         mass_LGU = added(self.mass_LGU, attended(self.decoder, self.full, ints(prompt[:-1])[None]))
-        setting, made, one = RetrievalConfig(Budget(budget), full_layers=frozenset()), prompt[-1:], ints([1])
+        setting, made, one = RetrievalConfig(Budget(budget), searched_layers=frozenset()), prompt[-1:], ints([1])
         view = RetrievalView(self.full, lambda: EVICTIONS[eviction](mass_LGU), setting)
         for _ in range(self.tokens):
             view.begin(one, 1)

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from triforce.llm import LLM
 
 PLACEMENT = ("device", "dtype", "context")
-KV = ("kv_offload", "kv_memory", "kv_layers")
+KV = ("kv_offload", "kv_memory", "kv_resident_layers")
 SPECULATION = (
-    "mode", "coupling", "gamma_1", "gamma_2", "budget", "chunk", "selection", "refresh", "full_layers", "lower_tiers",
+    "mode", "coupling", "draft_tokens", "speculative_tokens", "retrieval_budget", "retrieval_chunk",
+    "retrieval_policy", "retrieval_refresh", "searched_layers", "lower_tiers",
     *KV,
 )  # fmt: skip
 PLANS = 4  # those of mode auto that are listed, the most used ones
-COLORS = {"lookup": 35, "draft": 32, "streaming": 33, "retrieval": 36, "full": 31}  # by tier; ANSI foregrounds
+COLORS = {"ngram": 35, "draft": 32, "streaming": 33, "retrieval": 36, "full": 31}  # by tier; ANSI foregrounds
 
 
 def load(options: Namespace, ranks: TPGroup | None = None) -> LLM:

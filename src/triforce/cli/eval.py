@@ -31,8 +31,8 @@ def run(options: Namespace) -> int:
     whole, loaded = subject.plan, perf_counter()
     hurry = shorten(subject, names) if options.quick else None
     if hurry and not options.quiet:
-        print(*_foretold(hurry, whole, subject.plan), sep="\n", file=sys.stderr, flush=True)
-    results = evaluate(subject, list(hurry.foretold) if hurry else names, _show, hurry)
+        print(*_predicted(hurry, whole, subject.plan), sep="\n", file=sys.stderr, flush=True)
+    results = evaluate(subject, list(hurry.predicted) if hurry else names, _show, hurry)
     measured = perf_counter() - loaded
     if options.json:
         everything = _about(subject) | {"seconds": perf_counter() - began, "results": results}
@@ -40,12 +40,12 @@ def run(options: Namespace) -> int:
             everything["forecast"] = {"seconds": hurry.total, "left_out": hurry.left_out, "measured": measured}
         Path(options.json).write_text(json.dumps(everything, indent=2) + "\n", encoding="utf-8")
     if not options.quiet:
-        promise = f", of which {measured:.0f} for measuring; {hurry.total:.0f} were foretold" if hurry else ""
+        promise = f", of which {measured:.0f} for measuring; {hurry.total:.0f} were predicted" if hurry else ""
         print(f"In all {perf_counter() - began:.0f} s{promise}.")
     return 0
 
 
-def _foretold(hurry: Hurry, whole: EvalConfig, plan: EvalConfig) -> list[str]:
+def _predicted(hurry: Hurry, whole: EvalConfig, plan: EvalConfig) -> list[str]:
     """What the minute will be used for, and what not."""
     lines = [
         f"forecast: {hurry.total:.0f} s, as this model reads {hurry.rate:,.0f} tokens/s",

@@ -44,16 +44,18 @@ def tables(explanation: Explanation) -> Iterator[Table]:
             percent(part.time),
             f"{part.proposed:,}",
             percent(part.acceptance),
-            "all" if part.sees is None else f"{part.sees:,}",
+            "all" if part.visible_tokens is None else f"{part.visible_tokens:,}",
         )
         for part in explanation.tiers
     ]
-    yield Table("Tiers", _speed(explanation), ("tier", "passes", "ms each", "time", "proposed", "kept", "sees"), parts)
+    yield Table(
+        "Tiers", _speed(explanation), ("tier", "passes", "ms each", "time", "proposed", "kept", "visible"), parts
+    )
     if explanation.timeline:
         yield Table("Plans", "Tokens/s are of the first text.", _PLANS, list(_timeline(explanation)))
 
 
-_PLANS = ("plan", "budget", "from token", "proposals", "tokens", "tokens/s", "foretold", "plain")
+_PLANS = ("plan", "budget", "from token", "proposals", "tokens", "tokens/s", "predicted", "plain")
 
 
 def _timeline(explanation: Explanation) -> Iterator[tuple[str, ...]]:
@@ -63,7 +65,7 @@ def _timeline(explanation: Explanation) -> Iterator[tuple[str, ...]]:
         if left_out > 0 and i == LINES // 2:
             yield (f"({left_out} more)", *[""] * (len(_PLANS) - 1))
         if left_out <= 0 or not LINES // 2 <= i < LINES // 2 + left_out:
-            rates = (stretch.tokens / stretch.seconds if stretch.seconds else 0.0, stretch.foretold, stretch.plain)
+            rates = (stretch.tokens / stretch.seconds if stretch.seconds else 0.0, stretch.predicted, stretch.plain)
             counts = (first, stretch.proposals, stretch.tokens)
             budget = f"{stretch.budget:,}" if stretch.budget else ""
             yield (stretch.plan, budget, *(f"{n:,}" for n in counts), *(f"{x:.0f}" if x else "" for x in rates))
@@ -75,8 +77,8 @@ def _speed(explanation: Explanation) -> str:
         f"Prompt {explanation.prompt_tokens:,} tokens, new {explanation.new_tokens:,}, mode {explanation.mode}: "
         f"{explanation.tokens_per_second:.1f} tokens/s"
     ]
-    if explanation.foretold:
-        said.append(f"foretold were {explanation.foretold:.1f}")
+    if explanation.predicted:
+        said.append(f"predicted were {explanation.predicted:.1f}")
     if explanation.plain and explanation.mode != "ar":
         said.append(f"plain decoding would give about {explanation.plain:.1f}")
     return "; ".join(said) + "."

@@ -25,7 +25,10 @@ def offloaded(
     from triforce.kvcache.offload.sizing_cuda import CudaKVSizing, needs_of
     from triforce.kvcache.pool import pages_for
 
-    offload, usual = OffloadConfig.parse(options.kv_offload, options.kv_memory, options.kv_layers), SpeculativeConfig()
+    offload, usual = (
+        OffloadConfig.parse(options.kv_offload, options.kv_memory, options.kv_resident_layers),
+        SpeculativeConfig(),
+    )
     if offload.kind != "none":
         require_offload(config, dtype, device, offload.kind)
     pages = pages_for(config.context + usual.reach)

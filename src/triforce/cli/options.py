@@ -9,8 +9,8 @@ from typing import Any
 
 from triforce.interface.sampling_params import BY_THE_MODEL, SamplingParams
 
-MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "lookup", "hybrid", "auto")
-SELECTIONS = ("observed", "mean_key", "quest")
+MODES = ("ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram", "auto")
+POLICIES = ("observed", "mean_key", "quest")
 COUPLINGS = ("seeded", "rejection", "block")
 LOWER_TIERS = ("same", "int8")
 KV_OFFLOAD = ("none", "host", "file")
@@ -59,9 +59,9 @@ def lower_tiers(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--lower-tiers", choices=LOWER_TIERS, default="same", help=described(text))
 
 
-def full_layers(parser: argparse._ActionsContainer) -> None:
-    text = "layers where the retrieval tier sees all, or none (default: auto, found on the way)"
-    parser.add_argument("--full-layers", default="auto", metavar="N,...", help=text)
+def searched_layers(parser: argparse._ActionsContainer) -> None:
+    text = "layers that search the whole context for each token; named ones read all of it (default: auto, found on the way)"
+    parser.add_argument("--searched-layers", default="auto", metavar="N,...", help=text)
 
 
 def kv(parser: argparse._ActionsContainer) -> None:
@@ -71,7 +71,12 @@ def kv(parser: argparse._ActionsContainer) -> None:
     )
     text = "KV that stays in memory, or on a GPU, such as 512MiB (default: auto, what half of the free memory holds)"
     add("--kv-memory", default="auto", metavar="SIZE", help=text)
-    add("--kv-layers", default="auto", metavar="N", help="layers whose KV stays whole (default: as many as fit)")
+    add(
+        "--kv-resident-layers",
+        default="auto",
+        metavar="N",
+        help="layers whose KV stays whole (default: as many as fit)",
+    )
 
 
 def coupling(parser: argparse._ActionsContainer) -> None:
@@ -93,18 +98,29 @@ def engine(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     draft(group)
     add("--mode", choices=MODES, default="auto", help=described("which tiers; auto: it chooses as it goes"))
-    add("--gamma-1", type=int, default=2, metavar="N", help=described("tokens the draft guesses at a time"))
-    add("--gamma-2", type=int, default=6, metavar="N", help=described("tokens the retrieval tier guesses at a time"))
+    add("--draft-tokens", type=int, default=2, metavar="N", help=described("tokens the draft guesses at a time"))
     add(
-        "--budget",
+        "--speculative-tokens",
+        type=int,
+        default=6,
+        metavar="N",
+        help=described("tokens the retrieval tier guesses at a time"),
+    )
+    add(
+        "--retrieval-budget",
         default="auto",
         metavar="N|P%",
         help="tokens the retrieval tier sees, or a share such as 3%% (default: auto: 2048, or what mode auto chooses)",
     )
-    add("--chunk", type=int, default=16, metavar="N", help=described("tokens selected together"))
-    add("--selection", choices=SELECTIONS, default="observed", help=described("how the retrieval tier chooses"))
-    add("--refresh", default="1", metavar="N|auto", help="choose anew every N verifications; 0: once (default: 1)")
-    full_layers(group)
+    add("--retrieval-chunk", type=int, default=16, metavar="N", help=described("tokens selected together"))
+    add("--retrieval-policy", choices=POLICIES, default="observed", help=described("how the retrieval tier chooses"))
+    add(
+        "--retrieval-refresh",
+        default="1",
+        metavar="N|auto",
+        help="choose anew every N verifications; 0: once (default: 1)",
+    )
+    searched_layers(group)
     lower_tiers(group)
     kv(group)
     coupling(group)
@@ -126,7 +142,11 @@ def ranks(parser: argparse._ActionsContainer) -> None:
         metavar="N",
         help="processes of an engine, which share the target's heads and weights (default: 1)",
     )
-    add("--tp-reduce", action="store_true", help="they add up parts of sums: less to send, but no longer the same bits")
+    add(
+        "--tp-all-reduce",
+        action="store_true",
+        help="they add up parts of sums: less to send, but no longer the same bits",
+    )
 
 
 def sampling(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:

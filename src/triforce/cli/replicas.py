@@ -76,7 +76,7 @@ def answer(options: Namespace, name: str, source: BinaryIO, answers: Answers) ->
 
 def _shared(options: Namespace) -> tuple[int, bool]:
     """How many ranks each replica has, and whether their sums are exact."""
-    return tensor_parallel.wanted(options), not options.tp_reduce
+    return tensor_parallel.wanted(options), not options.tp_all_reduce
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
         body_bytes=int(options.max_body * 2**20),
         seconds=options.timeout,
         waiting=options.max_queue,
-        rows=options.max_rows,
+        rows=options.max_num_seqs,
         kv_tokens=options.max_kv_tokens,
         max_itl=options.max_itl / 1000,
     )
@@ -54,7 +54,7 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
         print(f"triforce serves {name} at {url}", flush=True)
         logs.event("listening", url=url, model=name)
         try:
-            http_server.serve(app, engine, sock, options.grace)
+            http_server.serve(app, engine, sock, options.shutdown_timeout)
         finally:
             if ranks.count > 1:  # a second signal leaves no time for it, and the others are to be told
                 asyncio.run(engine.close())

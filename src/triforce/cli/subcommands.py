@@ -128,7 +128,7 @@ def _bounds(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="KV tokens that there is room for, of all texts together (default: the context, or 65536)",
     )
-    add("--max-rows", type=int, default=8, metavar="N", help=described("texts made at a time"))
+    add("--max-num-seqs", type=int, default=8, metavar="N", help=described("texts made at a time"))
     text = "inter-token latency in milliseconds, up to which a text waits while prompts of others are read"
     add("--max-itl", type=float, default=200, metavar="MS", help=described(text))
     add(
@@ -139,7 +139,7 @@ def _bounds(group: argparse._ArgumentGroup) -> None:
         help=described("seconds that a request may take, waiting included"),
     )
     add(
-        "--grace",
+        "--shutdown-timeout",
         type=float,
         default=30,
         metavar="S",

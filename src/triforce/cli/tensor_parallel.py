@@ -54,8 +54,8 @@ def wanted(options: Namespace, started: int = 1) -> int:
     count: int = options.tp if options.tp is not None else 1
     if not 1 <= count <= MOST:
         raise RequestError(f"--tp is {count}; give 1 to {MOST} processes")
-    if options.tp_reduce and max(count, started) == 1:
-        raise RequestError("--tp-reduce says how processes share sums; give their number with --tp, such as --tp 2")
+    if options.tp_all_reduce and max(count, started) == 1:
+        raise RequestError("--tp-all-reduce says how processes share sums; give their number with --tp, such as --tp 2")
     return count
 
 
@@ -76,7 +76,7 @@ def _as_rank(options: Namespace, command: Command, count: int) -> int:
 
     options.device = spawn.own_device(options.device, int(os.environ.get("LOCAL_RANK", 0)))
     _share_processors(int(os.environ.get("LOCAL_WORLD_SIZE", count)))
-    ranks = spawn.join(count, options.device, not options.tp_reduce)
+    ranks = spawn.join(count, options.device, not options.tp_all_reduce)
     try:
         return command(options, ranks)
     finally:

@@ -218,8 +218,8 @@ class Batch:
             counts = int(c.proposed_B[b]), int(c.accepted_B[b]), int(c.passes_B[b])
             seconds = float(c.seconds_B[b]), float(c.prefill_seconds_B[b])
             view = tier.cache if isinstance(tier, Tier) else None
-            sees = view.keys(int(self.prefix.lengths_B[b])) if isinstance(view, RetrievalView) else None
-            stats.append(TierStats(tier.name, *counts, *seconds, kept, sees))
+            visible = view.keys(int(self.prefix.lengths_B[b])) if isinstance(view, RetrievalView) else None
+            stats.append(TierStats(tier.name, *counts, *seconds, kept, visible))
         stats[-1].proposed = stats[-1].accepted = len(self.jobs[b].tokens)  # what the full tier proposes is the text
         return stats
 
@@ -279,16 +279,16 @@ class Batch:
     def _look(self) -> None:
         """Tell those who asked where their texts stand. A view that was not asked since the last time saw nothing."""
         for b, job in enumerate(self.jobs):
-            if not job.params.look:
+            if not job.params.trace:
                 continue
             stats, committed = self.stats(b), int(self.top.cache.lengths_B[b])
-            passes = [tier.passes for tier in job.look.tiers] if job.look else [0] * len(stats)
+            passes = [tier.passes for tier in job.trace.tiers] if job.trace else [0] * len(stats)
             views = [
                 tier.cache
                 for tier, now, before in zip(self.tiers, stats, passes, strict=True)
                 if isinstance(tier, Tier) and isinstance(tier.cache, RetrievalView) and now.passes != before
             ]
-            job.look = DecodingSnapshot(committed, job.decode_seconds, in_sight(views[-1], b) if views else [], stats)
+            job.trace = DecodingSnapshot(committed, job.decode_seconds, in_sight(views[-1], b) if views else [], stats)
 
     def _note_logprobs(self, taken: list[int]) -> None:
         logits_BJV = self.top.logits_BJV

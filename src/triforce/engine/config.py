@@ -11,7 +11,7 @@ from triforce.kvcache.selection import POLICIES
 LOWER_TIERS = ("same", "int8")
 
 FARTHEST = 8, 16
-"""The largest gamma_1 and gamma_2 that mode `auto` goes to."""
+"""The largest draft_tokens and speculative_tokens that mode `auto` goes to."""
 
 STRICT_ROWS = 8
 """Rows of a strict pass, however few there are; where more may be decoded together, so many."""
@@ -19,15 +19,15 @@ STRICT_ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """How to speculate: the lowest tier proposes `gamma_1` tokens at a time, the middle one gathers `gamma_2`.
+    """How to speculate: the lowest tier proposes `draft_tokens` at a time, the middle one gathers `speculative_tokens`.
 
     `lower_tiers`: one of `LOWER_TIERS`, how the target's lower views read committed KV: as it is, or as int8.
     `strict`: passes of the full tier have one shape, where bits depend on it, and passes of a prompt end at set places.
     """
 
-    gamma_1: int = 2
-    gamma_2: int = 6
-    selection: str = "observed"
+    draft_tokens: int = 2
+    speculative_tokens: int = 6
+    retrieval_policy: str = "observed"
     retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     sinks: int = PAGE
     window: int = 496
@@ -36,21 +36,25 @@ class SpeculativeConfig:
     offload: OffloadConfig = field(default_factory=OffloadConfig)
 
     def __post_init__(self) -> None:
-        if self.selection not in POLICIES:
-            raise RequestError(f"selection {self.selection!r} is not known; choose from {', '.join(POLICIES)}.")
-        for name in ("gamma_1", "gamma_2"):
+        if self.retrieval_policy not in POLICIES:
+            raise RequestError(
+                f"retrieval_policy {self.retrieval_policy!r} is not known; choose from {', '.join(POLICIES)}."
+            )
+        for name in ("draft_tokens", "speculative_tokens"):
             if not (isinstance(getattr(self, name), int) and 1 <= getattr(self, name) <= 32):
                 raise RequestError(f"{name} is {getattr(self, name)}; give 1 to 32 tokens.")
         if self.lower_tiers not in LOWER_TIERS:
             raise RequestError(f"lower_tiers {self.lower_tiers!r} is not known; choose from {', '.join(LOWER_TIERS)}.")
         if self.int8 and self.retrieval.chunk % PAGE:
-            raise RequestError(f"chunk is {self.retrieval.chunk}; int8 is of whole pages: give a multiple of {PAGE}.")
+            raise RequestError(
+                f"retrieval_chunk is {self.retrieval.chunk}; int8 is of whole pages: give a multiple of {PAGE}."
+            )
 
         if self.offload.kind != "none" and (self.int8 or self.retrieval.chunk % PAGE):
-            given = "--lower-tiers int8" if self.int8 else f"--chunk {self.retrieval.chunk}"
+            given = "--lower-tiers int8" if self.int8 else f"--retrieval-chunk {self.retrieval.chunk}"
             raise RequestError(
                 f"{given} and --kv-offload {self.offload.kind} cannot be had together; use --lower-tiers same, a "
-                f"--chunk that is a multiple of {PAGE}, or --kv-offload none"
+                f"--retrieval-chunk that is a multiple of {PAGE}, or --kv-offload none"
             )
 
     @property
@@ -64,4 +68,4 @@ class SpeculativeConfig:
     @property
     def reach(self) -> int:
         """Positions that the tiers may use beyond the last token asked for."""
-        return 2 * (max(self.gamma_1, FARTHEST[0]) + max(self.gamma_2, FARTHEST[1]) + 2)
+        return 2 * (max(self.draft_tokens, FARTHEST[0]) + max(self.speculative_tokens, FARTHEST[1]) + 2)

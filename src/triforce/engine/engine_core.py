@@ -198,13 +198,13 @@ class EngineCore:
         if batch:
             batch.keep([])
             group.error = CacheError(
-                "one of the processes that share the model has no room for its KV; see --kv-offload and --max-rows"
+                "one of the processes that share the model has no room for its KV; see --kv-offload and --max-num-seqs"
             )
 
     @property
     def _findings(self) -> Findings | None:
         """What is known of layers to search, if any may be; under other couplings a text depends on no other one."""
-        if self._setting.retrieval.full_layers is not None:
+        if self._setting.retrieval.searched_layers is not None:
             return None
         return self._costs.layers if self._coupling == "seeded" else {}
 

@@ -28,7 +28,7 @@ def draft(rows: TierBuilder) -> Tier[FullView]:
 def retrieval(rows: TierBuilder) -> Tier[FullView]:
     """The target drafts for itself through selected pages (the paper's ablation without hierarchy)."""
     full = rows.full()
-    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval"))
+    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.retrieval_policy], "retrieval"))
 
 
 def streaming(rows: TierBuilder) -> Tier[FullView]:
@@ -42,21 +42,21 @@ def triforce(rows: TierBuilder) -> Tier[FullView]:
     """Draft model, retrieval, full cache (Algorithm 1)."""
     below = rows.lowest()
     full = rows.full()
-    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval", below))
+    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.retrieval_policy], "retrieval", below))
 
 
-def lookup(rows: TierBuilder) -> Tier[FullView]:
+def ngram(rows: TierBuilder) -> Tier[FullView]:
     """TriForce with n-grams of the text itself in the place of the draft model."""
     full = rows.full()
-    below = NgramProposer(len(rows.capacities), rows.setting.gamma_1)
-    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval", below))
+    below = NgramProposer(len(rows.capacities), rows.setting.draft_tokens)
+    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.retrieval_policy], "retrieval", below))
 
 
-def hybrid(rows: TierBuilder) -> Tier[FullView]:
+def draft_ngram(rows: TierBuilder) -> Tier[FullView]:
     """TriForce whose draft model gives way to n-grams where the text repeats itself."""
-    below = NgramProposer(len(rows.capacities), rows.setting.gamma_1, rows.lowest())
+    below = NgramProposer(len(rows.capacities), rows.setting.draft_tokens, rows.lowest())
     full = rows.full()
-    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.selection], "retrieval", below))
+    return rows.exact(full, rows.middle(full, POLICIES[rows.setting.retrieval_policy], "retrieval", below))
 
 
 def auto(rows: TierBuilder) -> Tier[FullView]:
@@ -65,11 +65,11 @@ def auto(rows: TierBuilder) -> Tier[FullView]:
 
 
 MODES: dict[str, ModeBuilder] = {
-    "ar": ar, "draft": draft, "retrieval": retrieval, "streaming": streaming, "triforce": triforce, "lookup": lookup,
-    "hybrid": hybrid, "auto": auto,
+    "ar": ar, "draft": draft, "retrieval": retrieval, "streaming": streaming, "triforce": triforce, "ngram": ngram,
+    "draft-ngram": draft_ngram, "auto": auto,
 }  # fmt: skip
 
-DRAFTED = ("draft", "triforce", "hybrid")
+DRAFTED = ("draft", "triforce", "draft-ngram")
 
 
 def runnable(models: ModelSet) -> list[str]:

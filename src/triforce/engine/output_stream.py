@@ -27,7 +27,7 @@ class OutputChunk:
     """One per token, if they were asked for."""
     characters: list[int] = field(default_factory=list)
     """How many each token adds to the text, of which stop strings may hold some back."""
-    look: DecodingSnapshot | None = None
+    trace: DecodingSnapshot | None = None
     """Where the decoding stands, if that was asked for."""
 
 
@@ -62,7 +62,7 @@ class OutputStream:
             shown += self._text.add(rest) + self._text.flush()
         logprobs = self.job.logprobs[-read:] if self.job.params.logprobs is not None else None
         job = self.job
-        return OutputChunk(shown, fresh[:read], origins[:read], job.choice, job.finish, logprobs, characters, job.look)
+        return OutputChunk(shown, fresh[:read], origins[:read], job.choice, job.finish, logprobs, characters, job.trace)
 
     def output(self) -> CompletionOutput:
         """The whole completion, once its job is done."""

@@ -21,7 +21,7 @@ class PlanStatus(Protocol):
     """What is asked of one here: the plan, and what it and plain decoding promise (tokens per second)."""
 
     name: str
-    foretold: float
+    predicted: float
     plain: float
     budget: Callable[[int], int] | None
     """What the retrieval tier reads of so many tokens, where that is chosen, too."""
@@ -48,7 +48,7 @@ class TokenSequence:
     """What each tier did for it, once it has left its batch."""
     chosen: list[PlanSegment] = field(default_factory=list)
     """What a pilot chose, if there is one; proposals, tokens and seconds are those before."""
-    look: DecodingSnapshot | None = None
+    trace: DecodingSnapshot | None = None
     """Where it stands, if that was asked for."""
     bitwise: bool = False
     prefill_seconds: float = 0.0
@@ -102,7 +102,7 @@ class TokenSequence:
         budget = pilot.budget(len(self.prompt) + len(self.tokens)) if pilot.budget else None
         if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (pilot.name, budget):
             before = self.proposals, len(self.tokens), self.decode_seconds
-            self.chosen.append(PlanSegment(pilot.name, *before, pilot.foretold, pilot.plain, budget))
+            self.chosen.append(PlanSegment(pilot.name, *before, pilot.predicted, pilot.plain, budget))
 
     def watch(self) -> PromptLogitsHook:
         """Notes the log-probabilities of the prompt as it is read, from its start on."""

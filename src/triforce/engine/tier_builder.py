@@ -133,10 +133,10 @@ class TierBuilder:
         self, full: FullView, policy: Callable[[], Policy], name: str, below: Proposer | None = None
     ) -> Tier[RetrievalView]:
         view = RetrievalView(full, policy, self.setting.retrieval)
-        return Tier(name, self.models.lower or self.models.target, view, self.setting.gamma_2, below)
+        return Tier(name, self.models.lower or self.models.target, view, self.setting.speculative_tokens, below)
 
     def lowest(self) -> Tier[StreamingView]:
         """The draft model, through sinks and a window."""
         view, draft = self.store.streaming.more(len(self.capacities)), self.models.draft
         assert draft is not None, "the store has seen to it"
-        return Tier("draft", draft, view, self.setting.gamma_1, burst=partial(burst, draft.model))
+        return Tier("draft", draft, view, self.setting.draft_tokens, burst=partial(burst, draft.model))

@@ -1,7 +1,7 @@
 """How good a model is at what this engine needs of it, measured through the engine's own parts.
 
 One measurement is one file, and one line in `MEASUREMENTS`: `measure` turns a subject into a JSON object, `tables`
-turns that object into tables, `seconds` foretells what it will take. A measurement that does not apply gives
+turns that object into tables, `seconds` predicts what it will take. A measurement that does not apply gives
 {"skipped": why}.
 """
 

@@ -29,7 +29,7 @@ class TierReport:
     time: float
     proposed: int
     acceptance: float | None
-    sees: int | None
+    visible_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Explanation:
     prompt_tokens: int
     new_tokens: int
     tokens_per_second: float
-    foretold: float | None  # tokens per second; None where nothing was chosen, or nothing known
+    predicted: float | None  # tokens per second; None where nothing was chosen, or nothing known
     plain: float | None  # what plain decoding would give, by the cost of its passes; None where that is not known
     tiers: list[TierReport]
     timeline: list[PlanSegment]
@@ -67,7 +67,7 @@ def explain(
         prompt,
         new,
         speed,
-        _foretold(timelines[0], "foretold", texts),
+        _predicted(timelines[0], "predicted", texts),
         _plain(mode, timelines[0], tiers, texts, speed),
         [_part(tier, decoding) for tier in tiers],
         timelines[0],
@@ -82,10 +82,10 @@ def explain(
 def _part(tier: TierStats, decoding: float) -> TierReport:
     each = 1000 * tier.seconds / tier.passes if tier.passes else 0.0
     time = tier.seconds / decoding if decoding else 0.0
-    return TierReport(tier.name, tier.passes, each, time, tier.proposed, tier.acceptance, tier.sees)
+    return TierReport(tier.name, tier.passes, each, time, tier.proposed, tier.acceptance, tier.visible_tokens)
 
 
-def _foretold(timeline: Sequence[PlanSegment], what: str, texts: int) -> float | None:
+def _predicted(timeline: Sequence[PlanSegment], what: str, texts: int) -> float | None:
     """The mean over the time for which there was one."""
     known = [stretch for stretch in timeline if getattr(stretch, what)]
     seconds = sum(stretch.seconds for stretch in known)
@@ -100,16 +100,16 @@ def _plain(
         return speed
     full = tiers[-1]
     verified = full.passes / full.seconds if full.seconds and texts == 1 else None
-    return _foretold(timeline, "plain", texts) or verified
+    return _predicted(timeline, "plain", texts) or verified
 
 
 def _short(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float, float]) -> str | None:
     chosen = plans(ours.timeline)
     if sum(chosen.values()) < ENOUGH or chosen.get(PLAIN, 0) <= 0.5 * sum(chosen.values()):
         return None
-    lower = next((tier for tier in tiers if tier.name == "retrieval" and tier.sees is not None), None)
+    lower = next((tier for tier in tiers if tier.name == "retrieval" and tier.visible_tokens is not None), None)
     full = ours.tiers[-1]
-    if lower and lower.sees is not None and lower.sees < ours.prompt_tokens / 2:
+    if lower and lower.visible_tokens is not None and lower.visible_tokens < ours.prompt_tokens / 2:
         return "too little of what the lower tiers guess is kept, or they cost too much: plain decoding is best"
     return (
         f"your prompt is short: plain decoding is best. A pass over its {ours.prompt_tokens:,} tokens takes "
@@ -128,16 +128,16 @@ def _slower(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float,
 
 def _budget(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float, float]) -> str | None:
     tier = next((tier for tier in tiers if tier.name == "retrieval"), None)
-    if not tier or tier.sees is None or tier.proposed < ENOUGH or tier.acceptance is None:
+    if not tier or tier.visible_tokens is None or tier.proposed < ENOUGH or tier.acceptance is None:
         return None
     chosen = [stretch.budget for stretch in ours.timeline if stretch.budget]
     if ours.mode == "auto" and not (chosen and chosen[-1] > chosen[0]):  # more was weighed, and promised less
         return None
-    if tier.acceptance < GOOD and tier.sees < ours.prompt_tokens:
+    if tier.acceptance < GOOD and tier.visible_tokens < ours.prompt_tokens:
         return (
-            f"a larger budget would have more guesses kept: the retrieval tier sees {tier.sees:,} of "
+            f"a larger budget would have more guesses kept: the retrieval tier sees {tier.visible_tokens:,} of "
             f"{ours.prompt_tokens:,} tokens, and {tier.acceptance:.0%} of what it proposes is kept "
-            f"(--budget{f' {2 * chosen[-1]}; {chosen[-1]:,} is the most that auto tries' if chosen else ''})"
+            f"(--retrieval-budget{f' {2 * chosen[-1]}; {chosen[-1]:,} is the most that auto tries' if chosen else ''})"
         )
     return None
 
@@ -147,8 +147,8 @@ def _gamma(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float, 
     if not tier or sum(tier.histogram) < ENOUGH / 2 or (tier.acceptance or 0.0) < ALL:
         return None
     return (
-        f"{tier.acceptance:.0%} of what the {tier.name} tier gathers is kept: a larger --gamma-2 would save passes of "
-        "the full tier; --mode auto finds it"
+        f"{tier.acceptance:.0%} of what the {tier.name} tier gathers is kept: a larger --speculative-tokens would "
+        "save passes of the full tier; --mode auto finds it"
     )
 
 
@@ -163,7 +163,7 @@ def _draft(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float, 
 
 
 def _repeats(ours: Explanation, tiers: Sequence[TierStats], seconds: tuple[float, float]) -> str | None:
-    tier = next((tier for tier in tiers if tier.name == "lookup"), None)
+    tier = next((tier for tier in tiers if tier.name == "ngram"), None)
     if not tier or tier.accepted < max(ENOUGH, ours.new_tokens / 2):
         return None
     return (

@@ -45,7 +45,7 @@ class SamplingParams:
     logprobs: int | None = None  # alternatives listed at each new token; 0: the token itself only
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None  # what the text must look like; the law is restricted to it before the warpers
-    look: bool = False  # report where decoding stands with each piece of a stream
+    trace: bool = False  # report where decoding stands with each piece of a stream
 
     def __post_init__(self) -> None:
         """Check and normalise: numbers to int and float, `stop` and `stop_token_ids` to tuples, top_k -1 to 0."""
@@ -54,7 +54,7 @@ class SamplingParams:
         for name, (allowed, fits, optional) in _INTEGERS.items():
             if not (optional and getattr(self, name) is None):
                 object.__setattr__(self, name, _integer(name, getattr(self, name), allowed, fits))
-        for name in ("ignore_eos", "look"):
+        for name in ("ignore_eos", "trace"):
             if not isinstance(getattr(self, name), bool):
                 raise _refusal(name, "True or False", getattr(self, name))
         if not (self.grammar is None or isinstance(self.grammar, Grammar)):

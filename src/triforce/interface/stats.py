@@ -17,7 +17,9 @@ class TierStats:
     seconds: float = 0.0  # of decoding
     prefill_seconds: float = 0.0
     histogram: list[int] = field(default_factory=list)  # [i]: verifications by the tier above that kept i tokens
-    sees: int | None = None  # tokens of the text that the tier is shown, in the mean of its layers; None: all there are
+    visible_tokens: int | None = (
+        None  # tokens of the text that the tier is shown, in the mean of its layers; None: all there are
+    )
 
     @property
     def acceptance(self) -> float | None:
@@ -33,7 +35,7 @@ class PlanSegment:
     proposals: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    foretold: float = 0.0  # tokens per second that the plan promised when it was chosen; 0: nothing was known
+    predicted: float = 0.0  # tokens per second that the plan promised when it was chosen; 0: nothing was known
     plain: float = 0.0  # the same of plain decoding
     budget: int | None = None  # tokens that the retrieval tier was to read, where that was chosen, too
 
@@ -61,7 +63,7 @@ def total(outputs: Iterable[Sequence[TierStats]]) -> list[TierStats]:
         into.accepted += tier.accepted
         into.passes += tier.passes
         into.seconds = max(into.seconds, tier.seconds)
-        into.sees = tier.sees
+        into.visible_tokens = tier.visible_tokens
         longest = max(len(into.histogram), len(tier.histogram))
         both = ([*each, *[0] * (longest - len(each))] for each in (into.histogram, tier.histogram))
         into.histogram = [x + y for x, y in zip(*both, strict=True)]

@@ -34,7 +34,9 @@ class Budget:
         except ValueError:
             budget = Budget()
         if not (budget.tokens >= 2 * PAGE or 0 < budget.share <= 1):
-            given = f"budget {text!r}: give auto, at least {2 * PAGE} tokens, such as 2048, or a share such as 3%"
+            given = (
+                f"retrieval_budget {text!r}: give auto, at least {2 * PAGE} tokens, such as 2048, or a share such as 3%"
+            )
             raise RequestError(given)
         return budget
 
@@ -50,26 +52,26 @@ USUAL = Budget(2048, open=True)
 class RetrievalConfig:
     """How a retrieval view selects. `refresh`: verifications between selections; 0 is once, None is after a refusal.
 
-    `full_layers`: the layers that see everything; with None some search (see planner.searched_layers).
+    `searched_layers`: the layers that read everything; with None some search (see planner.searched_layers).
     """
 
     budget: Budget = Budget(2048)
     chunk: int = PAGE
     refresh: int | None = 1
-    full_layers: frozenset[int] | None = frozenset()
+    searched_layers: frozenset[int] | None = frozenset()
 
     @staticmethod
-    def parse(budget: str | int, chunk: int, refresh: str | int, full_layers: str) -> RetrievalConfig:
-        """From what users write; `refresh` is a number or `auto`, `full_layers` `auto`, `none` or like `0,1,14-16`.
+    def parse(budget: str | int, chunk: int, refresh: str | int, searched_layers: str) -> RetrievalConfig:
+        """From what users write; `refresh` is a number or `auto`, `searched_layers` `auto`, `none` or like `0,1,14-16`.
 
         Raises RequestError.
         """
         if not (refresh == "auto" or str(refresh).isdecimal()):
-            raise RequestError(f"refresh {refresh!r}: give a number of verifications, 0 for once, or auto")
+            raise RequestError(f"retrieval_refresh {refresh!r}: give a number of verifications, 0 for once, or auto")
         if chunk < 1:
-            raise RequestError(f"chunk is {chunk}; give at least 1")
+            raise RequestError(f"retrieval_chunk is {chunk}; give at least 1")
         return RetrievalConfig(
-            Budget.parse(budget), chunk, None if refresh == "auto" else int(refresh), _layers(full_layers)
+            Budget.parse(budget), chunk, None if refresh == "auto" else int(refresh), _layers(searched_layers)
         )
 
 
@@ -81,5 +83,5 @@ def _layers(text: str) -> frozenset[int] | None:
     except ValueError:
         ends = [[]]
     if not all(len(part) in (1, 2) and part[0] <= part[-1] for part in ends):
-        raise RequestError(f"full_layers {text!r}: give auto, none, or layers such as 0,1 or 0-1")
+        raise RequestError(f"searched_layers {text!r}: give auto, none, or layers such as 0,1 or 0-1")
     return frozenset(layer for part in ends for layer in range(part[0], part[-1] + 1))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Shares kept, before anything was seen: high, so that they are tried. Of lookup it is that of what an echo foretells.
-EXPECTED = {"lookup": 0.9, "draft": 0.7, "retrieval": 0.96}
+# Shares kept, before anything was seen: high, so that they are tried. Of lookup it is that of what an echo predicts.
+EXPECTED = {"ngram": 0.9, "draft": 0.7, "retrieval": 0.96}
 HEATS = (0.0, 0.5, 0.9, 1.1)  # temperatures at which texts differ in how easily they are guessed
 BELIEF = 4.0  # guesses' worth of `EXPECTED`
 REMEMBERED = 400.0  # guesses of earlier texts, at most
 PRIOR = 32.0  # guesses' worth of what earlier texts say: a text's first few say little of it
 UNTRIED = 32.0  # guesses' worth of what another budget tells of one
-FEWER = 0.3  # refusals go with the budget to the power of minus this (docs/acceptance.md)
+FEWER = 0.3  # refusals go with the budget to the power of minus this (docs/results/acceptance.md)
 FORGOTTEN = 0.997  # of what all texts say, per proposal: who was unlucky, and is not tried since, is tried again
 FADE = 0.98  # of what was seen in this text, per proposal
 

@@ -27,7 +27,7 @@ def choose(
     plain = guard.off(False) / world.cost("full", 1)
     best, highest, present = PLAIN, plain, plain
     for tiers, gammas in among:
-        if "lookup" in tiers and not world.echo(1, tiers[0] == "lookup")[2]:
+        if "ngram" in tiers and not world.echo(1, tiers[0] == "ngram")[2]:
             continue
         worth_KN = _worth(tiers, gammas, world, guard)
         if tiers == course.tiers:

@@ -68,7 +68,7 @@ class PlanController:
         self._view: RetrievalView = self._parts["retrieval"].cache  # type: ignore[attr-defined]
         self._times: dict[int, float] = {}
         self._live_B: Bools = np.zeros(rows, bool)
-        self.foretold = 0.0
+        self.predicted = 0.0
         self.plain = 0.0
         """Tokens per second of each row that are expected of the course, and of plain decoding; 0: not known yet."""
         self.name = str(PLAIN)
@@ -89,7 +89,7 @@ class PlanController:
         self._asked = 0  # how often lookup was, for a row, in the proposals that are learnt from
         self._study_took = 0.0  # seconds that it took to learn from the latest proposals
         self._news = Throughput()
-        known = costs.knows(*(name for name in self._parts if name != "lookup"))
+        known = costs.knows(*(name for name in self._parts if name != "ngram"))
         self._unseen = None if ranks.agree(known) else deque(self._first())
         """Plans to come that show what is not known of costs."""
 
@@ -196,7 +196,7 @@ class PlanController:
             self._watch.fade(max(lengths), self._news.proposals)
             for name in self.plan.tiers[:-1]:
                 self._judge(name, lengths)
-            if rest := self._guard.speculated(self._news, self.foretold, self.plain):
+            if rest := self._guard.speculated(self._news, self.predicted, self.plain):
                 self._grounded = self._steps + rest
                 self._pace.hurry()  # what led here is worth a thought
         self._news, self._study_took = Throughput(), self._clock() - began
@@ -207,7 +207,7 @@ class PlanController:
         What was done between them is shared among them: it would not have been without.
         """
         passes = {name: self._parts[name].counters.fresh() for name in self.plan.tiers}
-        self._asked = sum(rows for _, rows, _ in passes.get("lookup", ()))
+        self._asked = sum(rows for _, rows, _ in passes.get("ngram", ()))
         count = sum(len(some) for some in passes.values())
         between = max(0.0, seconds - sum(took for some in passes.values() for *_, took in some)) / max(1, count)
         for name, some in passes.items():
@@ -246,7 +246,7 @@ class PlanController:
         self._guard = SpeculationFallback(self.costs.trust.get(self._kind, 1.0))
         if self._kind in self.costs.plain:
             self.plain, kept = self.costs.plain[self._kind]
-            self.foretold, self._pace = self.plain, Cadence(*kept)
+            self.predicted, self._pace = self.plain, Cadence(*kept)
 
     def _best(self, lengths: list[int], widely: bool) -> Plan:
         """The course from now on.
@@ -261,7 +261,7 @@ class PlanController:
         exact = world.cost("full", 1)
         self.plain = self._guard.off(False) / exact
         less = less and np.min(world.cost("retrieval", 1)) < exact
-        best, self.foretold = choose(families(deep and "draft" in self._parts, less), world, self._course, self._guard)
+        best, self.predicted = choose(families(deep and "draft" in self._parts, less), world, self._course, self._guard)
         return best
 
     def wire(self, plan: Plan, prefix: SequenceState, live_B: Bools) -> None:
@@ -291,10 +291,10 @@ class PlanController:
         news_B2 = self._parts[name].counters.verdicts()
         if name == "draft":
             self._watch.add(name, max(lengths), *news_B2.sum(0).tolist())
-        elif name == "lookup":
+        elif name == "ngram":
             part = self._parts[name]
-            kept, foretold = int(news_B2[:, 0].sum()), self._asked * self._echo.of(part.gamma, part.below is None)[1]
-            self._watch.add(name, max(lengths), kept, max(0.0, foretold - kept))
+            kept, predicted = int(news_B2[:, 0].sum()), self._asked * self._echo.of(part.gamma, part.below is None)[1]
+            self._watch.add(name, max(lengths), kept, max(0.0, predicted - kept))
         elif name == "retrieval":
             bits_B = [length.bit_length() for length in lengths]
             for bits in set(bits_B):

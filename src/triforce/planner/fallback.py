@@ -1,4 +1,4 @@
-"""Holds what came beside what was foretold: speculation that loses to plain decoding has to make way for a while."""
+"""Holds what came beside what was predicted: speculation that loses to plain decoding has to make way for a while."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 WATCHED = 8, 16  # proposals that the measured speed is an average of: at least, and at most
 GROUNDED = 4, 1024  # proposals of plain decoding after speculation lost: at first, and at most
 LASTS = 0.9  # of what is remembered, in the next text
-BOUNDS = 0.5, 1.5  # of the factors by which what was foretold proves to be off
+BOUNDS = 0.5, 1.5  # of the factors by which what was predicted proves to be off
 
 
 @dataclass(slots=True)
@@ -33,17 +33,17 @@ class Throughput:
 class SpeculationFallback:
     """Of one batch. Rates are tokens per second of each row.
 
-    trust: what speculation is taken to be worth of what is foretold, beside plain decoding, before it was tried.
+    trust: what speculation is taken to be worth of what is predicted, beside plain decoding, before it was tried.
     """
 
     def __init__(self, trust: float = 1.0) -> None:
         self._trust = trust
         self._rest = GROUNDED[0]
-        self._off = {False: 1.0}  # what plain decoding and, once tried, speculation are worth, of what was foretold
+        self._off = {False: 1.0}  # what plain decoding and, once tried, speculation are worth, of what was predicted
         self._latest: deque[Throughput] = deque()
 
     def off(self, speculation: bool) -> float:
-        """Times what is foretold, that is what comes.
+        """Times what is predicted, that is what comes.
 
         Before it was tried, speculation is taken to be off as far as plain decoding, as both wait for one machine, and
         as far beside it as in other texts.
@@ -66,7 +66,7 @@ class SpeculationFallback:
         self._correct(False, run.tokens / run.seconds / (self.off(False) * costed), run.proposals)
         return self.off(False) * costed
 
-    def speculated(self, news: Throughput, foretold: float, plain: float) -> int:
+    def speculated(self, news: Throughput, predicted: float, plain: float) -> int:
         """What speculation gave; if it lost to plain decoding, for how many proposals that is to go on, else 0."""
         self._latest.append(news)
         run = Throughput()
@@ -76,8 +76,8 @@ class SpeculationFallback:
             return 0
         if run.proposals - self._latest[0].proposals >= WATCHED[1]:
             self._latest.popleft()
-        if foretold:
-            self._correct(True, run.tokens / run.seconds / foretold, news.proposals)
+        if predicted:
+            self._correct(True, run.tokens / run.seconds / predicted, news.proposals)
         if not run.loses_to(plain):
             self._rest = GROUNDED[0]
             return 0
@@ -85,6 +85,6 @@ class SpeculationFallback:
         return rest
 
     def _correct(self, speculation: bool, ratio: float, proposals: int) -> None:
-        """What came was so many times what was foretold; one proposal says little."""
+        """What came was so many times what was predicted; one proposal says little."""
         now = self.off(speculation) * ratio ** min(1.0, proposals / WATCHED[0])
         self._off[speculation] = min(BOUNDS[1], max(BOUNDS[0], now))

@@ -91,7 +91,7 @@ class Forecast:
 
     def echo(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
         made, kept, found = self._echo.of(gamma, alone)
-        trust = self._watch.share("lookup", self._longest)
+        trust = self._watch.share("ngram", self._longest)
         return trust * made, trust * kept, trust * found
 
     def share(self, tier: str) -> Amount:

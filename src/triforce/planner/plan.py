@@ -85,8 +85,8 @@ class _Offer:
 def rate(tiers: tuple[str, ...], gammas: tuple[Amount, ...], world: TierEstimates) -> Amount:
     """Tokens per second of each row that are to be expected, of plans of these tiers."""
     steps = list(zip(tiers, (*gammas, 1), strict=True))
-    if "lookup" in tiers:
-        at = tiers.index("lookup")
+    if "ngram" in tiers:
+        at = tiers.index("ngram")
         offer, steps = _lookup(world, steps[at][1], "draft" if at else None), steps[at + 1 :]
     else:
         offer, steps = _alone(world, *steps[0]), steps[1:]
@@ -110,7 +110,7 @@ def _lookup(world: TierEstimates, gamma: Amount, below: str | None) -> _Offer:
     """Guesses from the text, and those of the draft where there are none."""
     made, kept, found = world.echo(gamma, below is None)
     somewhere = 1 - (1 - found) ** world.rows
-    width, seconds = made / found * somewhere if found else 0.0 * made, world.cost("lookup", 1)
+    width, seconds = made / found * somewhere if found else 0.0 * made, world.cost("ngram", 1)
     if below is None:
         return _Offer(made, seconds, 1 + kept, width)
     rest, missing = _alone(world, below, gamma), 1 - found
@@ -142,11 +142,11 @@ def families(draft: bool, retrieval: bool) -> tuple[tuple[tuple[str, ...], tuple
     low, high = (each.ravel() for each in np.meshgrid(narrow, wide))
     found: list[tuple[tuple[str, ...], tuple[np.ndarray, ...]]] = []
     if draft:
-        found += [(("draft", "full"), (narrow,)), (("draft", "lookup", "full"), (narrow, narrow))]
-    found.append((("lookup", "full"), (wide,)))
+        found += [(("draft", "full"), (narrow,)), (("draft", "ngram", "full"), (narrow, narrow))]
+    found.append((("ngram", "full"), (wide,)))
     if retrieval:
-        found += [(("retrieval", "full"), (wide,)), (("lookup", "retrieval", "full"), (low, high))]
+        found += [(("retrieval", "full"), (wide,)), (("ngram", "retrieval", "full"), (low, high))]
     if draft and retrieval:
         found.append((("draft", "retrieval", "full"), (low, high)))
-        found.append((("draft", "lookup", "retrieval", "full"), (low, low, high)))
+        found.append((("draft", "ngram", "retrieval", "full"), (low, low, high)))
     return tuple(found)

@@ -58,7 +58,7 @@ class CompletionReply:
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         if self._scored_only:
-            piece = replace(piece, text="", token_ids=[], origins=[], logprobs=piece.logprobs and [], look=None)
+            piece = replace(piece, text="", token_ids=[], origins=[], logprobs=piece.logprobs and [], trace=None)
         choice = self._choice(prompt, piece.index, piece.text, piece.finish_reason)
         choice |= self._report(
             choice["index"], self._asks[prompt].prompt, piece.token_ids, piece.logprobs, piece.origins

@@ -19,7 +19,7 @@ from triforce.server.engine_client import EngineClient
 from triforce.server.service import Service
 
 _SLACK = 5
-"""Seconds beyond the grace period in which answers that were ended reach their clients."""
+"""Seconds beyond the shutdown timeout in which answers that were ended reach their clients."""
 TWICE = 0.5
 """Seconds in which two signals are one: a service manager may tell a process and who started it, which passes it on."""
 
@@ -39,12 +39,14 @@ def url(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(app: FastAPI, engine: EngineClient, sock: socket.socket, grace: float) -> None:
-    """Answer until SIGTERM or SIGINT. Then no request is taken, and those that run have `grace` seconds to finish.
+def serve(app: FastAPI, engine: EngineClient, sock: socket.socket, shutdown_timeout: float) -> None:
+    """Answer until SIGTERM or SIGINT. Then no request is taken.
+
+    Those that run have `shutdown_timeout` seconds to finish.
 
     Raises what has ended the engine, if it was not that.
     """
-    asyncio.run(Server(app, engine, grace).serve([sock]))
+    asyncio.run(Server(app, engine, shutdown_timeout).serve([sock]))
     if engine.failure:
         raise engine.failure
 
@@ -52,9 +54,9 @@ def serve(app: FastAPI, engine: EngineClient, sock: socket.socket, grace: float)
 class Server(uvicorn.Server):
     """Bounds connections. Tells the engine, too, that it is time to stop, which is a success, not a death by signal."""
 
-    def __init__(self, app: FastAPI, engine: EngineClient, grace: float) -> None:
-        super().__init__(_config(app, grace))
-        self._engine, self._grace = engine, grace
+    def __init__(self, app: FastAPI, engine: EngineClient, shutdown_timeout: float) -> None:
+        super().__init__(_config(app, shutdown_timeout))
+        self._engine, self._shutdown_timeout = engine, shutdown_timeout
         self._told = 0.0
         service: Service = app.state.service
         opened = cast(set[Connection], self.server_state.connections)
@@ -99,12 +101,12 @@ class Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._wind_down)
 
     def _wind_down(self) -> None:
-        logs.event("stopping", grace_seconds=self._grace)
+        logs.event("stopping", shutdown_timeout=self._shutdown_timeout)
         self._engine.drain()
-        self._loop.call_later(0 if self.force_exit else self._grace, self._engine.stop)
+        self._loop.call_later(0 if self.force_exit else self._shutdown_timeout, self._engine.stop)
 
 
-def _config(app: FastAPI, grace: float) -> uvicorn.Config:
+def _config(app: FastAPI, shutdown_timeout: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",
@@ -115,5 +117,5 @@ def _config(app: FastAPI, grace: float) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=int(grace) + _SLACK,
+        timeout_graceful_shutdown=int(shutdown_timeout) + _SLACK,
     )

@@ -23,7 +23,7 @@ from triforce.server.tool_choice import ToolChoice, toolbox
 
 _PASSED_ON = (
     *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
-    *("n", "stop", "presence_penalty", "frequency_penalty", "look"),
+    *("n", "stop", "presence_penalty", "frequency_penalty", "trace"),
 )
 
 
@@ -150,8 +150,8 @@ class RequestParser:
             raise wrong("stop", f"a stop string may have {limits.stop_characters} characters; shorten it")
         if body.stream_options and not body.stream:
             raise wrong("stream_options", "stream_options needs stream: true")
-        if body.look and not body.stream:
-            raise wrong("look", "look needs stream: true")
+        if body.trace and not body.stream:
+            raise wrong("trace", "trace needs stream: true")
 
 
 def served(model: str | None, name: str) -> None:

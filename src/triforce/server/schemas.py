@@ -54,7 +54,7 @@ class CompletionFields(SamplingFields):
     max_tokens: int | None = Field(None, description=f"Default: {COMPLETION_TOKENS}, in a chat {ANSWER_TOKENS}")
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
-    look: bool | None = Field(None, description="Stream how far it has come, and how long each token is (triforce's)")
+    trace: bool | None = Field(None, description="Stream how far it has come, and how long each token is (triforce's)")
 
 
 class CompletionBody(CompletionFields):

@@ -80,7 +80,7 @@ class TPMirror:
             )
         assert request
         try:
-            self.texts.submit([request], on_prefill=partial(self._read, number) if ask.params.look else None)
+            self.texts.submit([request], on_prefill=partial(self._read, number) if ask.params.trace else None)
         except Exception as reason:
             return reason
         return request

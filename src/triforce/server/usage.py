@@ -72,11 +72,11 @@ def read(reading: Reading) -> dict[str, Any]:
 
 def looked(piece: OutputChunk) -> dict[str, Any]:
     """Where the decoding of a text stands, if that was asked for."""
-    look = piece.look
+    look = piece.trace
     if look is None:
         return {}
     where = {"tokens": look.tokens, "seconds": round(look.seconds, 4), "seen": look.seen, "tiers": _tiers(look.tiers)}
-    return {"token_characters": piece.characters, "look": where}
+    return {"token_characters": piece.characters, "trace": where}
 
 
 def _tiers(stats: Sequence[TierStats]) -> list[dict[str, Any]]:

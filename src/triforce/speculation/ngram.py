@@ -40,7 +40,7 @@ class NgramProposer:
     times longer: so lookup retires from a text in which it does not pay, and comes back when that repeats itself.
     """
 
-    name = "lookup"
+    name = "ngram"
 
     def __init__(self, rows: int, gamma: int = 2, below: Tier[Any] | None = None, least: int = 0) -> None:
         self.gamma, self.below = gamma, below

@@ -1,7 +1,7 @@
 """A pass over native KV memory layer by layer, for models that have something to do in between.
 
-Each kernel gives a row the bits that it has in a pass of one call (`tests/kernels/test_decoder.py`). Shape suffixes as
-in interface.py.
+Each kernel gives a row the bits that it has in a pass of one call (`tests/backends/cpu/test_decoder.py`). Shape
+suffixes as in interface.py.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from triforce.llm import LLM
 class SweepConfig:
     """Tokens of a prompt and of what is measured after it (needle has its own), and what is varied.
 
-    `budget` is that while something else is varied; a verification scores `gamma_2` positions and one more.
+    `budget` is that while something else is varied; a verification scores `speculative_tokens` positions and one more.
     """
 
     context: int = 32_000
@@ -34,7 +34,7 @@ class SweepConfig:
     budgets: Sequence[int] = (256, 512, 1024, 2048, 4096)
     chunks: Sequence[int] = (8, 16, 32, 64)
     full_layers: Sequence[int] = (0, 1, 2)
-    gamma_2: int = 6
+    speculative_tokens: int = 6
     temperature: float = 0.6
     top_p: float = 0.9
 
@@ -48,7 +48,7 @@ class SweepConfig:
 
     @property
     def size(self) -> Size:
-        return Size(self.context, self.positions, self.gamma_2 + 1)
+        return Size(self.context, self.positions, self.speculative_tokens + 1)
 
     def about(self) -> dict[str, Any]:
         """What the page says of it."""

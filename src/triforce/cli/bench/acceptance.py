@@ -39,11 +39,20 @@ def plan(options: Namespace) -> SweepConfig:
     start = QUICK if options.quick else SweepConfig()
     names = {"full_layer_counts": "full_layers"} | {
         name: name
-        for name in ("context", "positions", "budget", "budgets", "chunks", "gamma_2", "temperature", "top_p")
+        for name in (
+            "context",
+            "positions",
+            "budget",
+            "budgets",
+            "chunks",
+            "speculative_tokens",
+            "temperature",
+            "top_p",
+        )
     }
     given = {field: value for name, field in names.items() if (value := getattr(options, name, None)) is not None}
     made = replace(start, **given)
-    if min(made.context, made.positions, made.budget, *made.budgets, *made.chunks) < 1 or made.gamma_2 < 1:
+    if min(made.context, made.positions, made.budget, *made.budgets, *made.chunks) < 1 or made.speculative_tokens < 1:
         raise RequestError("contexts, positions, budgets, chunks and gammas must be at least 1")
     return made
 

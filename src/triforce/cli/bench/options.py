@@ -10,12 +10,12 @@ from triforce.cli.options import (
     coupling,
     described,
     draft,
-    full_layers,
     json_file,
     lower_tiers,
     model,
     placement,
     quiet,
+    searched_layers,
     several,
 )
 
@@ -35,17 +35,28 @@ def _speed(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     _cells(parser)
     add("--top-p", type=float, default=0.9, metavar="X", help=described("of the sampled texts"))
-    text = f"of {', '.join(MODES)} (default: ar, retrieval, triforce, hybrid and auto, as far as there is a draft)"
+    text = f"of {', '.join(MODES)} (default: ar, retrieval, triforce, draft-ngram and auto, as far as there is a draft)"
     add("--modes", type=several(str), metavar="MODE,...", help=text)
     add("--tokens", type=int, default=128, metavar="N", help=described("new tokens of each text"))
     text = "turns at most; at least 3 if there is no end (default: 7, or as many short ones as 30 seconds hold)"
     add("--repeats", type=int, metavar="N", help=text)
     add("--minutes", type=float, default=90, metavar="X", help=described("for all cells; each gets its share"))
     add("--caches", metavar="FOLDER", help="keep the KV of the prompts there for another time: 6 KiB a token")
-    add("--gamma-1", type=int, default=2, metavar="N", help=described("tokens the draft guesses at a time"))
-    add("--gamma-2", type=int, default=6, metavar="N", help=described("tokens the retrieval tier guesses at a time"))
-    add("--budget", default="auto", metavar="N|P%", help="tokens the retrieval tier sees (default: auto: 2048 or so)")
-    full_layers(parser)
+    add("--draft-tokens", type=int, default=2, metavar="N", help=described("tokens the draft guesses at a time"))
+    add(
+        "--speculative-tokens",
+        type=int,
+        default=6,
+        metavar="N",
+        help=described("tokens the retrieval tier guesses at a time"),
+    )
+    add(
+        "--retrieval-budget",
+        default="auto",
+        metavar="N|P%",
+        help="tokens the retrieval tier sees (default: auto: 2048 or so)",
+    )
+    searched_layers(parser)
     lower_tiers(parser)
     coupling(parser)
     add(
@@ -95,8 +106,16 @@ def _walked(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--context", type=int, metavar="N", help="tokens of the prompts (default: 32000; --quick: 4096)")
     add("--positions", type=int, metavar="N", help="that are measured after each (default: 259; --quick: 126)")
-    add("--budget", type=int, metavar="N", help="while something else is varied (default: 2048; --quick: 512)")
-    add("--gamma-2", type=int, default=6, metavar="N", help="a verification scores one position more (default: 6)")
+    add(
+        "--retrieval-budget", type=int, metavar="N", help="while something else is varied (default: 2048; --quick: 512)"
+    )
+    add(
+        "--speculative-tokens",
+        type=int,
+        default=6,
+        metavar="N",
+        help="a verification scores one position more (default: 6)",
+    )
     add("--temperature", type=float, default=0.6, metavar="X", help=described("0 is greedy"))
     add("--top-p", type=float, default=0.9, metavar="X", help=described("1: off"))
     add("--quick", action="store_true", help="short prompts and few settings: a minute")

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 ASKED = (
-    "model", "draft", "texts", "tokens", "top_p", "modes", "coupling", "lower_tiers", "budget", "gammas", "full_layers"
+    "model", "draft", "texts", "tokens", "top_p", "modes", "coupling", "lower_tiers", "draft_tokens",
+    "speculative_tokens", "retrieval_budget", "searched_layers",
 )  # fmt: skip
 """What has to be the same for a file of rows to go on."""
 
-MODES = ("ar", "retrieval", "triforce", "hybrid", "auto")
+MODES = ("ar", "retrieval", "triforce", "draft-ngram", "auto")
 """Usually: plain decoding, the fixed settings that may be best, and the one that chooses."""
 
 USUAL: dict[str, list[Any]] = {
@@ -61,7 +62,7 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
     from triforce.bench.results_file import ResultsFile
 
     settings = {name: getattr(options, name) for name in ASKED if hasattr(options, name)}
-    settings |= {"model": llm.target.path.name, "modes": names, "gammas": [options.gamma_1, options.gamma_2]}
+    settings |= {"model": llm.target.path.name, "modes": names}
     journal = ResultsFile(options.json, about() | settings, ASKED)
     left = [cell for cell in cells if str(cell) not in journal.cells]
     print(HEAD)
@@ -123,8 +124,8 @@ def _require_sense(options: Namespace) -> None:
     if options.synthetic:
         if len(options.synthetic) != 2 or not all(0 <= rate <= 1 for rate in options.synthetic):
             raise RequestError("--synthetic takes two probabilities, OUTER,INNER, such as 0.95,0.6")
-        if min(contexts) < 256 or options.budget.endswith("%"):
-            raise RequestError("--synthetic needs contexts of at least 256 tokens, and a --budget in tokens")
+        if min(contexts) < 256 or options.retrieval_budget.endswith("%"):
+            raise RequestError("--synthetic needs contexts of at least 256 tokens, and a --retrieval-budget in tokens")
 
 
 def _require_folder(folder: Path) -> None:
@@ -149,7 +150,7 @@ def _synthetic_rows(options: Namespace) -> Iterator[Row]:
     from triforce.kvcache.retrieval_config import Budget
 
     outer, inner = options.synthetic
-    gammas, budget = (options.gamma_1, options.gamma_2), Budget.parse(options.budget).tokens
+    gammas, budget = (options.draft_tokens, options.speculative_tokens), Budget.parse(options.retrieval_budget).tokens
     contexts, repeats = options.contexts or USUAL["contexts"], options.repeats or speed.USUAL
     return synthetic.rows(contexts, outer, inner, gammas, budget, options.tokens, repeats, options.lower_tiers)
 

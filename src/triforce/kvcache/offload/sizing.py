@@ -45,11 +45,11 @@ class OffloadConfig:
         if kind not in KINDS:
             raise RequestError(f"kv_offload {kind!r} is not known; choose from {', '.join(KINDS)}")
         if not (layers == "auto" or str(layers).isdecimal()):
-            raise RequestError(f"kv_layers {layers!r}: give a number of layers, or auto")
+            raise RequestError(f"kv_resident_layers {layers!r}: give a number of layers, or auto")
         bytes_ = None if memory == "auto" else size_of(memory)
         if kind == "none" and not (bytes_ is None and layers == "auto"):
             raise RequestError(
-                "kv_memory and kv_layers are of offloaded KV; say where to with --kv-offload host or file"
+                "kv_memory and kv_resident_layers are of offloaded KV; say where to with --kv-offload host or file"
             )
         return OffloadConfig(kind, bytes_, None if layers == "auto" else int(layers))
 
@@ -157,15 +157,15 @@ class KVSizing:
         if memory < self.least:
             what, fewer = ("one text", "") if self.rows == 1 else (f"{self.rows} texts at a time", ", or fewer texts")
             raise CacheError(
-                f"--kv-memory {self._of_all(memory)} is too little for {what} with this context and --budget; give "
-                f"{self._of_all(self.least)} or more, or a smaller --budget{fewer}"
+                f"--kv-memory {self._of_all(memory)} is too little for {what} of this context and --retrieval-budget; "
+                f"give {self._of_all(self.least)} or more, or a smaller --retrieval-budget{fewer}"
             )
 
     def too_many_whole(self, layers: int, missing: int) -> CacheError:
         """What to raise where so many frames are missing for so many whole layers."""
         return CacheError(
             f"{layers} whole layers of KV do not fit into --kv-memory; give "
-            f"{self._of_all(missing * self.page_bytes)} more, or a smaller --kv-layers"
+            f"{self._of_all(missing * self.page_bytes)} more, or a smaller --kv-resident-layers"
         )
 
     def _of_all(self, mine: int) -> str:

@@ -118,7 +118,8 @@ class CudaKVSizing(KVSizing):
         if self.least > free:
             raise CacheError(
                 f"offloaded KV needs at least {describe(self.least)} on {self.device}, and {describe(free)} are free "
-                "beside weights and a prompt's activations; use a smaller --context, a smaller --budget, or fewer texts"
+                "beside weights and a prompt's activations; use a smaller --context, a smaller --retrieval-budget, "
+                "or fewer texts"
             )
         every = self.config.ranks
         where = self.device if every == 1 else f"{every} devices"

@@ -70,7 +70,7 @@ class RetrievalView:
         self._pass: ForwardBatch | None = None
         self._index = self._blank()
         self.recent = [0] * len(full.rows)
-        self.full_layers = setting.full_layers or frozenset()
+        self.full_layers = setting.searched_layers or frozenset()
         self.searched_layers: frozenset[int] = frozenset()
         """Those in which each token looks for what it needs anew; all of it, where the memory does not search."""
         self.trying = False

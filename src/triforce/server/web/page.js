@@ -23,7 +23,7 @@ function request(mode) {
   const text = $("document").value, question = $("asking").hidden ? "" : $("question").value.trim();
   const common = {
     max_tokens: $("tokens").valueAsNumber, temperature: $("temperature").valueAsNumber, seed: $("seed").valueAsNumber,
-    stream: true, stream_options: {include_usage: true}, tier_stats: true, look: true, ...(mode ? {mode} : {}),
+    stream: true, stream_options: {include_usage: true}, tier_stats: true, trace: true, ...(mode ? {mode} : {}),
   };
   if (!question) return ["/v1/completions", {...common, prompt: text}];
   return ["/v1/chat/completions", {...common, messages: [{role: "user", content: `${text}\n\n${question}`}]}];
@@ -44,8 +44,8 @@ async function write(mode, writing, step, said, show, look = () => {}) {
     const [choice] = event.choices;
     if (!choice) continue;
     writing.add(choice);
-    if (!choice.look) continue;
-    look(choice.look);
+    if (!choice.trace) continue;
+    look(choice.trace);
     if (performance.now() - shown < PAUSE) continue;
     shown = performance.now();
     progress.begin(`${step}: ${said}`);

@@ -3,7 +3,7 @@
 
 const TIERS = {
   draft: "guessed by the small draft model",
-  lookup: "copied from earlier in the text",
+  ngram: "copied from earlier in the text",
   retrieval: "guessed by the model, reading parts of the document",
   streaming: "guessed by the model, reading the document's ends",
   full: "written by the full model itself",
@@ -53,9 +53,9 @@ class Writing {
     this.tokens += tiers.length;
     tiers.forEach(tier => this.inText[tier] = (this.inText[tier] ?? 0) + 1);
     this.painter.add(choice.text ?? choice.delta.content ?? "", tiers, choice.token_characters ?? []);
-    if (!choice.look) return;
-    this.seconds = choice.look.seconds;  // the server's: the browser may be late
-    this.tiers = choice.look.tiers;
+    if (!choice.trace) return;
+    this.seconds = choice.trace.seconds;  // the server's: the browser may be late
+    this.tiers = choice.trace.tiers;
   }
   show() {
     this.painter.show();

@@ -1,0 +1,186 @@
+"""The native attention against the torch path, for any lists, widths and windows: hypothesis looks for the worst.
+
+Shape suffixes as in paged.py; U pages of a list, N slots of the memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.helpers.paged_kv import PAGE, native, visible
+from triforce.backends.dispatch import PageTable
+from triforce.backends.torch.kv import TorchKV
+
+if native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+torch.set_num_threads(1)
+
+DTYPES = [torch.bfloat16, torch.float32]
+# As in test_attention.py, and as much again for the torch path, which has float32 here.
+BOUND = {torch.bfloat16: 2**-8 + 2**-9, torch.float32: 4e-6}
+BORDERS = [0, 1, 15, 16, 17, 47, 48, 63, 64, 65, 1007, 1008, 1023, 1024, 1025, 2047, 2048]
+
+
+@dataclass
+class Case:
+    D: int
+    G: int
+    group: int
+    T: int
+    starts: list[int]
+    counts: list[int]
+    spare: int
+    """Pages at the end of the longest list that nobody sees."""
+    by_head: bool
+    pages: int
+    """Of the memory: with few of them, lists have pages in common, and one page more than once."""
+    sinks: int
+    window: int
+    turned: bool
+    """Whether queries are rotated apart for the sinks."""
+    weigh: bool
+    seed: int
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    T = draw(st.integers(1, 40))
+    rows = draw(st.lists(st.tuples(st.sampled_from(BORDERS) | st.integers(0, 300), st.integers(0, T)), max_size=4))
+    return Case(
+        D=draw(st.sampled_from([64, 80, 96, 128, 256])),
+        G=draw(st.integers(1, 3)),
+        group=draw(st.sampled_from([1, 2, 3, 4, 8])),
+        T=T,
+        starts=[start for start, _ in rows],
+        counts=[count for _, count in rows],
+        spare=draw(st.integers(0, 2)),
+        by_head=draw(st.booleans()),
+        pages=draw(st.integers(1, 40)),
+        sinks=PAGE * draw(st.integers(0, 5)),
+        window=draw(st.just(0) | st.integers(1, 130) | st.sampled_from([1024, 2**31 - 1])),
+        turned=draw(st.booleans()),
+        weigh=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+class Scene:
+    """The tensors of a case. What no query may see is NaN for the native kernels, and 0 for torch."""
+
+    def __init__(self, case: Case, dtype: torch.dtype) -> None:
+        self.case, self.dtype = case, dtype
+        draw = torch.Generator().manual_seed(case.seed)
+        B, T, H, D = len(case.starts), case.T, case.G * case.group, case.D
+        self.q, self.q_sinks = (torch.randn(B, T, H, D, generator=draw).to(dtype) for _ in range(2))
+        for b, count in enumerate(case.counts):
+            self.q[b, count:] = self.q_sinks[b, count:] = torch.nan
+        used = [
+            -(-(start + count) // PAGE) if count else 0 for start, count in zip(case.starts, case.counts, strict=True)
+        ]
+        U = max(used, default=0) + case.spare
+        self.units = torch.randint(1, case.pages + 1, (B, case.G if case.by_head else 1, U), generator=draw).int()
+        for b, count in enumerate(used):
+            self.units[b, :, count:] = -1
+        N = (case.pages + 1) * PAGE
+        hidden_NG = ~self._seen(N)
+        self.k, self.v = (torch.randn(N, case.G, D, generator=draw).to(dtype) for _ in range(2))
+        for memory in (self.k, self.v):
+            memory[hidden_NG] = torch.nan
+
+    def _seen(self, N: int) -> Tensor:
+        """Which slots some query sees, (N, G)."""
+        case, seen_NG = self.case, torch.zeros(N, self.case.G, dtype=torch.bool)
+        for b, (start, count) in enumerate(zip(case.starts, case.counts, strict=True)):
+            if not count:
+                continue
+            seen_S = visible(start, count, start + count, case.sinks, case.window).any(0)
+            for g, list_U in enumerate(self.units[b].expand(case.G, -1).long()):
+                slots_S = (list_U[:, None] * PAGE + torch.arange(PAGE)).flatten()[: len(seen_S)]
+                seen_NG[slots_S[seen_S], g] = True
+        return seen_NG
+
+    @property
+    def lists(self) -> Tensor:
+        return self.units if self.case.by_head else self.units[:, 0].contiguous()
+
+    def by_kernel(self, late: int = 0) -> tuple[Tensor, Tensor | None]:
+        """Mixed values (B, T, H, D) and mass (B, G, U); `late` shifts where the queries stand."""
+        case, E = self.case, PAGE * self.case.D
+        keys, values = (torch.full((case.G, case.pages + 1, E), torch.nan, dtype=self.dtype) for _ in range(2))
+        pages = native.Pages(keys, values, case.D)
+        pages.put(torch.arange(len(self.k)), self.k, self.v)
+        mixed = torch.full_like(self.q, torch.nan)
+        mass = torch.full((len(self.q), case.G, self.units.shape[2]), torch.nan) if case.weigh else None
+        starts = [start + late for start in case.starts]
+        q_sinks = self.q_sinks if case.turned else None
+        pages.attend(self.q, starts, case.counts, self.lists, mixed, mass, q_sinks, case.sinks, case.window)
+        return mixed, mass
+
+    def by_torch(self) -> tuple[Tensor, Tensor]:
+        case = self.case
+        config: Any = SimpleNamespace(layers=1, kv_heads=case.G, head_dim=case.D)
+        memory = TorchKV(config, case.pages, torch.float32)
+        memory.put(0, torch.arange(len(self.k)), *(x.float().nan_to_num().transpose(0, 1) for x in (self.k, self.v)))
+        lists = PageTable(self.lists, case.starts, case.counts, sinks=case.sinks, window=case.window)
+        return memory.attend(0, self.q.float(), lists, case.weigh, self.q_sinks.float() if case.turned else None)
+
+    def error(self, mixed: Tensor, wanted: Tensor) -> float:
+        """In units of the largest value in memory; infinite where there is none."""
+        most = self.v.float().nan_to_num().abs().max().item()
+        error = (mixed.float() - wanted).abs().nan_to_num(torch.inf).max().item() if mixed.numel() else 0.0
+        return error / most if most else error
+
+
+def agree(case: Case) -> None:
+    before = native.level()
+    try:
+        for dtype in DTYPES:
+            scene = Scene(case, dtype)
+            wanted, wanted_mass = scene.by_torch()
+            for level in native.levels():
+                native.use(level)
+                mixed, mass = scene.by_kernel()
+                assert scene.error(mixed, wanted) <= BOUND[dtype], (level, dtype)
+                if mass is not None:
+                    torch.testing.assert_close(mass, wanted_mass, atol=4e-5, rtol=4e-5)
+    finally:
+        native.use(before)
+
+
+@given(case=cases())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_any_call(case: Case) -> None:
+    agree(case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@given(case=cases())
+@settings(max_examples=3000, deadline=None)
+def test_any_call_at_length(case: Case) -> None:
+    agree(case)
+
+
+@pytest.mark.parametrize("level", native.levels())
+def test_queries_one_place_off_would_be_seen(level: str) -> None:
+    """The inverse: the comparison does not pass whatever the kernel does."""
+    case = Case(64, 2, 2, 3, [20, 70], [3, 2], 1, True, 9, 16, 40, True, True, seed=1)
+    before = native.level()
+    native.use(level)
+    try:
+        for dtype in DTYPES:
+            scene = Scene(case, dtype)
+            wanted, wanted_mass = scene.by_torch()
+            mixed, mass = scene.by_kernel(late=-1)
+            assert scene.error(mixed, wanted) > 10 * BOUND[dtype]
+            assert not torch.allclose(mass, wanted_mass, atol=4e-5, rtol=4e-5)
+    finally:
+        native.use(before)

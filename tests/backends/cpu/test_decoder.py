@@ -1,0 +1,128 @@
+"""A whole pass in one call against the same kernels called one by one: the same bits.
+
+Shape suffixes as in backends/interface.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.paged_kv import PAGE, native
+from triforce.backends.dispatch import ForwardBatch, PageTable
+
+if native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+from tests.helpers.random_model import D, G, L, V, random_model
+from triforce.backends.cpu.kv import NativeKV
+from triforce.backends.cpu.layerwise import by_layers
+from triforce.backends.cpu.model import NativeModel
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("dtype")
+PAGES = 24
+DRAW = torch.Generator().manual_seed(3)
+
+
+def parts(dtype: torch.dtype, tied: bool = True, int8: bool = False) -> tuple[NativeModel, NativeKV]:
+    """A random model, and a memory that holds random tokens."""
+    draw = torch.Generator().manual_seed(1)
+    config, model = random_model(draw, dtype, tied, int8)
+    memory = NativeKV(config, PAGES, dtype, int8)
+    everywhere_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
+    for index in range(L):
+        memory.put(index, everywhere_N, *(torch.randn(G, len(everywhere_N), D, generator=draw) for _ in range(2)))
+    return model, memory
+
+
+def some_pages(*shape: int) -> Tensor:
+    """Page numbers of (..., rows, pages): no two rows share one."""
+    return (
+        (torch.randperm(PAGES, generator=DRAW)[: shape[-2] * shape[-1]] + 1)
+        .int()
+        .view(shape[-2:])
+        .expand(shape)
+        .contiguous()
+    )
+
+
+def by_head(rows: int, pages: int, layers: int) -> Tensor:
+    """Each layer and KV head sees the pages of a row in an order of its own, but for the last two."""
+    units_LBGU = some_pages(rows, pages)[:, None].repeat(layers, 1, G, 1)
+    for units_U in units_LBGU.view(-1, pages):
+        units_U[:-2] = units_U[torch.randperm(pages - 2, generator=DRAW)]
+    return units_LBGU
+
+
+IDS_BT = torch.arange(5).repeat(2, 1)
+FULL = ForwardBatch([37, 20], [(L, PageTable(some_pages(2, 5), [37, 20], [5, 2]))], observe=True, weigh=True)
+WINDOW = ForwardBatch([300, 60], [(L, PageTable(some_pages(2, 4), [50, 30], [5, 5], sinks=16, window=21))])
+SOME = ForwardBatch([90, 91], [(L, PageTable(by_head(2, 6, L), [75, 70], [5, 0], coarse=[70, 64]))])
+MIXED = ForwardBatch([75], [(1, PageTable(some_pages(1, 8), [75], [5])), (2, PageTable(by_head(1, 8, 2), [75], [5]))])
+MIXED.views[1][1].units[..., -4:] = MIXED.views[0][1].units[:, None, -4:]  # the new tokens have one place
+
+
+@pytest.mark.parametrize("at", [None, [[4], [1]], [[0, 2], [1, 0]]])
+@pytest.mark.parametrize("this", [FULL, WINDOW, SOME, MIXED], ids=["full", "window", "some", "mixed"])
+@pytest.mark.parametrize(("tied", "int8"), [(True, False), (False, False), (True, True), (False, True)])
+def test_as_the_kernels_one_by_one(
+    this: ForwardBatch, at: list[list[int]] | None, tied: bool, int8: bool, dtype: torch.dtype
+) -> None:
+    results = []
+    for way in (NativeKV.forward, by_layers):
+        model, memory = parts(dtype, tied, int8)
+        B = len(this.positions)
+        at_BJ = None if at is None else torch.tensor(at[:B])
+        ids_BT = torch.randint(V, (B, 5), generator=torch.Generator().manual_seed(2))
+        results.append((way(memory, model, ids_BT, at_BJ, this), memory))
+    (got, ours), (wanted, theirs) = results
+    for b, count in enumerate(this.views[0][1].counts):
+        real = [j for j in range(got.logits_BJV.shape[1]) if (at[b][j] if at else j) < count]
+        assert torch.equal(got.logits_BJV[b, real], wanted.logits_BJV[b, real])
+        if this.observe and count:
+            assert torch.equal(got.queries_LBTHD[:, b, :count], wanted.queries_LBTHD[:, b, :count])
+            assert torch.equal(got.mass_LBGU[:, b], wanted.mass_LBGU[:, b])
+    everywhere_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
+    for layer in range(L):
+        pairs = zip(ours.get(layer, everywhere_N), theirs.get(layer, everywhere_N), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_nothing_scored(dtype: torch.dtype) -> None:
+    """The tokens are remembered all the same."""
+    kept = []
+    for at_BJ in (None, torch.empty(2, 0, dtype=torch.long)):
+        model, memory = parts(dtype)
+        outcome = memory.forward(model, torch.arange(10).view(2, 5), at_BJ, FULL)
+        kept.append((memory.get(L - 1, torch.arange(PAGE, 100)), outcome))
+    (whole, a), (other, b) = kept
+    assert all(torch.equal(*pair) for pair in zip(whole, other, strict=True))
+    assert b.logits_BJV.shape == (2, 0, V) and torch.equal(a.mass_LBGU, b.mass_LBGU)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(positions=[37]), dict(positions=[-1, 20]), dict(positions=[5000, 20]), dict(views=[]),
+        dict(views=FULL.views * 2), dict(views=[(2, FULL.views[0][1])]),
+        dict(views=[(L, replace(FULL.views[0][1], starts=[90, 20]))]),
+        dict(views=[(2, SOME.views[0][1]), (1, FULL.views[0][1])]),
+        dict(views=[(L, replace(FULL.views[0][1], units=some_pages(2, 5) + PAGES))]),
+        dict(views=[(L, replace(FULL.views[0][1], units=some_pages(2, 5).long()))]),
+        dict(views=[(L, replace(FULL.views[0][1], sinks=3))]),
+        dict(views=[(L, replace(FULL.views[0][1], coarse=[37]))]),
+        dict(views=[(L, replace(FULL.views[0][1], coarse=[38, 20]))]),
+    ],
+)  # fmt: skip
+def test_what_it_refuses(change: dict[str, object], dtype: torch.dtype) -> None:
+    model, memory = parts(dtype, int8=True)
+    tables = (torch.zeros(64, memory.config.head_dim // 2),) * 2
+    memory.config.rope.tables = lambda starts, count: tables  # whatever it is asked for
+    with pytest.raises((ValueError, IndexError)):
+        memory.forward(model, torch.ones(2, 5, dtype=torch.long), None, replace(FULL, **change))
+    for ids_BT, at_BJ in ((torch.full((2, 5), V), None), (torch.full((2, 5), -1), None), (IDS_BT, IDS_BT + 1)):
+        with pytest.raises(ValueError):
+            memory.forward(model, ids_BT, at_BJ, FULL)

@@ -1,0 +1,181 @@
+"""Int8 weights and int8 copies of pages, on every level.
+
+A product is compared with the same one in torch, bit for bit; how far int8 is from float64 is in test_errors.py.
+Shape suffixes as in paged.py; N rows, K inputs, M outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.paged_kv import PAGE, Paged, Row, native, slots
+
+if native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+torch.set_num_threads(1)
+
+SHAPES = [(1, 1), (16, 2), (17, 33), (40, 100), (1000, 48), (72, 2600)]
+BLOCK = 64
+"""Keys that are read from copies together, or not at all."""
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = native.threads()
+    yield
+    native.set_threads(before)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rounded(x_NK: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row as integers, and its scale."""
+    scale_N1 = x_NK.float().abs().amax(1, keepdim=True) / 127
+    return (x_NK.float() * torch.where(scale_N1 > 0, 1 / scale_N1, 0)).round(), scale_N1
+
+
+def linear(w_MK: Tensor, x_NK: Tensor) -> Tensor:
+    y_NM = torch.full((len(x_NK), len(w_MK)), torch.nan)
+    native.Matrix(w_MK, int8=True).linear(x_NK.contiguous(), y_NM)
+    return y_NM
+
+
+@pytest.mark.parametrize(("M", "K"), SHAPES)
+def test_a_product_is_that_of_the_integers(M: int, K: int, dtype: torch.dtype) -> None:
+    w_MK, x_NK = normal(M, K).to(dtype), normal(25, K, seed=1).to(dtype)
+    w_MK[M // 2], x_NK[3] = 0, 0
+    (w, of_output), (x, of_row) = rounded(w_MK), rounded(x_NK)
+    wanted = (x.double() @ w.double().T).float() * (of_output.T * of_row)
+    assert torch.equal(linear(w_MK, x_NK), wanted)
+
+
+def test_the_largest_sums(dtype: torch.dtype) -> None:
+    """No sum on the way overflows, whatever the signs."""
+    signs = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]]).repeat(1, 1 << 16)
+    x_NK, w_MK = signs.to(dtype), signs.repeat(6, 1).to(dtype)
+    assert torch.allclose(linear(w_MK, x_NK), signs @ signs.repeat(6, 1).T, rtol=1e-5, atol=1e-2)
+    with pytest.raises(ValueError, match="too wide"):
+        native.Matrix(torch.ones(1, (1 << 17) + 1, dtype=dtype), int8=True)
+
+
+def test_a_row_depends_on_itself_alone(dtype: torch.dtype) -> None:
+    w_MK, x_NK = normal(200, 1500).to(dtype), normal(230, 1500, seed=1).to(dtype)
+    whole = linear(w_MK, x_NK)
+    for count in (1, 2):
+        native.set_threads(count)
+        for N in (1, 2, 3, 5, 7, 19, 97):
+            assert torch.equal(whole[N : 2 * N], linear(w_MK, x_NK[N : 2 * N])), N
+
+
+def test_rows_of_an_embedding(dtype: torch.dtype) -> None:
+    w_MK, out = normal(40, 33).to(dtype), torch.empty(3, 33)
+    native.Matrix(w_MK, int8=True).rows(torch.tensor([39, 0, 17]), out)
+    integers, scale = rounded(w_MK)
+    assert torch.equal(out, (integers * scale)[[39, 0, 17]])
+
+
+def test_values_that_are_not_finite_stay_so(dtype: torch.dtype) -> None:
+    for value in (torch.nan, torch.inf):
+        x_NK = torch.zeros(2, 40, dtype=dtype)
+        x_NK[0, 3] = value
+        y = linear(torch.eye(40).to(dtype), x_NK)
+        assert not y[0].isfinite().any() and torch.equal(y[1], torch.zeros(40))
+
+
+def paged(dtype: torch.dtype, S: int, G: int = 2, D: int = 32) -> tuple[Paged, Row]:
+    kv = Paged(G, D, S // PAGE + 8, dtype, int8=True)
+    return kv, kv.row(S)
+
+
+def attend(kv: Paged, row: Row, q_BTHD: Tensor, start: int, coarse: Sequence[int]) -> Tensor:
+    mixed = torch.empty_like(q_BTHD)
+    kv.pages.attend(q_BTHD, [start], [q_BTHD.shape[1]], row.list_P[None], mixed, coarse=coarse)
+    return mixed
+
+
+@pytest.mark.parametrize(("S", "h", "D"), [(1400, 1, 32), (300, 4, 64), (230, 2, 80), (200, 1, 256)])
+def test_a_query_depends_on_its_keys_alone(S: int, h: int, D: int, dtype: torch.dtype) -> None:
+    kv, row = paged(dtype, S, G=2, D=D)
+    start = S - 100
+    q_BTHD = kv.normal(1, S - start, 2 * h, D)
+    whole = attend(kv, row, q_BTHD, start, [start])
+    assert whole.isfinite().all() and not torch.equal(whole, attend(kv, row, q_BTHD, start, []))
+    for count, widths in enumerate(([1] * 100, [3, 7, 16, 1, 9, 64], [99, 1])):
+        native.set_threads(1 + count % 2)
+        parts, at = [], 0
+        for width in widths:
+            part_BTHD = q_BTHD[:, at : at + width].contiguous()
+            parts.append(attend(kv, row, part_BTHD, start + at, [start]))
+            at += width
+        assert torch.equal(torch.cat(parts, 1), whole)
+
+
+@pytest.mark.parametrize("coarse", [0, 1, BLOCK - 1])
+def test_less_than_a_block_is_read_as_it_is(coarse: int, dtype: torch.dtype) -> None:
+    kv, row = paged(dtype, 200)
+    q_BTHD = kv.normal(1, 3, 4, kv.D)
+    assert torch.equal(attend(kv, row, q_BTHD, 197, [coarse]), attend(kv, row, q_BTHD, 197, []))
+
+
+def test_a_copy_is_read_until_its_page_is_written_to(dtype: torch.dtype) -> None:
+    S, start = 210, 200
+    kv, row = paged(dtype, S)
+    q_BTHD = kv.normal(1, S - start, 4, kv.D)
+    before = attend(kv, row, q_BTHD, start, [start])
+    copied = row.list_P[: start // BLOCK * BLOCK // PAGE].long()
+    kv.keys[:, copied], kv.values[:, copied] = torch.nan, torch.nan
+    assert torch.equal(attend(kv, row, q_BTHD, start, [start]), before)
+    kv.fill(row.list_P, row.k_SGD, row.v_SGD)
+    assert torch.equal(attend(kv, row, q_BTHD, start, [start]), before)
+
+
+@pytest.mark.parametrize("cut", [40, 64, 130])
+def test_text_that_is_cut_back_and_goes_on_otherwise(cut: int, dtype: torch.dtype) -> None:
+    """By pages that are put, and by tokens that are written, as those of a fresh memory."""
+    S, start = 210, 200
+    results = []
+    for first_another_text in (True, False):
+        for writes in (True, False):
+            kv, row = paged(dtype, S)
+            q_BTHD = kv.normal(1, S - start, 4, kv.D)
+            if first_another_text:
+                attend(kv, row, q_BTHD, start, [start])
+            place_N = slots(row.list_P, S)[cut:]
+            k, v = (normal(S - cut, kv.G * kv.D, seed=seed) for seed in (5, 6))
+            if writes:
+                cos, sin = torch.ones(1, kv.D // 2), torch.zeros(1, kv.D // 2)
+                turned = torch.empty(S - cut, kv.G, kv.D, dtype=dtype)
+                kv.pages.write(k, k, v, cos, sin, torch.zeros(S - cut, dtype=torch.long), place_N, turned)
+            else:
+                kv.pages.put(place_N, *(x.view(-1, kv.G, kv.D).to(dtype) for x in (k, v)))
+            results.append(attend(kv, row, q_BTHD, start, [start]))
+    assert all(torch.equal(result, results[0]) for result in results)
+    kv, row = paged(dtype, S)
+    assert not torch.equal(attend(kv, row, q_BTHD, start, [start]), results[0])
+
+
+def test_what_copies_are_refused_for(dtype: torch.dtype) -> None:
+    kv, row = paged(dtype, 200)
+    q_BTHD, mixed = kv.normal(1, 3, 4, kv.D), torch.empty(1, 3, 4, kv.D, dtype=dtype)
+    for coarse in ([198], [-1], [64, 64]):
+        with pytest.raises(ValueError, match="coarse"):
+            attend(kv, row, q_BTHD, 197, coarse)
+    with pytest.raises(ValueError, match="window"):
+        kv.pages.attend(q_BTHD, [197], [3], row.list_P[None], mixed, window=50, coarse=[64])
+    without = Paged(2, kv.D, 20, dtype)
+    with pytest.raises(ValueError, match="copies"):
+        attend(without, without.row(200), q_BTHD, 197, [64])
+    copies = [torch.empty(kv.keys.shape, dtype=torch.int8) for _ in range(2)]
+    for wrong in (
+        [copies[0], copies[1], torch.empty(kv.keys.shape[:2])],
+        [copies[0], copies[1].short(), torch.empty(*kv.keys.shape[:2], 2)],
+        [copies[0][:, 1:].contiguous(), copies[1], torch.empty(*kv.keys.shape[:2], 2)],
+    ):
+        with pytest.raises(ValueError, match=r"int8|scales"):
+            native.Pages(kv.keys, kv.values, kv.D, None, None, *wrong)

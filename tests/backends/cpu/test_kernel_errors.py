@@ -1,0 +1,160 @@
+"""How far each kernel is from float64, on every level: below what is stated, and not far below it.
+
+What is stated stands in docs/data/kernel_errors.toml, and is shown in docs/results/kernels.md.
+
+Shape suffixes as in paged.py; N tokens or rows, K inputs, M outputs, C hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.paged_kv import Paged, by_the_book, native, slots, visible
+from triforce.backends.token_sampler import NativeSampling, make_noise
+from triforce.interface.sampling_params import SamplingParams
+from triforce.ragged import ints
+from triforce.speculation import Draft, Rejection, SequenceState
+
+if native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("dtype")
+
+DATA = Path(__file__).parents[3] / "docs" / "data" / "kernel_errors.toml"
+STATED = {
+    kernel["name"]: {torch.float32: 2.0 ** kernel["float32"], torch.bfloat16: 2.0 ** kernel["bfloat16"]}
+    for kernel in tomllib.loads(DATA.read_text(encoding="utf-8"))["kernels"]
+}
+SLACK = 8
+"""How far below what is stated an error may be: a bound that is never approached says nothing."""
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def attention(dtype: torch.dtype, int8: bool = False) -> tuple[Tensor, Tensor]:
+    """Errors of the mixed values and of the mass: few queries and many, short and long contexts, sharp and flat."""
+    mixed_errors, mass_errors = [], []
+    for D, T, S, gain in [
+        (64, 1, 3000, 1.0),
+        (80, 16, 700, 4.0),
+        (128, 5, 70, 1.0),
+        (256, 40, 300, 0.1),
+        (96, 2, 9, 8.0),
+    ]:
+        kv = Paged(2, D, 200, dtype, int8=int8)
+        row, q_BTHD = kv.row(S), kv.normal(1, T, 8, D, gain=gain)
+        mixed, mass = torch.empty_like(q_BTHD), torch.empty(1, 2, len(row.list_P))
+        kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], mixed, mass, coarse=[S - T] if int8 else [])
+        wanted, wanted_mass = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(S - T, T, S))
+        mixed_errors.append((mixed[0].double() - wanted).abs().flatten() / row.v_SGD.double().abs().max())
+        mass_errors.append((mass[0].double() - wanted_mass).abs().flatten() / (T * 4))
+    return torch.cat(mixed_errors), torch.cat(mass_errors)
+
+
+def product(dtype: torch.dtype, int8: bool = False) -> Tensor:
+    N, K, M = 20, 4096, 100
+    w_MK, x_NK, y_NM = normal(M, K).to(dtype), normal(N, K, seed=1).to(dtype), torch.empty(N, M)
+    native.Matrix(w_MK, int8=int8).linear(x_NK, y_NM)
+    w, x = w_MK.double(), x_NK.double()
+    return (y_NM - x @ w.T).abs() / (x.abs() @ w.abs().T)
+
+
+def norm(dtype: torch.dtype) -> Tensor:
+    """Through a head whose matrix is the identity, so that its products are exact."""
+    C = 1000
+    x_NC, weight_C = normal(30, C, seed=1) * normal(30, 1, seed=2).exp(), (1 + 0.1 * normal(C)).to(dtype)
+    y_NC = torch.empty_like(x_NC)
+    native.Head(weight_C, native.Matrix(torch.eye(C, dtype=dtype)), eps=1e-5).logits(x_NC, y_NC)
+    x = x_NC.double()
+    exact = x / (x.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight_C.double()
+    return (y_NC - exact).abs() / exact.abs()
+
+
+def rotation(dtype: torch.dtype) -> Tensor:
+    """Of keys, as they are read back from their pages."""
+    N, G, D = 100, 2, 64
+    kv = Paged(G, D, 20, dtype)
+    q, k, v = normal(N, G * D), normal(N, G * D, seed=1), normal(N, G * D, seed=2)
+    angle_NF = torch.arange(N)[:, None] * 10000.0 ** (-torch.arange(0, D, 2) / D)
+    cos, sin, place_N = angle_NF.cos(), angle_NF.sin(), slots(kv.take(N), N)
+    kv.pages.write(q, k, v, cos, sin, torch.arange(N), place_N, rotated=torch.empty(N, G, D, dtype=dtype))
+    got_k, got_v = torch.empty(N, G, D, dtype=dtype), torch.empty(N, G, D, dtype=dtype)
+    kv.pages.read(place_N, got_k, got_v)
+    assert torch.equal(got_v, v.view(N, G, D).to(dtype))
+    one, other = k.view(N, G, 2, D // 2).double().unbind(2)
+    c, s = cos.double()[:, None], sin.double()[:, None]
+    exact = torch.cat([one * c - other * s, other * c + one * s], -1)
+    return (got_k.double() - exact).abs() / torch.hypot(one, other).repeat(1, 1, 2)
+
+
+def gate(dtype: torch.dtype) -> Tensor:
+    """Through a block that has nothing else in it: the norm of its x is 1, and its other products have one term."""
+    M, C = 4096, 16
+    none, one_C, x_NC = torch.zeros(C, C, dtype=dtype), torch.ones(C, dtype=dtype), torch.full((1, C), 2.0**-60)
+    gates_M, ups_M = (30 * normal(M)).clamp(-80, 80).to(dtype), normal(M, seed=1).to(dtype)
+    results = []
+    for some in range(0, M, C):
+        gate_MC, up_MC = torch.zeros(C, C, dtype=dtype), torch.zeros(C, C, dtype=dtype)
+        gate_MC[:, 0], up_MC[:, 0] = gates_M[some : some + C], ups_M[some : some + C]
+        block = native.Block(
+            one_C, none, none, none, none, one_C, gate_MC, up_MC, torch.eye(C, dtype=dtype), *[None] * 5, head_dim=16,
+            eps=0.0,
+        )  # fmt: skip
+        x = x_NC.clone()
+        block.finish(x, torch.zeros(1, C, dtype=dtype))
+        results.append(x[0])
+    gates, ups = gates_M.double(), ups_M.double()
+    exact = gates * gates.sigmoid() * ups
+    large = exact.abs() > 2.0**-30  # beside which the residual stream's own 2^-60 is nothing
+    assert large.sum() > M / 2
+    return ((torch.cat(results) - exact).abs() / exact.abs())[large]
+
+
+def sampling(dtype: torch.dtype) -> Tensor:
+    """Laws of float32 logits, whatever the weights were."""
+    V = 3000
+    params = [SamplingParams(temperature=t) for t in (0.3, 1.0, 1.7)]
+    prefix = SequenceState(ints([0] * 6).reshape(3, 2), ints([1] * 3))
+    logits_BV = 4 * normal(3, V)
+    sampler = NativeSampling(params, [1] * 3, V, Rejection(make_noise([0, 1, 2], [0, 1, 2])))
+    live_B = np.ones(3, dtype=np.bool_)
+    law_BV = sampler.verify(Draft.empty(3, V), logits_BV[:, None], prefix, live_B, 0).laws_BKV[:, 0]
+    scores_BV = (logits_BV.double() - logits_BV.double().amax(1, keepdim=True)) / torch.tensor(
+        [[0.3], [1.0], [1.7]], dtype=torch.double
+    )
+    exact_BV = scores_BV.softmax(1)
+    return (law_BV - exact_BV).abs() / exact_BV
+
+
+KERNELS: dict[str, Callable[[torch.dtype], Tensor]] = {
+    "attention, mixed values": lambda dtype: attention(dtype)[0],
+    "attention, mass of a page": lambda dtype: attention(dtype)[1],
+    "product with weights": product,
+    "RMSNorm": norm,
+    "rotation and write": rotation,
+    "SiLU gate": gate,
+    "probabilities": sampling,
+    "int8, mixed values": lambda dtype: attention(dtype, int8=True)[0],
+    "int8, mass of a page": lambda dtype: attention(dtype, int8=True)[1],
+    "int8, product with weights": lambda dtype: product(dtype, int8=True),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_error(name: str, dtype: torch.dtype) -> None:
+    error = KERNELS[name](dtype).max().item()
+    print(f"{name}: 2^{torch.tensor(error).log2():.2f}")
+    assert STATED[name][dtype] / SLACK < error <= STATED[name][dtype]
+
+
+def test_each_kernel_is_in_the_table() -> None:
+    assert list(STATED) == list(KERNELS)

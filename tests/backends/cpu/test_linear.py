@@ -1,0 +1,107 @@
+"""Matrices on every level. Shape suffixes: N rows, K inputs, M outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.paged_kv import native, usable
+
+if native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+
+SHAPES = [(1, 1), (16, 2), (17, 33), (40, 100), (1000, 48), (200, 1500)]
+
+
+@pytest.fixture(autouse=True, params=usable(), ids=lambda use: f"{use[0]}-{str(use[1])[6:]}")
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    level, threads = native.level(), native.threads()
+    native.use(request.param[0])
+    yield request.param[1]
+    native.use(level)
+    native.set_threads(threads)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def linear(matrix: Any, outputs: int, x_NK: Tensor) -> Tensor:
+    y_NM = torch.full((len(x_NK), outputs), torch.nan)
+    matrix.linear(x_NK.contiguous(), y_NM)
+    return y_NM
+
+
+@pytest.mark.parametrize(("M", "K"), SHAPES)
+def test_error_of_a_matrix(M: int, K: int, dtype: torch.dtype) -> None:
+    """One chain of sums: at most two roundings for each product, whatever its order."""
+    w_MK, x_NK = normal(M, K).to(dtype), normal(25, K, seed=1).to(dtype)
+    error = (linear(native.Matrix(w_MK), M, x_NK) - x_NK.double() @ w_MK.double().T).abs()
+    assert bool((error <= 2 * K * 2.0**-24 * (x_NK.double().abs() @ w_MK.double().abs().T)).all())
+
+
+@pytest.mark.parametrize(("M", "K"), [*SHAPES, (72, 2600)])
+def test_a_row_depends_on_itself_alone(M: int, K: int, dtype: torch.dtype) -> None:
+    matrix, x_NK = native.Matrix(normal(M, K).to(dtype)), normal(230, K, seed=1).to(dtype)
+    whole = linear(matrix, M, x_NK)
+    for threads in (1, 2):
+        native.set_threads(threads)
+        assert torch.equal(whole, linear(matrix, M, x_NK))
+        for N in range(1, 20):
+            assert torch.equal(whole[N : 2 * N], linear(matrix, M, x_NK[N : 2 * N])), N
+
+
+def test_a_split_of_k_would_be_seen(dtype: torch.dtype) -> None:
+    """The inverse: a kernel that summed halves would fail the law above."""
+    w_MK, x_NK = normal(64, 256).to(dtype), normal(4, 256, seed=1).to(dtype)
+    halves = [linear(native.Matrix(w_MK[:, k].contiguous()), 64, x_NK[:, k]) for k in (slice(128), slice(128, 256))]
+    whole = linear(native.Matrix(w_MK), 64, x_NK)
+    assert torch.allclose(whole, halves[0] + halves[1], atol=1e-3)
+    assert not torch.equal(whole, halves[0] + halves[1])
+
+
+@pytest.mark.parametrize(("M", "K"), SHAPES)
+def test_rows_come_out_as_they_went_in(M: int, K: int, dtype: torch.dtype) -> None:
+    w_MK = normal(M, K).to(dtype)
+    ids, out = torch.tensor([0, M - 1, M // 2, 0]), torch.empty(4, K)
+    native.Matrix(w_MK).rows(ids, out)
+    assert torch.equal(out, w_MK[ids].float())
+
+
+def test_values_that_are_not_finite_stay_so(dtype: torch.dtype) -> None:
+    w_MK = torch.eye(16).to(dtype)
+    for value in (torch.nan, torch.inf):
+        x_NK = torch.zeros(2, 16, dtype=dtype)
+        x_NK[0, 3] = value
+        y = linear(native.Matrix(w_MK), 16, x_NK)
+        assert not y[0, 3].isfinite() and torch.equal(y[1], torch.zeros(16))
+
+
+def test_what_a_matrix_refuses(dtype: torch.dtype) -> None:
+    matrix, x, y = native.Matrix(normal(32, 64).to(dtype)), torch.zeros(2, 64, dtype=dtype), torch.zeros(2, 32)
+    other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
+    for bad_x, bad_y, told in [
+        (x.to(other), y, "x must be"),
+        (x[0], y, "x must be"),
+        (x[:, :62].contiguous(), y, r"\(any, 64\), is .* \(2, 62\)"),
+        (torch.zeros(2, 128, dtype=dtype)[:, ::2], y, "x must be contiguous"),
+        (x, y[:1], r"y must be float32 \(2, 32\), is float32 \(1, 32\)"),
+        (x, y.double(), "y must be float32"),
+        (x, [1.0], "y must be a tensor"),
+    ]:
+        with pytest.raises(ValueError, match=told):
+            matrix.linear(bad_x, bad_y)
+    for ids in ([32], [-1]):
+        with pytest.raises(ValueError, match="no row"):
+            matrix.rows(torch.tensor(ids), torch.zeros(1, 64))
+    for weight in (
+        torch.zeros(4, 4, dtype=torch.float16),
+        torch.zeros(4, 4, 4, dtype=dtype),
+        torch.zeros(0, 4, dtype=dtype),
+    ):
+        with pytest.raises(ValueError, match="weight"):
+            native.Matrix(weight)

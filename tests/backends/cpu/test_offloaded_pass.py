@@ -1,0 +1,157 @@
+"""Passes over KV that lies in a store, and over the same KV in memory: the same bits, whatever stays.
+
+Shape suffixes as in backends/interface.py.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from dataclasses import replace
+from typing import Any
+from weakref import finalize
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.paged_kv import PAGE, native
+from triforce.backends.dispatch import SECTOR, ForwardBatch, OffloadLayout, PageTable
+from triforce.errors import CacheError
+
+if native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+from tests.helpers.random_model import D, G, L, V, random_model
+from triforce.backends.cpu.kv import NativeKV
+from triforce.backends.cpu.layerwise import by_layers
+from triforce.backends.cpu.model import NativeModel
+from triforce.backends.cpu.offload import NativeOffloadedKV
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("dtype")
+PAGES, TEXT = 120, 1700  # pages of the memory, and tokens of a text: several splits, and room for another one
+FRAMES, BUFFERS, BUFFER = 288, 2, 256
+"""Of the 640 pages that the text has in all layers and heads, under half stay."""
+
+
+class Host:
+    file = direct = -1
+
+    def __init__(self, size: int) -> None:
+        self.bytes, self.memory, self.usage = size, torch.empty(size, dtype=torch.uint8), (size, 0)
+
+
+class File:
+    memory = None
+
+    def __init__(self, size: int) -> None:
+        self.file, path = tempfile.mkstemp()
+        os.unlink(path)
+        finalize(self, os.close, self.file)
+        self.bytes, self.direct, self.usage = size, -1, (0, size)
+        os.ftruncate(self.file, size)
+
+
+def memories(dtype: torch.dtype, kind: type[Host] | type[File]) -> tuple[NativeModel, NativeKV, NativeOffloadedKV]:
+    config, model = random_model(torch.Generator().manual_seed(1), dtype)
+    page = 2 * PAGE * D * dtype.itemsize
+    size = -(-L * G * (PAGES + 1) * page // SECTOR) * SECTOR
+    room = OffloadLayout(kind(size), page, FRAMES, BUFFERS, BUFFER, layers=1, moving=40)
+    return model, NativeKV(config, PAGES, dtype), NativeOffloadedKV(config, PAGES, dtype, room)
+
+
+class Text:
+    """One row that grows; `units` are its pages, in any order."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.units = torch.tensor(self.draw.sample(range(1, PAGES + 1), PAGES - 4), dtype=torch.int32)
+        self.length = 0
+
+    def full(self, width: int, **how: Any) -> ForwardBatch:
+        lists = PageTable(self.units[None, : -(-(self.length + width) // PAGE)].contiguous(), [self.length], [width])
+        return ForwardBatch([self.length], [(L, lists)], weigh=True, exact=True, **how)
+
+    def selected(self, width: int) -> ForwardBatch:
+        """Each layer and head sees some pages of its own, and the latest ones."""
+        new = self.units[self.length // PAGE : -(-(self.length + width) // PAGE)]
+        picks = [self.draw.sample(range(self.length // PAGE), 7) for _ in range(L * G)]
+        units = torch.stack([torch.cat([self.units[sorted(each)], new]) for each in picks])
+        lists = PageTable(units.view(L, 1, G, -1), [7 * PAGE + self.length % PAGE], [width])
+        return ForwardBatch([self.length], [(L, lists)])
+
+    def ids(self, width: int) -> Tensor:
+        return torch.tensor([[self.draw.randrange(V) for _ in range(width)]])
+
+
+def same(
+    text: Text, this: ForwardBatch, model: NativeModel, here: NativeKV, away: NativeOffloadedKV, layered: bool = False
+) -> bool:
+    ids_1T = text.ids(this.views[0][1].counts[0])
+    wanted = here.forward(model, ids_1T, None, this)
+    found = by_layers(away, model, ids_1T, None, this) if layered else away.forward(model, ids_1T, None, this)
+    masses = wanted.mass_LBGU, found.mass_LBGU
+    return torch.equal(wanted.logits_BJV, found.logits_BJV) and (masses[0] is None or torch.equal(*masses))
+
+
+@pytest.mark.parametrize("kind", [Host, File])
+@pytest.mark.parametrize("layered", [False, True])
+def test_the_same_bits(kind: type[Host] | type[File], layered: bool, dtype: torch.dtype) -> None:
+    model, here, away = memories(dtype, kind)
+    text = Text(5)
+    away.reserve(text.units.tolist())
+    while text.length < TEXT:
+        width = min(text.draw.choice([1, 16, 100, 256]), TEXT - text.length)
+        assert same(text, text.full(width), model, here, away, layered)
+        text.length += width
+    for step in range(12):
+        if step == 6:
+            away.prefer([2])
+        assert same(text, text.selected(3), model, here, away, layered)
+        width = text.draw.choice([1, 2, 7])
+        assert same(text, text.full(width, keep=7), model, here, away, layered)
+        text.length += width
+    streamed, fetched, kept = away._offload.seen
+    assert streamed > 12 * 300 and fetched and kept
+
+
+def test_what_leaves_must_be_committed(dtype: torch.dtype) -> None:
+    """Negative control: what is written to pages behind the store's back is not what comes back."""
+    model, here, away = memories(dtype, Host)
+    text = Text(6)
+    while text.length < TEXT:
+        assert same(text, text.full(100), model, here, away)
+        text.length += 100
+    away.room.store.memory[: away.room.store.bytes // 2].zero_()
+    assert not same(text, text.full(1), model, here, away)
+
+
+def test_what_is_forgotten_is_lost(dtype: torch.dtype) -> None:
+    model, here, away = memories(dtype, Host)
+    text = Text(7)
+    for _ in range(TEXT // 100):
+        assert same(text, text.full(100), model, here, away)
+        text.length += 100
+    away.forget(text.units[:40].tolist())
+    with pytest.raises(CacheError, match="is lost"):
+        away.forward(model, text.ids(1), None, text.full(1))
+
+
+def test_layers_come_in_their_order(dtype: torch.dtype) -> None:
+    _, _, away = memories(dtype, Host)
+    units_1U, q_BTHD = torch.arange(1, 3, dtype=torch.int32)[None], torch.zeros(1, 1, 2 * G, D, dtype=dtype)
+    attend = away.mixing(1, ForwardBatch([0], [(2, PageTable(units_1U, [0], [1]))]), 0)
+    with pytest.raises(ValueError, match="in their order"):
+        attend(1, q_BTHD, None)
+    attend(0, q_BTHD, None)
+    attend(1, q_BTHD, None)
+    for layer in (0, 1):
+        with pytest.raises(ValueError, match="in their order"):
+            attend(layer, q_BTHD, None)
+    for first, layers in ((-1, 1), (2, 2), (0, 0)):
+        with pytest.raises((ValueError, IndexError)):
+            away.mixing(1, ForwardBatch([0], [(layers, PageTable(units_1U, [0], [1]))]), first)
+    for wrong in (replace(PageTable(units_1U, [0], [1]), starts=[32]), PageTable(units_1U + PAGES, [0], [1])):
+        with pytest.raises(ValueError):
+            away.mixing(1, ForwardBatch([0], [(1, wrong)]), 0)

@@ -1,0 +1,221 @@
+"""The native sampler against the one in torch: same laws, same picks, same guesses kept, same errors.
+
+Shape suffixes: B rows, S text capacity, K guesses, J = K + 1, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.sampler_scenes import (
+    CAPACITY,
+    COUPLINGS,
+    CUTS,
+    EQUAL,
+    TEMPERATURES,
+    Scene,
+    agree,
+    laws,
+    noise_of,
+    same_law,
+    scene,
+    verdict,
+)
+from tests.helpers.samplers import torch_sampling
+from triforce.backends import native_loader
+from triforce.backends.token_sampler import NativeSampling, sampling
+from triforce.errors import ModelError, RequestError
+from triforce.interface.sampling_params import SamplingParams
+from triforce.ragged import ints
+from triforce.speculation import BlockRejection, Draft, Seeded, SequenceState
+
+native = native_loader.native
+if native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    level, threads = native.level(), native.threads()
+    yield
+    native.use(level)
+    native.set_threads(threads)
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize(("vocab_size", "times"), [(6, 100), (37, 100), (700, 20), (9001, 4)])
+def test_decides_as_torch_does(vocab_size: int, times: int, coupling: type) -> None:
+    for seed in range(times):
+        agree(scene(seed, vocab_size), NativeSampling, coupling)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize(("vocab_size", "times"), [(6, 1000), (37, 1000), (700, 200), (9001, 20)])
+def test_decides_as_torch_does_many_times(vocab_size: int, times: int, coupling: type) -> None:
+    for seed in range(1000, 1000 + times):
+        agree(scene(seed, vocab_size), NativeSampling, coupling)
+
+
+@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_has_the_same_bits_at_each_level_with_any_threads_in_any_batch(coupling: type, level: str) -> None:
+    for seed in range(40):
+        whole = scene(seed, (37, 700, 3000)[seed % 3], rows=6)
+        native.use(native.levels()[-1])
+        native.set_threads(1)
+        expected = verdict(whole, NativeSampling, coupling)
+        native.use(level)
+        native.set_threads(3)
+        together = verdict(whole, NativeSampling, coupling)
+        for b in whole.live_B.nonzero()[0].tolist():
+            count = int(expected.counts_B[b])
+            alone = verdict(whole.pick(b), NativeSampling, coupling, [b])
+            for got, row in ((together, b), (alone, 0)):
+                assert int(got.counts_B[row]) == count
+                assert got.tokens_BK[row, :count].tolist() == expected.tokens_BK[b, :count].tolist()
+                assert torch.equal(got.laws_BKV[row, :count], expected.laws_BKV[b, :count])
+
+
+def law(logits: Tensor, **params: object) -> list[Tensor]:
+    """The laws of one row by both samplers."""
+    settings = SamplingParams(**params)  # type: ignore[arg-type]
+    return [laws(sampler, logits[None], [settings])[0] for sampler in (torch_sampling, NativeSampling)]
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_the_lowest_ids_stay_among_equals(cut: dict[str, object], temperature: float) -> None:
+    expected, got = law(EQUAL, temperature=temperature, **cut)
+    same_law(got, expected)
+
+
+@pytest.mark.parametrize("bias", [{4: 2.0}, {0: 1.0}, {1: -1.0}])
+def test_greedy_takes_the_lowest_id_among_equals(bias: dict[int, float]) -> None:
+    for params in ({}, {"logit_bias": bias}):
+        expected, got = law(EQUAL, temperature=0.0, **params)
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.7, 0.9, 0.95, 0.999])
+@pytest.mark.parametrize("spread", [0.0, 0.05, 1.0, 8.0])
+@pytest.mark.parametrize("step", [None, 0.25])
+def test_any_nucleus(top_p: float, spread: float, step: float | None) -> None:
+    """Few tokens or most, all different or in heaps of equals."""
+    logits = torch.randn(20_000, generator=torch.Generator().manual_seed(3)) * spread
+    expected, got = law(logits if step is None else (logits / step).round() * step, top_p=top_p)
+    same_law(got, expected)
+
+
+def test_the_smallest_probabilities() -> None:
+    """Down to the subnormal ones and to what is 0."""
+    expected, got = law(-torch.arange(0, 800, 0.37))
+    small = expected > 0
+    assert torch.equal(got > 0, small) and 0 < expected[small].min() < 1e-320
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-323)
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_float64_logits(coupling: type) -> None:
+    for seed in range(20):
+        whole = scene(seed, 50)
+        agree(replace(whole, logits_BJV=whole.logits_BJV.double() / 3), NativeSampling, coupling)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 513, 4099])
+def test_noise_at_many_positions(vocab_size: int) -> None:
+    """Without cuts each token has a chance, so that a wrong bit of any token's noise would show."""
+    rows, params = 250, [SamplingParams()] * 250
+    lengths_B = np.random.default_rng(1).integers(2**32 - 1, size=rows)
+    whole = Scene(
+        params,
+        [0] * rows,
+        SequenceState(np.zeros((rows, 1), dtype=np.int64), lengths_B),
+        np.ones(rows, dtype=np.bool_),
+        torch.randn(rows, 1, vocab_size, generator=torch.Generator().manual_seed(2)) / 3,
+        Draft.empty(rows, 0),
+    )
+    expected, got = (verdict(whole, sampler, Seeded) for sampler in (torch_sampling, NativeSampling))
+    assert (expected.tokens_BK == got.tokens_BK).all()
+
+
+def test_uniforms_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = noise_of([0, 1, 2])
+    monkeypatch.setattr(native_loader, "native", None)
+    theirs = noise_of([0, 1, 2])
+    assert type(ours) is not type(theirs)
+    ours.draws += 2**32 - 3  # both words of the counter
+    theirs.draws += 2**32 - 3
+    for tier, n, used in (
+        (0, 3, [0, 2, 3]),
+        (7, 1, [1, 0, 1]),
+        (0, 9, [9, 9, 0]),
+        (0, 0, [0, 0, 0]),
+        (0, 4, [1, 2, 3]),
+    ):
+        a, b = (noise.uniforms(tier, n, ints(used)) for noise in (ours, theirs))
+        assert torch.equal(a, b) and torch.equal(ours.draws, theirs.draws)
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "all -inf")])
+def test_refuses_logits_that_make_no_law(bad: float, what: str, temperature: float, coupling: type) -> None:
+    """In padding too: then the model is broken."""
+    whole = scene(1, 30)
+    whole.params = [SamplingParams(temperature=temperature)] * 4
+    whole.guess.counts_B[:] = 0
+    whole.logits_BJV[2, 3, slice(None) if bad == -math.inf else 11] = bad
+    whole.logits_BJV[3, 0, 5] = math.nan
+    for sampler in (torch_sampling, NativeSampling):
+        with pytest.raises(ModelError, match=rf"{what} \(row 2, column 3\)"):
+            verdict(whole, sampler, coupling)
+
+
+def test_refuses_a_bias_outside_the_vocabulary() -> None:
+    with pytest.raises(RequestError, match="token 8, but the vocabulary ends at 7"):
+        NativeSampling([SamplingParams(logit_bias={8: 1.0})], [0], 8, Seeded(noise_of([0])))
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: replace(s, logits_BJV=s.logits_BJV[:, :-1]), "tokens must be int64"),
+        (lambda s: replace(s, logits_BJV=s.logits_BJV.bfloat16()), "logits must be float32"),
+        (lambda s: replace(s, live_B=s.live_B.astype(np.int64)), "live must be bool"),
+        (lambda s: replace(s, prefix=SequenceState(s.prefix.ids_BS, s.prefix.lengths_B[:2])), "lengths must be int64"),
+        (lambda s: replace(s, guess=replace(s.guess, counts_B=s.guess.counts_B + 4)), "counts must be from 0 to K"),
+        (lambda s: replace(s, guess=replace(s.guess, tokens_BK=s.guess.tokens_BK - 30)), "tokens must be in"),
+    ],
+)
+def test_refuses_other_arrays(change: object, message: str, coupling: type) -> None:
+    whole = scene(2, 30)
+    whole.guess.counts_B[:] = 2
+    with pytest.raises(ValueError, match=message):
+        verdict(change(whole), NativeSampling, coupling)  # type: ignore[operator]
+
+
+def test_text_and_columns_beyond_the_capacity() -> None:
+    """A row that is done may stand at the end of its storage."""
+    whole = scene(4, 30)
+    whole.params = [SamplingParams(repetition_penalty=1.3, frequency_penalty=0.2)] * 4
+    whole.prefix.lengths_B[:] = CAPACITY - 1
+    for coupling in COUPLINGS:
+        agree(whole, NativeSampling, coupling)
+
+
+def test_which_sampler_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ([SamplingParams()], [0], 8)
+    assert isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)
+    assert not isinstance(sampling(*arguments, BlockRejection(noise_of([0]))), NativeSampling)  # it judges one by one
+    monkeypatch.setattr(native_loader, "native", None)
+    assert not isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)

@@ -1,0 +1,30 @@
+"""What runs in Triton's interpreter on a CPU: exact, slow, and so small. Left out where there is no Triton."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.tiny_checkpoint import save, tiny_model
+from triforce.backends import native_loader
+
+collect_ignore_glob = [] if find_spec("triton") else ["test_*.py"]
+SIZE = dict(vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=1, max_position_embeddings=256)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    save(tiny_model(**SIZE), folder / "target")
+    save(tiny_model(**SIZE | {"hidden_size": 16, "head_dim": 8}), folder / "draft")
+    return folder
+
+
+@pytest.fixture
+def by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As TRIFORCE_KERNELS=triton has it."""
+    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(native_loader, "wanted", "triton")

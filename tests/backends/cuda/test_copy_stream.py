@@ -1,0 +1,146 @@
+"""Nothing is copied over what is still computed with, nor computed with before it is there.
+
+On a CPU all is done at once, so this looks at what waits for what: two queues, each with a clock of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import triforce.backends.cuda.offload.prefill
+from tests.helpers.cuda import twins
+from tests.helpers.mutants.law_mutants import Edit
+from triforce.backends.cuda import kv
+from triforce.backends.cuda.offload import layout, residency
+from triforce.backends.cuda.offload.copy_stream import Buffers, Copies
+from triforce.backends.cuda.offload.kv import TritonOffloadedKV
+from triforce.bench import shapes
+
+MAIN, LANE = 0, 1
+Clock = tuple[int, int]
+
+
+class Watch:
+    """A lane, and a list of who touched which buffer, or which layer of the store, when."""
+
+    def __init__(self) -> None:
+        self.clocks: list[Clock] = [(0, 0), (0, 0)]
+        self.touched: dict[tuple[int, int], list[tuple[int, Clock, bool]]] = {}
+        self.regions: list[Tensor] = []
+
+    def touch(self, queue: int, tensors: Iterable[Tensor], writes: bool) -> None:
+        tick = [*self.clocks[queue]]
+        tick[queue] += 1
+        self.clocks[queue] = (tick[0], tick[1])
+        for key in {key for tensor in tensors for key in self._keys(tensor)}:
+            self.touched.setdefault(key, []).append((queue, self.clocks[queue], writes))
+
+    def _keys(self, tensor: Tensor) -> Iterator[tuple[int, int]]:
+        for region, whole in enumerate(self.regions):
+            for part in range(len(whole)):
+                begin = whole[part].data_ptr()
+                if begin <= tensor.data_ptr() < begin + whole[part].nbytes:
+                    yield region, part
+
+    def races(self) -> int:
+        """Pairs that touch the same thing, one of them to change it, of which neither waits for the other."""
+        found = 0
+        for touches in self.touched.values():
+            for i, (queue, clock, writes) in enumerate(touches):
+                for other, later, also in touches[i + 1 :]:
+                    if queue != other and (writes or also):
+                        found += later[queue] < clock[queue] and clock[other] < later[other]
+        return found
+
+    # What a lane does.
+
+    def copy(self, copies: Copies) -> None:
+        for to, source in copies:
+            self.touch(LANE, [to], writes=True)
+            self.touch(LANE, [source], writes=False)
+            to.copy_(source)
+
+    def reached(self) -> Clock:
+        return self.clocks[LANE]
+
+    def computed(self) -> Clock:
+        return self.clocks[MAIN]
+
+    def after(self, mark: Clock | None) -> None:
+        self._wait(LANE, mark)
+
+    def hold(self, mark: Clock | None) -> None:
+        self._wait(MAIN, mark)
+
+    def _wait(self, queue: int, mark: Clock | None) -> None:
+        if mark:
+            self.clocks[queue] = tuple(map(max, self.clocks[queue], mark))  # type: ignore[assignment]
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    monkeypatch.setitem(shapes.SHAPES, "twins", twins.SHAPE)
+    twins.replace_kernels(monkeypatch)
+    watch = Watch()
+
+    def carry(source: Any, from_X: Tensor, target: Any, to_X: Tensor, size: int) -> None:
+        watch.touch(MAIN, source, writes=False)
+        watch.touch(MAIN, target, writes=True)
+        twins.carried(source, from_X, target, to_X, size)
+
+    def mix(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        watch.touch(MAIN, args[4], writes=True)
+        return twins.mixed(*args)
+
+    monkeypatch.setattr(residency, "CopyStream", lambda device: watch)
+    monkeypatch.setattr(layout, "carry", carry)
+    for module in (kv, triforce.backends.cuda.offload.prefill):
+        monkeypatch.setattr(module, "mix", mix)
+    return watch
+
+
+def races(watch: Watch, seeds: int = 1) -> int:
+    decoder = shapes.decoder("twins", twins.CAPACITY)
+    for seed in range(seeds):
+        pair = twins.Twins(twins.room(decoder, whole=0), seed)
+        memory = pair.sides[1].pool.memory
+        watch.regions = [memory.keys_LGSD, memory.values_LGSD, memory._hosted.places._store]
+        pair.run(12)
+        found, watch.touched = watch.races(), {}
+        if found:
+            return found
+    return 0
+
+
+def test_nobody_is_in_anybodys_way(watch: Watch) -> None:
+    assert races(watch) == 0
+    assert min(watch.clocks[MAIN]) > 100
+
+
+MUTANTS = {
+    "a buffer is filled while it is in use": Edit(
+        Buffers, "fill", ("self._lane.after(self._free.pop(place))", "self._free.pop(place)")
+    ),
+    "nobody says that it is in use": Edit(Buffers, "leave", ("self._free[place] = mark", "pass")),
+    "it is used before it is filled": Edit(Buffers, "use", ("self._lane.hold(self._ready[place])", "pass")),
+    "one buffer for all": Edit(Buffers, "fill", ("next(iter(self._free))", "min(self._free)")),
+    "it leaves before it is computed": Edit(Buffers, "leave", ("self._lane.after(mark)", "pass")),
+    "what was stored just now is not waited for": Edit(
+        TritonOffloadedKV, "_prepare", ("hosted.lane.after(hosted.lane.computed())", "pass")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(name: str, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = MUTANTS[name]
+    monkeypatch.setattr(mutant.owner, mutant.name, mutant.function())
+    try:
+        found = races(watch, seeds=3)
+    except (AssertionError, RuntimeError):  # as what is copied too late is wrong even where all is done at once
+        return
+    assert found

@@ -1,0 +1,77 @@
+"""The engine on Triton's kernels: texts are those of plain decoding, and those of the torch path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from triforce.backends import dispatch, native_loader
+from triforce.backends.cuda.kv import TritonKV
+from triforce.backends.cuda.model import TritonModel
+from triforce.interface.sampling_params import SamplingParams
+from triforce.kvcache import PagePool
+from triforce.llm import LLM
+
+
+def texts(folder: Path, mode: str, tokens: int, prompts: list[list[int]], temperature: float) -> list[list[int]]:
+    llm = LLM(
+        folder / "target",
+        folder / "draft",
+        dtype="float32",
+        retrieval_budget=32,
+        speculative_tokens=4,
+        searched_layers="none",
+    )
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=tokens, ignore_eos=True)
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params, mode=mode)]
+
+
+def ids(length: int) -> list[int]:
+    return [(7 * i * i + 3 * i) % 38 + 2 for i in range(length)]
+
+
+@pytest.fixture
+def by_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[int]]]:
+    """Plain decoding on the torch path."""
+
+    def plain(tokens: int, prompts: list[list[int]], temperature: float) -> list[list[int]]:
+        with monkeypatch.context() as patch:
+            patch.setattr(native_loader, "native", None)
+            patch.setattr(native_loader, "wanted", "torch")
+            return texts(folder, "ar", tokens, prompts, temperature)
+
+    return plain
+
+
+@pytest.mark.parametrize(("mode", "temperature"), [("ar", 0.8), ("triforce", 0.8), ("retrieval", 0.0)])
+def test_one_text(
+    folder: Path, mode: str, temperature: float, by_torch: Callable[..., list[list[int]]], by_name: None
+) -> None:
+    """A prompt beyond the budget, so that the retrieval tier selects."""
+    tokens = 4
+    assert texts(folder, mode, tokens, [ids(70)], temperature) == by_torch(tokens, [ids(70)], temperature)
+
+
+def test_rows_of_a_batch(folder: Path, by_torch: Callable[..., list[list[int]]], by_name: None) -> None:
+    prompts = [ids(40), ids(60)[20:]]
+    assert texts(folder, "triforce", 3, prompts, 0.0) == by_torch(3, prompts, 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("mode", ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_every_mode(
+    folder: Path, mode: str, temperature: float, by_torch: Callable[..., list[list[int]]], by_name: None
+) -> None:
+    prompts = [ids(100), ids(30), ids(90)[3:]]
+    assert texts(folder, mode, 24, prompts, temperature) == by_torch(24, prompts, temperature)
+
+
+def test_it_is_these_kernels_that_run(folder: Path, by_name: None) -> None:
+    target = LLM(folder / "target", dtype="float32").target.decoder
+    pool = PagePool(target.config, 1, 2, target.dtype)
+    assert isinstance(target.model, TritonModel) and isinstance(pool.memory, TritonKV)
+    assert dispatch.identity(target.model, pool.memory) == "triton"

@@ -1,0 +1,150 @@
+"""Whole passes through Triton's model and memory against the torch path: logits, queries, mass, and what is written.
+
+Shape suffixes as in backends/interface.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.cuda.scene import DEVICE
+from triforce.backends.cuda.kv import TritonKV
+from triforce.backends.cuda.model import TritonModel
+from triforce.backends.decoder import Decoder
+from triforce.backends.dispatch import ForwardBatch, ForwardOutput, PageTable
+from triforce.backends.torch.kv import TorchKV
+from triforce.backends.torch.model import TorchModel
+from triforce.bench import shapes
+
+PAGES, SMALL = 24, shapes.ModelShape(32, 48, layers=2, heads=4, kv_heads=2, vocab=50, head_dim=8)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(shapes.SHAPES, "small", SMALL)
+        return shapes.decoder("small", 300, torch.float32, device=DEVICE)
+
+
+def passes() -> dict[str, tuple[Tensor, Tensor | None, ForwardBatch]]:
+    """Ids, columns to score, and the pass: one of each kind of view."""
+    draw = torch.Generator().manual_seed(0)
+    places = (torch.randperm(PAGES, generator=draw).int() + 1).to(DEVICE)
+    shared, ids_23 = places[:12].view(2, 6), torch.randint(50, (2, 3), generator=draw)
+    of_heads = torch.cat([places[torch.randint(12, (2, 2, 2, 3), generator=draw)], places[12:16].expand(2, 2, 2, 4)], 3)
+    wide, window = torch.randint(50, (1, 90), generator=draw), PageTable(places[None, :8], [60], [3], 16, 16, 40)
+    ragged = PageTable(shared, [70, 5], [3, 1])
+    some = PageTable(of_heads, [50, 49], [2, 3])
+    # New tokens lie at the same slots in all layers: of the last units that all heads share.
+    recent = torch.stack((shared[0, 4:], shared[1, :2]))[:, None].expand(2, 2, 2)
+    mixed = PageTable(torch.cat([of_heads[0, ..., :3], recent], 2), [54, 53], [3, 1])
+    return {
+        "full": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], observe=True, weigh=True)),
+        "retrieval": (ids_23, torch.tensor([[0, 1], [2, 0]]), ForwardBatch([90, 91], [(2, some)])),
+        "mixed": (ids_23, torch.zeros(2, 0).long(), ForwardBatch([70, 5], [(1, ragged), (1, mixed)])),
+        "streaming": (ids_23[:1], None, ForwardBatch([200], [(2, window)], observe=True)),
+        "prefill": (wide, torch.tensor([[89]]), ForwardBatch([20], [(2, PageTable(places[None, :8], [20], [90]))])),
+        "padded": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], observe=True, least=(4, 8))),
+    }  # fmt: skip
+
+
+def both(decoder: Decoder, name: str) -> list[tuple[ForwardOutput, Tensor]]:
+    """The pass by torch and by Triton, and the memory afterwards, from the same noise."""
+    plain, weights = TorchKV(decoder.config, PAGES, torch.float32, DEVICE), decoder.model.weights  # type: ignore[attr-defined]
+    fast = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
+    for memory in (plain.keys_LGSD, plain.values_LGSD):
+        memory.copy_(torch.randn(memory.shape, generator=torch.Generator().manual_seed(1)))
+    fast.keys_LGSD.copy_(plain.keys_LGSD)
+    fast.values_LGSD.copy_(plain.values_LGSD)
+    done = []
+    for memory, model in ((plain, TorchModel), (fast, TritonModel)):
+        outcome = memory.forward(model(decoder.config, weights), *passes()[name])
+        done.append((outcome, torch.stack((memory.keys_LGSD, memory.values_LGSD))))
+    return done
+
+
+@pytest.fixture(autouse=True)
+def torch_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triforce.backends.native_loader.native", None)
+
+
+@pytest.mark.parametrize("name", list(passes()))
+def test_as_the_torch_path(decoder: Decoder, name: str) -> None:
+    (wanted, kv), (got, fast_kv) = both(decoder, name)
+    _, at, this = passes()[name]
+    for b, count in enumerate(this.views[0][1].counts):
+        real = slice(count) if at is None else slice(None)
+        torch.testing.assert_close(got.logits_BJV[b, real], wanted.logits_BJV[b, real], atol=2e-5, rtol=1e-5)
+        if this.observe:
+            assert got.queries_LBTHD is not None and wanted.queries_LBTHD is not None
+            queries = got.queries_LBTHD[:, b, :count], wanted.queries_LBTHD[:, b, :count]
+            torch.testing.assert_close(*queries, atol=2e-5, rtol=1e-5)
+    assert got.logits_BJV.shape == wanted.logits_BJV.shape
+    if this.weigh:
+        torch.testing.assert_close(got.mass_LBGU, wanted.mass_LBGU, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(fast_kv[:, :, :, 16:], kv[:, :, :, 16:], atol=2e-5, rtol=1e-5)
+    assert not torch.equal(kv, torch.zeros_like(kv))
+
+
+def test_a_pass_is_captured_once_for_its_bucket(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three and four tokens are one shape, with the same buffers; a list of another size is not."""
+    memory = TritonKV(decoder.config, PAGES, torch.float32)
+    model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
+    shapes_run: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        memory, "_pass", lambda model, frame, wide=None: shapes_run.append((id(frame), frame.shape.width)) or outcome()
+    )
+
+    def outcome() -> ForwardOutput:
+        return ForwardOutput(torch.zeros(4, 4, 50), None, None)
+
+    for width in (3, 4, 2):
+        memory.forward(
+            model,
+            torch.ones(1, width).long(),
+            None,
+            ForwardBatch([0], [(2, PageTable(torch.ones(1, 3).int(), [0], [1]))]),
+        )
+    assert [width for _, width in shapes_run] == [4, 4, 2]
+    assert shapes_run[0] == shapes_run[1]
+    memory.forward(
+        model, torch.ones(1, 65).long(), None, ForwardBatch([0], [(2, PageTable(torch.ones(1, 9).int(), [0], [65]))])
+    )
+    assert shapes_run[-1][1] == 65
+
+
+def test_tables_grow_where_positions_go_beyond_them(decoder: Decoder) -> None:
+    memory = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
+    model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
+    far = len(memory._tables_PF[0]) + 5
+    memory.forward(
+        model,
+        torch.ones(1, 1).long(),
+        None,
+        ForwardBatch([far], [(2, PageTable(torch.ones(1, 3, device=DEVICE).int(), [0], [1]))]),
+    )
+    assert len(memory._tables_PF[0]) > far
+
+
+def test_it_goes_with_its_last_user(decoder: Decoder) -> None:
+    """At once, not when cycles are looked for: the next request's KV would not fit beside it."""
+    memory = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
+    model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
+    memory.forward(
+        model,
+        torch.ones(1, 1).long(),
+        None,
+        ForwardBatch([0], [(2, PageTable(torch.ones(1, 3, device=DEVICE).int(), [0], [1]))]),
+    )
+    keys = weakref.ref(memory.keys_LGSD)
+    gc.disable()
+    try:
+        del memory
+        assert keys() is None
+    finally:
+        gc.enable()

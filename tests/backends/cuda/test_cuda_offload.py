@@ -1,0 +1,195 @@
+"""KV on the host, with the kernels that a GPU runs: texts are those of KV in memory, and what does not fit is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.cuda import twins
+from tests.helpers.tiny_checkpoint import save, tiny_model
+from triforce.backends import dispatch, native_loader
+from triforce.backends.cuda.offload.kv import TritonOffloadedKV
+from triforce.backends.cuda.triton.page_copy import carry
+from triforce.bench import shapes
+from triforce.errors import CacheError, RequestError
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
+from triforce.kvcache import Budget, OffloadConfig
+from triforce.kvcache.offload import sizing_cuda
+from triforce.kvcache.offload.sizing_cuda import CudaKVSizing
+from triforce.llm import LLM
+from triforce.model.config import ModelConfig
+from triforce.model.rope import Rope
+
+SIZE = dict(vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=2, max_position_embeddings=512)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    save(tiny_model(**SIZE), folder / "target")
+    save(tiny_model(**SIZE | {"hidden_size": 16, "head_dim": 8, "num_hidden_layers": 1}), folder / "draft")
+    return folder
+
+
+def ids(length: int) -> list[int]:
+    return [(7 * i * i + 3 * i) % 38 + 2 for i in range(length)]
+
+
+def answers(
+    folder: Path, mode: str, prompts: list[list[int]], temperature: float, tokens: int = 4, **how: Any
+) -> list[RequestOutput]:
+    settings = dict(dtype="float32", retrieval_budget=32, speculative_tokens=4, searched_layers="none") | how
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=tokens, ignore_eos=True)
+    return LLM(folder / "target", folder / "draft", **settings).generate(prompts, params, mode=mode)
+
+
+def texts(*args: Any, **how: Any) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in answers(*args, **how)]
+
+
+@pytest.fixture
+def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[int]]]:
+    """Plain decoding on the torch path, all in memory."""
+
+    def decode(prompts: list[list[int]], temperature: float, tokens: int = 4) -> list[list[int]]:
+        with monkeypatch.context() as patch:
+            patch.setattr(native_loader, "native", None)
+            patch.setattr(native_loader, "wanted", "torch")
+            return texts(folder, "ar", prompts, temperature, tokens)
+
+    return decode
+
+
+def host(memory: str, layers: int) -> dict[str, Any]:
+    return dict(kv_offload="host", kv_memory=memory, kv_resident_layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("mode", "temperature", "length", "memory", "layers"),
+    [("ar", 0.8, 70, "300KiB", 0), ("triforce", 0.8, 300, "700KiB", 1), ("retrieval", 0.0, 70, "300KiB", 2)],
+)
+def test_one_text(
+    folder: Path, mode: str, temperature: float, length: int, memory: str, layers: int, plainly: Any, by_name: None
+) -> None:
+    """No layer whole; one, and a prompt that is read layer by layer; all."""
+    (found,) = answers(folder, mode, [ids(length)], temperature, **host(memory, layers))
+    assert [found.outputs[0].token_ids] == plainly([ids(length)], temperature)
+    assert (found.kv.host_bytes > 0) == (layers < 2) and 0 < found.kv.device_bytes <= 700 << 10
+
+
+def test_rows_of_a_batch(folder: Path, plainly: Any, by_name: None) -> None:
+    prompts = [ids(40), ids(60)[20:]]
+    assert texts(folder, "retrieval", prompts, 0.0, 3, **host("300KiB", 1)) == plainly(prompts, 0.0, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("mode", ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram"])
+@pytest.mark.parametrize(("temperature", "layers"), [(0.0, 0), (0.8, 1)])
+def test_every_mode(folder: Path, mode: str, temperature: float, layers: int, plainly: Any, by_name: None) -> None:
+    prompts = [ids(100), ids(30), ids(320)[3:]]
+    found = texts(folder, mode, prompts, temperature, 24, **host("1MiB", layers))
+    assert found == plainly(prompts, temperature, 24)
+
+
+def test_it_is_this_memory_that_holds_it(folder: Path, by_name: None) -> None:
+    llm = LLM(folder / "target", dtype="float32", **host("500KiB", 1))
+    memory = llm.open(1, 200).engine.store.pool.memory
+    assert isinstance(memory, TritonOffloadedKV) and memory.whole_layers == 1
+    assert dispatch.identity(llm.models.target.model, memory) == "triton"
+
+
+def test_pages_are_carried() -> None:
+    draw = torch.Generator().manual_seed(0)
+    source = [torch.randn(9, 24, generator=draw) for _ in range(2)]
+    found, wanted = ([torch.zeros(7, 24) for _ in range(2)] for _ in range(2))
+    from_X, to_X = torch.tensor([8, 0, 3, 5, 1]), torch.tensor([1, 6, 0, 2, 5])
+    carry((source[0], source[1]), from_X, (found[0], found[1]), to_X, 24)
+    twins.carried((source[0], source[1]), from_X, (wanted[0], wanted[1]), to_X, 24)
+    assert all(torch.equal(a, b) and a[5].any() for a, b in zip(found, wanted, strict=True))
+
+
+def test_a_file_is_refused(folder: Path, by_name: None) -> None:
+    with pytest.raises(RequestError, match="use --kv-offload host"):
+        answers(folder, "ar", [ids(70)], 0.0, kv_offload="file", kv_memory="300KiB")
+
+
+def test_without_triton_it_is_refused(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_loader, "_installed", lambda: False)
+    monkeypatch.setattr(native_loader, "wanted", "")
+    with pytest.raises(RequestError, match="needs Triton"):
+        dispatch.require_offload(needs.config, torch.bfloat16, "cuda", "host")
+
+
+def test_too_little_memory_is_said_with_what_would_fit(folder: Path, by_name: None) -> None:
+    with pytest.raises(CacheError, match=r"give [0-9]+[KM]iB or more"):
+        answers(folder, "ar", [ids(70)], 0.0, **host("20KiB", 0))
+    with pytest.raises(CacheError, match="smaller --kv-resident-layers"):
+        answers(folder, "ar", [ids(300)], 0.0, **host("300KiB", 1))
+
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def needs() -> CudaKVSizing:
+    """Llama-2-7B's at 122K, on a CUDA device."""
+    s, rope = shapes.SHAPES["llama-2-7b-128k"], Rope(torch.ones(64), 1.0)
+    heads = s.heads, s.kv_heads, s.head_dim
+    config = ModelConfig(
+        s.vocab, s.hidden, s.intermediate, s.layers, *heads, 1e-5, False, False, False, context=130_000, rope=rope
+    )
+    return CudaKVSizing(config, 2, 7700, 1, 52, Budget(4096), torch.device("cuda"), 0)
+
+
+def free(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
+    monkeypatch.setattr(sizing_cuda, "free_on", lambda device: int(gib * GIB))
+
+
+@pytest.mark.parametrize("gib", [9, 12, 24, 40, 58, 70])
+def test_parts_fit_into_the_whole(needs: CudaKVSizing, gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 100)
+    frames, buffers, layers = needs.split(OffloadConfig("host"), gib * GIB)
+    assert (frames + buffers * needs.buffer_frames) * needs.page_bytes <= gib * GIB
+    parts = frames - layers * needs.buffer_frames
+    assert parts >= (32 - layers) * needs.part and (layers == 32) == (gib == 70)
+    assert needs.stored(layers) + layers * needs.buffer_frames * needs.page_bytes == needs.stored(0)
+
+
+def test_what_would_not_fit_is_foreseen(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 10)
+    with pytest.raises(CacheError, match=r"free on cuda.*give (\S+GiB) or less") as error:
+        needs.split(OffloadConfig("host", 12 * GIB), 12 * GIB)
+    fits = float(str(error.value).split("; give ")[1].split("GiB")[0])
+    assert needs.split(OffloadConfig("host", 1), int((fits - 0.05) * GIB))
+    free(monkeypatch, 5)
+    with pytest.raises(CacheError, match=r"at least .* smaller --context"):
+        needs.split(OffloadConfig("host"), int(needs.share * needs.free))
+
+
+def test_so_is_kv_that_was_to_stay_on_the_device(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 70)
+    needs.require_all()
+    free(monkeypatch, 40)
+    with pytest.raises(CacheError, match=r"for (\d+) tokens in all; use --kv-offload host") as error:
+        needs.require_all()
+    pages = int(str(error.value).split(" for ")[1].split()[0]) // 16
+    assert replace(needs, pages=pages - 300).require_all() is None  # fewer tokens have fewer activations
+
+
+def test_what_is_said_to_be_enough_is_enough(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 100)
+    with pytest.raises(CacheError, match=r"give \S+ or more"):
+        needs.split(OffloadConfig("host", GIB), GIB)
+    assert needs.split(OffloadConfig("host"), needs.least)[2] == 0
+    with pytest.raises(CacheError, match=r"give (\S+)GiB more") as error:
+        needs.split(OffloadConfig("host", layers=10), needs.least)
+    more = float(str(error.value).split("give ")[1].split("GiB")[0])
+    assert needs.split(OffloadConfig("host", layers=10), needs.least + int((more + 0.1) * GIB))[2] == 10

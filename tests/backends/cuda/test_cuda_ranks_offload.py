@@ -1,0 +1,116 @@
+"""Ranks whose KV is on the host, on the path of a GPU, make the text of one process whose KV is in memory.
+
+Kernels are replaced by what they are compared with elsewhere, as the interpreter knows of one thread only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import triforce.backends.cuda.offload.kv as triton_offload
+from tests.backends.cuda.test_cuda_offload import ids
+from tests.helpers.cuda import twins
+from tests.helpers.thread_ranks import together
+from tests.helpers.tiny_checkpoint import save, tiny_model
+from triforce.backends import native_loader
+from triforce.backends.cuda.graphs import Graphs
+from triforce.backends.cuda.offload.kv import TritonOffloadedKV
+from triforce.backends.tensor_parallel import ShardedModel
+from triforce.distributed.group import ALONE, TPGroup
+from triforce.errors import CacheError
+from triforce.interface.sampling_params import SamplingParams
+from triforce.kvcache import Budget, OffloadConfig
+from triforce.kvcache.offload import sizing_cuda, store
+from triforce.kvcache.offload.sizing import memory_for
+from triforce.kvcache.offload.sizing_cuda import CudaKVSizing
+from triforce.llm import LLM
+
+PROMPT = ids(300)
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = dict(vocab_size=40, num_hidden_layers=3, max_position_embeddings=512, head_dim=8)
+    return save(tiny_model(**sizes), tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    twins.replace_kernels(monkeypatch)
+    without = SimpleNamespace(native=None, wanted="", suits_triton=lambda *_: False)
+    monkeypatch.setattr("triforce.backends.token_sampler.native_loader", without)
+
+
+def text(folder: Path, mode: str, ranks: TPGroup = ALONE, **how: Any) -> list[int]:
+    llm = LLM(folder, ranks=ranks, device="cpu", dtype="float32", retrieval_budget=32, searched_layers="none", **how)
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)
+    output = llm.generate([PROMPT], params, mode=mode)[0]
+    assert output.kv.host_bytes > 0 or not how
+    return output.outputs[0].token_ids
+
+
+def of_ranks(folder: Path, mode: str, layers: int) -> list[list[int]]:
+    how = dict(kv_offload="host", kv_memory="500KiB", kv_resident_layers=layers)
+    return together(2, lambda ranks: text(folder, mode, ranks, **how))
+
+
+@pytest.fixture
+def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    with monkeypatch.context() as patch:
+        patch.setattr(native_loader, "native", None)
+        patch.setattr(native_loader, "wanted", "torch")
+        return text(folder, "ar")
+
+
+@pytest.mark.parametrize(("mode", "layers"), [("ar", 0), ("retrieval", 0), ("retrieval", 1)])
+def test_the_text_of_one_process(
+    folder: Path, mode: str, layers: int, plainly: list[int], as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And passes that do not stream are such that can be captured."""
+    captured: list[type] = []
+    run = Graphs.run
+    monkeypatch.setattr(
+        Graphs, "run", lambda self, replay, call: captured.append(type(replay.model)) or run(self, replay, call)
+    )
+    assert of_ranks(folder, mode, layers) == [plainly] * 2
+    assert {*captured} == ({ShardedModel} if mode == "retrieval" else set())
+
+
+def test_a_layer_that_does_not_come_shows(
+    folder: Path, plainly: list[int], as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control."""
+    monkeypatch.setattr(triton_offload, "runs_of", lambda pages: [])
+    monkeypatch.setattr(TritonOffloadedKV, "_close", lambda *_: None)
+    assert of_ranks(folder, "ar", 0) != [plainly] * 2
+
+
+def needs(folder: Path, count: int) -> CudaKVSizing:
+    config = LLM(folder, device="cpu", dtype="float32").target.config.shared(count)
+    return CudaKVSizing(config, 4, 30_000, 1, 30, Budget(48), torch.device("cuda"), 0)
+
+
+def test_each_rank_has_a_device_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what stays is counted over all devices, in what is kept, what is said and what it is compared with."""
+    one, two = needs(folder, 1), needs(folder, 2)
+    monkeypatch.setattr(sizing_cuda, "free_on", lambda device: one.passing + one.bytes // 2)
+    assert memory_for(OffloadConfig("host"), one) == int(one.share * one.free) < one.bytes
+    assert memory_for(OffloadConfig("host"), two) == int(two.share * 2 * one.free)
+    with pytest.raises(CacheError, match="free on 2 devices"):
+        two.split(OffloadConfig("host"), two.free + 1)
+
+
+def test_memory_of_the_host_is_shared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one rank finds free is for all of them."""
+    two = needs(folder, 2)
+    monkeypatch.setattr(sizing_cuda, "free_on", lambda device: GIB)
+    monkeypatch.setattr(store, "free_memory", lambda: int(1.5 * two.stored(0)))
+    offload = OffloadConfig("host", memory=2 * two.least, layers=0)
+    with pytest.raises(CacheError, match="a larger --kv-memory"):
+        together(2, lambda ranks: store.room(offload, two, ranks))

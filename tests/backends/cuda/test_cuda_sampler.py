@@ -1,0 +1,142 @@
+"""The fused sampler in Triton against the one in torch: same laws, same picks, same guesses kept, same errors.
+
+Shape suffixes: B rows, J columns, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.helpers.cuda.sampler_checks import (
+    OnDevice,
+    decides_as_torch_does,
+    exact_masses,
+    law_is_exact,
+    lowest_ids_stay,
+    many_equals,
+    move,
+    noise_far_away,
+    nuclei,
+)
+from tests.helpers.cuda.scene import DEVICE
+from tests.helpers.sampler_scenes import COUPLINGS, TEMPERATURES, agree, laws, noise_of, scene, verdict
+from tests.helpers.samplers import torch_sampling
+from triforce.backends import native_loader
+from triforce.backends.cuda.sampler import TritonSampling
+from triforce.backends.token_sampler import TorchSampling, sampling
+from triforce.errors import ModelError, RequestError
+from triforce.interface.sampling_params import SamplingParams
+from triforce.ragged import ints
+from triforce.speculation import BlockRejection, Rejection, Seeded
+
+torch.set_num_threads(1)
+each_coupling = pytest.mark.parametrize("coupling", COUPLINGS)
+
+
+@each_coupling
+@pytest.mark.parametrize(("vocab_size", "seeds"), [(7, range(3)), (97, range(3, 6)), (600, range(6, 8))])
+def test_decides_as_torch_does(vocab_size: int, seeds: range, coupling: type) -> None:
+    decides_as_torch_does(vocab_size, seeds, coupling)
+
+
+@pytest.mark.slow
+@each_coupling
+@pytest.mark.parametrize(("vocab_size", "times"), [(6, 100), (97, 100), (700, 50), (3001, 5)])
+def test_always(vocab_size: int, times: int, coupling: type) -> None:
+    decides_as_torch_does(vocab_size, range(10, 10 + times), coupling)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # of scores at a tiny temperature, which numpy reports
+def test_the_lowest_ids_stay_among_equals() -> None:
+    lowest_ids_stay(TEMPERATURES[::2])
+
+
+def test_many_equals() -> None:
+    many_equals()
+
+
+def test_any_nucleus() -> None:
+    nuclei()
+
+
+def test_exact_masses() -> None:
+    exact_masses()
+
+
+def test_the_smallest_probabilities() -> None:
+    """Down to the subnormal ones and to what is 0."""
+    logits_BV = -torch.arange(0, 800, 1.37)[None]
+    expected, got = (laws(each, logits_BV, [SamplingParams()]) for each in (torch_sampling, OnDevice))
+    small = expected > 0
+    assert torch.equal(got > 0, small) and 0 < expected[small].min() < 1e-310
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-322)
+
+
+@each_coupling
+def test_parts_of_larger_tensors(coupling: type) -> None:
+    """Logits of a graph's padded pass, and guesses cut from longer drafts; bfloat16 too."""
+    whole = scene(4, 30)
+    padded = torch.full((5, 7, 30), math.nan).bfloat16()
+    padded[:4, :4] = whole.logits_BJV
+    longer = torch.full((4, 5, 30), math.nan).double()
+    longer[:, :3] = whole.guess.laws_BKV
+    guess = replace(whole.guess, laws_BKV=longer[:, :3])
+    agree(replace(whole, logits_BJV=padded[:4, :4], guess=guess), OnDevice, coupling)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 513])
+def test_noise_at_far_positions(vocab_size: int) -> None:
+    noise_far_away(vocab_size)
+
+
+@pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "all -inf")])
+def test_refuses_logits_that_make_no_law(bad: float, what: str) -> None:
+    """In padding and rows that are done, too: then the model is broken."""
+    whole = scene(1, 300)
+    whole.guess.counts_B[:], whole.live_B[:] = 0, [True, True, False, True]
+    whole.logits_BJV[2, 3, slice(None) if bad == -math.inf else 270] = bad
+    whole.logits_BJV[3, 0, 5] = math.nan
+    for coupling in COUPLINGS:
+        with pytest.raises(ModelError, match=rf"{what} \(row 2, column 3\)"):
+            verdict(whole, OnDevice, coupling)
+
+
+def test_refuses_a_bias_outside_the_vocabulary() -> None:
+    with pytest.raises(RequestError, match="token 8, but the vocabulary ends at 7"):
+        TritonSampling([SamplingParams(logit_bias={8: 1.0})], [0], 8, Seeded(noise_of([0])))
+
+
+def test_uniforms_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_loader, "native", None)
+    drawn = {}
+    for wanted in ("torch", "triton"):
+        monkeypatch.setattr(native_loader, "wanted", wanted)
+        rows = move(noise_of([0, 1, 2]))
+        rows.draws += 2**32 - 3  # both words of the counter
+        asked = ((0, 3, [0, 2, 3]), (7, 1, [1, 0, 1]), (0, 9, [9, 9, 0]), (0, 0, [0, 0, 0]), (0, 4, [1, 2, 3]))
+        drawn[wanted] = [rows.uniforms(tier, n, ints(used)) for tier, n, used in asked] + [rows.draws]
+    assert all(map(torch.equal, drawn["torch"], drawn["triton"]))
+
+
+def test_which_sampler_is_taken(by_name: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(coupling: type) -> type:
+        return type(sampling([SamplingParams()], [0], 8, coupling(noise_of([0])), DEVICE))
+
+    assert taken(Seeded) is taken(Rejection) is TritonSampling
+    assert taken(BlockRejection) is TorchSampling  # it judges one by one
+    monkeypatch.setattr(native_loader, "wanted", "torch")
+    assert taken(Seeded) is TorchSampling
+
+
+def test_emits_the_law_of_the_verifier() -> None:
+    law_is_exact()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_emits_the_law_of_the_verifier_behind_more_guesses() -> None:
+    law_is_exact(3, (0, 1, 2))

@@ -1,0 +1,152 @@
+"""How often the host waits for a device in a step: once for each pass, to hear which tokens it is.
+
+Nothing is on a device here, so tensors are marked: those that are made with a `device`, and what is made of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from triton.runtime import interpreter
+
+from tests.backends.cuda.test_cuda_engine import ids
+from tests.helpers.mutants.law_mutants import Edit
+from triforce.backends.cuda.sampler import TritonSampling
+from triforce.backends.tensor_parallel import ShardedModel
+from triforce.distributed.group import TPGroup
+from triforce.interface.sampling_params import SamplingParams
+from triforce.kvcache.selection import Observed
+from triforce.llm import LLM
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a device is made up here")
+ANSWERS = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__bool__, Tensor.__int__, Tensor.__float__,
+           Tensor.__index__, Tensor.nonzero, torch.nonzero, torch.unique, torch.masked_select}  # fmt: skip
+
+
+HEARD = "cpu in sampler.py, verify"
+
+
+class OnDevice(Tensor):
+    """What is made of one is one."""
+
+
+class Watch(TorchFunctionMode):
+    """Counts what on a device would make the host wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _waits(func, args, kwargs):
+            caller = sys._getframe(1)
+            self.waits.append(f"{func.__name__} in {Path(caller.f_code.co_filename).name}, {caller.f_code.co_name}")
+        result = func(*args, **kwargs)
+        if func is Tensor.cpu:
+            return result.as_subclass(Tensor)
+        made_there = kwargs.get("device") is not None or _moves(func, args)
+        return result.as_subclass(OnDevice) if made_there and isinstance(result, Tensor) else result
+
+
+def _waits(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the host would: for an answer, or for a copy from memory that is not pinned."""
+    there = [isinstance(x, OnDevice) for x in args[:2]]
+    if func is torch.tensor:
+        return kwargs.get("device") is not None
+    if func is Tensor.__getitem__:
+        return _by_mask(args[1])
+    if _moves(func, args):
+        return not there[0] and args[0].numel() > 0 and not kwargs.get("non_blocking")
+    if func is Tensor.copy_:
+        return there[0] != there[1] and not kwargs.get("non_blocking")
+    return func in ANSWERS and any(there)
+
+
+def _moves(func: Any, args: Any) -> bool:
+    return func is Tensor.to and any(isinstance(x, torch.device) for x in args[1:])
+
+
+def _by_mask(index: Any) -> bool:
+    each = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(x, OnDevice) and x.dtype == torch.bool for x in each)
+
+
+@pytest.fixture
+def watch(by_name: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    launch = interpreter.GridExecutor.__call__
+
+    def unwatched(*args: Any, **kwargs: Any) -> None:
+        with torch._C.DisableTorchFunction():
+            launch(*args, **kwargs)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", unwatched)
+    with Watch() as watch:
+        yield watch
+
+
+def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: Any) -> tuple[list[str], int]:
+    """What the host waited for in a few steps, and how many passes these had."""
+    llm = LLM(
+        folder / "target",
+        folder / "draft",
+        dtype="float32",
+        retrieval_budget=32,
+        speculative_tokens=2,
+        searched_layers="none",
+        **how,
+    )
+    texts, passes = llm.open(1, 200), []
+    texts.submit([llm.request(ids(70), SamplingParams(seed=3, max_tokens=9, ignore_eos=True), mode="triforce")])
+    while not texts.engine._batches:
+        texts.step()
+    verify = TritonSampling.verify
+    monkeypatch.setattr(TritonSampling, "verify", lambda *args: passes.append(1) or verify(*args))
+    watch.waits.clear()
+    for _ in range(2):
+        texts.step()
+    return watch.waits, len(passes)
+
+
+def test_once_a_pass(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, passes = steps(folder, watch, monkeypatch)
+    assert passes > 4 and waits == [HEARD] * passes
+
+
+def test_more_would_be_noticed(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = Edit(Observed, "pick", ("if sight.grain == chunk:", "if sight.mass_LGU.sum() > 0:"))
+    monkeypatch.setattr(mutant.owner, mutant.name, mutant.function())
+    waits, _ = steps(folder, watch, monkeypatch)
+    assert {*waits} == {HEARD, "__bool__ in <broken pick>, pick"}
+
+
+def test_what_counts_as_a_wait() -> None:
+    device, host = torch.device("cpu"), torch.ones(3)
+    with Watch() as watch:
+        there = torch.zeros(3, device=device)
+        there.copy_(host, non_blocking=True)
+        torch.from_numpy(np.ones(3)).to(device, non_blocking=True)
+        host.tolist(), there + host
+        assert not watch.waits
+        there.copy_(host), host.to(device), torch.tensor([1], device=device), (2 * there).tolist(), there[there > 0]
+    assert [wait.split()[0] for wait in watch.waits] == ["copy_", "to", "tensor", "tolist", "__getitem__"]
+
+
+def test_a_model_that_ranks_share_can_be_captured(folder: Path, by_name: None) -> None:
+    """A graph can bring nothing from the host's memory."""
+    decoder = LLM(folder / "target", dtype="float32").target.decoder
+    ranks = cast(TPGroup, SimpleNamespace(rank=1, count=2, exact=True, gather=lambda x, width: x.repeat(1, 2)))
+    model = ShardedModel(decoder.config, decoder.model, ranks, decoder.dtype)  # type: ignore[arg-type]
+    with Watch() as watch:
+        ids_N = torch.zeros(3, dtype=torch.long, device=torch.device("cpu"))
+        assert isinstance(ids_N, OnDevice) and model.embed(ids_N).shape == (3, decoder.config.hidden_size)
+    assert not watch.waits

@@ -1,0 +1,42 @@
+"""A model as ranks share it, by NCCL, in passes that are captured: of one rank, as few machines have two GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.backends.cuda.test_cuda_offload import ids
+from tests.helpers.tiny_checkpoint import save, tiny_model
+from triforce.backends.cuda import graphs
+from triforce.backends.decoder import Decoder
+from triforce.backends.tensor_parallel import ShardedModel
+from triforce.distributed.torch_group import TorchGroup
+from triforce.interface.sampling_params import SamplingParams
+from triforce.llm import LLM
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL is between GPUs")
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[TorchGroup]:
+    ranks = TorchGroup(0, 1, f"file://{tmp_path / 'meeting'}", cuda=True)
+    yield ranks
+    graphs.forget()
+    ranks.leave()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("mode", ["ar", "retrieval"])
+def test_the_text_is_that_of_the_model(tmp_path: Path, ranks: TorchGroup, mode: str, exact: bool) -> None:
+    llm = LLM(
+        save(tiny_model(vocab_size=40), tmp_path / "tiny"), dtype="float32", retrieval_budget=32, searched_layers="none"
+    )
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
+    texts, ranks.exact = [llm.generate([ids(90)], params, mode=mode)], exact
+    decoder: Decoder = llm.target.decoder
+    decoder.model = ShardedModel(decoder.config, decoder.model, ranks, decoder.dtype)  # type: ignore[arg-type]
+    texts.append(llm.generate([ids(90)], params, mode=mode))
+    assert texts[0][0].outputs[0].token_ids == texts[1][0].outputs[0].token_ids

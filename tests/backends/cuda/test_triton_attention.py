@@ -1,0 +1,82 @@
+"""The Triton attention against attention by the book in float64: lists, widths, lengths, layouts of heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from tests.helpers.cuda.scene import DEVICE, Case, Scene, cases
+
+Array = np.ndarray[Any, Any]
+
+# bfloat16 and float16 round weights and result by half a step each at most; all else is float32.
+BOUND = {torch.float32: 2e-6, torch.bfloat16: 2**-8 + 2**-9, torch.float16: 2**-11 + 2**-12}
+MASS = 2e-5
+
+
+def agree(case: Case) -> None:
+    scene = Scene(case)
+    (mixed, mass), (wanted, wanted_mass) = scene.by_kernel(), scene.by_the_book()
+    assert mixed.dtype == case.dtype
+    assert scene.error(mixed, wanted) <= BOUND[case.dtype]
+    if case.weigh:
+        torch.testing.assert_close(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
+
+
+@given(case=cases())
+@settings(max_examples=8, deadline=None, derandomize=True)
+def test_any_call(case: Case) -> None:
+    agree(case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@given(case=cases())
+@settings(max_examples=300, deadline=None)
+def test_any_call_at_length(case: Case) -> None:
+    agree(case)
+
+
+def test_the_usual_splits() -> None:
+    """Of lists of each head's own and of shared ones, across a border of both."""
+    for by_head in (True, False):
+        case = Case(G=1, T=2, starts=[511], counts=[2], by_head=by_head, sinks=0, window=0, turned=False)
+        scene = Scene(case)
+        mixed, mass = scene.by_kernel(split=None)
+        wanted, wanted_mass = scene.by_the_book()
+        assert scene.error(mixed, wanted) <= BOUND[torch.float32]
+        torch.testing.assert_close(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
+
+
+@pytest.mark.parametrize("change", [{}, {"by_head": False, "sinks": 0, "window": 0, "turned": False}])
+def test_queries_one_place_off_would_be_seen(change: dict[str, object]) -> None:
+    """The inverse: the comparison does not pass whatever the kernel does."""
+    scene = Scene(replace(Case(), **change))
+    (mixed, mass), (wanted, wanted_mass) = scene.by_kernel(late=-1), scene.by_the_book()
+    assert scene.error(mixed, wanted) > 100 * BOUND[torch.float32]
+    assert not torch.allclose(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
+
+
+def by_the_term(a: Array, b: Array, dtype: type) -> Array:
+    """A product of matrices of which each number is summed in one order, as on a GPU."""
+    return sum(a[..., j, None].astype(dtype) * b[..., j, None, :].astype(dtype) for j in range(a.shape[-1]))
+
+
+def test_bits_depend_on_the_shape_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At one width, a query has the same bits at the first place and the last, whatever comes after, and beside it."""
+    if DEVICE.type == "cpu":  # the interpreter multiplies by a BLAS, whose rows are not alike on every CPU
+        monkeypatch.setattr(np, "matmul", by_the_term)
+    case = Case(G=1, T=4, starts=[130, 20], counts=[4, 3], by_head=False, sinks=0, window=0, turned=False, spare=9)
+    scene = Scene(case)
+    mixed, _ = scene.by_kernel()
+    for t in range(4):
+        q = torch.full_like(scene.q, torch.nan)
+        q[0, 0] = scene.q[0, t]
+        alone = Scene(replace(case, starts=[130 + t, 0], counts=[1, 0]))
+        alone.q = q
+        assert torch.equal(alone.by_kernel()[0][0, 0], mixed[0, t])

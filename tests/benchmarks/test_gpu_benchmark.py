@@ -1,0 +1,154 @@
+"""`benchmarks/gpu.py` on a CPU, with a shape that is small: that its rows are what they say, not how large they are."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from benchmarks.on_gpu import decoding
+from benchmarks.on_gpu.figures import FIGURES
+from benchmarks.on_gpu.piece import Setup
+from triforce.backends import dispatch
+from triforce.backends.cuda import graphs
+from triforce.bench import shapes
+from triforce.cli.parser import parse
+
+ROOT = Path(__file__).parents[2]
+HOSTED = [
+    "full pass, width 1, offloaded", "full pass, width 8, offloaded", "triforce, paper acceptance, offloaded",
+    "triforce, ours acceptance, offloaded", "transformers generate, offloaded cache", "DeepSpeed ZeRO-Inference",
+]  # fmt: skip
+FIELDS = {"figure", "shape", "acceptance", "machine", "command", "seconds", "fraction_of_limit", "speedup"}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(shapes.SHAPES, "small", shapes.ModelShape(64, 96, 2, 4, 2, 300, 16, tied=False))
+    monkeypatch.setitem(shapes.SHAPES, "small-draft", shapes.ModelShape(32, 48, 1, 2, 2, 300, 16))
+    monkeypatch.setattr(decoding, "TURNS", 1)
+
+
+def measure(figure: str, folder: Path, *more: str, contexts: str = "512") -> list[dict[str, object]]:
+    few = ["--device", "cpu", "--shape", "small", "--draft", "small-draft", "--contexts", contexts, "--tokens", "12"]
+    assert gpu.main([figure, "--out", str(folder), *few, *more]) == 0
+    file = folder / f"gpu_{figure}.json"
+    return json.loads(file.read_text()) if file.exists() else []
+
+
+def test_on_chip_in_two_sittings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert measure("a", tmp_path, "--max-seconds", "0") == []
+    assert "not yet: full pass small 512" in capsys.readouterr().out
+    rows = measure("a", tmp_path)
+    assert [row["what"] for row in rows] == [
+        "full pass", "full pass, width 8", "retrieval pass", "draft pass", "prefill",
+        "triforce, 1 rows, paper acceptance", "triforce, 1 rows, ours acceptance", "transformers generate",
+    ]  # fmt: skip
+    assert all(set(row) >= FIELDS and row["seconds"] > 0 for row in rows)  # type: ignore[operator]
+    weights = 2 * (2 * 64 * (64 + 32) + 3 * 64 * 96) + 300 * 64
+    assert [row["bytes"] for row in rows[:3]] == [4 * (weights + 2 * 2 * 2 * 16 * seen) for seen in (512, 512, 256)]
+    assert [row["acceptance"] for row in rows[5:]] == ["paper", "ours", "none"]
+    assert rows[5]["speedup"] == pytest.approx(rows[5]["plain_seconds"] / rows[5]["seconds"])  # type: ignore[operator]
+    assert measure("a", tmp_path) == rows, "what was measured is measured again"
+
+
+def test_batches(tmp_path: Path) -> None:
+    rows = measure("d", tmp_path, contexts="256")
+    assert [row["what"] for row in rows] == [f"triforce, 2 rows, {rates} acceptance" for rates in ("paper", "ours")]
+
+
+@pytest.mark.skipif(dispatch.native_loader.native is None, reason="on a CPU a store is for the native kernels")
+def test_kv_on_the_host(tmp_path: Path) -> None:
+    """The figure's second shape would be the same one here, and is not measured twice."""
+    rows = measure("f", tmp_path, "--kv-memory", "2MiB")
+    assert [row["what"] for row in rows] == HOSTED
+    assert all(set(row) >= FIELDS for row in rows)
+    assert all(row["seconds"] > 0 for row in rows[:5])  # type: ignore[operator]
+    assert rows[5]["seconds"] or rows[5]["error"]
+
+
+@pytest.mark.skipif(dispatch.native_loader.native is None, reason="on a CPU a store is for the native kernels")
+def test_one_piece_of_the_papers_cards(tmp_path: Path) -> None:
+    (row,) = measure("c", tmp_path, "--kv-memory", "2MiB", "--only", "triforce, paper acceptance, offloaded, 24")
+    assert set(row) >= FIELDS and row["shape"] == "small" and row["bus"]
+
+
+def test_grouped_queries(tmp_path: Path) -> None:
+    rows = measure("e", tmp_path, "--only", "paper acceptance", contexts="256")
+    assert [row["what"] for row in rows] == [f"triforce, {rows} rows, paper acceptance" for rows in (1, 6)]
+
+
+def test_the_shipped_pair(tmp_path: Path) -> None:
+    (row,) = measure("b", tmp_path, "--only", "temperature 0.6")
+    assert set(row) >= FIELDS and row["acceptance"] == "real" and row["same_text_as_ar"]
+    assert set(row["kept"]) == {"draft", "retrieval"}  # type: ignore[call-overload]
+
+
+def test_steps_that_capture_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor the first one: ten tokens in five steps, of which two capture a graph."""
+    captured = iter([0, 1, 1, 1, 1, 3, 3, 3, 3, 3])
+    monkeypatch.setattr(graphs, "captured", lambda: next(captured))
+
+    class Five:
+        jobs, sampling, decode_seconds, steps = (1, 2), None, 0.0, 0
+
+        @property
+        def done(self) -> bool:
+            return self.steps == 5
+
+        def step(self) -> list[int]:
+            self.steps += 1
+            self.decode_seconds += {1: 50.0, 3: 90.0}.get(self.steps, self.steps)
+            return [2, 4]
+
+    monkeypatch.setattr(decoding, "Synthetic", lambda sampling, kept: sampling)
+    assert decoding.timed(Five(), {}) == pytest.approx((2 + 4 + 5) / 9)  # type: ignore[arg-type]
+
+
+def test_the_papers_cards() -> None:
+    pieces = list(FIGURES["c"](Setup(torch.device("cpu"), None, None, None, 128)))
+    assert [piece.what for piece in pieces] == [f"{what}, {cap} GiB" for cap in (24, 48) for what in HOSTED]
+    assert {piece.shape for piece in pieces} == {"llama-2-7b-128k", "llama-2-13b-128k"}
+
+
+def test_the_lines_that_wait_for_a_gpu() -> None:
+    """Those of docs/data/gpu_runs.toml are understood, and their pieces and tests are there."""
+    runs = tomllib.loads((ROOT / "docs" / "data" / "gpu_runs.toml").read_text(encoding="utf-8"))["runs"]
+    lines = [command.partition("PY -m ")[2] for run in runs for command in run["commands"] if "PY -m " in command]
+    asked: dict[str, list[str]] = {}
+    for module, *arguments in map(shlex.split, lines):
+        if module == "benchmarks.gpu":
+            options = gpu._parser().parse_args(arguments)
+            pieces = FIGURES[options.figure](Setup(torch.device("cpu"), None, None, None, 128))
+            found = [piece.what for piece in pieces if options.only in piece.what]
+            assert found, arguments
+            asked[options.figure] = asked.get(options.figure, []) + found
+        elif module == "triforce":
+            parse(arguments)
+        elif module == "pytest":
+            assert all((ROOT / path).exists() for path in arguments if path.startswith("tests/"))
+    assert set(asked) == set(FIGURES)
+    measured = [what for what in asked["c"] if "48" not in what]
+    assert sorted(measured) == sorted(f"{what}, 24 GiB" for what in HOSTED)
+
+
+SMALL = ["--device", "cpu", "--shape", "small", "--draft", "small-draft", "--contexts", "512"]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [(["c", *SMALL], "fits on the device"), (["a"], "no CUDA device")])
+def test_what_cannot_be_measured(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert gpu.main([*arguments, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error

@@ -1,0 +1,84 @@
+"""What is said of mistakes, of bytes that are no text, and of pipes that close."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.fake_llm import FakeLLM
+from triforce.cli import main
+from triforce.errors import ModelError
+
+ROOT = Path(__file__).parents[2]
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+
+MISTAKES = {
+    "a file that is missing": (["--prompt-file", "no/such/file"], "cannot be read"),
+    "a file that is a folder": (["--prompt-file", "."], "cannot be read"),
+    "two prompts": (["model", "a prompt", "--prompt-file", "-"], "leave one"),
+    "an empty prompt": ([""], "empty"),
+    "an empty prompt after a model": (["model", ""], "empty"),
+    "an argument that is not UTF-8": (["a \udcff"], "UTF-8"),
+    "a temperature below zero": (["a prompt", "--temperature", "-1"], "temperature"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.usefixtures("llm")
+def test_mistakes_are_code_2_and_one_message(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, message = MISTAKES[mistake]
+    assert main(["generate", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("triforce: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("llm")
+def test_bytes_that_are_not_utf8(stdin: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    assert main(["generate", "--prompt-file", str(tmp_path / "latin")]) == 2
+    assert "byte 0xe9 at offset 3" in capsys.readouterr().err
+    stdin(b"\xff")
+    assert main(["generate"]) == 2
+    assert "stdin is not UTF-8" in capsys.readouterr().err
+    stdin(b"")
+    assert main(["generate"]) == 2
+    assert "empty" in capsys.readouterr().err
+
+
+def test_errors_of_the_engine(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    llm.fault = ModelError("no such model")
+    assert main(["generate", "a prompt"]) == 2
+    assert capsys.readouterr().err == "triforce: error: no such model\n"
+    llm.fault = KeyboardInterrupt()  # type: ignore[assignment]
+    assert main(["generate", "a prompt"]) == 130
+
+
+def test_a_missing_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "no/such/folder"]) == 2
+    assert "no/such/folder" in capsys.readouterr().err
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    code = (
+        "import sys, types; from triforce import cli\n"
+        "module = types.ModuleType('triforce.cli.info'); sys.modules['triforce.cli.info'] = module\n"
+        "def run(options):\n    [print('x' * 1000) for _ in range(1000)]; return 0\n"
+        "module.run = run\nsys.exit(cli.main(['info']))"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141

@@ -1,0 +1,178 @@
+"""`triforce generate` and `info` as a user meets them: streams, JSON, colours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.fake_llm import Characters, FakeLLM, Piece, answer
+from triforce.cli import main
+from triforce.cli.common import Painter, Prefill, report
+from triforce.cli.info import size
+from triforce.interface.outputs import RequestOutput
+
+JSON_KEYS = [
+    "text",
+    "token_ids",
+    "finish_reason",
+    "mode",
+    "coupling",
+    "exactness",
+    "ranks",
+    "seed",
+    "prompt_tokens",
+    "completion_tokens",
+    "prefill_seconds",
+    "decode_seconds",
+    "tokens_per_second",
+    "tiers",
+    "plans",
+    "kv",
+]
+
+
+def test_text_on_stdout_and_statistics_on_stderr(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "a prompt", "--temperature", "0", "--stop-token-id", "3", "--logit-bias", "5=-1"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "héllo\n"
+    assert "10.0 tokens/s" in err
+    assert "75%" in err
+    assert "full passes per new token: 0.40" in err
+    assert (llm.made["model"], llm.called["prompt"]) == (None, "a prompt")
+    params = llm.called["params"]
+    assert (params.temperature, params.stop_token_ids, params.logit_bias) == (0.0, (3,), {5: -1.0})
+
+
+def test_a_model_that_chats_is_said_to_and_asked_so(
+    llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "Who is it?"]) == 0 and "--chat" not in capsys.readouterr().err
+    monkeypatch.setattr(Characters, "chats", True)
+    assert main(["generate", "Who is it?"]) == 0 and "has a chat template: with --chat" in capsys.readouterr().err
+    assert main(["generate", "Who is it?", "--chat"]) == 0 and "--chat" not in capsys.readouterr().err
+    assert llm.called["prompt"] == "user: Who is it?"
+
+
+def test_arguments_reach_the_engine(llm: type[FakeLLM]) -> None:
+    engine = "--mode retrieval --draft none --retrieval-budget 3% --retrieval-refresh auto"
+    engine += " --speculative-tokens 4 --context 99 --dtype float32"
+    assert main(["generate", "org/model", "word", *engine.split(), "--save-cache", "kv"]) == 0
+    wanted = {
+        "model": "org/model",
+        "draft": None,
+        "mode": "retrieval",
+        "retrieval_budget": "3%",
+        "retrieval_refresh": "auto",
+        "context": 99,
+    }
+    assert {name: llm.made[name] for name in wanted} == wanted
+    assert (llm.called["prompt"], llm.called["save_cache"], llm.called["load_cache"]) == ("word", "kv", None)
+
+
+def test_prompts_from_file_and_stdin(llm: type[FakeLLM], stdin: Any, tmp_path: Path) -> None:
+    (tmp_path / "prompt").write_bytes("línes\r\n\n".encode())
+    assert main(["generate", "--prompt-file", str(tmp_path / "prompt")]) == 0
+    assert llm.called["prompt"] == "línes\r\n\n"
+    stdin(b"from a pipe\n")
+    assert main(["generate"]) == 0
+    assert llm.called["prompt"] == "from a pipe\n"
+
+
+@pytest.mark.usefixtures("llm")
+def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "a prompt", "--json"]) == 0
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    assert list(result) == JSON_KEYS
+    assert result["tiers"][0] == {"name": "draft", "proposed": 4, "accepted": 3, "passes": 2, "seconds": 0.1}
+    assert not err
+
+
+@pytest.mark.usefixtures("llm")
+def test_json_of_several_with_logprobs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "a prompt", "--json", "--n", "2", "--logprobs", "1"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert list(result) == [*JSON_KEYS, "choices", "logprobs"]
+    assert [choice["index"] for choice in result["choices"]] == [0, 1]
+    assert result["completion_tokens"] == 10
+    assert result["logprobs"] == [{"token_id": 1, "logprob": -0.5, "top": [{"token_id": 2, "logprob": None}]}]
+
+
+@pytest.mark.usefixtures("llm")
+def test_several_texts_are_printed_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "a prompt", "--n", "2"]) == 0
+    assert capsys.readouterr().out == "[1 of 2]\nhéllo\n[2 of 2]\nhéllo\n"
+
+
+@pytest.mark.usefixtures("llm")
+def test_colours_by_tier(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "a prompt", "--color"]) == 0
+    out, err = capsys.readouterr()
+    assert (
+        out
+        == "".join(f"\033[{color}m{text}\033[0m" for text, color in [("h", 32), ("é", 31), ("ll", 32), ("o", 31)])
+        + "\n"
+    )
+    assert "proposed by: \033[32mdraft\033[0m \033[31mfull\033[0m" in err
+
+
+def test_colours_follow_text_that_is_held_back() -> None:
+    painter = Painter(Characters(), [])  # type: ignore[arg-type]
+    first, second = Piece("ab", ["draft", "full"]), Piece("cd", ["draft", "full"])
+    first.text, second.text = "a", "bcd."
+    painted = painter(first) + painter(second)  # type: ignore[arg-type]
+    assert painted == "".join(
+        f"\033[{color}m{text}\033[0m" for text, color in [("a", 32), ("b", 31), ("c", 32), ("d.", 31)]
+    )
+
+
+def test_statistics_of_several_continuations() -> None:
+    assert "draft              8         6    75%       4     0.10" in report(answer("héllo", n=2))
+
+
+def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = Prefill()
+    bar(1, 2)
+    bar(2, 2)
+    assert not capsys.readouterr().err
+
+
+def test_info_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The counts are those of transformers' own model, and no weight file is there to be read."""
+    import transformers
+
+    sizes = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
+    for family in ("Llama", "Qwen2", "Qwen3"):
+        config = getattr(transformers, f"{family}Config")(
+            **sizes, num_key_value_heads=2, head_dim=16, max_position_embeddings=8192
+        )
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
+        config.save_pretrained(tmp_path)
+        assert main(["info", str(tmp_path), "--dtype", "bfloat16"]) == 0
+        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        weights = sum(weight.numel() for weight in model.parameters())
+        assert lines["parameters"] == f"{weights / 1e6:.1f} million: {size(2 * weights)} as bfloat16"
+        assert lines["KV"] == f"cache           {2 * 2 * 2 * 16 * 2} bytes per token"
+        assert lines["8,192"].split() == ["tokens", "2", "MiB"]
+        assert "tokens beside the weights" in lines["fits"]
+        assert main(["info", str(tmp_path), "--dtype", "bfloat16", "--lower-tiers", "int8"]) == 0
+        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        matrices = [weight for weight in model.parameters() if weight.ndim == 2]
+        copies = sum(weight.numel() + 4 * len(weight) for weight in matrices[not model.config.tie_word_embeddings :])
+        assert lines["parameters"].endswith(f" as bfloat16, and {size(copies)} as int8")
+        assert lines["KV"].endswith(f" per token, and {2 * 2 * 2 * 16 + 2 * 2 * 2 * 4 // 16} bytes as int8")
+        assert lines["8,192"].split() == ["tokens", "3.0", "MiB"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "coupling", "told"), [("auto", "rejection", True), ("auto", "seeded", False), ("ar", "rejection", False)]
+)
+def test_who_asks_for_a_seed_learns_what_it_is_good_for(mode: str, coupling: str, told: bool) -> None:
+    output = answer("a")
+    said = report(
+        RequestOutput(output.prompt_token_ids, None, output.outputs, mode, coupling, "distribution", 1.0, 1.0)
+    )
+    assert ("the text of a seed depends on the clock" in said) == told

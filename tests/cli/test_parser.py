@@ -1,0 +1,149 @@
+"""The command line itself: short options, names that are nearly right, help, what is loading."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import types
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.fake_llm import FakeLLM
+from triforce.checkpoint.hub import model_folder
+from triforce.cli import main
+from triforce.cli.parser import parse
+from triforce.cli.progress import Prefill
+from triforce.errors import ModelError
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("chatt", "'chatt' is not known (did you mean chat?); choose from generate,"),
+        ("bench sped", "'sped' is not known (did you mean speed?)"),
+        ("generate --mode tripforce", "argument --mode: 'tripforce' is not known (did you mean triforce?)"),
+        (
+            "generate a --temprature=3 b",
+            "--temprature is not an option of triforce generate (did you mean --temperature",
+        ),
+        ("bench speed --repeat 3", "--repeat is not an option of triforce bench speed (did you mean --repeats?)"),
+        ("--verion", "--verion is not an option of triforce (did you mean --version?)"),
+        ("generate --zzz", "--zzz is not an option of triforce generate; see triforce generate --help"),
+        ("generate a b c d", "there is no place for c d"),
+        ("generate -m a b c", "there are two models, 'b' and -m 'a'; leave one out"),
+        ("generate -m a -p b c", "there are two prompts, 'c' and -p 'b'; leave one out"),
+        ("chat -m a b", "there are two models"),
+    ],
+)
+def test_mistakes_are_one_line_that_helps(line: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(line.split())
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and err.startswith("triforce: error: ") and told in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "model", "prompt"),
+    [
+        ("generate -m M -p P", "M", "P"),
+        ("generate -m M P", "M", "P"),
+        ("generate P -m M", "M", "P"),
+        ("generate -p P M", "M", "P"),
+        ("generate -m M --seed 1 P", "M", "P"),
+        ("explain M -p P", "M", "P"),
+        ("generate -p P", None, "P"),
+    ],
+)
+def test_models_and_prompts_by_name(line: str, model: str | None, prompt: str) -> None:
+    options = parse(line.split())
+    assert (options.model, options.prompt) == (model, prompt)
+
+
+def test_short_options() -> None:
+    options = parse(["chat", "-m", "M", "-n", "5", "-t", "0.5", "-q"])
+    assert (options.model, options.max_tokens, options.temperature, options.quiet) == ("M", 5, 0.5, True)
+
+
+def test_nothing_at_all_asks_for_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([])
+    out, err = capsys.readouterr()
+    assert end.value.code == 0 and out.startswith("usage: triforce") and not err
+
+
+def test_a_folder_that_is_nearly_right(tmp_path: Path) -> None:
+    (tmp_path / "smollm2").mkdir()
+    with pytest.raises(ModelError, match=r"smolm2 \(did you mean .*/smollm2\?\); give"):
+        model_folder(str(tmp_path / "smolm2"))
+
+
+@pytest.mark.usefixtures("llm")
+def test_quiet_is_the_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "a prompt", "--quiet", "--color"]) == 0
+    out, err = capsys.readouterr()
+    assert "h" in out and not err
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["generate", "some/model", "x"], "loading some/model ...\n"),
+        (["generate", "two words"], "loading the pair that comes with triforce ...\n"),
+        (["demo"], "loading the pair that comes with triforce ...\n"),
+        (["info", "some/model"], ""),
+        (["generate", "some/model", "x", "--quiet"], ""),
+    ],
+)
+def test_what_is_loading_is_said_before_the_command_is_imported(
+    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", tty := Tty())
+    said: list[str] = []
+    module = types.ModuleType("command")
+
+    def run(options: Namespace) -> int:
+        said.append(tty.getvalue())
+        return 0
+
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, f"triforce.cli.{arguments[0]}", module)
+    assert main(arguments) == 0 and said == [told]
+
+
+def test_a_bar_stays_until_there_is_something_to_read(
+    llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is on the terminal when the first piece comes, and that it is gone then."""
+    monkeypatch.setattr(sys, "stderr", tty := Tty())
+    with Prefill() as bar:
+        bar(1, 2)
+        bar(2, 2)
+        assert "writing: 100%" in tty.getvalue().rpartition("\r")[2]
+    assert not tty.getvalue().rpartition("\r")[2].strip()
+    with Prefill(quiet=True) as bar:
+        seen = tty.getvalue()
+        bar(2, 2)
+    assert tty.getvalue() == seen
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [("triforce generate --mode tr", "triforce"), ("triforce ch", "chat"), ("triforce chat --sys", "--system")],
+)
+def test_shells_complete(line: str, wanted: str, tmp_path: Path) -> None:
+    """As a shell asks: what may follow comes through a file."""
+    found = tmp_path / "found"
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
+    asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(found), "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    code = "import sys; from triforce.cli import main; sys.argv[0] = 'triforce'; main()"
+    subprocess.run([sys.executable, "-c", code], env=os.environ | asked, check=True, capture_output=True)
+    assert found.read_text().split() == [wanted]

@@ -1,0 +1,87 @@
+"""Two ranks of models that are no toys: the texts of one process, in little more than half of its memory each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from triforce.backends import native_loader
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "tests" / "helpers" / "processes"
+PATH = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+ENVIRONMENT = os.environ | {"PYTHONPATH": PATH, "GLOO_SOCKET_IFNAME": "lo"}
+MODES = "ar,triforce,retrieval"
+pytestmark = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+
+
+def run(script: str, *arguments: str, count: int, folder: Path) -> list[Any]:
+    """What each rank prints."""
+    command = [sys.executable, str(SCRIPTS / script), *arguments]
+    meeting = f"file://{folder / f'{script}-{count}'}"
+    processes = [
+        subprocess.Popen([*command, str(rank), str(count), meeting], env=ENVIRONMENT, stdout=subprocess.PIPE)
+        for rank in range(count)
+    ]
+    try:
+        return [json.loads(process.communicate()[0]) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_a_few_texts(tmp_path: Path) -> None:
+    """Of the deepest ladder, greedy and drawn; other modes are in the long versions, and in test_shared_texts.py."""
+    (alone,) = run("many_texts.py", "1", "12", "all", "triforce", count=1, folder=tmp_path)
+    for texts in run("many_texts.py", "1", "12", "all", "triforce", count=2, folder=tmp_path):
+        assert texts == alone
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_twenty_texts_of_512_tokens(tmp_path: Path) -> None:
+    (alone,) = run("many_texts.py", "20", "512", "all", MODES, count=1, folder=tmp_path)
+    assert all(len(text) == 512 for texts in alone.values() for text in texts)
+    assert alone["ar 0.8"] == alone["triforce 0.8"] == alone["retrieval 0.8"] != alone["ar 0"]
+    for texts in run("many_texts.py", "20", "512", "all", MODES, count=2, folder=tmp_path):
+        assert texts == alone
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_texts_of_ranks_that_keep_their_kv_in_files(tmp_path: Path) -> None:
+    """Eight texts have half as much KV again as stays in memory."""
+    (alone,) = run("many_texts.py", "8", "128", "all", MODES, count=1, folder=tmp_path)
+    for texts in run("many_texts.py", "8", "128", "24MiB", MODES, count=2, folder=tmp_path):
+        assert texts == alone
+
+
+def large(folder: Path) -> Path:
+    """A checkpoint of some 330 MiB."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=32_000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=9, num_attention_heads=16,
+        num_key_value_heads=4, max_position_embeddings=4096, tie_word_embeddings=False, dtype="bfloat16",
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_each_of_two_ranks_has_little_more_than_half(tmp_path: Path) -> None:
+    model = str(large(tmp_path / "model"))
+    (alone,) = run("rank_memory.py", model, count=1, folder=tmp_path)
+    ranks = run("rank_memory.py", model, count=2, folder=tmp_path)
+    print([round(each["grown"] / alone["grown"], 3) for each in ranks], f"of {alone['grown'] / 2**20:.0f} MiB")
+    assert all(each["tokens"] == alone["tokens"] and each["grown"] < 0.7 * alone["grown"] for each in ranks)

@@ -1,0 +1,146 @@
+"""A model that several ranks share gives the logits of one process, bit for bit, on every rank.
+
+Shape suffixes: T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.thread_ranks import together
+from tests.helpers.tiny_checkpoint import save, tiny_model
+from triforce.backends import native_loader
+from triforce.backends.decoder import Decoder
+from triforce.distributed.group import ALONE, TPGroup
+from triforce.engine.model_loader import load
+from triforce.errors import RequestError
+from triforce.kvcache import FullView, PagePool
+from triforce.ragged import ints
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama, tied": ("Llama", dict(tie_word_embeddings=True)),
+    "qwen2, odd sizes": ("Qwen2", dict(vocab_size=101, hidden_size=68, intermediate_size=75, head_dim=16)),
+    "qwen3, grouped": ("Qwen3", dict(num_attention_heads=12, num_key_value_heads=6, head_dim=32)),
+}
+LENGTH = 90
+NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family, changes = FAMILIES[request.param]
+    heads = dict(num_attention_heads=8, num_key_value_heads=4, head_dim=16)
+    return save(tiny_model(family, **(heads | changes)), tmp_path_factory.mktemp("model"))
+
+
+def text() -> list[int]:
+    chance = Random(1)
+    return [chance.randrange(97) for _ in range(LENGTH)]
+
+
+def read(decoder: Decoder, widths: list[int]) -> Tensor:
+    """Logits (T, V) of the text, in passes of these widths."""
+    pool = PagePool(decoder.config, 1, 8, decoder.dtype)
+    pool.reserve(0, LENGTH)
+    full, logits, ids = FullView(pool), [], text()
+    for width in widths:
+        start = int(full.lengths_B[0])
+        full.begin(ints([width]), width)
+        logits.append(decoder(torch.tensor([ids[start : start + width]]), full)[0])
+        full.advance(ints([width]))
+    return torch.cat(logits)
+
+
+def shared(
+    folder: Path, dtype: str, widths: list[int], count: int, exact: bool = True, int8: bool = False
+) -> list[Tensor]:
+    """The logits that each rank has."""
+
+    def run(ranks: TPGroup) -> Tensor:
+        checkpoint = load(folder, device="cpu", dtype=dtype, ranks=ranks, int8=int8)
+        return read(checkpoint.lower if int8 else checkpoint.decoder, widths)
+
+    return together(count, run, exact)
+
+
+@NATIVE
+@pytest.mark.parametrize("int8", [False, True], ids=["same", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_bits_of_one_process(folder: Path, dtype: str, count: int, int8: bool) -> None:
+    """However the text is cut into passes: of the shared model, and of the other one."""
+    if (whole := load(folder, device="cpu", dtype=dtype, int8=int8)).config.kv_heads % count:
+        count = 3
+    alone_TV = read(whole.lower, [LENGTH])
+    for widths in ([LENGTH], [40, 1, 7, 33, 1, 8]):
+        for each_TV in shared(folder, dtype, widths, count, int8=int8):
+            assert torch.equal(each_TV, alone_TV)
+
+
+@NATIVE
+def test_sums_that_are_added_up_would_show(folder: Path) -> None:
+    """Negative control: products whose inputs are dealt out, and their parts added, give other bits."""
+    alone_TV = read(load(folder, device="cpu", dtype="float32").decoder, [LENGTH])
+    first_TV, second_TV = shared(folder, "float32", [LENGTH], 2, exact=False)
+    assert torch.equal(first_TV, second_TV) and not torch.equal(first_TV, alone_TV)
+    torch.testing.assert_close(first_TV, alone_TV, atol=1e-4, rtol=1e-4)
+
+
+@NATIVE
+def test_so_would_one_product_in_bfloat16() -> None:
+    """Negative control: rounded between layers, whole logits may hide it."""
+    draw = torch.Generator().manual_seed(1)
+    x_NK, weight_XK = (torch.randn(rows, 512, generator=draw).bfloat16() for rows in (8, 32))
+
+    def times(columns: slice, outputs: slice = slice(None)) -> Tensor:
+        y_NX = torch.empty(8, len(weight_XK[outputs]))
+        matrix = native_loader.native.Matrix(weight_XK[outputs, columns].contiguous())
+        matrix.linear(x_NK[:, columns].contiguous(), y_NX)
+        return y_NX
+
+    whole_NX, everything = times(slice(None)), slice(None)
+    assert torch.equal(torch.cat([times(everything, slice(20)), times(everything, slice(20, 32))], 1), whole_NX)
+    assert not torch.equal(times(slice(256)) + times(slice(256, 512)), whole_NX)
+
+
+@NATIVE
+def test_whose_bits_they_are_is_known(folder: Path) -> None:
+    def independent(ranks: TPGroup) -> bool:
+        return load(folder, device="cpu", dtype="bfloat16", ranks=ranks).decoder.model.width_independent
+
+    assert together(2, independent) == [True, True] and together(2, independent, exact=False) == [False, False]
+
+
+def test_the_torch_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its products may round otherwise when there are fewer outputs: to the last digits it is the same."""
+    monkeypatch.setattr(native_loader, "native", None)
+    alone_TV = read(load(folder, device="cpu", dtype="float32").decoder, [LENGTH])
+    for exact in (True, False):
+        first_TV, second_TV = shared(folder, "float32", [60, 30], 2, exact)
+        assert torch.equal(first_TV, second_TV)
+        torch.testing.assert_close(first_TV, alone_TV, atol=1e-4, rtol=1e-4)
+
+
+def test_a_rank_holds_its_part_only(folder: Path) -> None:
+    def sizes(ranks: TPGroup) -> list[int]:
+        from triforce.checkpoint.weights import read_weights
+
+        whole = load(folder, device="cpu", dtype="float32").config
+        cpu, rows = torch.device("cpu"), 101 if whole.vocab_size == 101 else 97
+        weights = read_weights(folder, whole, rows=rows, device=cpu, dtype=torch.float32, ranks=ranks)
+        return [tensor.numel() for tensor in weights.tensors() if tensor.ndim == 2]
+
+    whole, *parts = [sizes(ALONE), *together(2, sizes)]
+    assert [sum(pair) for pair in zip(*parts, strict=True)] == whole
+
+
+@pytest.mark.parametrize("count", [5, 7])
+def test_heads_that_cannot_be_shared(folder: Path, count: int) -> None:
+    with pytest.raises(RequestError, match=r"KV heads cannot be shared evenly by . processes; use --tp 1 or 2"):
+        together(count, lambda ranks: load(folder, device="cpu", ranks=ranks))

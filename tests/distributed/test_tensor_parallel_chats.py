@@ -1,0 +1,60 @@
+"""An answer that is ended half-way ends on all ranks at once, and leaves their sessions in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.thread_ranks import together
+from tests.helpers.tiny_checkpoint import tiny_pair
+from triforce.backends import native_loader
+from triforce.cli.chat.answer import answer
+from triforce.distributed.group import ALONE, TPGroup
+from triforce.engine.output_stream import OutputChunk
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
+from triforce.llm import LLM
+from triforce.session import Session
+
+PROMPT = [2 + (7 * i * i) % 290 for i in range(150)]
+MORE = [2 + (5 * i) % 290 for i in range(9)]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_pair(tmp_path_factory.mktemp("pair"), 512)
+
+
+def made(pair: Path, ranks: TPGroup) -> LLM:
+    return LLM(
+        pair / "target", pair / "draft", retrieval_budget=64, searched_layers="none", ranks=ranks, mode="triforce"
+    )
+
+
+@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_all_ranks_end_at_the_same_place(pair: Path, after: int, temperature: float) -> None:
+    """`after` 0 is while the prompt is read. Only rank 0 knows that somebody has had enough."""
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True)
+
+    def talked(ranks: TPGroup) -> tuple[list[int], list[int]]:
+        session, heard = Session(made(pair, ranks)), list[int]()
+        pieces = 0
+
+        def ended() -> bool:
+            return ranks.rank == 0 and pieces >= after
+
+        for piece in answer(session, PROMPT, params, ended):
+            assert isinstance(piece, OutputChunk)
+            pieces += 1
+            heard += piece.token_ids
+        *_, output = answer(session, PROMPT + heard + MORE, params, lambda: False)
+        assert isinstance(output, RequestOutput)
+        return heard, output.outputs[0].token_ids
+
+    (heard, again), *others = together(2, talked)
+    assert others == [(heard, again)] and bool(heard) == bool(after) and len(heard) < 24
+    (fresh,) = made(pair, ALONE).generate(PROMPT + heard + MORE, params, mode="ar")
+    assert fresh.outputs[0].token_ids == again

@@ -1,0 +1,86 @@
+"""TPGroup whose KV is in stores of their own make the text of one process in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.thread_ranks import together
+from tests.helpers.tiny_checkpoint import save, tiny_model
+from triforce.backends import native_loader
+from triforce.backends.cpu import offload
+from triforce.backends.cpu.layerwise import one_layer
+from triforce.backends.dispatch import ForwardBatch
+from triforce.distributed.group import ALONE, TPGroup
+from triforce.errors import CacheError
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
+from triforce.kvcache.offload.sizing import size_of
+from triforce.llm import LLM
+
+pytestmark = pytest.mark.skipif(native_loader.native is None, reason="a store is for the native kernels")
+SHAPE = dict(hidden_size=64, intermediate_size=64, head_dim=64, num_attention_heads=4, num_key_value_heads=4)
+PROMPTS = [[2 + (7 * i * i + step) % 90 for i in range(1300)] for step in (0, 11)]
+MEMORY = "7MiB"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("large")
+    for name, layers in (("target", 5), ("draft", 1)):
+        save(tiny_model(max_position_embeddings=1500, num_hidden_layers=layers, **SHAPE), folder / name)
+    return folder
+
+
+def generate(pair: Path, ranks: TPGroup, mode: str, temperature: float = 0.8, **settings: Any) -> list[RequestOutput]:
+    settings = {"retrieval_budget": 256, "searched_layers": "none"} | settings
+    llm = LLM(pair / "target", pair / "draft", ranks=ranks, **settings)
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=12, ignore_eos=True)
+    return llm.generate(PROMPTS, params, mode=mode)
+
+
+def texts(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize(("temperature", "kind"), [(0.0, "host"), (0.8, "file")])
+@pytest.mark.parametrize("mode", ["ar", "triforce", "retrieval", "auto"])
+def test_the_texts_of_one_process_in_memory(pair: Path, mode: str, temperature: float, kind: str) -> None:
+    wanted = texts(generate(pair, ALONE, "ar", temperature))
+    for outputs in together(
+        2, lambda ranks: generate(pair, ranks, mode, temperature, kv_offload=kind, kv_memory=MEMORY)
+    ):
+        assert texts(outputs) == wanted and all(output.exactness == "bitwise" for output in outputs)
+        kv, whole = outputs[0].kv, 2 * 5 * 4 * 64 * 2 * sum(map(len, PROMPTS))
+        assert kv.device_bytes <= size_of(MEMORY) < whole / 1.7
+        assert (kv.file_bytes if kind == "file" else kv.host_bytes) >= whole
+
+
+def test_layers_that_are_shown_whole(pair: Path) -> None:
+    wanted = texts(generate(pair, ALONE, "ar"))
+    how = dict(kv_offload="file", kv_memory="9MiB", searched_layers="1")
+    for outputs in together(2, lambda ranks: generate(pair, ranks, "triforce", **how)):
+        assert texts(outputs) == wanted
+
+
+def test_a_layer_that_is_read_wrongly_shows(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: prompts go through the layers of a store by another way than through those of memory."""
+
+    def wrong(memory: Any, model: Any, layer: int, ids_1T: Any, x_1TC: Any, this: ForwardBatch) -> None:
+        if layer == 2:
+            x_1TC.neg_()
+        one_layer(memory, model, layer, ids_1T, x_1TC, this)
+
+    monkeypatch.setattr(offload, "one_layer", wrong)
+    wanted = texts(generate(pair, ALONE, "ar"))
+    for outputs in together(2, lambda ranks: generate(pair, ranks, "ar", kv_offload="file", kv_memory=MEMORY)):
+        assert texts(outputs) != wanted
+
+
+def test_too_little_memory_is_said_for_all_ranks(pair: Path) -> None:
+    with pytest.raises(CacheError, match=r"give (\d+)MiB or more") as error:
+        together(2, lambda ranks: generate(pair, ranks, "ar", kv_offload="file", kv_memory="1MiB"))
+    enough = str(error.value).split("give ")[1].split(" or more")[0]
+    together(2, lambda ranks: generate(pair, ranks, "ar", kv_offload="file", kv_memory=enough))

@@ -1,0 +1,137 @@
+"""Ranks that share a model make the text of one process, whatever the mode; and notice when they do not agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.thread_ranks import together
+from tests.helpers.tiny_checkpoint import tiny_pair
+from triforce.backends import native_loader
+from triforce.distributed.group import ALONE, TPGroup
+from triforce.errors import RankError, RequestError
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
+from triforce.llm import LLM
+from triforce.planner import CostModel, PlanController
+
+PROMPTS = [[2 + (7 * i * i + step) % 290 for i in range(150)] for step in (0, 11)]
+NATIVE = pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_pair(tmp_path_factory.mktemp("pair"), 512)
+
+
+def made(pair: Path, ranks: TPGroup, **settings: Any) -> LLM:
+    return LLM(pair / "target", pair / "draft", retrieval_budget=64, searched_layers="none", ranks=ranks, **settings)
+
+
+def params(**changes: Any) -> SamplingParams:
+    return SamplingParams(**({"temperature": 0.8, "seed": 5, "max_tokens": 24, "ignore_eos": True} | changes))
+
+
+def same(some: list[RequestOutput], others: list[RequestOutput]) -> bool:
+    pairs = zip(some, others, strict=True)
+    return all([o.token_ids for o in a.outputs] == [o.token_ids for o in b.outputs] for a, b in pairs)
+
+
+@NATIVE
+@pytest.mark.parametrize("temperature", [0, 0.8])
+@pytest.mark.parametrize("mode", ["ar", "triforce", "retrieval", "streaming", "draft-ngram"])
+def test_the_texts_of_one_process(pair: Path, mode: str, temperature: float) -> None:
+    wanted = made(pair, ALONE).generate(PROMPTS, params(temperature=temperature), mode=mode)
+    for outputs in together(
+        2, lambda ranks: made(pair, ranks).generate(PROMPTS, params(temperature=temperature), mode=mode)
+    ):
+        assert same(outputs, wanted) and all(output.exactness == "bitwise" for output in outputs)
+
+
+@NATIVE
+@pytest.mark.parametrize("changes", [{"coupling": "rejection"}, {"lower_tiers": "int8"}, {"dtype": "float32"}], ids=str)
+def test_other_settings(pair: Path, changes: dict[str, str]) -> None:
+    """Noise depends on the seed alone, so `rejection` gives one text, too: logits are the same bits."""
+
+    def texts(ranks: TPGroup) -> list[RequestOutput]:
+        return made(pair, ranks, **changes).generate(PROMPTS, params(n=2, logprobs=2), mode="triforce")
+
+    wanted = texts(ALONE)
+    for outputs in together(2, texts):
+        assert same(outputs, wanted)
+        assert outputs[1].outputs[1].logprobs == wanted[1].outputs[1].logprobs
+
+
+@pytest.mark.parametrize("mode", ["ar", "triforce"])
+def test_parts_that_are_added_up_promise_less(pair: Path, mode: str) -> None:
+    both = together(2, lambda ranks: made(pair, ranks).generate(PROMPTS, params(), mode=mode), exact=False)
+    assert same(*both) and all(output.exactness == "distribution" for outputs in both for output in outputs)
+
+
+def test_a_seed_that_is_drawn_is_one_for_all(pair: Path) -> None:
+    first, second = together(2, lambda ranks: made(pair, ranks).generate(PROMPTS[:1], params(seed=None)))
+    assert same(first, second) and first[0].outputs[0].seed == second[0].outputs[0].seed
+
+
+def opinionated(pair: Path, ranks: TPGroup) -> LLM:
+    """Of what passes cost the ranks think differently: to rank 0 the full tier is dear, to the others cheap."""
+    llm = made(pair, ranks)
+    llm.reset_prefix_cache()
+    llm.runs.costs = CostModel()
+    for step in range(40):
+        for tier in ("full", "retrieval", "draft", "ngram"):
+            llm.runs.costs.observe(tier, 1 + step % 7, 1, 150, 1.0 if (tier == "full") == (ranks.rank == 0) else 1e-3)
+    return llm
+
+
+def test_clocks_that_differ_do_no_harm(pair: Path) -> None:
+    first, second = together(2, lambda ranks: opinionated(pair, ranks).generate(PROMPTS[0], params(), mode="auto"))
+    assert same(first, second) and first[0].outputs[0].plans == second[0].outputs[0].plans
+    assert len(first[0].outputs[0].plans) > 1
+
+
+def test_pilots_who_do_not_listen_would_show(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control."""
+    steer = PlanController.steer
+
+    def deaf(self: PlanController, *arguments: Any) -> None:
+        self._ranks = ALONE
+        steer(self, *arguments)
+
+    monkeypatch.setattr(PlanController, "steer", deaf)
+    with pytest.raises((RankError, RuntimeError, AssertionError)):
+        together(2, lambda ranks: opinionated(pair, ranks).generate(PROMPTS[0], params(), mode="auto"))
+
+
+@pytest.mark.parametrize("mode", ["ar", "triforce"])
+def test_a_rank_that_draws_other_tokens_is_noticed(pair: Path, mode: str) -> None:
+    def run(ranks: TPGroup) -> object:
+        llm = made(pair, ranks)
+        head = llm.models.target.model.head
+        if ranks.rank:
+            llm.models.target.model.head = lambda x_NC: -head(x_NC)  # type: ignore[method-assign]
+        return llm.generate(PROMPTS[0], params(temperature=0), mode=mode)
+
+    with pytest.raises(RankError, match="the tokens differ"):
+        together(2, run)
+
+
+@pytest.mark.parametrize("changes", [{"seed": 6}, {"max_tokens": 25}])
+def test_other_requests_are_noticed(pair: Path, changes: dict[str, int]) -> None:
+    def run(ranks: TPGroup) -> object:
+        return made(pair, ranks).generate(PROMPTS[0], params(**(changes if ranks.rank else {})))
+
+    with pytest.raises(RankError, match="requests differ"):
+        together(2, run)
+
+
+def test_other_settings_are_noticed(pair: Path) -> None:
+    with pytest.raises(RankError, match="settings"):
+        together(2, lambda ranks: made(pair, ranks, draft_tokens=2 + ranks.rank))
+
+
+def test_what_is_of_one_process(pair: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="saved KV cache is of one process"):
+        together(2, lambda ranks: made(pair, ranks).generate(PROMPTS[0], params(), save_cache=tmp_path / "kv"))

@@ -1,0 +1,118 @@
+"""`triforce eval`: plans, tables, files and mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.recall_model import noise
+from triforce.cli import main
+from triforce.eval import MEASUREMENTS, Table, plan
+from triforce.eval.config import QUICK
+from triforce.eval.context import kind_of
+from triforce.llm import LLM
+
+
+@pytest.fixture
+def texts(llm: LLM, tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for n, name in enumerate(("book.txt", "code_project.txt", "short.md")):
+        ids = noise(30 if name == "short.md" else 3000, seed=n)
+        (folder / name).write_text(llm.tokenizer.decode(ids), encoding="utf-8")
+    (folder / ".hidden").write_bytes(b"\xff")
+    (folder / "inner").mkdir()
+    return folder
+
+
+def evaluate(folders: tuple[str, str], texts: Path, *options: str) -> int:
+    return main(["eval", folders[0], "--draft", folders[1], "--texts", str(texts), *options])
+
+
+def test_everything_is_measured_shown_and_written(
+    folders: tuple[str, str], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "eval.json"
+    assert evaluate(folders, texts, "--quick", "--max-context", "512", "--json", str(out)) == 0
+    (shown, told), found = capsys.readouterr(), json.loads(out.read_text())
+    assert f"forecast: {found['forecast']['seconds']:.0f} s" in told and "readings of at most 512 tokens" in told
+    assert "were predicted" in shown
+    assert set(found["results"]) == set(MEASUREMENTS)
+    skipped = {name for name, result in found["results"].items() if "skipped" in result}
+    assert skipped == {"far"}
+    for name, result in found["results"].items():
+        for table in MEASUREMENTS[name].tables(result) if name not in skipped else ():
+            assert table.plain() in shown
+    assert {text["name"]: text["kind"] for text in found["texts"]} == {
+        "book.txt": "prose", "code_project.txt": "code", "short.md": "prose"
+    }  # fmt: skip
+    assert set(found["results"]["gain"]["control"]) == {"prose", "code"}
+
+
+def test_some_measurements_without_a_draft(
+    folders: tuple[str, str], texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(folders, texts, "--draft", "none", "--only", "agreement, bits", "--max-context", "256") == 0
+    shown = capsys.readouterr().out
+    assert "name one with --draft" in shown and "Bits per byte" in shown and "Copying" not in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--only", "bits,taste"], "'taste' is not known; choose from bits"),
+        (["--texts", "no/such/file"], "cannot be read"),
+        (["--texts", "{texts}/.hidden"], "not UTF-8"),
+        (["--texts", "{texts}/inner"], "there is no file"),
+        (["--json", "{texts}/no/such/eval.json"], "cannot be written"),
+        (["--json", "{texts}"], "cannot be written"),
+        (["--max-context", "3"], "at least 128"),
+        (["--device", "abacus"], "cannot be used here"),
+    ],
+)
+def test_mistakes(
+    folders: tuple[str, str], texts: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(folders, texts, *(option.format(texts=texts) for option in options)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_empty_text_and_a_model_without_tokenizer(
+    folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.helpers.tiny_checkpoint import save, tiny_model
+
+    (tmp_path / "empty.txt").touch()
+    assert evaluate(folders, tmp_path / "empty.txt") == 2
+    assert "empty.txt" in capsys.readouterr().err
+    bare = str(save(tiny_model(), tmp_path / "bare"))
+    assert main(["eval", bare]) == 2
+    assert "has no tokenizer" in capsys.readouterr().err
+
+
+def test_the_plan_of_a_long_context_is_that_of_the_issue() -> None:
+    numbers = plan(131_072, 32_768)
+    assert (numbers.far.start, numbers.far.stop, numbers.recent) == (16_384, 24_576, 2048)
+    assert (numbers.prompts, numbers.new_tokens, numbers.judged) == (20, 512, 1024)
+    assert plan(131_072, 131_072).deepest == 131_072
+
+
+@pytest.mark.parametrize("context", [128, 500, 2048, 4096, 40_960, 1_000_000])
+@pytest.mark.parametrize("longest", [None, *QUICK])
+def test_any_context_gives_a_plan(context: int, longest: int | None) -> None:
+    numbers = plan(context, 131_072, longest)
+    assert numbers.span <= numbers.deepest <= min(context, 131_072)
+    assert numbers.recent < numbers.far.start < numbers.far.stop < numbers.span
+    assert len(numbers.far) // numbers.stride > 1 and len(numbers.far) >= 2 * numbers.block
+
+
+def test_kinds() -> None:
+    assert [kind_of(name) for name in ("code_a-b.txt", "x.py", "x.txt", "letter")] == ["code", "code", "prose", "prose"]
+
+
+def test_a_table_is_aligned_here_and_marked_there() -> None:
+    table = Table("T", "note", ["text", "n"], [["a", "1"], ["long", "22"]])
+    assert table.plain().splitlines() == ["== T ==", "text   n", "a      1", "long  22", "note"]
+    assert "| long | 22 |" in table.markdown()

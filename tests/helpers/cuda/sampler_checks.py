@@ -1,0 +1,111 @@
+"""What the Triton sampler must do as the one in torch does: checks that its mutants must fail.
+
+Shape suffixes: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.helpers.cuda.scene import DEVICE
+from tests.helpers.laws.cases import EXACT
+from tests.helpers.laws.one_verification import deviation, fused, warped
+from tests.helpers.sampler_scenes import CUTS, EQUAL, Scene, agree, laws, same_law, scene
+from tests.helpers.samplers import torch_sampling
+from triforce.backends.cuda.sampler import TritonSampling
+from triforce.interface.sampling_params import SamplingParams
+from triforce.ragged import Bools, ints
+from triforce.speculation import Draft, Seeded, SequenceState
+
+
+class OnDevice:
+    """The Triton sampler, asked from a CPU."""
+
+    def __init__(
+        self, params: Sequence[SamplingParams], lengths: Sequence[int], vocab_size: int, coupling: Any
+    ) -> None:
+        move(coupling.noise)
+        self.coupling, self.vocab_size = coupling, vocab_size
+        self._sampling = TritonSampling(params, lengths, vocab_size, coupling, DEVICE)
+
+    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
+        draft = self._sampling.verify(guess, logits_BJV.to(DEVICE), prefix, live_B, tier)
+        return replace(draft, laws_BKV=draft.laws_BKV.cpu())
+
+
+def move(noise: Any) -> Any:
+    """To the device, if that is another one."""
+    if DEVICE.type != "cpu":
+        tensors = {name: value.to(DEVICE) for name, value in vars(noise).items() if isinstance(value, Tensor)}
+        vars(noise).update(tensors, keys=None)
+    return noise
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def decides_as_torch_does(vocab_size: int, seeds: range, coupling: type) -> None:
+    for seed in seeds:
+        agree(scene(seed, vocab_size, rows=3, guesses=2), OnDevice, coupling)
+
+
+def same_laws(logits_BV: Tensor, params: list[SamplingParams]) -> None:
+    same_law(*(laws(each, logits_BV, params) for each in (OnDevice, torch_sampling)))
+
+
+def lowest_ids_stay(temperatures: list[float]) -> None:
+    params = [SamplingParams(temperature=t, **cut) for t in temperatures for cut in CUTS]  # type: ignore[arg-type]
+    same_laws(EQUAL.expand(len(params), -1), params)
+
+
+def many_equals() -> None:
+    """Heaps of equal logits across blocks; the last row has fewer tokens than top-k asks for."""
+    logits_BV = normal(6, 600).round()
+    logits_BV[5, torch.arange(600) % 9 > 0] = -math.inf
+    params = [
+        SamplingParams(top_k=300),
+        SamplingParams(top_p=0.6),
+        SamplingParams(0.8, top_k=450, top_p=0.9, min_p=0.001),
+        SamplingParams(min_p=0.2),
+        SamplingParams(0.0, top_k=3, top_p=0.5),
+        SamplingParams(1.5, top_k=300),
+    ]
+    same_laws(logits_BV, params)
+
+
+def nuclei() -> None:
+    """Few tokens or most; a float64 that is far from the others."""
+    logits_BV = torch.tensor([0.0, 0.05, 1.0, 8.0]).double()[:, None] * normal(4, 600, seed=1)
+    logits_BV[1, 3] = -1e300
+    for top_p in (0.1, 0.9, 0.999, 1 - 1e-12):
+        same_laws(logits_BV, [SamplingParams(top_p=top_p)] * 4)
+
+
+def exact_masses() -> None:
+    """Equal tokens that hold just the mass, or would if their sum were not rounded."""
+    for size, masses in ((8, (0.125, 0.5, 0.875)), (10, (0.3, 0.7, 0.8))):
+        same_laws(torch.zeros(len(masses), size), [SamplingParams(top_p=mass) for mass in masses])
+
+
+def noise_far_away(vocab_size: int) -> None:
+    """Without cuts each token has a chance, so that a wrong bit of any token's noise would show."""
+    lengths_B = ints([1, 2**31 - 1, 2**31, 2**32 - 2])
+    prefix, live_B = SequenceState(np.zeros((4, 1), dtype=np.int64), lengths_B), np.ones(4, dtype=np.bool_)
+    logits_BJV = normal(4, 1, vocab_size) / 3
+    whole = Scene([SamplingParams()] * 4, [0] * 4, prefix, live_B, logits_BJV, Draft.empty(4, 0))
+    agree(whole, OnDevice, Seeded)
+
+
+def law_is_exact(vocab_size: int = 2, counts: tuple[int, ...] = (1,)) -> None:
+    """Of what one verification emits: integrated as in tests/laws."""
+    p, q = (warped(seed, SamplingParams(), vocab_size, 0.5) for seed in (1, 2))
+    assert deviation(p, q, counts, partial(fused, OnDevice)) < EXACT

@@ -1,0 +1,257 @@
+"""The same texts in two pools, one of which keeps its pages on the host: what each pass gives must be the same.
+
+Kernels are replaced by what they are compared with elsewhere, so that hundreds of passes take seconds and what is
+judged is which pages lie where. All memory is NaN until it is written to. Sums differ in their last bit by how they are
+cut, so two pages may score the same in one pool and not in the other: both sides read what the first one selected.
+Shape suffixes as in backends/interface.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from triforce.backends import dispatch
+from triforce.backends.cuda.kv import TritonKV
+from triforce.backends.cuda.model import TritonLayer
+from triforce.backends.cuda.offload.kv import TritonOffloadedKV
+from triforce.backends.cuda.triton import page_copy
+from triforce.backends.cuda.triton.attention import DevicePageTable
+from triforce.backends.decoder import Decoder
+from triforce.backends.dispatch import PAGE, OffloadLayout, PageTable
+from triforce.backends.torch.kv import attend_lists, slots
+from triforce.bench import shapes
+from triforce.kvcache import Budget, FullView, PagePool, RetrievalConfig, RetrievalView
+from triforce.kvcache.offload.sizing_cuda import CudaKVSizing
+from triforce.kvcache.offload.store import HostStore
+from triforce.kvcache.selection import POLICIES
+from triforce.kvcache.views.observation import AttentionObservation
+from triforce.model.rope import rotate
+from triforce.ragged import ints
+
+CPU, VOCAB, CAPACITY, ROWS, LAYERS = torch.device("cpu"), 50, 288, 2, 3
+SHAPE = shapes.ModelShape(32, 48, LAYERS, heads=4, kv_heads=2, vocab=VOCAB, head_dim=8)
+PAGES = ROWS * CAPACITY // PAGE
+SEATS = 9
+READ = 40
+"""More tokens of a prompt than so many are read layer by layer."""
+
+
+def carried(
+    source: page_copy.KeysValues, from_X: Tensor, target: page_copy.KeysValues, to_X: Tensor, size: int
+) -> None:
+    """As `carry`, page by page; both memories must hold what is named."""
+    for a, b in zip(source, target, strict=True):
+        from_pages, to_pages = (x.as_strided((_rest(x) // size, size), (size, 1)) for x in (a, b))
+        to_pages[to_X[to_X > 0]] = from_pages[from_X[to_X > 0]]
+
+
+def _rest(x: Tensor) -> int:
+    return x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+
+
+def mixed(
+    qkv: tuple[Tensor, ...],
+    positions_B: Tensor,
+    tables_PF: tuple[Tensor, Tensor],
+    seen: DevicePageTable,
+    kv: page_copy.KeysValues,
+    wide: object = None,
+    weigh: bool = False,
+    by_head: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `triton_memory.mix`, on the torch path."""
+    q_BTHD, k_BTGD, v_BTGD = qkv
+    T, starts, counts = q_BTHD.shape[1], seen.starts_B.tolist(), seen.counts_B.tolist()
+    lists = PageTable(seen.units, starts, counts)
+    slots_N = slots(lists, T)
+    at_N = (positions_B[:, None] + torch.arange(T)).flatten()
+    rotation = tables_PF[0][at_N], tables_PF[1][at_N]
+    q_BTHD, k_BTGD = (rotate(x.flatten(0, 1), rotation).view(x.shape) for x in (q_BTHD, k_BTGD))
+    real_N = slots_N > 0
+    for memory_GSD, new_BTGD in zip(kv, (k_BTGD, v_BTGD), strict=True):
+        memory_GSD[:, slots_N[real_N]] = new_BTGD.flatten(0, 1)[real_N].transpose(0, 1)
+    return q_BTHD, *attend_lists(q_BTHD, *kv, lists, weigh)
+
+
+def replace_kernels(patch: pytest.MonkeyPatch) -> None:
+    import triforce.backends.cuda.kv as memory
+    import triforce.backends.cuda.offload.layout as places
+    import triforce.backends.cuda.offload.prefill as prompt
+    import triforce.backends.torch.model as plain_model
+
+    modules: dict[ModuleType, dict[str, object]] = {
+        places: {"carry": carried}, memory: {"mix": mixed}, prompt: {"mix": mixed, "AT_ONCE": 64}
+    }  # fmt: skip
+    for module, names in modules.items():
+        for name, new in names.items():
+            patch.setattr(module, name, new)
+    for name in ("norm", "swiglu"):
+        patch.setattr(TritonLayer, name, staticmethod(getattr(plain_model, name)))
+    patch.setattr("triforce.backends.cuda.triton.topk.MOST", -1)  # so torch selects
+    patch.setattr("triforce.backends.native_loader.native", None)
+    patch.setattr("triforce.backends.native_loader.wanted", "triton")
+    patch.setenv("TRITON_INTERPRET", "1")  # or a CPU is refused, where a GPU is beside it
+
+
+def room(decoder: Decoder, whole: int, seats: int = SEATS) -> OffloadLayout:
+    """So many whole layers, and so little for the others that pages make room for one another all the time."""
+    needs = CudaKVSizing(decoder.config, 4, PAGES, ROWS, 30, Budget(48), CPU, 0)
+    store, moving = HostStore(needs.stored(whole)), seats * decoder.config.kv_heads
+    store.memory.view(torch.float32).fill_(torch.nan)
+    frames = whole * needs.buffer_frames + (LAYERS - whole) * (decoder.config.kv_heads + moving + needs.selected)
+    return OffloadLayout(store, needs.page_bytes, frames, 2, needs.buffer_frames, whole, moving)
+
+
+class Side:
+    """One of the pools, with a view of each kind."""
+
+    def __init__(self, decoder: Decoder, given: OffloadLayout | None, selection: str) -> None:
+        self.decoder, self.selection = decoder, selection
+        self.pool = PagePool(decoder.config, ROWS, PAGES, torch.float32, room=given)
+        memory = self.pool.memory
+        assert type(memory) is (TritonOffloadedKV if given else TritonKV)
+        held = [memory.keys_LGSD, memory.values_LGSD]
+        for each in held + (list(memory._hosted.places._parts) if isinstance(memory, TritonOffloadedKV) else []):
+            each.fill_(torch.nan)
+        self.full = FullView(self.pool)
+        self.look()
+
+    def look(self, layers: frozenset[int] = frozenset()) -> None:
+        self.lower = RetrievalView(
+            self.full, POLICIES[self.selection], RetrievalConfig(Budget(48), searched_layers=layers)
+        )
+
+    def begin(self, b: int, ids: list[int]) -> list[Tensor]:
+        """Another text in row b, read to its end."""
+        self.pool.release(b)
+        self.pool.reserve(b, CAPACITY)
+        self.full.sights[b] = AttentionObservation()
+        self.look(self.lower.full_layers)
+        view, given = self.full.row(b), []
+        while (span := view.resume(len(ids)))[0] < span[1]:
+            start, stop = span
+            view.begin(ints([stop - start]), stop - start)
+            if self.pool.offloaded and stop - start > READ:
+                list(view.read(self.decoder.model, torch.tensor([ids[start:stop]])))
+            else:
+                logits_1JV = self.decoder(torch.tensor([ids[start:stop]]), view, torch.tensor([[stop - start - 1]]))
+                given = [logits_1JV]
+            view.advance(ints([stop - start]))
+        return given
+
+    def feed(self, view: FullView | RetrievalView, rows: list[list[int]]) -> list[Tensor]:
+        """One pass; the logits of the real tokens, and their mass."""
+        counts, width = ints([len(row) for row in rows]), max(map(len, rows))
+        ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+        view.begin(counts, width)
+        logits_BTV = self.decoder(ids_BT, view)
+        view.advance(counts)
+        given = [logits_BTV[b, :count] for b, count in enumerate(counts)]
+        if view is self.full:
+            given += [mass for sight in self.full.sights if (mass := sight.mass_LGU) is not None]
+        return given
+
+    def cut(self, lengths: list[int]) -> None:
+        self.full.rewind(ints(lengths))
+        self.lower.rewind(ints(lengths))
+
+
+class Selections:
+    """Those of the first side, in order, and whether the second side's scores are the same but for rounding."""
+
+    def __init__(self) -> None:
+        self._made: deque[tuple[Tensor, Tensor]] = deque()
+
+    def make(self, scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
+        ids_GP = _best(scores_GN, candidates, picks)
+        self._made.append((scores_GN[:, candidates.start : candidates.stop], ids_GP))
+        return ids_GP
+
+    def follow(self, scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
+        expected_GN, ids_GP = self._made.popleft()
+        assert_close(scores_GN[:, candidates.start : candidates.stop], expected_GN)
+        assert ids_GP.shape[1] == picks
+        return ids_GP
+
+
+_best = dispatch.best
+
+
+def assert_close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, atol=2e-4, rtol=2e-4)
+
+
+class Twins:
+    """Both pools, and whether all that they gave was the same."""
+
+    def __init__(self, given: OffloadLayout, seed: int, selection: str = "observed") -> None:
+        self.dice = Random(seed)
+        decoder = shapes.decoder("twins", CAPACITY, torch.float32)
+        self.sides = [Side(decoder, None, selection), Side(decoder, given, selection)]
+        self.passes = 0
+
+    def same(self, method: str, *args: object, of: str = "") -> None:
+        selections, given = Selections(), []
+        for side, select in zip(self.sides, (selections.make, selections.follow), strict=True):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(dispatch, "best", select)
+                given.append(getattr(side, method)(*([getattr(side, of)] if of else []), *args) or [])
+        for plain, offloaded in zip(*given, strict=True):
+            assert_close(offloaded, plain)
+        self.passes += 1
+
+    def ids(self, count: int) -> list[int]:
+        return [self.dice.randrange(VOCAB) for _ in range(count)]
+
+    def run(self, steps: int) -> None:
+        for b in range(ROWS):
+            self.same("begin", b, self.ids(self.dice.randrange(60, 200)))
+        for _ in range(steps):
+            getattr(self, self.dice.choice(["round", "round", "round", "cut", "another", "fork", "prefer", "look"]))()
+
+    @property
+    def lengths(self) -> list[int]:
+        return self.sides[0].pool.lengths_B.tolist()
+
+    def round(self) -> None:
+        """Guesses below, then a pass over what was kept of them and one more."""
+        if max(self.lengths) > CAPACITY - 30:
+            return self.another()
+        for _ in range(self.dice.randrange(3)):
+            self.same("feed", [self.ids(self.dice.randrange(4)) or [1] for _ in range(ROWS)], of="lower")
+        self.same("feed", [self.ids(self.dice.choice([1, 3, 9])) for _ in range(ROWS)], of="full")
+        self.same("cut", [length - self.dice.randrange(2) for length in self.lengths])
+
+    def cut(self) -> None:
+        self.same("cut", [max(1, length - self.dice.choice([0, 1, 20, 60])) for length in self.lengths])
+
+    def another(self) -> None:
+        self.same("begin", self.dice.randrange(ROWS), self.ids(self.dice.randrange(20, 200)))
+
+    def fork(self) -> None:
+        """A row goes on as the other one."""
+        for side in self.sides:
+            side.pool.release(0)
+            side.pool.reserve(0, CAPACITY)
+            side.full.fork(1, 0)
+            side.look(side.lower.full_layers)
+
+    def prefer(self) -> None:
+        self.sides[1].pool.offloaded.prefer([self.dice.randrange(LAYERS)])
+
+    def verify(self, width: int) -> None:
+        """One pass below, and one that verifies it."""
+        self.same("feed", [self.ids(width) for _ in range(ROWS)], of="lower")
+        self.same("feed", [self.ids(width) for _ in range(ROWS)], of="full")
+
+    def look(self) -> None:
+        """Some layers are seen in full."""
+        some = frozenset(self.dice.sample(range(LAYERS), self.dice.randrange(2)))
+        for side in self.sides:
+            side.look(some)

@@ -1,0 +1,78 @@
+"""A tiny pair, requests on it, and what must hold when they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from tests.helpers.tiny_llm import ask, ids
+from triforce.engine.engine import Engine, Request
+from triforce.engine.prefill_pacer import PrefillPacer
+from triforce.interface.outputs import CompletionOutput, RequestOutput
+from triforce.llm import LLM
+
+ROWS, KV_TOKENS, TOKENS, LATE = 4, 700, 20, 40
+CHUNK, READ = 64, 48
+"""A chunk of a prompt, and how much of one is read in a step: so small that prompts are read in several."""
+
+
+class ByChunks(PrefillPacer):
+    """Whatever the time: at most a pass more than `READ`."""
+
+    def begin(self, running: bool) -> None:
+        super().begin(running=False)
+        self.read = 0
+
+    def grant(self, tier: str, tokens: int) -> int:
+        self.read += tokens
+        return super().grant(tier, tokens)
+
+    def more(self) -> bool:
+        return self.read < READ
+
+
+def prompt(length: int) -> list[int]:
+    """The beginning of one of two texts."""
+    return ids(640, seed=length % 2)[:length]
+
+
+@cache
+def alone(
+    model: LLM, length: int, temperature: float = 0.8, mode: str = "ar", tokens: int = TOKENS
+) -> list[CompletionOutput]:
+    """Two choices."""
+    params = ask(temperature=temperature, max_tokens=tokens, n=2)
+    return model.generate(prompt(length), params, mode=mode)[0].outputs
+
+
+def check_same(outputs: Sequence[CompletionOutput], wanted: Sequence[CompletionOutput]) -> None:
+    """The text, and which tier proposed what, how often and with what success: a wrong guess shows in no text."""
+    for one, other in zip(outputs, wanted, strict=False):
+        assert one.token_ids == other.token_ids and one.origins == other.origins
+        for tier, own in zip(one.tiers, other.tiers, strict=True):
+            assert tier.histogram == own.histogram
+            assert (tier.proposed, tier.accepted, tier.passes) == (own.proposed, own.accepted, own.passes)
+
+
+def request(model: LLM, length: int, mode: str | None = None, scope: str = "", **changes: Any) -> Request:
+    return model.request(prompt(length), ask(**({"max_tokens": TOKENS} | changes)), mode, scope)
+
+
+def finish(texts: Engine) -> dict[Request, RequestOutput]:
+    outputs = {}
+    while texts.busy:
+        for one, event in texts.step():
+            assert not isinstance(event, Exception), event
+            if isinstance(event, RequestOutput):
+                outputs[one] = event
+    return outputs
+
+
+def check_empty(texts: Engine) -> None:
+    store = texts.engine.store
+    assert not texts.engine.groups and texts.engine.kv_tokens == 0
+    assert store.pool.free_pages + len(texts.engine._prefixes) == store.pages
+    texts.close()
+    assert store.pool.free_pages == store.pages
+    assert "streaming" not in vars(store) or sorted(store.streaming._free) == list(range(store.rows))

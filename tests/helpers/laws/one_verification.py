@@ -1,0 +1,226 @@
+"""One call of `rejection` or `block` for arbitrary laws, integrated over its noise.
+
+The unit cube of a row's uniforms is cut at thresholds that are computed here, independently: p / q for each guess (or
+what `block` has in its place), the cumulative weights of p or max(p - q, 0) for the draw. Inside a cell the outcome
+must not change: it is looked at in the middle and next to every corner. Then the cells' volumes are the outcomes' exact
+probabilities.
+
+Shape suffixes: K guesses, J = K + 1 uniforms and columns, N cells, P points of a cell, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise, product
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.helpers.laws.toy import Law, distance
+from tests.helpers.samplers import Sampler
+from triforce.backends.token_sampler import NativeSampling
+from triforce.interface.sampling_params import SamplingParams
+from triforce.ragged import Ints, ints
+from triforce.sampling import Warper
+from triforce.speculation import Draft, SequenceState
+from triforce.speculation import verification as couplings
+
+Text = tuple[int, ...]
+NextLaw = Callable[[Text], list[float]]
+Interval = tuple[float, float]
+Decide = Callable[[Draft, Tensor, Tensor], tuple[Tensor, Tensor]]
+INSET = 1e-12
+PROMPT = (0, 1, 1)
+
+
+def warped(seed: int, params: SamplingParams, vocab_size: int, likeness: float = 0.0) -> NextLaw:
+    """Random next-token laws behind the real warper; a share `likeness` of the logits is the same for all seeds."""
+
+    def next_law(text: Text) -> list[float]:
+        own, common = (_normals((s, *text), vocab_size) for s in (seed, 0))
+        logits = 2 * ((1 - likeness) * own + likeness * common)
+        ids = torch.tensor([[*PROMPT, *text]])
+        return (
+            Warper([params], [len(PROMPT)], vocab_size)(logits[None, None], ids, torch.tensor([ids.shape[1]]))
+            .flatten()
+            .tolist()
+        )
+
+    return next_law
+
+
+def _normals(key: tuple[int, ...], n: int) -> Tensor:
+    seed = sum((k + 1) * 31**i for i, k in enumerate(key))
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Cell:
+    guess: Text
+    weight: float  # of the guess, times the cell's volume
+    edges: list[Interval]  # of the draw, then of each guess
+
+
+Cut = Callable[[NextLaw, NextLaw, Text], Iterator[list[Interval]]]
+"""The edges of the cells of a guess: of the draw, then of each of its tokens."""
+
+
+def cells(p: NextLaw, q: NextLaw, count: int, cut: Cut) -> Iterator[Cell]:
+    """All cells of positive volume, for drafts of `count` guesses, each drawn from q."""
+    for guess in product(range(len(q(()))), repeat=count):
+        weight = prod(q(guess[:j])[token] for j, token in enumerate(guess))
+        for edges in cut(p, q, guess) if weight else ():
+            if volume := prod(high - low for low, high in edges):
+                yield Cell(guess, weight * volume, edges)
+
+
+def one_by_one(p: NextLaw, q: NextLaw, guess: Text) -> Iterator[list[Interval]]:
+    """A token is kept below p / q; the draw is from p, or from max(p - q, 0) after a refusal."""
+    count = len(guess)
+    thresholds = [min(1.0, p(guess[:j])[token] / q(guess[:j])[token]) for j, token in enumerate(guess)]
+    for kept in range(count + 1):
+        judged = [(0.0, a) for a in thresholds[:kept]] + [(a, 1.0) for a in thresholds[kept : kept + 1]]
+        judged += [(0.0, 1.0)] * (count - len(judged))
+        for drawn in draws(owed(1.0, p, q, guess, kept)):
+            yield [drawn, *judged]
+
+
+def as_a_block(p: NextLaw, q: NextLaw, guess: Text) -> Iterator[list[Interval]]:
+    """The last token that is below its threshold is kept with all before it (Sun et al. 2024, equations 3 and 4)."""
+    count, reaches = len(guess), reaches_of(p, q, guess)
+    rests = [owed(reach, p, q, guess, kept) for kept, reach in enumerate(reaches)]
+    chances = [sum(rest) and sum(rest) / (sum(rest) + (1 - reach)) for rest, reach in zip(rests, reaches, strict=True)]
+    for passed in product((False, True), repeat=count):
+        kept = max((j for j in range(1, count + 1) if passed[j - 1]), default=0)
+        judged = [(0.0, a) if ok else (a, 1.0) for ok, a in zip(passed, chances[1:], strict=True)]
+        for drawn in draws(rests[kept]):
+            yield [drawn, *judged]
+
+
+def reaches_of(p: NextLaw, q: NextLaw, guess: Text) -> list[float]:
+    """The chance that a block keeps at least 0, 1, ... of these guesses, where they are made."""
+    ratios = (p(guess[:j])[token] / q(guess[:j])[token] for j, token in enumerate(guess))
+    return [*accumulate(ratios, lambda reach, ratio: min(1.0, reach * ratio), initial=1.0)]
+
+
+def owed(reach: float, p: NextLaw, q: NextLaw, guess: Text, kept: int) -> list[float]:
+    """max(reach p - q, 0) behind the guesses kept; q = 0 behind the last one."""
+    behind = q(guess[:kept]) if kept < len(guess) else [0.0] * len(p(()))
+    return [max(reach * a - b, 0.0) for a, b in zip(p(guess[:kept]), behind, strict=True)]
+
+
+def draws(law: list[float]) -> list[Interval]:
+    """The part of [0, 1) of each token of these weights."""
+    return list(pairwise([0.0, *(total / sum(law) for total in accumulate(law))])) if sum(law) else []
+
+
+class Given:
+    """These uniforms, whatever is asked for."""
+
+    def __init__(self, uniforms_BJ: Tensor) -> None:
+        self.uniforms_BJ = uniforms_BJ
+
+    def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
+        return self.uniforms_BJ
+
+
+def in_torch(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
+    """Looked up when called: mutants.py may have replaced it."""
+    return couplings.rejection(draft, probs_BJV, uniforms_BJ)
+
+
+def block_in_torch(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of `block`."""
+    return couplings.block(draft, probs_BJV, uniforms_BJ)
+
+
+def native(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
+    return fused(NativeSampling, draft, probs_BJV, uniforms_BJ)
+
+
+def fused(sampler: Sampler, draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
+    """`rejection` as a fused sampler decides, from logits that are the logarithms of these laws."""
+    B, _, V = probs_BJV.shape
+    sampling = sampler([SamplingParams()] * B, [0] * B, V, couplings.Rejection(Given(uniforms_BJ)))
+    prefix = SequenceState(np.zeros((B, 1), dtype=np.int64), np.zeros(B, dtype=np.int64))
+    step = sampling.verify(draft, probs_BJV.log(), prefix, np.ones(B, dtype=np.bool_), 0)
+    kept_B = step.counts_B - 1
+    return torch.from_numpy(kept_B), torch.from_numpy(step.tokens_BK[np.arange(B), kept_B])
+
+
+def outcomes(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_torch) -> list[tuple[int, Cell, Text]]:
+    """What is emitted in each cell, for drafts of each of these counts, all in one ragged batch."""
+    cut = as_a_block if decide is block_in_torch else one_by_one
+    listed = [(count, cell) for count in counts for cell in cells(p, q, count, cut)]
+    draft, laws_p = batch(p, q, listed, max(counts))
+    uniforms_NPJ = looks([cell.edges for _, cell in listed], max(counts) + 1)
+    N, P, J = uniforms_NPJ.shape
+    tokens, origins, counts_B = (x.repeat(P, 0) for x in (draft.tokens_BK, draft.origins_BK, draft.counts_B))
+    many = Draft(tokens, draft.laws_BKV.repeat_interleave(P, 0), origins, counts_B)
+    decided = decide(many, laws_p.repeat_interleave(P, 0), uniforms_NPJ.reshape(N * P, J))
+    kept, token = (x.view(N, P) for x in decided)
+    assert (kept == kept[:, :1]).all(), "the number of guesses kept changes inside a cell"
+    assert (token == token[:, :1]).all(), "the token drawn changes inside a cell"
+    emitted = zip(listed, kept[:, 0].tolist(), token[:, 0].tolist(), strict=True)
+    return [(count, cell, (*cell.guess[:k], t)) for (count, cell), k, t in emitted]
+
+
+def batch(p: NextLaw, q: NextLaw, listed: list[tuple[int, Cell]], K: int) -> tuple[Draft, Tensor]:
+    """The guesses of all cells as one draft, and the laws that judge them; what pads them is noise."""
+    V, generator = len(p(())), torch.Generator().manual_seed(5)
+    counts_B = ints([count for count, _ in listed])
+    tokens_BK = torch.randint(V, (len(listed), K), generator=generator).numpy()
+    laws_q, laws_p = torch.rand(2, len(listed), K + 1, V, generator=generator, dtype=torch.float64)
+    for b, (count, cell) in enumerate(listed):
+        tokens_BK[b, :count] = cell.guess
+        for j in range(count + 1):
+            laws_p[b, j] = torch.tensor(p(cell.guess[:j]), dtype=torch.float64)
+            if j < count:
+                laws_q[b, j] = torch.tensor(q(cell.guess[:j]), dtype=torch.float64)
+    return Draft(tokens_BK, laws_q[:, :K], np.zeros_like(tokens_BK), counts_B), laws_p
+
+
+def looks(edges: list[list[Interval]], J: int) -> Tensor:
+    """Points next to every corner of each cell, and its middle: (N, P, J). Unused uniforms take all their values."""
+    whole = (0.0, 1.0)
+    edges_NJ2 = torch.tensor([e + [whole] * (J - len(e)) for e in edges], dtype=torch.float64)
+    corners_PJ = torch.tensor([*product(whole, repeat=J), (0.5,) * J], dtype=torch.float64)
+    low_N1J, high_N1J = edges_NJ2[:, None].unbind(-1)
+    assert (high_N1J - low_N1J > 4 * INSET).all(), "choose other laws: a cell is too narrow to look into"
+    return low_N1J + INSET + corners_PJ * (high_N1J - low_N1J - 2 * INSET)
+
+
+def emitted_laws(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_torch) -> dict[int, Law]:
+    """For each count, the law of `max(counts) + 1` tokens: what is emitted, continued by p."""
+    laws: dict[int, Law] = {count: defaultdict(float) for count in counts}
+    for count, cell, text in outcomes(p, q, counts, decide):
+        for whole, weight in continued(p, text, cell.weight, max(counts) + 1).items():
+            laws[count][whole] += weight
+    return laws
+
+
+def continued(p: NextLaw, text: Text, weight: float, length: int) -> Law:
+    """The law of texts of `length` tokens that begin with `text` and go on by p."""
+    growing = {text: weight}
+    for _ in range(length - len(text)):
+        growing = {(*t, v): w * x for t, w in growing.items() for v, x in enumerate(p(t))}
+    return growing
+
+
+def deviation(p: NextLaw, q: NextLaw, counts: tuple[int, ...], decide: Decide = in_torch) -> float:
+    """How far what is emitted, continued by p, is from p: the largest total variation of all counts."""
+    truth = continued(p, (), 1.0, max(counts) + 1)
+    return max(distance(law, truth) for law in emitted_laws(p, q, counts, decide).values())
+
+
+def kept(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_torch) -> dict[int, list[float]]:
+    """For each count, the probability that at least 1, 2, ... guesses are kept."""
+    chances = {count: [0.0] * count for count in counts}
+    for count, cell, text in outcomes(p, q, counts, decide):
+        for j in range(len(text) - 1):
+            chances[count][j] += cell.weight
+    return chances

@@ -1,0 +1,90 @@
+"""A tiny target with grouped queries and a draft that resembles it, and the engine run on them."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from tests.helpers.simple_cache import score
+from triforce.backends.decoder import Decoder
+from triforce.engine.batch import Batch
+from triforce.engine.config import SpeculativeConfig
+from triforce.engine.modes import MODES
+from triforce.engine.sequence import TokenSequence
+from triforce.engine.tier_builder import ModelSet
+from triforce.interface.sampling_params import SamplingParams
+from triforce.kvcache import Budget, RetrievalConfig
+from triforce.model.config import ModelConfig
+from triforce.model.rope import Rope
+from triforce.model.weights import Layer, Weights
+from triforce.sampling import Warper
+
+V, C, HEADS, GROUPS, D, LAYERS = 6, 32, 4, 2, 8, 2
+PROMPTS = [
+    torch.randint(V, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (150, 163, 121)
+]
+SETTING = SpeculativeConfig(
+    draft_tokens=2, speculative_tokens=4, retrieval=RetrievalConfig(Budget(48)), sinks=4, window=24
+)
+"""The middle tier sees 48 of at least 121 tokens, the draft 28."""
+
+
+def decoder(layers: int, noise: float) -> Decoder:
+    """The first layers of one random model, with so much noise on their weights."""
+    common, own = torch.Generator().manual_seed(1), torch.Generator().manual_seed(layers)
+
+    def weight(*size: int, scale: float) -> Tensor:
+        both = (torch.randn(size, generator=g) for g in (common, own))
+        return sum(share * x for share, x in zip((1, noise), both, strict=True)) * scale
+
+    def norm() -> Tensor:
+        return 1 + weight(C, scale=0.1)
+
+    def layer() -> Layer:
+        q, k, v = (weight(heads * D, C, scale=s) for heads, s in ((HEADS, 0.4), (GROUPS, 0.4), (GROUPS, 0.3)))
+        o, gate, up, down = (
+            weight(*size, scale=s)
+            for size, s in (((C, HEADS * D), 0.25), ((48, C), 0.15), ((48, C), 0.15), ((C, 48), 0.15))
+        )
+        return Layer(norm(), q, k, v, o, norm(), gate, up, down)
+
+    embedding, final, head = weight(V, C, scale=1.0), norm(), weight(V, C, scale=0.25)
+    rope = Rope(10_000 ** -(torch.arange(0, D, 2) / D), 1.0)
+    config = ModelConfig(V, C, 48, layers, HEADS, GROUPS, D, 1e-5, False, False, False, context=600, rope=rope)
+    return Decoder(config, Weights(embedding, tuple(layer() for _ in range(layers)), final, head))
+
+
+MODELS = ModelSet(decoder(LAYERS, 0.0), decoder(1, 0.1))
+
+
+def started(
+    mode: str, coupling: str, params: SamplingParams, rows: int, first: int = 0, setting: SpeculativeConfig = SETTING
+) -> Batch:
+    """A ragged batch that has read its prompts: row b is choice `first + b`, of prompt b modulo their number."""
+    jobs = [TokenSequence(PROMPTS[row % len(PROMPTS)], params, seed=1234, choice=first + row) for row in range(rows)]
+    batch = Batch(MODELS, MODES[mode], setting, coupling, jobs)
+    deque(batch.prefill(), maxlen=0)
+    return batch
+
+
+def finished(batch: Batch) -> Tensor:
+    """The new tokens of each row, (B, max_tokens)."""
+    while not batch.done:
+        batch.step()
+    return torch.tensor([job.tokens for job in batch.jobs])
+
+
+@torch.no_grad()
+def laws(texts_BT: Tensor, params: SamplingParams, model: Decoder = MODELS.target) -> Tensor:
+    """The law of each of these tokens given those before it, (B, T, V): plain dense passes, and the real warper."""
+    laws_BTV = torch.empty(*texts_BT.shape, V, dtype=torch.float64)
+    for first, prompt in enumerate(PROMPTS):
+        for rows in torch.arange(first, len(texts_BT), len(PROMPTS)).split(64):
+            ids_RS = torch.cat([torch.tensor(prompt).repeat(len(rows), 1), texts_BT[rows]], 1)
+            at_RT = (len(prompt) - 1 + torch.arange(texts_BT.shape[1])).repeat(len(rows), 1)
+            lengths = [len(prompt)] * len(rows)
+            warper = Warper([params] * len(rows), lengths, V)
+            laws_BTV[rows] = warper(score(model, ids_RS, at_BJ=at_RT), ids_RS, torch.tensor(lengths))
+    return laws_BTV

@@ -1,0 +1,33 @@
+"""Prints what `triforce info` predicts of a run whose KV is offloaded, and the most that it came to, in bytes.
+
+Run in a process of its own: python tests/helpers/processes/measure_offload.py PROMPT_TOKENS KV_MEMORY
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import torch
+from measure_memory import resident
+
+from triforce.cli.info import parameters
+from triforce.cli.memory_estimate import offloaded
+from triforce.interface.sampling_params import SamplingParams
+from triforce.llm import LLM
+
+
+def main(tokens: int, memory: str) -> None:
+    how = dict(kv_offload="file", kv_memory=memory, kv_resident_layers="auto")
+    config = LLM(draft=None, context=tokens + 16).target.config
+    told = offloaded(config, torch.bfloat16, torch.device("cpu"), parameters(config) * 2, Namespace(**how))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    prompt = torch.randint(2, config.vocab_size, (tokens,)).tolist()
+    llm = LLM(context=tokens + 16, kv_offload="file", kv_memory=memory)
+    llm.generate(prompt, SamplingParams(temperature=0.8, seed=1, max_tokens=16, ignore_eos=True))
+    print(int(told["in memory, in all"]), resident("VmHWM"))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,134 @@
+"""Scenes for samplers that must decide alike: random rows, guesses and logits, and what a sampler makes of them.
+
+Shape suffixes: B rows, S text capacity, K guesses, J = K + 1, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.helpers.samplers import Sampler, torch_sampling
+from triforce.backends.token_sampler import make_noise
+from triforce.interface.sampling_params import SamplingParams
+from triforce.ragged import Bools
+from triforce.sampling import Noise, Warper
+from triforce.speculation import Draft, Rejection, Seeded, SequenceState
+
+COUPLINGS = [Seeded, Rejection]
+CAPACITY, LOWER, TIER = 40, 1, 2
+EQUAL = torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0])
+TEMPERATURES = [5e-324, 1e-300, 0.7, 1.0, 1e300]
+CUTS: list[dict[str, float]] = [
+    *({"top_k": k} for k in range(1, 6)),
+    *({"top_p": p} for p in (1e-300, 0.25, 0.5, 0.75, 1 - 2**-53)),
+    {"min_p": 1.0},
+    {"min_p": 1.0, "top_k": 1, "top_p": 1e-9},
+]
+
+
+@dataclass
+class Scene:
+    """A guess of a lower tier, and the logits that judge it."""
+
+    params: list[SamplingParams]
+    prompts: list[int]
+    prefix: SequenceState
+    live_B: Bools
+    logits_BJV: Tensor
+    guess: Draft
+
+    def pick(self, b: int) -> Scene:
+        """Row b alone, without the columns that pad it."""
+        one, width = slice(b, b + 1), int(self.guess.counts_B[b])
+        laws_BKV, origins_BK = self.guess.laws_BKV[one, :width], self.guess.origins_BK[one, :width]
+        guess = Draft(self.guess.tokens_BK[one, :width], laws_BKV, origins_BK, self.guess.counts_B[one])
+        logits_BJV = self.logits_BJV[one, : width + 1]
+        return Scene(self.params[one], self.prompts[one], self.prefix.select([b]), self.live_B[one], logits_BJV, guess)
+
+
+def noise_of(rows: list[int]) -> Noise:
+    return make_noise([2**63 + 977 * b for b in rows], rows)
+
+
+def verdict(scene: Scene, sampler: Sampler, coupling: type, rows: list[int] | None = None) -> Draft:
+    """What a fresh sampler makes of a scene, whose rows are these of the whole."""
+    noise = noise_of(rows or list(range(len(scene.params))))
+    sampling = sampler(scene.params, scene.prompts, scene.logits_BJV.shape[-1], coupling(noise))
+    guess = replace(scene.guess, laws_BKV=scene.guess.laws_BKV[..., : None if coupling is Rejection else 0])
+    return sampling.verify(guess, scene.logits_BJV, scene.prefix, scene.live_B, TIER)
+
+
+def agree(scene: Scene, sampler: Sampler, coupling: type) -> None:
+    """The sampler decides as the one in torch does."""
+    expected, got = (verdict(scene, each, coupling) for each in (torch_sampling, sampler))
+    for b in scene.live_B.nonzero()[0].tolist():
+        count = int(expected.counts_B[b])
+        assert int(got.counts_B[b]) == count
+        assert got.tokens_BK[b, :count].tolist() == expected.tokens_BK[b, :count].tolist()
+        assert got.origins_BK[b, :count].tolist() == expected.origins_BK[b, :count].tolist()
+        same_law(got.laws_BKV[b, :count], expected.laws_BKV[b, :count])
+
+
+def same_law(got: Tensor, expected: Tensor) -> None:
+    assert torch.equal(got > 0, expected > 0)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=0)
+
+
+CHOICES: dict[str, list[object]] = {
+    "temperature": [0.0, 1e-3, 0.3, 0.6, 1.0, 1.0, 1.7],
+    "top_k": [0, 0, 1, 3, 7, 50, 600],
+    "top_p": [1.0, 1.0, 0.9, 0.37, 0.999, 1e-9],
+    "min_p": [0.0, 0.0, 0.11, 1.0],
+    "repetition_penalty": [1.0, 1.0, 1.3, 0.8],
+    "presence_penalty": [0.0, 0.0, 0.7, -0.4],
+    "frequency_penalty": [0.0, 0.0, 0.31, -0.2],
+    "logit_bias": [None, None, {2: 1.7, 5: -50.0}, {0: -1e9}],
+}
+
+
+def scene(seed: int, vocab_size: int, rows: int = 4, guesses: int = 3) -> Scene:
+    """Random rows, ragged, some done; guesses that are good enough to be kept often; logits with ties and with -inf."""
+    g = torch.Generator().manual_seed(seed)
+
+    def some(high: int, *size: int) -> Tensor:
+        return torch.randint(high, size, generator=g)
+
+    def settings() -> SamplingParams:
+        chosen = {name: values[int(some(len(values), 1))] for name, values in CHOICES.items()}
+        return SamplingParams(**chosen)  # type: ignore[arg-type]
+
+    params = [settings() for _ in range(rows)]
+    lengths_B = some(CAPACITY - guesses - 1, rows) + 1
+    ids_BS = some(vocab_size, rows, CAPACITY)
+    prompts = [int(some(length, 1)) for length in (lengths_B + 1).tolist()]
+    logits_BJV = torch.randn(rows, guesses + 1, vocab_size, generator=g) * (1 + 3 * torch.rand(1, generator=g))
+    style = int(some(4, 1))
+    if style == 1:
+        logits_BJV = (logits_BJV * 2).round() / 2
+    if style == 2:
+        logits_BJV[torch.rand(logits_BJV.shape, generator=g) < 0.4] = -math.inf
+        logits_BJV[..., int(some(vocab_size, 1))] = 1.0
+    if style == 3:
+        logits_BJV = torch.full_like(logits_BJV, 0.25)
+    guess_logits_BKV = logits_BJV[:, :guesses] + 0.3 * torch.randn(rows, guesses, vocab_size, generator=g)
+    laws_BKV = Warper(params, prompts, vocab_size)(guess_logits_BKV, ids_BS, lengths_B)
+    tokens_BK = laws_BKV.flatten(0, 1).multinomial(1, generator=g).view(rows, guesses)
+    ids_BS.scatter_(1, lengths_B[:, None] + torch.arange(guesses), tokens_BK)
+    origins_BK, counts_B = torch.full_like(tokens_BK, LOWER), some(guesses + 1, rows)
+    guess = Draft(tokens_BK.numpy(), laws_BKV, origins_BK.numpy(), counts_B.numpy())
+    prefix, live_B = SequenceState(ids_BS.numpy(), lengths_B.numpy()), some(5, rows).numpy() > 0
+    return Scene(params, prompts, prefix, live_B, logits_BJV, guess)
+
+
+def laws(sampler: Sampler, logits_BV: Tensor, params: list[SamplingParams]) -> Tensor:
+    """What a sampler says of rows without guesses: (B, V)."""
+    B, vocab_size = logits_BV.shape
+    prefix = SequenceState(np.zeros((B, 2), dtype=np.int64), np.ones(B, dtype=np.int64))
+    sampling = sampler(params, [1] * B, vocab_size, Rejection(noise_of(list(range(B)))))
+    nothing, live_B = Draft.empty(B, vocab_size), np.ones(B, dtype=np.bool_)
+    return sampling.verify(nothing, logits_BV[:, None], prefix, live_B, 0).laws_BKV[:, 0]

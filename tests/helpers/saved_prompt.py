@@ -1,0 +1,15 @@
+"""A prompt, and what makes a saved one of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.helpers.tiny_llm import ids
+from triforce.kvcache import prompt_file
+
+MAKER = prompt_file.CacheFingerprint("fingerprint of a model", "kernels")
+PROMPT = ids(150)
+
+
+def loaded(path: Path) -> prompt_file.SavedCache:
+    return prompt_file.SavedCache(path, MAKER)

@@ -1,0 +1,64 @@
+"""The plainest cache there is: dense, causal, rows of equal length. The slow path that tests of the decoder run on."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from triforce.backends.decoder import Decoder
+from triforce.backends.dispatch import ModelBackend, layer_by_layer
+from triforce.model.config import ModelConfig
+from triforce.model.rope import rotate
+from triforce.ragged import Ints, columns
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class SimpleCache:
+    """Implements the View protocol for a batch whose rows always advance together."""
+
+    def __init__(self, config: ModelConfig, rows: int = 1, device: str | torch.device = "cpu") -> None:
+        self.config = config
+        self.lengths_B = np.zeros(rows, dtype=np.int64)
+        self._keys: list[list[Tensor]] = [[] for _ in range(config.layers)]
+        self._values: list[list[Tensor]] = [[] for _ in range(config.layers)]
+
+    def begin(self, counts_B: Ints, width: int) -> None:
+        assert (counts_B == width).all(), "rows of equal length only"
+        self.rewind(self.lengths_B)
+
+    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
+        return layer_by_layer(model, ids_BT, at_BJ, self.attend)
+
+    def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
+        T = q_BTHD.shape[1]
+        positions_BT = torch.from_numpy(columns(self.lengths_B, T)).to(q_BTHD.device)
+        cos_sin = self.config.rope.cos_sin(positions_BT)
+        self._keys[layer].append(rotate(k_BTGD, cos_sin))
+        self._values[layer].append(v_BTGD)
+        keys_values = (self._keys[layer], self._values[layer])
+        q, k, v = (torch.cat(x, 1).transpose(1, 2) for x in ([rotate(q_BTHD, cos_sin)], *keys_values))
+        seen_TS = torch.arange(k.shape[2], device=k.device) <= positions_BT[0, :, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen_TS, enable_gqa=True).transpose(1, 2)
+
+    def advance(self, counts_B: Ints) -> None:
+        self.lengths_B = self.lengths_B + counts_B
+
+    def rewind(self, lengths_B: Ints) -> None:
+        self.lengths_B = np.minimum(self.lengths_B, lengths_B)
+        S = int(self.lengths_B[0])
+        for stored in (*self._keys, *self._values):
+            stored[:] = [torch.cat(stored, 1)[:, :S]] if stored else []
+
+
+def score(decoder: Decoder, ids_BT: Tensor, cache: SimpleCache | None = None, at_BJ: Tensor | None = None) -> Tensor:
+    """Logits, on the CPU, of one pass over tokens that the cache has not seen."""
+    B, T = ids_BT.shape
+    cache = cache or SimpleCache(decoder.config, B, decoder.device)
+    counts_B = np.full(B, T)
+    cache.begin(counts_B, T)
+    logits_BJV = decoder(ids_BT.to(decoder.device), cache, None if at_BJ is None else at_BJ.to(decoder.device))
+    cache.advance(counts_B)
+    return logits_BJV.cpu()

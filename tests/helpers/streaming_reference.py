@@ -1,0 +1,93 @@
+"""StreamingLLM written out token by token, which the draft's view is compared with.
+
+It keeps every key unrotated, gathers [sinks | window] for each query, and rotates each key to its place in that list,
+as Xiao et al. 2023 describe it.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import torch
+from torch import Tensor
+
+from tests.helpers.simple_cache import DEVICE
+from tests.helpers.small_decoder import CLOSE, feed, small_decoder, text, turn, weigh
+from triforce.backends.decoder import Decoder
+from triforce.backends.dispatch import ModelBackend, layer_by_layer
+from triforce.kvcache import StreamingView
+from triforce.model.config import ModelConfig
+from triforce.ragged import Ints
+
+torch.set_num_threads(1)
+DECODER = small_decoder(layers=3)
+SINKS, WINDOW, SLACK = 4, 9, 6
+
+
+class Slow:
+    """One row; nothing is ever forgotten but by `cut`."""
+
+    def __init__(self, config: ModelConfig, sinks: int, window: int) -> None:
+        self.config, self.sinks, self.window, self.length = config, sinks, window, 0
+        self.keys: list[list[Tensor]] = [[] for _ in range(config.layers)]
+        self.values: list[list[Tensor]] = [[] for _ in range(config.layers)]
+
+    def begin(self, counts_B: Ints, width: int) -> None:
+        assert counts_B.tolist() == [width]
+
+    def forward(self, model: ModelBackend, ids_BT: Tensor, at_BJ: Tensor | None) -> Tensor:
+        return layer_by_layer(model, ids_BT, at_BJ, self.attend)
+
+    def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
+        keys, values = self.keys[layer], self.values[layer]
+        del keys[self.length :], values[self.length :]
+        keys += k_BTGD[0].double()
+        values += v_BTGD[0].double()
+        mixed = [self._mix(keys, values, self.length + t, q_HD) for t, q_HD in enumerate(q_BTHD[0])]
+        return torch.stack(mixed)[None].to(q_BTHD.dtype)
+
+    def _mix(self, keys: list[Tensor], values: list[Tensor], position: int, q_HD: Tensor) -> Tensor:
+        first = max(self.sinks, position - self.window + 1)
+        seen = [*range(min(self.sinks, position + 1)), *range(first, position + 1)]
+        k_NGD, v_NGD = (torch.stack([memory[n] for n in seen]) for memory in (keys, values))
+        k_NGD = turn(k_NGD, self.config.rope, range(len(seen)))
+        q_HD = turn(q_HD[None], self.config.rope, [len(seen) - 1])[0]
+        group = self.config.heads // self.config.kv_heads
+        all_1N = torch.ones(1, len(seen), dtype=torch.bool, device=DEVICE)
+        return torch.cat(
+            [
+                weigh(q_HD[h : h + 1], k_NGD[:, h // group], all_1N) @ v_NGD[:, h // group]
+                for h in range(self.config.heads)
+            ]
+        )
+
+    def advance(self, counts_B: Ints) -> None:
+        self.length += int(counts_B[0])
+
+
+def view(
+    rows: int = 1, decoder: Decoder = DECODER, slack: int = SLACK, window: int = WINDOW, sinks: int = SINKS
+) -> StreamingView:
+    return StreamingView(decoder.config, rows, sinks, window, slack, decoder.dtype, decoder.device)
+
+
+def slow_logits(ids: list[int], decoder: Decoder = DECODER, window: int = WINDOW, sinks: int = SINKS) -> Tensor:
+    return feed(decoder, Slow(decoder.config, sinks, window), [ids])[0]
+
+
+def in_pieces(cache: StreamingView, ids: list[int], chance: Random, decoder: Decoder = DECODER) -> Tensor:
+    """The logits of a text fed in passes of any size."""
+    logits = []
+    while ids:
+        count = chance.randint(1, cache.slack)
+        logits += feed(decoder, cache, [ids[:count]])
+        ids = ids[count:]
+    return torch.cat(logits)
+
+
+def same(got: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(got, wanted, **CLOSE)
+
+
+IDS = text(70)
+SLOW = slow_logits(IDS)

@@ -1,0 +1,186 @@
+"""A state machine that plays the tiers over one pool: see test_kv_laws.py."""
+
+from __future__ import annotations
+
+from random import Random
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from torch import Tensor
+
+from tests.helpers.small_decoder import (
+    CLOSE,
+    VOCAB,
+    Seen,
+    assert_holds,
+    dense,
+    everything,
+    feed,
+    make_pool,
+    poison,
+    prefill,
+    slots_of,
+    small_decoder,
+    text,
+)
+from triforce.kvcache import FullView, RetrievalConfig, RetrievalView
+from triforce.kvcache.retrieval_config import Budget
+from triforce.kvcache.selection import POLICIES, Recent
+from triforce.ragged import ints
+
+DECODER = small_decoder()
+
+CAPACITY = 208
+
+LONGEST = CAPACITY - 16
+
+LENGTHS = [1, 2, 15, 16, 17, 40, 95, 100, 111, 112, 113, 128, 130, 140, 150]
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def some_tokens(chance: Random, most: int) -> list[int]:
+    return [chance.randrange(VOCAB) for _ in range(chance.randint(0, max(0, most)))]
+
+
+def seen_by(lower: RetrievalView, b: int) -> Seen:
+    """What row b's choice lets a query see, in tokens: slots are looked up in the page table."""
+    choice, pool, row = lower.choices[b], lower.full.pool, lower.full.rows[b]
+    if choice is None:
+        return everything
+    token_at = {slot: n for n, slot in enumerate(pool.slots(row, 0, CAPACITY).tolist())}
+    chosen = [[{token_at[slot] for slot in head} for head in slots_GN.tolist()] for slots_GN in slots_of(lower, b)]
+    recent = lower.recent[b]
+
+    def seen(layer: int, g: int, position: int) -> set[int] | None:
+        if layer in lower.full_layers:
+            return None
+        return chosen[layer][g] | set(range(recent, position + 1))
+
+    return seen
+
+
+class Tiers(RuleBasedStateMachine):
+    """Row b has the committed text `texts[b]`, and the lower view holds `ahead[b]` beyond it, with what each saw."""
+
+    exact: type[FullView] = FullView
+    lower: type[RetrievalView] = RetrievalView
+
+    @initialize(
+        seed=SEEDS,
+        policy=st.sampled_from(["recent", *POLICIES]),
+        budget=st.sampled_from([64, 80, 48, 32, 1000]),
+        chunk=st.sampled_from([16, 8, 5, 32]),
+        refresh=st.sampled_from([1, 0, 2, None]),
+    )
+    def start(self, seed: int, policy: str, budget: int, chunk: int, refresh: int | None) -> None:
+        chance = Random(seed)
+        lengths = [chance.choice(LENGTHS) for _ in range(chance.randint(1, 3))]
+        twin = chance.random() < 0.3
+        self.texts = [text(length, seed=seed + b) for b, length in enumerate(lengths)]
+        rows = len(lengths) + twin
+        self.pool = make_pool(DECODER, rows, CAPACITY, fragmented=chance.random() < 0.5)
+        self.full = self.exact(self.pool)
+        whole = frozenset(layer for layer in range(2) if chance.random() < 0.2)
+        setting = RetrievalConfig(Budget(budget), chunk, refresh, whole)
+        self.view = self.lower(self.full, {"recent": Recent, **POLICIES}[policy], setting)
+        for b, ids in enumerate(self.texts):
+            prefill(DECODER, self.full, b, ids)
+        if twin:
+            self.full.fork(0, rows - 1)
+            self.view.fork(0, rows - 1)
+            self.texts.append(list(self.texts[0]))
+        self.truths = [dense(DECODER, ids) for ids in self.texts]
+        self.ahead: list[list[tuple[int, Seen]]] = [[] for _ in self.texts]
+
+    @property
+    def rows(self) -> range:
+        return range(len(self.texts))
+
+    @rule(seed=SEEDS)
+    def guess(self, seed: int) -> None:
+        """A pass of the lower view: it shows what was chosen, and leaves what is committed alone."""
+        chance = Random(seed)
+        room = [LONGEST - len(self.texts[b]) - len(self.ahead[b]) for b in self.rows]
+        fed = [some_tokens(chance, min(4, free)) for free in room]
+        if not any(fed):
+            return
+        committed = [self.pool.slots(b, 0, len(self.texts[b])) for b in self.rows]
+        before = [self._memory(slots_N) for slots_N in committed]
+        logits = feed(DECODER, self.view, fed, padding=chance.randint(0, 2))
+        for b in self.rows:
+            assert torch.equal(self._memory(committed[b]), before[b]), "a lower view wrote a committed slot"
+            if fed[b]:
+                self.ahead[b] += [(token, seen_by(self.view, b)) for token in fed[b]]
+                torch.testing.assert_close(logits[b], self._ahead_logits(b)[-len(fed[b]) :], **CLOSE)
+
+    @rule(seed=SEEDS)
+    def refuse_inside(self, seed: int) -> None:
+        """The lower view's own verification refuses some of what was guessed below it."""
+        chance = Random(seed)
+        for ahead in self.ahead:
+            del ahead[chance.randint(0, len(ahead)) :]
+        self.view.rewind(ints([len(self.texts[b]) + len(self.ahead[b]) for b in self.rows]))
+        self._poison()
+
+    @rule(seed=SEEDS)
+    def verify(self, seed: int) -> None:
+        """The exact view verifies the guesses, and some that were drawn but not fed below; any number is kept."""
+        chance = Random(seed)
+        fed: list[list[int]] = []
+        for ids, ahead in zip(self.texts, self.ahead, strict=True):
+            tokens = [token for token, _ in ahead]
+            tokens += some_tokens(chance, min(3, LONGEST - len(ids) - len(tokens)))
+            fed.append(tokens if chance.random() < 0.8 else [])
+        if not any(fed):
+            return
+        logits = feed(DECODER, self.full, fed, padding=1)
+        for b in self.rows:
+            truth = self.truths[b]
+            if fed[b]:
+                wanted = feed(DECODER, truth, [fed[b]])[0]
+                torch.testing.assert_close(logits[b], wanted, **CLOSE)
+            kept = chance.choice([len(fed[b]), chance.randint(0, len(fed[b]))])
+            truth.cut(len(self.texts[b]) + kept)
+            self.texts[b] += fed[b][:kept]
+            if fed[b]:
+                self.ahead[b] = []
+        lengths_B = ints([*map(len, self.texts)])
+        self.full.rewind(lengths_B)
+        # A row that was not live keeps what the lower view holds of it.
+        self.view.rewind(lengths_B + ints([*map(len, self.ahead)]))
+        self._poison()
+
+    @invariant()
+    def lengths_are_the_texts(self) -> None:
+        if not hasattr(self, "ahead"):
+            return
+        assert self.full.lengths_B.tolist() == [len(ids) for ids in self.texts]
+        assert self.view.lengths_B.tolist() == [len(self.texts[b]) + len(self.ahead[b]) for b in self.rows]
+        assert (self.view.lengths_B >= self.full.lengths_B).all()
+
+    @invariant()
+    def committed_is_a_fresh_prefill(self) -> None:
+        for b in self.rows if hasattr(self, "ahead") else ():
+            assert_holds(self.full, b, self.truths[b])
+
+    def teardown(self) -> None:
+        """Once more from scratch: the oracle has grown step by step too."""
+        for b in self.rows if hasattr(self, "ahead") else ():
+            assert_holds(self.full, b, dense(DECODER, self.texts[b]))
+            assert_holds(self.full.row(b), 0, dense(DECODER, self.texts[b]))
+
+    def _memory(self, slots_N: Tensor) -> Tensor:
+        return torch.stack([self.pool.memory.keys_LGSD[:, :, slots_N], self.pool.memory.values_LGSD[:, :, slots_N]])
+
+    def _ahead_logits(self, b: int) -> Tensor:
+        """One guess after the other, each with the sight that it had, on top of an exact prefill."""
+        cache, logits = self.truths[b].copy(), []
+        for token, cache.seen in self.ahead[b]:
+            logits.append(feed(DECODER, cache, [[token]])[0])
+        return torch.cat(logits)
+
+    def _poison(self) -> None:
+        for b in self.rows:
+            poison(self.pool, self.pool.slots(b, len(self.texts[b]) + len(self.ahead[b]), CAPACITY))

@@ -1,0 +1,75 @@
+"""LLMs over tiny random checkpoints without a tokenizer: token ids in, token ids out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.tiny_checkpoint import save, tiny_model
+from triforce.backends.decoder import Decoder
+from triforce.interface.sampling_params import SamplingParams
+from triforce.llm import LLM
+
+CONTEXT = 640
+MODES = ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram", "auto"]
+
+
+def checkpoints(folder: Path, **draft: Any) -> tuple[Path, Path]:
+    """A target and a draft in a folder; the draft's heads are too small for native kernels, unless changed."""
+    draft_size = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1) | draft
+    for name, size in (("target", {}), ("draft", draft_size)):
+        save(tiny_model(max_position_embeddings=CONTEXT, **size), folder / name)
+    return folder / "target", folder / "draft"
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny target and a tiny draft."""
+    folder = tmp_path_factory.mktemp("pair")
+    checkpoints(folder)
+    return folder
+
+
+@cache
+def _loaded(folder: Path, how: tuple[tuple[str, Any], ...]) -> LLM:
+    return LLM(folder / "target", folder / "draft", **dict(how))
+
+
+def llm(folder: Path, **how: Any) -> LLM:
+    return _loaded(
+        folder, tuple((dict(retrieval_budget=64, speculative_tokens=4, searched_layers="none") | how).items())
+    )
+
+
+def ask(**changes: Any) -> SamplingParams:
+    return SamplingParams(**(dict(temperature=0.8, seed=11, max_tokens=24, ignore_eos=True) | changes))
+
+
+GREEDY, SEEDED = dict(temperature=0.0), dict(temperature=0.8)
+
+
+def ids(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(2, 97, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@contextmanager
+def counted(model: Decoder) -> Iterator[list[int]]:
+    """The number of tokens of each pass through `model`."""
+    passes: list[int] = []
+    plain = Decoder.__call__
+
+    def call(self: Decoder, ids_BT: Tensor, *rest: Any, **more: Any) -> Tensor:
+        if self is model:
+            passes.append(ids_BT.numel())
+        return plain(self, ids_BT, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Decoder, "__call__", call)
+        yield passes

@@ -1,0 +1,163 @@
+"""What is said of a generation: figures that add up, and advice that comes from what was measured."""
+
+from __future__ import annotations
+
+import json
+import types
+from typing import Any
+
+import pytest
+
+from triforce.cli import main
+from triforce.interface.explain import Explanation, explain
+from triforce.interface.outputs import CompletionOutput, RequestOutput
+from triforce.interface.sampling_params import SamplingParams
+from triforce.interface.stats import PlanSegment, TierStats, total
+
+DRAFT = TierStats("draft", 200, 130, 100, 0.03)
+RETRIEVAL = TierStats("retrieval", 180, 160, 60, 0.10, histogram=[2, 3, 25], visible_tokens=2100)
+FULL = TierStats("full", 190, 190, 30, 0.15)
+DEEP = "draft 2 > retrieval 6 > full"
+
+
+def said(mode: str = "triforce", prompt: int = 16_000, **changes: Any) -> Explanation:
+    """Of a generation in which all is well, but for what is changed."""
+    tiers = changes.get("tiers", [DRAFT, RETRIEVAL, FULL])
+    seconds = changes.get("seconds", (0.5, 0.3))
+    return explain(mode, prompt, [changes.get("timeline", [])], tiers, [changes.get("tokens", 190)], seconds)
+
+
+def stretches(plain: int, deep: int) -> list[PlanSegment]:
+    return [PlanSegment("full", plain, plain, 0.1, 300.0, 300.0), PlanSegment(DEEP, deep, 6 * deep, 0.2, 700.0, 300.0)]
+
+
+def test_where_all_is_well_there_is_nothing_to_say() -> None:
+    assert said().advice == []
+    assert said("auto", timeline=stretches(2, 28)).advice == []
+
+
+POOR_DRAFT = TierStats("draft", 200, 50, 100, 0.03)
+NARROW = TierStats("retrieval", 180, 100, 60, 0.10, histogram=[9, 9], visible_tokens=2100)
+CERTAIN = TierStats("retrieval", 180, 175, 60, 0.10, histogram=[1, 0, 0, 0, 0, 0, 29], visible_tokens=2100)
+COPIES = TierStats("ngram", 200, 180, 60, 0.01)
+ADVICE = {
+    "a short prompt": (dict(mode="auto", prompt=500, timeline=stretches(60, 2)), "your prompt is short: plain"),
+    "guesses that do not pay": (dict(mode="auto", timeline=stretches(60, 2)), "plain decoding is best"),
+    "a mode that loses": (dict(seconds=(0.5, 2.0)), "slower than plain decoding, which would give 200 tokens/s"),
+    "a narrow budget": (dict(tiers=[DRAFT, NARROW, FULL]), "a larger budget would have more guesses kept"),
+    "a low gamma": (dict(tiers=[DRAFT, CERTAIN, FULL]), "a larger --speculative-tokens"),
+    "a poor draft": (dict(tiers=[POOR_DRAFT, RETRIEVAL, FULL]), "25% is kept"),
+    "a loop": (dict(tiers=[COPIES, RETRIEVAL, FULL]), "repeats itself: 180 guesses"),
+    "a long prompt, a short answer": (dict(seconds=(30.0, 0.3)), "99% of the time went into reading"),
+}
+
+
+@pytest.mark.parametrize("bad", ["a narrow budget", "a low gamma", "a poor draft"])
+@pytest.mark.parametrize("plain", ["a short prompt", "guesses that do not pay", "a mode that loses"])
+def test_where_plain_decoding_is_best_no_better_guesses_are_advised(plain: str, bad: str) -> None:
+    given, words = ADVICE[plain]
+    (advice,) = said(**(ADVICE[bad][0] | given)).advice
+    assert words in advice
+
+
+def chose(*budgets: int) -> list[str]:
+    timeline = [PlanSegment(DEEP, 10, 60, 0.1, 700.0, 300.0, budget) for budget in budgets]
+    return said("auto", tiers=[DRAFT, NARROW, FULL], timeline=timeline).advice
+
+
+def test_a_larger_budget_is_not_advised_where_it_was_weighed() -> None:
+    assert chose(2048) == chose(2048, 1024) == chose(2048, 4096, 2048) == []
+    (line,) = chose(2048, 4096)
+    assert "--retrieval-budget 8192" in line and "4,096 is the most" in line
+
+
+@pytest.mark.parametrize(("given", "words"), ADVICE.values(), ids=ADVICE)
+def test_advice_comes_from_what_was_measured(given: dict[str, Any], words: str) -> None:
+    (line,) = said(**given).advice
+    assert words in line
+
+
+@pytest.mark.parametrize(("given", "words"), ADVICE.values(), ids=ADVICE)
+def test_and_is_not_given_of_a_few_tokens(given: dict[str, Any], words: str) -> None:
+    few = [TierStats(t.name, t.proposed // 20, t.accepted // 20, t.passes // 20, t.seconds / 20) for t in (DRAFT, FULL)]
+    little = given | dict(tiers=few, seconds=(0.1, 0.01), timeline=given.get("timeline", []) and stretches(3, 0))
+    assert said(**little, tokens=9).advice == []
+
+
+def test_a_fixed_plan_is_not_called_slow_without_reason() -> None:
+    """A pass of the full tier takes 5 ms: plain decoding would give 200 tokens/s, and 190 is about that."""
+    assert said(seconds=(0.5, 1.0)).advice == [] and said(seconds=(0.5, 1.0)).plain == pytest.approx(200)
+
+
+def test_figures_add_up() -> None:
+    ours = said("auto", timeline=stretches(10, 30))
+    assert ours.tokens_per_second == pytest.approx(190 / 0.3)
+    assert ours.predicted == pytest.approx((0.1 * 300 + 0.2 * 700) / 0.3) and ours.plain == pytest.approx(300)
+    assert [part.milliseconds for part in ours.tiers] == pytest.approx([0.3, 100 / 60, 5.0])
+    assert json.loads(json.dumps(ours.as_json()))["timeline"][1]["plan"] == DEEP
+    assert said("ar", tiers=[FULL]).plain == said("ar", tiers=[FULL]).tokens_per_second
+    assert said(timeline=[]).predicted is None
+
+
+def test_tiers_of_several_texts_are_added_up() -> None:
+    (both,) = total([[RETRIEVAL], [CERTAIN]])
+    assert (both.proposed, both.accepted, both.visible_tokens) == (360, 335, 2100)
+    assert both.histogram == [3, 3, 25, 0, 0, 0, 29]
+
+
+def output(mode: str = "auto", many: int = 1) -> RequestOutput:
+    timeline = stretches(10, 20) * many if mode == "auto" else []
+    made = CompletionOutput(0, "x", [1] * 190, "length", None, ["full"] * 190, 7, [DRAFT, RETRIEVAL, FULL], timeline)
+    return RequestOutput([1] * 16_000, None, [made], mode, "seeded", "bitwise", 0.5, 0.3)
+
+
+class FakeLLM:
+    """Gives one answer, whatever is asked."""
+
+    answer = output()
+
+    def __init__(self, model: str | None, **settings: Any) -> None: ...
+
+    def sampling_params(self, **given: Any) -> SamplingParams:
+        return SamplingParams(**given)
+
+    def generate(self, prompt: str, params: object, **settings: Any) -> list[RequestOutput]:
+        return [self.answer]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
+    monkeypatch.setitem(__import__("sys").modules, "triforce.llm", types.SimpleNamespace(LLM=FakeLLM))
+    monkeypatch.setattr(FakeLLM, "answer", output())
+    return FakeLLM
+
+
+def test_the_command_prints_tables(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "a prompt"]) == 0
+    out = capsys.readouterr().out
+    assert "== Tiers ==" in out and "== Plans ==" in out and DEEP in out and "633.3 tokens/s; predicted were" in out
+    assert "- nothing that was measured" in out
+
+
+def test_a_long_timeline_is_cut_in_the_middle(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    fake.answer = output(many=30)
+    main(["explain", "a prompt"])
+    out = capsys.readouterr().out
+    assert "(36 more)" in out and out.count(DEEP) == 12
+
+
+def test_in_a_fixed_mode_there_is_no_timeline(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    fake.answer = output("triforce")
+    assert main(["explain", "a prompt", "--mode", "triforce"]) == 0
+    assert "== Plans ==" not in capsys.readouterr().out
+
+
+def test_as_json(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "a prompt", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["mode"] == "auto" and told["tiers"][1]["visible_tokens"] == 2100 and len(told["timeline"]) == 2
+
+
+def test_mistakes_are_said_as_generate_says_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "model", ""]) == 2 and "empty" in capsys.readouterr().err
+    assert main(["explain", "a prompt", "--temperature", "-1"]) == 2 and "temperature" in capsys.readouterr().err

@@ -1,0 +1,20 @@
+"""A tiny pair, and what a prompt of it leaves in a file."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers import tiny_llm
+from tests.helpers.saved_prompt import PROMPT
+
+torch.set_num_threads(1)
+pair = tiny_llm.pair  # a fixture
+
+
+@pytest.fixture(scope="session")
+def kept(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of PROMPT, saved by one mode."""
+    path = tmp_path_factory.mktemp("kept") / "prompt.kv"
+    tiny_llm.llm(pair).generate(PROMPT, tiny_llm.ask(max_tokens=1), save_cache=path)
+    return path

@@ -1,0 +1,238 @@
+"""KV in a store: the text is that of KV in memory, bit for bit, and what goes wrong costs its request alone."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.tiny_checkpoint import save, tiny_model
+from tests.helpers.tiny_llm import ask, ids
+from triforce.backends import dispatch
+from triforce.errors import CacheError, RequestError
+from triforce.interface.outputs import KVMemoryUsage, RequestOutput
+from triforce.kvcache.offload.sizing import size_of
+from triforce.llm import LLM
+
+pytestmark = pytest.mark.skipif(dispatch.native_loader.native is None, reason="a store is for the native kernels")
+
+LONG = 2404
+PROMPT = ids(LONG)
+MEMORY = "4750KiB"
+SHAPE = dict(hidden_size=32, intermediate_size=32, head_dim=64, num_attention_heads=4, num_key_value_heads=4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair whose KV of the prompt is three times as large as MEMORY."""
+    folder = tmp_path_factory.mktemp("large")
+    for name, layers in (("target", 6), ("draft", 1)):
+        save(tiny_model(max_position_embeddings=LONG + 200, num_hidden_layers=layers, **SHAPE), folder / name)
+    return folder
+
+
+@cache
+def llm(folder: Path, kind: str = "none", memory: str = "auto", **how: Any) -> LLM:
+    settings = dict(retrieval_budget=256, speculative_tokens=4, searched_layers="none") | how
+    return LLM(folder / "target", folder / "draft", kv_offload=kind, kv_memory=memory, **settings)
+
+
+def offloaded(folder: Path, kind: str = "file", **how: Any) -> LLM:
+    return llm(folder, kind, MEMORY, **how)
+
+
+def answer(model: LLM, prompt: list[int] = PROMPT, mode: str = "ar", **changes: Any) -> RequestOutput:
+    return model.generate(prompt, ask(max_tokens=12, **changes), mode=mode)[0]
+
+
+def tokens(model: LLM, *args: Any, **changes: Any) -> list[int]:
+    return answer(model, *args, **changes).outputs[0].token_ids
+
+
+@pytest.mark.parametrize(("temperature", "kind"), [(0.0, "host"), (0.8, "file")])
+@pytest.mark.parametrize("mode", ["ar", "triforce", "retrieval", "auto"])
+def test_the_text_is_that_of_kv_in_memory(folder: Path, mode: str, temperature: float, kind: str) -> None:
+    found = answer(offloaded(folder, kind), mode=mode, temperature=temperature)
+    assert found.outputs[0].token_ids == tokens(llm(folder), temperature=temperature)
+    assert found.exactness == "bitwise"
+    whole = 2 * 6 * 4 * 64 * 2 * LONG
+    assert whole > 3 * size_of(MEMORY) * 0.98
+    assert found.kv.device_bytes <= size_of(MEMORY)
+    assert (found.kv.file_bytes if kind == "file" else found.kv.host_bytes) >= whole
+
+
+def memory_of(texts: Any) -> Any:
+    return texts.engine.store.pool.memory
+
+
+def outcomes(texts: Any) -> dict[Any, Any]:
+    """What each request comes to: its output, or its error."""
+    found = {}
+    while texts.busy:
+        found |= {request: event for request, event in texts.step() if isinstance(event, Exception | RequestOutput)}
+    return found
+
+
+def two_requests(model: LLM) -> tuple[Any, Any, Any]:
+    """One that decodes plainly, and one of another mode that waits for it."""
+    texts = model.open(2, 2 * LONG + 400)
+    first = model.request(PROMPT, ask(max_tokens=12), "ar")
+    second = model.request(PROMPT[:-1], ask(max_tokens=12), "retrieval")
+    texts.submit([first])
+    while not first.jobs[0].tokens:
+        texts.step()
+    return texts, first, second
+
+
+def test_a_read_error_costs_what_was_in_the_pass(folder: Path) -> None:
+    texts, first, second = two_requests(llm(folder, "file", "8MiB"))
+    store = memory_of(texts).room.store
+    good = os.dup(store.direct)
+    with open(os.devnull, "wb") as unreadable:
+        os.dup2(unreadable.fileno(), store.direct)
+        error = outcomes(texts)[first]
+    assert isinstance(error, CacheError) and "cannot be read back" in str(error) and "TMPDIR" in str(error)
+    os.dup2(good, store.direct)
+    os.close(good)
+    texts.submit([second])
+    assert outcomes(texts)[second].outputs[0].token_ids == tokens(llm(folder), PROMPT[:-1])
+
+
+def test_a_file_that_was_cut_is_an_error(folder: Path) -> None:
+    texts, first, second = two_requests(llm(folder, "file", "8MiB"))
+    os.ftruncate(memory_of(texts).room.store.file, 1 << 20)
+    error = outcomes(texts)[first]
+    assert isinstance(error, CacheError) and "its file was cut" in str(error)
+    texts.submit([second])  # which writes all that it reads
+    assert outcomes(texts)[second].outputs[0].token_ids == tokens(llm(folder), PROMPT[:-1])
+
+
+def test_a_full_disk_costs_the_request_that_finds_no_room(folder: Path) -> None:
+    model = llm(folder, "file", "8MiB")
+    texts, first, _ = two_requests(model)
+    second = model.request(ids(LONG, seed=1), ask(max_tokens=12), "retrieval")
+    store = memory_of(texts).room.store
+    good = os.dup(store.file)
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), store.file)
+        texts.submit([second])
+        error = next(event for request, event in texts.step() if request is second)
+    os.dup2(good, store.file)
+    os.close(good)
+    assert isinstance(error, CacheError) and "No space left" in str(error) and "TMPDIR" in str(error)
+    assert outcomes(texts)[first].outputs[0].token_ids == tokens(llm(folder))
+
+
+def test_no_file_is_left_and_nobody_else_may_open_it(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    texts = llm(folder, "file", "8MiB").open(1, LONG + 200)
+    store = memory_of(texts).room.store
+    assert list(tmp_path.iterdir()) == []
+    assert os.readlink(f"/proc/self/fd/{store.file}").startswith(str(tmp_path))
+    assert os.fstat(store.file).st_mode & 0o777 == 0o600
+    assert os.fstat(store.file).st_nlink == 0
+    file = store.file
+    del texts, store
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)
+
+
+def crossed(folder: Path) -> tuple[int, int, int]:
+    """Pages that were read ahead, read on demand, and kept as they came by."""
+    model = llm(folder, "file", "6MiB", kv_resident_layers=0)
+    texts = model.open(1, LONG + 200)
+    request = model.request(PROMPT, ask(max_tokens=24), "retrieval")
+    texts.submit([request])
+    outcomes(texts)
+    seen: tuple[int, int, int] = memory_of(texts)._offload.seen
+    return seen
+
+
+def test_what_comes_into_favour_is_kept_as_it_streams_by(folder: Path) -> None:
+    streamed, fetched, kept = crossed(folder)
+    assert streamed > 5 * 24 * (LONG // 16) * 0.9 and kept > 0
+    assert fetched < streamed / 100
+
+
+@pytest.mark.parametrize("selection", ["mean_key", "quest"])
+def test_selections_by_keys_read_them_back(folder: Path, selection: str) -> None:
+    wanted = tokens(llm(folder, retrieval_policy=selection), mode="retrieval")
+    assert tokens(llm(folder, "host", "6MiB", retrieval_policy=selection), mode="retrieval") == wanted
+
+
+def test_layers_in_full_and_texts_at_a_time(folder: Path) -> None:
+    prompts = [PROMPT[:1500], PROMPT[:1500], PROMPT[100:1300]]
+    how: dict[str, Any] = dict(searched_layers="1,3")
+    wanted = llm(folder, **how).generate(prompts, ask(max_tokens=12, n=2), mode="triforce")
+    found = llm(folder, "host", "12MiB", **how).generate(prompts, ask(max_tokens=12, n=2), mode="triforce")
+    texts = [[[c.token_ids for c in output.outputs] for output in outputs] for outputs in (wanted, found)]
+    assert texts[0] == texts[1]
+
+
+def test_saved_prompts_go_to_either_and_come_from_either(folder: Path, tmp_path: Path) -> None:
+    wanted = tokens(llm(folder))
+    models = {"plain": llm(folder), "offloaded": offloaded(folder)}
+    for name, model in models.items():
+        model.generate(PROMPT, ask(max_tokens=1), mode="ar", save_cache=tmp_path / name)
+    assert (tmp_path / "plain").read_bytes() == (tmp_path / "offloaded").read_bytes()
+    for model in models.values():
+        (found,) = model.generate(PROMPT, ask(max_tokens=12), mode="ar", load_cache=tmp_path / "offloaded")
+        assert found.outputs[0].token_ids == wanted
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        (dict(kv_memory="100KiB"), "give [0-9]+MiB or more"),
+        (dict(kv_memory=MEMORY, kv_resident_layers=6), "smaller --kv-resident-layers"),
+    ],
+)
+def test_too_little_memory_is_said_with_what_would_fit(folder: Path, how: dict[str, Any], says: str) -> None:
+    with pytest.raises(CacheError, match=says):
+        tokens(llm(folder, "host", how["kv_memory"], **{k: v for k, v in how.items() if k != "kv_memory"}))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        dict(kv_offload="disk"), dict(kv_memory="1GiB"), dict(kv_resident_layers=2),
+        dict(kv_offload="file", kv_memory="lots"),
+        dict(kv_offload="file", kv_resident_layers="all"), dict(kv_offload="file", lower_tiers="int8"),
+        dict(kv_offload="file", retrieval_chunk=8),
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(folder: Path, how: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=r"kv_|--kv-offload"):
+        LLM(folder / "target", None, **how)
+
+
+def test_sizes() -> None:
+    assert [size_of(text) for text in ("512MiB", "2GiB", "1.5g", "100", "1MB", 7)] == [
+        512 << 20, 2 << 30, 3 << 29, 100, 10**6, 7
+    ]  # fmt: skip
+
+
+def test_answers_without_offload_say_where_kv_lies(folder: Path) -> None:
+    found = answer(llm(folder), PROMPT[:100]).kv
+    assert found.device_bytes >= 2 * 6 * 4 * 64 * 2 * 100 and found == KVMemoryUsage(found.device_bytes)
+
+
+def test_a_changed_file_changes_the_text(folder: Path) -> None:
+    """The control of what is above: KV is read from where it lies."""
+    texts, first, _ = two_requests(llm(folder, "file", "8MiB", kv_resident_layers=0))
+    store = memory_of(texts).room.store
+    os.pwrite(store.file, bytes(store.bytes), 0)
+    assert outcomes(texts)[first].outputs[0].token_ids != tokens(llm(folder))
+
+
+def test_without_keeping_pages_cross_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test that nothing does."""
+    monkeypatch.setattr(
+        "triforce.kvcache.views.full.FullView.budget", property(lambda _: None, lambda *_: None), raising=False
+    )
+    streamed, fetched, kept = crossed(folder)
+    assert kept == 0 and fetched > streamed / 100

@@ -1,0 +1,63 @@
+"""What a run with offloaded KV takes is what `triforce info` predicts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from triforce.backends import dispatch
+from triforce.cli import main
+from triforce.errors import CacheError
+from triforce.kvcache.offload.sizing import KVSizing, OffloadConfig, size_of
+from triforce.kvcache.retrieval_config import Budget
+from triforce.llm import LLM
+
+pytestmark = pytest.mark.skipif(dispatch.native_loader.native is None, reason="a store is for the native kernels")
+SCRIPT = Path(__file__).parents[2] / "helpers" / "processes" / "measure_offload.py"
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="asks Linux for the peak")
+def test_memory_is_what_info_foretells() -> None:
+    run = subprocess.run([sys.executable, str(SCRIPT), "12000", "24MiB"], capture_output=True, text=True, timeout=600)
+    told, peak = map(int, run.stdout.split()[-2:])
+    assert 0.85 < peak / told < 1.15, run.stdout
+
+
+def test_info_does_the_arithmetic(capsys: Any) -> None:
+    assert main(["info", "--context", "32768", "--kv-offload", "file", "--kv-memory", "64MiB"]) == 0
+    lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line.strip())
+    assert lines["KV in memory"].strip() == "64 MiB"
+    assert "KV in a file" in lines and "in memory, in all" in lines
+
+
+def test_info_without_offload_says_nothing_of_it(capsys: Any) -> None:
+    assert main(["info"]) == 0
+    assert "KV in memory" not in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def needs() -> KVSizing:
+    return KVSizing(LLM(draft=None).target.config, 2, 2050, 1, 20, Budget(2048))
+
+
+@pytest.mark.parametrize("memory", ["12MiB", "32MiB", "64MiB", "96MiB", "1GiB"])
+def test_parts_fit_into_the_whole(needs: KVSizing, memory: str) -> None:
+    frames, buffers, layers = needs.split(OffloadConfig("file"), size_of(memory))
+    assert (frames + buffers * needs.buffer_frames) * needs.page_bytes <= size_of(memory)
+    assert layers * needs.layer + 1 <= frames
+    assert layers == 6 or memory != "1GiB"
+
+
+def test_what_is_said_to_be_enough_is_enough(needs: KVSizing) -> None:
+    with pytest.raises(CacheError, match=r"give (\d+MiB) or more") as error:
+        needs.split(OffloadConfig("file"), 1 << 20)
+    enough = str(error.value).split("give ")[1].split(" ")[0]
+    needs.split(OffloadConfig("file"), size_of(enough))
+    with pytest.raises(CacheError, match="more, or a smaller --kv-resident-layers") as error:
+        needs.split(OffloadConfig("file", layers=3), 64 << 20)
+    more = size_of(str(error.value).split("give ")[1].split(" ")[0])
+    needs.split(OffloadConfig("file", layers=3), (64 << 20) + more)

@@ -1,0 +1,213 @@
+"""The page pool: nothing is lost, nothing is shared, nothing of a former tenant is seen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.helpers.simple_cache import DEVICE
+from tests.helpers.small_decoder import (
+    CLOSE,
+    assert_holds,
+    dense,
+    feed,
+    make_pool,
+    poison,
+    prefill,
+    small_decoder,
+    text,
+)
+from triforce.errors import CacheError
+from triforce.kvcache import PAGE, FullView, PagePool, RetrievalConfig, RetrievalView
+from triforce.kvcache.pool import pages_for
+from triforce.kvcache.retrieval_config import Budget
+from triforce.kvcache.selection import POLICIES, Recent
+
+torch.set_num_threads(1)
+DECODER = small_decoder()
+PAGES, ROWS = 12, 4
+
+
+def pool_of(pages: int = PAGES, rows: int = ROWS) -> PagePool:
+    return PagePool(DECODER.config, rows, pages, DECODER.dtype, DECODER.device)
+
+
+@pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (PAGE, 1), (PAGE + 1, 2), (10 * PAGE, 10)])
+def test_pages_for(tokens: int, pages: int) -> None:
+    assert pages_for(tokens) == pages
+
+
+class Pages(RuleBasedStateMachine):
+    """Any sequence of reservations and releases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = pool_of()
+        self.held = [0] * ROWS
+
+    @rule(b=st.integers(0, ROWS - 1), tokens=st.integers(0, PAGES * PAGE))
+    def reserve(self, b: int, tokens: int) -> None:
+        before = [list(table) for table in self.pool.tables]
+        wanted = max(self.held[b], pages_for(tokens))
+        if wanted - self.held[b] > self.pool.free_pages:
+            with pytest.raises(CacheError, match="free pages"):
+                self.pool.reserve(b, tokens)
+            assert self.pool.tables == before
+            return
+        self.pool.reserve(b, tokens)
+        assert self.pool.tables[b][: self.held[b]] == before[b], "what a row has stays where it is"
+        self.held[b] = wanted
+        assert all(self.pool.tables[a] == before[a] for a in range(ROWS) if a != b)
+
+    @precondition(lambda self: any(self.held))
+    @rule(b=st.integers(0, ROWS - 1))
+    def release(self, b: int) -> None:
+        self.pool.lengths_B[b] = 5
+        self.pool.release(b)
+        self.held[b] = 0
+        assert int(self.pool.lengths_B[b]) == 0
+
+    @invariant()
+    def every_page_has_one_place(self) -> None:
+        tables = self.pool.tables
+        assert [len(table) for table in tables] == self.held
+        given = [page for table in tables for page in table]
+        assert len(set(given)) == len(given) and set(given) <= set(range(1, PAGES + 1)), "page 0 is scratch"
+        assert self.pool.free_pages == PAGES - len(given)
+
+    @invariant()
+    def slots_follow_the_table(self) -> None:
+        for b, table in enumerate(self.pool.tables):
+            wanted = [page * PAGE + i for page in table for i in range(PAGE)]
+            assert self.pool.slots(b, 0, len(wanted)).tolist() == wanted
+            assert self.pool.slots(b, 3, 7).tolist() == wanted[3:7]
+
+    def teardown(self) -> None:
+        for b in range(ROWS):
+            self.pool.release(b)
+        assert self.pool.free_pages == PAGES
+        self.pool.reserve(0, PAGES * PAGE)
+        assert self.pool.free_pages == 0
+
+
+TestPages = Pages.TestCase
+TestPages.settings = settings(max_examples=40, stateful_step_count=25, deadline=None, derandomize=True)
+
+
+def test_pages_are_consecutive_where_they_can_be() -> None:
+    pool = pool_of()
+    pool.reserve(0, 3 * PAGE)
+    pool.reserve(1, 2 * PAGE)
+    pool.reserve(2, 2 * PAGE)
+    pool.release(1)
+    pool.reserve(3, 3 * PAGE)  # the hole of two is too small
+    assert pool.tables[3] == list(range(pool.tables[3][0], pool.tables[3][0] + 3))
+    pool.reserve(0, 5 * PAGE)  # and just fits behind row 0
+    assert pool.tables[0] == list(range(pool.tables[0][0], pool.tables[0][0] + 5))
+
+
+def test_a_row_grows_behind_itself_though_there_is_a_hole_before() -> None:
+    pool = pool_of()
+    for b in range(3):
+        pool.reserve(b, 2 * PAGE)
+    pool.release(0)
+    pool.reserve(2, 3 * PAGE)
+    assert pool.tables[2] == [5, 6, 7]
+
+
+def test_span_of_consecutive_pages_is_no_copy() -> None:
+    pool = make_pool(DECODER, 2, 40)
+    assert pool.span(0, 1, 0, 40)[0].untyped_storage().data_ptr() == pool.memory.keys_LGSD.untyped_storage().data_ptr()
+
+
+def test_a_full_pool_refuses_and_goes_on() -> None:
+    """The refusal changes nothing: the text in the pool goes on as if nobody had asked."""
+    ids, more = text(40), text(5, seed=1)
+    pool = make_pool(DECODER, 2, 48)
+    full = FullView(pool)
+    prefill(DECODER, full, 0, ids)
+    held = (
+        pool.memory.keys_LGSD.clone(),
+        pool.memory.values_LGSD.clone(),
+        [list(t) for t in pool.tables],
+        pool.lengths_B.copy(),
+    )
+    with pytest.raises(CacheError, match="0 free pages of 16 tokens, 1 more are needed"):
+        pool.reserve(0, 49)
+    assert torch.equal(held[0].nan_to_num(9), pool.memory.keys_LGSD.nan_to_num(9))
+    assert torch.equal(held[1].nan_to_num(9), pool.memory.values_LGSD.nan_to_num(9))
+    assert held[2] == pool.tables and (held[3] == pool.lengths_B).all() and pool.free_pages == 0
+    got = feed(DECODER, full.row(0), [more])[0]
+    torch.testing.assert_close(got, feed(DECODER, dense(DECODER, ids), [more])[0], **CLOSE)
+
+
+@pytest.mark.parametrize("policy", ["recent", *POLICIES])
+def test_fragmented_and_consecutive_rows_give_the_same_results(policy: str) -> None:
+    make = {"recent": Recent, **POLICIES}[policy]
+    prompts, guesses, truth = [text(70), text(131, seed=1)], [text(3, seed=2), text(5, seed=3)], text(6, seed=4)
+    results = []
+    for fragmented in (False, True):
+        full = FullView(make_pool(DECODER, 2, 160, fragmented=fragmented))
+        assert (full.pool.tables[0] != list(range(1, 11))) == fragmented
+        for b, prompt in enumerate(prompts):
+            prefill(DECODER, full, b, prompt)
+        lower = RetrievalView(full, make, RetrievalConfig(Budget(32)))
+        logits = [*feed(DECODER, lower, guesses), *feed(DECODER, full, [truth[:4], truth])]
+        lower.rewind(full.lengths_B)
+        results.append(torch.cat([*logits, *feed(DECODER, lower, guesses)]))
+    torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["recent", *POLICIES])
+@pytest.mark.parametrize("fragmented", [False, True])
+def test_recycled_pages_show_nothing_of_their_past(policy: str, fragmented: bool) -> None:
+    """Former tenants leave NaN behind, and so does scratch; whatever read one of them would spread it."""
+    make = {"recent": Recent, **POLICIES}[policy]
+    pool = make_pool(DECODER, 2, 100, fragmented=fragmented)
+    prefill(DECODER, FullView(pool), 0, text(90, seed=5))
+    pool.release(0)
+    poison(pool, torch.arange(PAGE))
+    taken = set(pool.tables[1])
+    free = [page * PAGE + i for page in range(1, 15) if page not in taken for i in range(PAGE)]
+    poison(pool, torch.tensor(free))
+    pool.reserve(0, 100)
+    full, ids = FullView(pool), text(81, seed=6)
+    prefill(DECODER, full, 0, ids)
+    assert_holds(full, 0, dense(DECODER, ids))
+    lower = RetrievalView(full, make, RetrievalConfig(Budget(32)))
+    committed = list(ids)
+    for step in range(4):
+        guess = text(3, seed=step)
+        (low, _) = feed(DECODER, lower, [guess, []], padding=2)
+        assert low.isfinite().all()
+        (got, _) = feed(DECODER, full, [guess, []], padding=2)  # padding of row 1 goes to scratch
+        torch.testing.assert_close(got, feed(DECODER, dense(DECODER, committed), [guess])[0], **CLOSE)
+        committed += guess[:2]
+        full.rewind(torch.tensor([len(committed), 0], device=DEVICE))
+        lower.rewind(full.lengths_B)
+        poison(pool, torch.cat([pool.slots(0, len(committed), 100), torch.arange(PAGE, device=DEVICE)]))
+    assert_holds(full, 0, dense(DECODER, committed))
+
+
+def test_writing_one_row_leaves_the_others_alone() -> None:
+    pool = make_pool(DECODER, 3, 48, fragmented=True)
+    full = FullView(pool)
+    prompts = [text(20 + 7 * b, seed=b) for b in range(3)]
+    for b, prompt in enumerate(prompts):
+        prefill(DECODER, full, b, prompt)
+    for b, prompt in enumerate(prompts):
+        assert_holds(full, b, dense(DECODER, prompt))
+
+
+def test_a_view_of_some_rows_of_a_pool() -> None:
+    """`FullView` takes any range of rows; the sights it makes for itself must fit."""
+    pool, ids = make_pool(DECODER, 3, 64), text(50)
+    part = FullView(pool, rows=range(1, 3))
+    prefill(DECODER, part, 1, ids)
+    assert pool.lengths_B.tolist() == [0, 0, 50]
+    assert_holds(part, 1, dense(DECODER, ids))
+    lower = RetrievalView(part, POLICIES["observed"], RetrievalConfig(Budget(32)))
+    assert feed(DECODER, lower, [[], [1, 2]])[1].isfinite().all()

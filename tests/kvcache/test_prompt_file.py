@@ -1,0 +1,133 @@
+"""Saved prompts: the text they give is that of a fresh prefill."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from tests.helpers.saved_prompt import MAKER, PROMPT, loaded
+from tests.helpers.small_decoder import CLOSE, assert_holds, dense, make_pool, prefill, small_decoder, text
+from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, counted, ids, llm
+from triforce.kvcache import FullView, prompt_file
+from triforce.kvcache.views.full import TAIL
+from triforce.llm import LLM
+
+torch.set_num_threads(1)
+
+
+PROMPTS = {
+    "same": PROMPT,
+    "longer": PROMPT + ids(40, seed=1),
+    "branches": PROMPT[:80] + ids(60, seed=2),
+    "shorter": PROMPT[:60],
+    "unrelated": ids(70, seed=3),
+    "few": PROMPT[:5],
+    "one": PROMPT[:1],
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_one_file_serves_every_mode_and_prompt(pair: Path, kept: Path, prompt: str, mode: str) -> None:
+    assert_same_text(llm(pair), PROMPTS[prompt], kept, mode, SEEDED)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_greedy_too(pair: Path, kept: Path, mode: str) -> None:
+    assert_same_text(llm(pair), PROMPT, kept, mode, GREEDY)
+
+
+def assert_same_text(model: LLM, prompt: list[int], kept: Path, mode: str, sampling: dict[str, Any]) -> None:
+    params = ask(**sampling, max_tokens=12)
+    fresh = model.generate(prompt, params, mode="ar")[0].outputs[0].token_ids
+    assert model.generate(prompt, params, mode=mode, load_cache=kept)[0].outputs[0].token_ids == fresh
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reused"),
+    [
+        (PROMPT, 150 - 1 - TAIL), (PROMPT + ids(40, seed=1), 149), ([*PROMPT[:80], 1, *ids(60, seed=2)], 80),
+        (PROMPT[:60], 59 - TAIL), ([1, *PROMPT[1:]], 0), (PROMPT[:5], 0),
+    ],
+)  # fmt: skip
+def test_only_what_is_new_is_fed(pair: Path, kept: Path, prompt: list[int], reused: int) -> None:
+    """The prompt's last token is fed with the first new one, and its last `TAIL` so that pages can be selected."""
+    model = llm(pair)
+    with counted(model.models.target) as passes:
+        model.generate(prompt, ask(max_tokens=1), mode="ar", load_cache=kept)
+    assert sum(passes) == len(prompt) - reused
+
+
+def test_a_batch_and_n_choices_start_from_one_file(pair: Path, kept: Path) -> None:
+    model, prompts = llm(pair), [PROMPT, ids(33, seed=4), PROMPT[:100] + ids(9, seed=5)]
+    params = ask(n=2, max_tokens=12)
+    fresh = [[o.token_ids for o in r.outputs] for r in model.generate(prompts, params, mode="ar")]
+    assert [[o.token_ids for o in r.outputs] for r in model.generate(prompts, params, load_cache=kept)] == fresh
+    assert fresh[0][0] != fresh[0][1]
+
+
+def test_prompt_logprobs_do_not_lose_the_part_in_the_file(pair: Path, kept: Path) -> None:
+    model, params = llm(pair), ask(prompt_logprobs=0, max_tokens=2)
+    fresh, again = (model.generate(PROMPT, params, **how)[0].prompt_logprobs for how in ({}, dict(load_cache=kept)))
+    assert fresh is not None and again is not None and len(again) == len(PROMPT)
+    pairs = zip(fresh[1:], again[1:], strict=True)
+    assert all(a and b and a.chosen.logprob == pytest.approx(b.chosen.logprob, abs=1e-4) for a, b in pairs)
+
+
+def test_save_and_load_in_one_call(pair: Path, kept: Path, tmp_path: Path) -> None:
+    """A conversation goes on: load what there is, save what it has become, over the same file too."""
+    longer, path = PROMPT + ids(30, seed=6), tmp_path / "kv"
+    shutil.copy(kept, path)
+    llm(pair).generate(longer, ask(max_tokens=1), load_cache=path, save_cache=path)
+    with safe_open(path, framework="pt") as file:
+        assert file.get_tensor("ids").tolist() == longer[:-1]
+    fresh = llm(pair).generate(longer, ask(), mode="ar")[0].outputs[0].token_ids
+    assert llm(pair).generate(longer, ask(), load_cache=path)[0].outputs[0].token_ids == fresh
+
+
+@pytest.mark.parametrize("length", [1, 2, 17])
+def test_short_prompts_can_be_saved(pair: Path, tmp_path: Path, length: int) -> None:
+    path = tmp_path / "kv"
+    fresh = llm(pair).generate(PROMPT[:length], ask(), save_cache=path)[0].outputs[0].token_ids
+    assert llm(pair).generate(PROMPT[:length], ask(), load_cache=path)[0].outputs[0].token_ids == fresh
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fragmented", [False, True])
+def test_rows_of_any_shape_and_dtype(tmp_path: Path, dtype: torch.dtype, fragmented: bool) -> None:
+    """From a row whose pages lie apart into one whose pages do not, bit for bit, and the other way round."""
+    decoder = small_decoder(dtype=dtype)
+    full, prompt = FullView(make_pool(decoder, 2, 100, fragmented=fragmented)), text(90)
+    prefill(decoder, full, 0, text(30, seed=1))
+    prefill(decoder, full, 1, prompt[:-1])
+    prompt_file.save(tmp_path / "kv", MAKER, full, 1, prompt)
+    other = FullView(make_pool(decoder, 2, 100, fragmented=not fragmented))
+    assert loaded(tmp_path / "kv").restore(other, 1, prompt) == 89 - TAIL
+    assert other.lengths_B.tolist() == [0, 89 - TAIL]
+    for layer in range(2):
+        for a, b in zip(full.pool.span(layer, 1, 0, 89 - TAIL), other.pool.span(layer, 1, 0, 89 - TAIL), strict=True):
+            assert torch.equal(a, b)
+    if dtype == torch.float32:
+        prefill(decoder, other, 1, prompt[:-1])
+        assert_holds(other, 1, dense(decoder, prompt[:-1]))
+
+
+def test_plain_safetensors_reads_it(tmp_path: Path) -> None:
+    decoder, prompt = small_decoder(dtype=torch.float32), text(50)
+    full = FullView(make_pool(decoder, 1, 64))
+    prefill(decoder, full, 0, prompt)
+    prompt_file.save(tmp_path / "kv", MAKER, full, 0, prompt)
+    tensors, truth = load_file(tmp_path / "kv"), dense(decoder, prompt)
+    assert set(tensors) == {"ids", "checksum", "keys.0", "keys.1", "values.0", "values.1"}
+    assert tensors["ids"].tolist() == prompt
+    for layer in range(2):
+        for kind, memory in (("keys", truth.keys), ("values", truth.values)):
+            torch.testing.assert_close(
+                tensors[f"{kind}.{layer}"].double(), memory[layer].transpose(0, 1).cpu(), **CLOSE
+            )

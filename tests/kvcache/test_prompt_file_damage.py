@@ -1,0 +1,150 @@
+"""A saved prompt that is not whole, or another model's, is never believed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.saved_prompt import MAKER, PROMPT, loaded
+from tests.helpers.small_decoder import make_pool, prefill, small_decoder, text
+from tests.helpers.tiny_checkpoint import save as save_model
+from tests.helpers.tiny_checkpoint import tiny_model
+from tests.helpers.tiny_llm import CONTEXT, ask
+from triforce.backends import native_loader
+from triforce.errors import CacheError
+from triforce.kvcache import FullView, prompt_file
+from triforce.llm import LLM
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def small_file(tmp_path: Path) -> Path:
+    decoder = small_decoder(dtype=torch.float32)
+    full = FullView(make_pool(decoder, 1, 32))
+    prefill(decoder, full, 0, text(20))
+    prompt_file.save(tmp_path / "small.kv", MAKER, full, 0, text(20))
+    assert len(loaded(tmp_path / "small.kv").ids) == 20
+    return tmp_path / "small.kv"
+
+
+def refused(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    with pytest.raises(CacheError) as caught:
+        loaded(path)
+    assert str(path) in str(caught.value)
+
+
+def regions(data: bytes) -> dict[str, range]:
+    """Where the parts of a safetensors file lie."""
+    size = int.from_bytes(data[:8], "little")
+    header, start = json.loads(data[8 : 8 + size]), 8 + size
+    parts = {"size": range(8), "header": range(8, start)}
+    for name, about in header.items():
+        if name != "__metadata__":
+            parts[name] = range(*(start + offset for offset in about["data_offsets"]))
+    assert sum(map(len, parts.values())) == len(data)
+    return parts
+
+
+def test_a_flipped_byte_in_any_region(small_file: Path) -> None:
+    """Every byte of the small regions, ends and middle of the large ones, by one bit and by all."""
+    data = small_file.read_bytes()
+    for where in regions(data).values():
+        few = len(where) <= 32
+        for at in where if few else {where[0], where[1], where[len(where) // 2], where[-2], where[-1]}:
+            for flip in (1, 0x80, 0xFF):
+                refused(small_file, data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :])
+
+
+@pytest.mark.parametrize("flip", [1, 0x20])
+def test_a_flipped_byte_anywhere_in_the_header(small_file: Path, flip: int) -> None:
+    data = small_file.read_bytes()
+    for at in regions(data)["header"]:
+        refused(small_file, data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_flipped_bit_anywhere(small_file: Path) -> None:
+    data = small_file.read_bytes()
+    for at in range(len(data)):
+        for bit in range(8):
+            refused(small_file, data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b'"U8"', b'"I8"'), (b'"I64"', b'"F64"'), (b'"ids"', b'"idx"'), (b'"checksum"', b'"checksun"'),
+        (b'"keys.0"', b'"keys.2"'), (b'"F32"', b'"I32"'), (b"triforce-kv-1", b"triforce-kv-2"),
+        (b"__metadata__", b"__netadata__"), (b"fingerprint", b"fingerprins"), (b"[20]", b"[02]"), (b"[32]", b"[31]"),
+    ],
+)  # fmt: skip
+def test_a_header_that_says_something_else(small_file: Path, before: bytes, after: bytes) -> None:
+    data = small_file.read_bytes()
+    assert before in data
+    refused(small_file, data.replace(before, after, 1))
+
+
+def test_a_truncated_or_longer_file(small_file: Path) -> None:
+    data = small_file.read_bytes()
+    ends = {0, 1, 7, 8, 9, len(data) // 2, len(data) - 33, len(data) - 32, len(data) - 1}
+    for end in ends | {where.start for where in regions(data).values()}:
+        refused(small_file, data[:end])
+    refused(small_file, data + b"\0")
+    refused(small_file, b"\0" + data)
+
+
+def test_other_files(tmp_path: Path, pair: Path) -> None:
+    refused(tmp_path / "empty", b"")
+    refused(tmp_path / "text", b"It was the best of times, it was the worst of times, it was the age of wisdom")
+    refused(tmp_path / "zeros", bytes(4096))
+    refused(tmp_path / "model", (pair / "target" / "model.safetensors").read_bytes())
+    for path in (tmp_path, tmp_path / "missing", tmp_path / "text" / "below a file"):
+        with pytest.raises(CacheError, match=path.name):
+            loaded(path)
+
+
+def test_another_model_or_dtype(pair: Path, kept: Path, tmp_path: Path) -> None:
+    folder = save_model(tiny_model(max_position_embeddings=CONTEXT, rope_theta=5000.0), tmp_path / "other")
+    for other in (LLM(folder, None), LLM(pair / "target", None, dtype="float32"), LLM(pair / "draft", None)):
+        with pytest.raises(CacheError, match="another model"):
+            other.generate(PROMPT, ask(), load_cache=kept)
+
+
+@pytest.mark.parametrize("other", ["another level", "torch", "a chunk that only torch takes"])
+def test_other_kernels(pair: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    """Their bits differ: going on from them would not give the text of a fresh prefill."""
+    native = native_loader.native
+    if native is None or len(native.levels()) == 1:
+        pytest.skip("there are no other kernels here")
+    level, lowest = native.level(), native.levels()[0]
+    named = {"another level": lowest, "torch": "torch"}.get(other, f"{level} and torch")
+    if other == "torch":
+        monkeypatch.setattr(native_loader, "native", None)
+    model = LLM(
+        pair / "target", None, dtype="bfloat16", retrieval_budget=64, retrieval_chunk=8 if "chunk" in other else 16
+    )
+    if other == "another level":
+        native.use(lowest)
+    try:
+        with pytest.raises(CacheError, match=rf"other kernels \({level}; here {named}\).*TRIFORCE_KERNELS"):
+            model.generate(PROMPT, ask(), load_cache=kept)
+    finally:
+        native.use(level)
+
+
+def test_a_file_that_does_not_name_its_kernels(small_file: Path) -> None:
+    with pytest.raises(CacheError, match="other kernels"):
+        prompt_file.SavedCache(small_file, MAKER._replace(kernels="others"))
+
+
+def test_a_shorter_context_is_the_same_model(pair: Path, kept: Path) -> None:
+    """It bounds what may be seen, and changes nothing in what is computed."""
+    short = LLM(pair / "target", None, context=300)
+    fresh = short.generate(PROMPT, ask(max_tokens=8))[0].outputs[0].token_ids
+    assert short.generate(PROMPT, ask(max_tokens=8), load_cache=kept)[0].outputs[0].token_ids == fresh

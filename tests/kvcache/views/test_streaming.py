@@ -1,0 +1,150 @@
+"""The draft's view against StreamingLLM written out token by token: it rotates by true positions, and queries twice."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+
+from tests.helpers.small_decoder import DTYPE, feed, longs, prefill, small_decoder, text
+from tests.helpers.streaming_reference import (
+    DECODER,
+    IDS,
+    SINKS,
+    SLACK,
+    SLOW,
+    WINDOW,
+    in_pieces,
+    same,
+    slow_logits,
+    view,
+)
+from triforce.kvcache import PAGE
+from triforce.ragged import ints
+
+torch.set_num_threads(1)
+
+
+def test_the_window_matters() -> None:
+    """Else every test below would pass with any window."""
+    assert (slow_logits(IDS, window=WINDOW + 1)[-1] - SLOW[-1]).abs().max() > 1e-2
+    assert (slow_logits(IDS, sinks=SINKS + 1, window=WINDOW - 1)[-1] - SLOW[-1]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_however_the_text_is_cut_into_passes(seed: int) -> None:
+    """Through sinks, the first wrap of the ring (at 4 + 9 + 6 = 19) and three more."""
+    same(in_pieces(view(), IDS, Random(seed)), SLOW)
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 6])
+def test_passes_of_one_width(width: int) -> None:
+    cache = view()
+    same(torch.cat([feed(DECODER, cache, [IDS[i : i + width]])[0] for i in range(0, 70, width)]), SLOW)
+
+
+@pytest.mark.parametrize(("sinks", "window", "slack"), [(0, 5, 3), (1, 1, 1), (16, 3, 2), (4, 40, 1), (5, 7, 70)])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_other_sizes(sinks: int, window: int, slack: int, kv_heads: int) -> None:
+    decoder = small_decoder(seed=1, kv_heads=kv_heads)
+    ids = IDS[:50]
+    cache = view(decoder=decoder, slack=slack, window=window, sinks=sinks)
+    same(in_pieces(cache, ids, Random(1), decoder), slow_logits(ids, decoder, window, sinks))
+
+
+def test_a_long_text_stays_close() -> None:
+    """Positions in the hundreds: the float32 rotation of true positions loses little against that of places."""
+    ids = text(700, seed=3)
+    decoder = small_decoder(layers=2)
+    same(in_pieces(view(decoder=decoder, slack=32), ids, Random(0), decoder)[-60:], slow_logits(ids, decoder)[-60:])
+
+
+@pytest.mark.parametrize("length", [1, SINKS, SINKS + 1, 12, 13, 19, 20, 31, 32, 69])
+def test_prefill_skips_only_what_cannot_be_seen(length: int) -> None:
+    """After `resume` the view goes on as if it had been fed the whole text."""
+    cache, fed = view(2), []
+    in_pieces(cache.row(0), IDS[:5], Random(0))  # a neighbour
+    row = cache.row(1)
+    while (steps := row.resume(length))[0] < steps[1]:
+        feed(DECODER, row, [IDS[slice(*steps)]])
+        fed += range(*steps)
+    assert row.lengths_B.tolist() == [length]
+    same(in_pieces(row, IDS[length:], Random(1)), SLOW[length:])
+    assert len(fed) == len(set(fed)) <= SINKS + DECODER.config.layers * WINDOW
+    assert cache.lengths_B.tolist() == [5, 70]
+
+
+@pytest.mark.parametrize("change", [1, 3, SLACK, SLACK + 1, 20, 60, 66, 69])
+def test_resume_goes_on_with_a_changed_text(change: int) -> None:
+    """All but the last `change` tokens are shared: within the slack the rest is fed, else the window anew."""
+    cache = view()
+    prefill(DECODER, cache, 0, text(70, seed=0)[: 70 - change] + text(change, seed=9))
+    cache.rewind(ints([70 - change]))
+    longer = IDS + text(40, seed=10)
+    prefill(DECODER, cache, 0, longer[:90])
+    same(feed(DECODER, cache, [longer[90:95]])[0], slow_logits(longer[:95])[90:])
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 10])
+def test_a_window_that_was_overwritten_is_fed_anew(ahead: int) -> None:
+    """Taken back by more than the slack, and wanted only a little further on: what lies before is gone as well."""
+    cache, length = view(), 50
+    prefill(DECODER, cache, 0, [*IDS[:length], *text(20, seed=12)])
+    cache.rewind(ints([length]))
+    prefill(DECODER, cache, 0, IDS[: length + ahead])
+    assert cache.lengths_B.tolist() == [length + ahead]
+    same(feed(DECODER, cache, [IDS[length + ahead : length + ahead + 5]])[0], SLOW[length + ahead : length + ahead + 5])
+
+
+def test_resume_after_a_cut_into_the_sinks() -> None:
+    cache, other = view(), text(60, seed=11)
+    prefill(DECODER, cache, 0, IDS)
+    cache.rewind(ints([2]))
+    changed = IDS[:2] + other
+    prefill(DECODER, cache, 0, changed)
+    same(feed(DECODER, cache, [[1, 2]])[0], slow_logits([*changed, 1, 2])[-2:])
+
+
+def test_rows_do_not_meet() -> None:
+    """Ragged rows, one of them still empty, in one pass: each as if it were alone. Padding harms nobody."""
+    cache, lengths = view(4), [0, 3, 25, 60]
+    for b, length in enumerate(lengths):
+        prefill(DECODER, cache, b, text(70, seed=b)[:length])
+    for step in range(8):
+        counts = [(step + b) % 4 for b in range(4)]
+        fed = [text(70, seed=b)[n : n + count] for b, (n, count) in enumerate(zip(lengths, counts, strict=True))]
+        logits = feed(DECODER, cache, fed, padding=2)
+        for b in range(4):
+            lengths[b] += len(fed[b])
+            wanted = slow_logits(text(70, seed=b)[: lengths[b]])[-len(fed[b]) :] if fed[b] else logits[b]
+            same(logits[b], wanted)
+            assert logits[b].isfinite().all()
+
+
+def test_a_pass_of_nothing_but_padding_is_finite() -> None:
+    cache = view(2)
+    ids_BT = longs([1, 2, 3, 4]).view(2, 2)
+    cache.begin(ints([0, 0]), 2)
+    assert DECODER(ids_BT, cache).isfinite().all()
+    same(in_pieces(cache.row(0), IDS, Random(0)), SLOW)
+
+
+def test_fork_copies() -> None:
+    cache = view(3)
+    in_pieces(cache.row(2), IDS[:30], Random(0))
+    cache.fork(2, 0)
+    assert cache.lengths_B.tolist() == [30, 0, 30]
+    feed(DECODER, cache, [text(4, seed=7), [], []])  # the copy goes its own way
+    same(feed(DECODER, cache, [[], [], IDS[30:36]])[2], SLOW[30:36])
+    cache.rewind(ints([30, 0, 36]))
+    same(feed(DECODER, cache, [IDS[30:36], [], []])[0], SLOW[30:36])
+
+
+def test_memory_does_not_grow() -> None:
+    cache = view()
+    before = cache.memory.keys_LGSD.shape
+    in_pieces(cache, IDS, Random(0))
+    assert cache.memory.keys_LGSD.shape == before
+    assert before[2] <= SINKS + WINDOW + SLACK + 3 * PAGE  # scratch, a unit more, and the rest of a page
+    assert cache.memory.keys_LGSD.dtype == DTYPE

@@ -1,0 +1,84 @@
+"""A prompt that one call of `LLM.generate` has read is there for the next one, and goes when it is told to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.tiny_llm import MODES, ask, checkpoints, counted, ids, llm
+from triforce.backends.dispatch import PAGE
+from triforce.errors import RequestError
+from triforce.kvcache.views.full import TAIL
+from triforce.llm import LLM
+
+PROMPT = ids(300)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Here the draft fits the native kernels, too."""
+    folder = tmp_path_factory.mktemp("pair")
+    checkpoints(folder, head_dim=16)
+    return folder
+
+
+@pytest.fixture
+def model(folder: Path) -> LLM:
+    made = llm(folder)
+    made.reset_prefix_cache()
+    return made
+
+
+def read(model: LLM, prompt: list[int], **how: object) -> tuple[int, int, list[int]]:
+    """Tokens of the prompt that were read now, those that were known, and the text."""
+    with counted(model.target.decoder) as passes:
+        (output,) = model.generate(prompt, ask(max_tokens=1), mode="ar", **how)  # type: ignore[arg-type]
+    return sum(passes) - 1, output.cached_tokens, output.outputs[0].token_ids
+
+
+def test_a_prompt_is_read_once(model: LLM) -> None:
+    fresh, known, text = read(model, PROMPT)
+    assert (fresh, known) == (len(PROMPT) - 1, 0)
+    longer = [*PROMPT, *ids(20, seed=3)]
+    again, cached, _ = read(model, longer)
+    assert cached == len(PROMPT) // PAGE * PAGE and again == len(longer) - 1 - cached
+    known = (len(PROMPT) - 1 - TAIL) // PAGE * PAGE
+    assert read(model, PROMPT) == (len(PROMPT) - 1 - known, known, text)
+    model.reset_prefix_cache()
+    assert read(model, PROMPT) == (fresh, 0, text)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_texts_are_those_of_a_fresh_engine(model: LLM, mode: str) -> None:
+    prompts = [PROMPT, PROMPT[:200], ids(200, seed=5)]
+    fresh = []
+    for prompt in prompts:
+        model.reset_prefix_cache()
+        fresh += model.generate(prompt, ask(), mode=mode)
+    model.reset_prefix_cache()
+    again = [output for prompt in prompts for output in model.generate(prompt, ask(), mode=mode)]
+    assert [o.outputs[0].token_ids for o in again] == [o.outputs[0].token_ids for o in fresh]
+
+
+def test_a_stream_that_is_left_or_suspended_harms_nobody(model: LLM) -> None:
+    _, _, text = read(model, PROMPT)
+    left, suspended = (model.stream(PROMPT, ask(max_tokens=50)) for _ in range(2))
+    next(suspended)
+    assert read(model, PROMPT)[2] == text, "while another one is under way"
+    next(left)
+    left.close()
+    assert read(model, PROMPT)[1:] == (read(model, PROMPT)[1], text)
+    pieces = list(suspended)
+    assert pieces and read(model, PROMPT)[2] == text
+
+
+def test_after_an_error_nothing_is_kept(model: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, text = read(model, PROMPT)
+    with pytest.raises(RequestError, match="stop here"):
+
+        def stop(*_: int) -> None:
+            raise RequestError("stop here")
+
+        model.generate(ids(250, seed=9), ask(), on_prefill=stop)
+    assert read(model, PROMPT) == (len(PROMPT) - 1, 0, text)

@@ -1,0 +1,247 @@
+"""The public interface on tiny models: what goes in, what comes out, and what is left behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.tiny_checkpoint import save, tiny_model, tiny_tokenizer
+from triforce.backends import native_loader
+from triforce.checkpoint.fingerprint import fingerprint
+from triforce.engine.batch import Batch
+from triforce.engine.inputs import PLENTY
+from triforce.engine.modes import MODES
+from triforce.engine.output_stream import OutputChunk
+from triforce.errors import CacheError, ModelError, RequestError
+from triforce.interface.outputs import RequestOutput
+from triforce.interface.sampling_params import SamplingParams
+from triforce.kvcache import PAGE, FullView, PagePool, RetrievalView
+from triforce.llm import LLM
+from triforce.ragged import Ints
+from triforce.session import Session
+
+PROMPT = list(range(2, 90))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name, layers in (("target", 2), ("draft", 1)):
+        model = tiny_model(vocab_size=300, num_hidden_layers=layers, max_position_embeddings=512)
+        tiny_tokenizer().save_pretrained(save(model, folder / name))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(folder / "target", folder / "draft", retrieval_budget=32)
+
+
+def params(**changes: object) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.8, "seed": 5, "max_tokens": 24, "ignore_eos": True} | changes)  # type: ignore[arg-type]
+
+
+def tokens(llm: LLM, *arguments: object, **options: object) -> list[int]:
+    return llm.generate(*arguments, **options)[0].outputs[0].token_ids  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_runs_in_every_dtype(folder: Path, mode: str, dtype: str) -> None:
+    llm = LLM(folder / "target", folder / "draft", retrieval_budget=32, dtype=dtype)
+    output = llm.generate(PROMPT, params(), mode=mode)[0]
+    assert output.completion_tokens == 24 and output.mode == mode
+    assert output.outputs[0].tiers[-1].prefill_seconds > 0
+
+
+def test_prompts_come_as_text_lists_arrays_and_tensors(llm: LLM) -> None:
+    wanted = tokens(llm, PROMPT, params())
+    for prompt in (np.array(PROMPT), torch.tensor(PROMPT), list(np.array(PROMPT)), tuple(PROMPT), [PROMPT]):
+        assert tokens(llm, prompt, params()) == wanted
+    assert tokens(llm, "the cat", params()) == tokens(llm, llm.encode("the cat"), params())
+    assert len(llm.generate(["the cat", "the hat"], [params(), None])) == 2
+
+
+@pytest.mark.parametrize("prompt", ["", [], [1, 2, 300], [-1], [1.5], [1] * 512])
+def test_bad_prompts(llm: LLM, prompt: object) -> None:
+    with pytest.raises(RequestError):
+        llm.generate(prompt, params())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", [None, b"abc", {"prompt": "x"}, 5, {1, 2}, [None], ["a", b"b"], [{"prompt": "x"}]])
+def test_what_is_no_prompt_at_all(llm: LLM, prompt: object) -> None:
+    with pytest.raises(TypeError, match="pass a text, a list of token ids, or a list of those"):
+        llm.generate(prompt, params())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [{"max_tokens": 3}, 3, "greedy", [{"max_tokens": 3}]])
+def test_what_are_no_parameters(llm: LLM, given: object) -> None:
+    for call in (llm.generate, lambda *asked: next(llm.stream(*asked))):
+        with pytest.raises(TypeError, match=r"pass SamplingParams\(max_tokens=3\)"):
+            call(PROMPT, given)  # type: ignore[operator]
+
+
+def test_the_makers_of_a_model_say_how_it_is_sampled(folder: Path, tmp_path: Path) -> None:
+    for file in (folder / "target").iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    assert LLM(tmp_path, None).sampling_params() == SamplingParams()
+    said = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1, "do_sample": True, "min_p": None}
+    settings = tmp_path / "generation_config.json"
+    settings.unlink(missing_ok=True)
+    settings.write_text(json.dumps(said))
+    llm = LLM(tmp_path, None)
+    wanted = SamplingParams(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1)
+    assert llm.sampling_params() == wanted and llm.sampling_params(top_k=0) == replace(wanted, top_k=0)
+    seeded = replace(wanted, seed=3, max_tokens=20)
+    assert tokens(llm, PROMPT, llm.sampling_params(seed=3, max_tokens=20)) == tokens(llm, PROMPT, seeded)
+    settings.write_text(json.dumps({"temperature": -1}))
+    with pytest.raises(ModelError, match=r"generation_config.json: temperature must be .* not -1; mend it"):
+        LLM(tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"draft_tokens": 0}, {"speculative_tokens": 33}, {"draft_tokens": 2.5}, {"mode": "fast"}, {"coupling": "x"}],
+)
+def test_bad_settings(folder: Path, options: dict[str, object]) -> None:
+    with pytest.raises(RequestError):
+        LLM(folder / "target", folder / "draft", **options)  # type: ignore[arg-type]
+
+
+def test_of_a_text_that_is_far_too_long_the_beginning_is_read(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert llm.tokenizer
+    read, encode, context = [], llm.tokenizer.encode, llm.target.config.context
+    monkeypatch.setattr(llm.tokenizer, "encode", lambda text: read.append(len(text)) or encode(text))
+    with pytest.raises(RequestError, match=f"context of {context} holds"):
+        llm.encode("night " * 100 * context)
+    assert read == [PLENTY * context]
+
+
+def test_and_all_of_one_that_is_long_in_characters_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert llm.tokenizer
+    size = PLENTY * llm.target.config.context + 1
+    monkeypatch.setattr(llm.tokenizer, "encode", lambda text: [5] * (3 if len(text) == size else 1))
+    assert llm.encode("x" * size) == [5, 5, 5]
+
+
+def test_pieces_add_up_to_the_output_whatever_stops_it(llm: LLM) -> None:
+    whole = llm.generate(PROMPT, params())[0].outputs[0].text
+    for at in range(0, len(whole) - 3, 5):
+        *pieces, output = llm.stream(PROMPT, params(stop=whole[at : at + 3], logprobs=1))
+        assert isinstance(output, RequestOutput)
+        one = output.outputs[0]
+        assert "".join(piece.text for piece in pieces if isinstance(piece, OutputChunk)) == one.text
+        assert whole.startswith(one.text) and one.finish_reason == "stop"
+        assert [t for piece in pieces if isinstance(piece, OutputChunk) for t in piece.token_ids] == one.token_ids
+        assert [o for piece in pieces if isinstance(piece, OutputChunk) for o in piece.origins] == one.origins
+        assert [p for piece in pieces if isinstance(piece, OutputChunk) for p in piece.logprobs or ()] == one.logprobs
+        assert len(one.logprobs or []) == len(one.token_ids)
+
+
+def test_the_kv_cache_goes_with_its_batch(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More texts than are made at a time, with logprobs: when a pool is made, no earlier one is alive."""
+    alive: list[int] = []
+    plain = PagePool.__init__
+
+    def counting(self: PagePool, *arguments: object) -> None:
+        alive.append(sum(type(thing) is PagePool and hasattr(thing, "memory") for thing in gc.get_objects()))
+        plain(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PagePool, "__init__", counting)
+    gc.collect()
+    gc.disable()
+    try:
+        llm.reset_prefix_cache()
+        for text in (PROMPT, PROMPT * 3, PROMPT * 5):  # each needs a larger pool
+            llm.generate(text, params(n=17, max_tokens=2, logprobs=1))
+        llm.reset_prefix_cache()
+        llm.generate(PROMPT, params(max_tokens=2))
+    finally:
+        gc.enable()
+    assert len(alive) == 4 and max(alive) == min(alive)
+
+
+def test_equal_prompts_are_read_once(llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "kv"
+    tokens(llm, PROMPT, params(), save_cache=file)
+    same = llm.generate([PROMPT, list(PROMPT)], params(n=2), load_cache=file)
+    assert {tuple(one.token_ids) for output in same for one in output.outputs[:1]} == {
+        tuple(tokens(llm, PROMPT, params()))
+    }
+
+
+def test_only_files_are_replaced(llm: LLM, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(CacheError, match="no file"):
+        tokens(llm, PROMPT, params(), save_cache=tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    tokens(llm, PROMPT, params(), save_cache=tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").is_file()
+
+
+def test_a_cache_that_cannot_be_had_is_said(llm: LLM) -> None:
+    with pytest.raises(CacheError, match=r"GiB.*--context"):
+        PagePool(llm.target.config, 1, 2**40, torch.float32)
+
+
+def test_prompt_logprobs_in_a_session_cover_the_prompt(llm: LLM) -> None:
+    session = Session(llm)
+    list(session.ask(PROMPT, params()))
+    *_, output = session.ask([*PROMPT, 7, 8], params(prompt_logprobs=0))
+    assert isinstance(output, RequestOutput) and len(output.prompt_logprobs or []) == len(PROMPT) + 2
+
+
+def test_one_changed_weight_changes_the_fingerprint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_loader, "native", None)  # which packs the weights
+    llm = LLM(folder / "target", None, dtype="bfloat16")
+    before = fingerprint(llm.target.config, llm.models.target.model.weights)
+    llm.models.target.model.weights.layers[1].up_proj_IC[17, 23] += 0.25
+    assert fingerprint(llm.target.config, llm.models.target.model.weights) != before
+
+
+@pytest.mark.parametrize("refresh", [0, 4, 1])
+def test_the_retrieval_tier_reads_no_more_than_its_budget(
+    llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch, refresh: int
+) -> None:
+    """However long ago the last selection was; what the tiers are working on comes on top."""
+    read: list[int] = []
+    plain = RetrievalView.begin
+
+    def counting(view: RetrievalView, counts_B: Ints, width: int) -> None:
+        plain(view, counts_B, width)
+        lists = view._pass.views[-1][1]
+        read.append(max(map(sum, zip(lists.starts, lists.counts, strict=True))))
+
+    monkeypatch.setattr(RetrievalView, "begin", counting)
+    how = dict(mode="triforce", retrieval_budget=64, retrieval_refresh=refresh, searched_layers="none")
+    fresh = LLM(folder / "target", folder / "draft", **how)
+    assert tokens(fresh, PROMPT, params(max_tokens=300)) == tokens(llm, PROMPT, params(max_tokens=300), mode="ar")
+    assert max(read) <= 64 + fresh.speculation.draft_tokens + fresh.speculation.speculative_tokens + 1
+
+
+def test_plain_decoding_does_not_pay_for_observing(llm: LLM) -> None:
+    from triforce.engine.config import SpeculativeConfig
+    from triforce.engine.sequence import TokenSequence
+
+    for mode, grain in (("ar", 0), ("draft", 0), ("triforce", PAGE), ("streaming", 0)):
+        batch = Batch(llm.models, MODES[mode], SpeculativeConfig(), "seeded", [TokenSequence(PROMPT, params(), 1)])
+        assert isinstance(batch.top.cache, FullView) and batch.top.cache.grain == grain
+
+
+def test_memory_goes_back_to_the_system_once_the_weights_are_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = LLM(folder / "target", folder / "draft")
+    tokens(made, PROMPT, params())
+    weights, left = weakref.ref(made.target.decoder), list[object]()
+    monkeypatch.setattr("triforce.llm.trim_heap", lambda: left.append(weights()))
+    del made
+    assert left == [None]

@@ -1,0 +1,132 @@
+"""Lower tiers that read int8: their guesses are rounded, and nothing else is.
+
+Shape suffixes as in docs/design/request.md; N keys.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, checkpoints, ids, llm
+from triforce.backends import native_loader
+from triforce.cli import main
+from triforce.engine.batch import Batch
+from triforce.engine.modes import MODES as LADDERS
+from triforce.engine.sequence import TokenSequence
+from triforce.engine.tier_builder import TierBuilder
+from triforce.interface.outputs import RequestOutput
+from triforce.kvcache.selection import POLICIES
+from triforce.llm import LLM
+from triforce.ragged import ints
+from triforce.session import Session
+
+if native_loader.native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Here the draft fits the native kernels, too."""
+    folder = tmp_path_factory.mktemp("pair")
+    checkpoints(folder, head_dim=16)
+    return folder
+
+
+def int8(pair: Path, **how: Any) -> LLM:
+    """With a budget of some blocks of 64 keys: part of one is not read from copies."""
+    return llm(pair, **(dict(lower_tiers="int8", retrieval_budget=160) | how))
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("mode", MODES)
+def test_texts_are_those_of_plain_decoding(pair: Path, mode: str, sampling: dict[str, Any]) -> None:
+    prompts = [ids(length, seed=length) for length in (70, 250, 333)]
+    texts = [
+        [output.outputs[0].token_ids for output in model.generate(prompts, ask(**sampling), mode=how)]
+        for model, how in ((int8(pair), mode), (llm(pair), "ar"))
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("mode", ["retrieval", "triforce"])
+def test_nothing_that_is_rounded_is_committed(pair: Path, mode: str) -> None:
+    """K and V of the whole text have the bits that plain decoding gives them."""
+    held = []
+    for model, how in ((int8(pair), mode), (llm(pair), "ar")):
+        batch = Batch(
+            model.models, LADDERS[how], model.speculation, "seeded", [TokenSequence(ids(300), ask(), seed=11)]
+        )
+        for _ in batch.prefill():
+            pass
+        while not batch.done:
+            batch.step()
+        pool = batch.top.cache.pool
+        held.append([pool.span(layer, 0, 0, 300 + 20) for layer in range(pool.config.layers)])
+    for pairs in zip(*held, strict=True):
+        for got_GND, wanted_GND in zip(*pairs, strict=True):
+            assert torch.equal(got_GND, wanted_GND)
+
+
+def guesses(model: LLM, texts: list[list[int]]) -> Tensor:
+    """Logits of the retrieval tier after the last of some texts that one row has seen, each cut back to the next."""
+    rows = TierBuilder(model.models, model.speculation, [400])
+    full = rows.full()
+    middle = rows.middle(full, POLICIES["observed"], "retrieval")
+    for before, text in zip([[], *texts], texts, strict=False):
+        common = next((i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), 0)
+        for tier in (middle, rows.exact(full)):
+            tier.cache.rewind(ints([common]))
+        for start, stop in pairwise([common, len(text) - 16, len(text)]):  # the selection goes by the last pass
+            ids_BT = torch.tensor([text[start:stop]])
+            full.begin(ints([ids_BT.shape[1]]), ids_BT.shape[1])
+            model.models.target(ids_BT, full)
+            full.advance(ints([ids_BT.shape[1]]))
+        middle.cache.begin(ints([2]), 2)
+        logits_BJV: Tensor = middle.model(torch.tensor([[5, 6]]), middle.cache)
+    return logits_BJV
+
+
+def test_a_text_that_was_cut_back_leaves_no_copies(pair: Path) -> None:
+    text = ids(300)
+    for common in (10, 64, 100, 250):
+        other = text[:common] + ids(290 - common, seed=5)
+        assert torch.equal(guesses(int8(pair), [text, other]), guesses(int8(pair), [other]))
+        assert not torch.equal(guesses(int8(pair), [text]), guesses(int8(pair), [other]))
+
+
+def test_the_guesses_are_those_of_rounded_numbers(pair: Path) -> None:
+    rounded, exact = (guesses(model, [ids(300)]) for model in (int8(pair), int8(pair, lower_tiers="same")))
+    assert 1e-3 < (rounded - exact).abs().max() / exact.std() < 0.5
+
+
+def test_any_conversation(pair: Path) -> None:
+    """Turns that go on, go back and branch off."""
+    chance, model = Random(0), int8(pair)
+    session, talk = Session(model), ids(150)
+    for number in range(6):
+        params = ask(seed=number, max_tokens=chance.randint(1, 12))
+        (output,) = (part for part in session.ask(talk, params) if isinstance(part, RequestOutput))
+        answer = output.outputs[0].token_ids
+        assert answer == model.generate(talk, params, mode="ar")[0].outputs[0].token_ids
+        talk = talk + answer if chance.random() < 0.6 else talk[: chance.randint(64, len(talk))]
+        talk = talk[:400] + ids(chance.randint(0, 90), seed=number)
+
+
+@pytest.mark.parametrize("missing", ["they were not built", ""])
+def test_without_native_kernels(
+    pair: Path, missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(native_loader, "native", None)
+    monkeypatch.setattr(native_loader, "missing", missing)
+    assert main(["generate", str(pair / "target"), "some text", "--lower-tiers", "int8"]) == 2
+    error = capsys.readouterr().err
+    assert (missing or "TRIFORCE_KERNELS=torch") in error and "--lower-tiers same" in error
+    assert error.startswith("triforce: error: ") and error.count("\n") == 1

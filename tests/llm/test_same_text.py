@@ -1,0 +1,133 @@
+"""The promise: greedy and `seeded` texts are those of plain decoding, token for token, whatever the mode and the batch.
+
+With the native kernels none is excused. On the torch path a first difference counts as a tie if the scores of the two
+picks, noise included, differ by less than 1e-4; ties are printed, and at most one text in twenty may have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+
+import pytest
+import torch
+
+from triforce.backends import native_loader
+from triforce.backends.token_sampler import make_noise
+from triforce.engine.batch import Batch
+from triforce.engine.config import SpeculativeConfig
+from triforce.engine.modes import MODES, ar
+from triforce.engine.sequence import TokenSequence
+from triforce.interface.sampling_params import SamplingParams
+from triforce.llm import LLM
+
+TIE = 1e-4
+LENGTHS = [17 + 29 * i for i in range(50)]
+TEMPERATURES = [0.0, 0.8]
+SEED = 11
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """The shipped pair, with a budget that most of the prompts exceed."""
+    return LLM(retrieval_budget=256)
+
+
+@pytest.fixture(scope="module")
+def prompts(llm: LLM) -> list[list[int]]:
+    text = (resources.files("triforce") / "assets" / "dracula.txt").read_text(encoding="utf-8")
+    ids = llm.tokenizer.encode(text[:200_000]) if llm.tokenizer else []
+    starts = torch.linspace(0, len(ids) - LENGTHS[-1] - 1, len(LENGTHS)).long().tolist()
+    return [ids[start : start + length] for start, length in zip(starts, LENGTHS, strict=True)]
+
+
+def texts(llm: LLM, prompts: list[list[int]], mode: str, params: SamplingParams, rows: int) -> list[list[int]]:
+    """New tokens of each prompt, decoded in batches of `rows`."""
+    batches = [prompts[i : i + rows] for i in range(0, len(prompts), rows)]
+    return [output.outputs[0].token_ids for batch in batches for output in llm.generate(batch, params, mode=mode)]
+
+
+def margin(llm: LLM, text: list[int], params: SamplingParams, tokens: Sequence[int], prompt_length: int) -> float:
+    """How far apart plain decoding's scores of two tokens are after `text`: log-probability plus Gumbel noise."""
+    job = TokenSequence(text, params, params.seed or 0)
+    batch = Batch(llm.models, ar, SpeculativeConfig(), "seeded", [job])
+    batch.top.keeps_logits = True
+    for _ in batch.prefill():
+        pass
+    batch.step()
+    assert batch.top.logits_BJV is not None
+    scores = batch.top.logits_BJV[0, 0].double()[list(tokens)]
+    if params.temperature:
+        place = torch.tensor([[len(text)]])
+        race = make_noise([job.seed], [0]).exponentials(place, llm.target.config.vocab_size)[0, 0]
+        scores = scores / params.temperature - race[list(tokens)].log()
+    return float((scores[0] - scores[1]).abs())
+
+
+def ties(
+    llm: LLM, prompts: list[list[int]], plain: list[list[int]], other: list[list[int]], params: SamplingParams
+) -> int:
+    """How many texts differ, each by a tie; fails on any other difference."""
+    count = 0
+    for prompt, a, b in zip(prompts, plain, other, strict=True):
+        if a == b:
+            continue
+        at = next(i for i, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1])
+        apart = margin(llm, prompt + a[:at], params, (a[at], b[at]), len(prompt))
+        print(f"prompt of {len(prompt)} tokens: token {at} differs, {a[at]} or {b[at]}, scores {apart:.1e} apart")
+        assert apart < TIE
+        count += 1
+    return count
+
+
+PLAIN: dict[tuple[float, int, int], list[list[int]]] = {}
+"""Plain decoding of the prompts by temperature, number and tokens: once, for all modes to be compared with."""
+
+
+def check(llm: LLM, prompts: list[list[int]], mode: str, temperature: float, tokens: int, rows: int) -> None:
+    params = SamplingParams(temperature=temperature, seed=SEED, max_tokens=tokens, ignore_eos=True)
+    known = (temperature, len(prompts), tokens)
+    if known not in PLAIN:
+        PLAIN[known] = texts(llm, prompts, "ar", params, 1)
+    plain = PLAIN[known]
+    assert all(len(text) == tokens for text in plain)
+    allowed = 0 if llm.target.decoder.model.width_independent else max(1, len(prompts) // 20)
+    assert ties(llm, prompts, plain, texts(llm, prompts, mode, params, rows), params) <= allowed
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_few_texts_are_those_of_plain_decoding(
+    llm: LLM, prompts: list[list[int]], mode: str, temperature: float
+) -> None:
+    check(llm, [prompts[4], prompts[17], prompts[31]], mode, temperature, tokens=32, rows=3)
+
+
+@pytest.mark.skipif(native_loader.native is None, reason="the native kernels were not built")
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("mode", ["retrieval", "triforce"])
+def test_a_few_texts_with_int8_in_the_lower_tiers(prompts: list[list[int]], mode: str, temperature: float) -> None:
+    check(
+        LLM(retrieval_budget=256, lower_tiers="int8"), [prompts[17], prompts[31]], mode, temperature, tokens=32, rows=2
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize(
+    ("mode", "rows"), [(mode, rows) for mode in MODES for rows in (1, 8)][1:]
+)  # not ar with itself
+def test_texts_are_those_of_plain_decoding(
+    llm: LLM, prompts: list[list[int]], mode: str, temperature: float, rows: int
+) -> None:
+    check(llm, prompts, mode, temperature, tokens=512, rows=rows)
+
+
+def test_the_comparison_sees_a_difference(llm: LLM, prompts: list[list[int]]) -> None:
+    """Negative control: another seed, and a changed token, are not ties."""
+    params = SamplingParams(temperature=0.8, seed=SEED, max_tokens=8, ignore_eos=True)
+    plain = texts(llm, prompts[:2], "ar", params, 1)
+    spoilt = [[*text[:3], text[3] ^ 1, *text[4:]] for text in plain]
+    with pytest.raises(AssertionError):
+        ties(llm, prompts[:2], plain, spoilt, params)

@@ -1,0 +1,107 @@
+"""Strict mode: where bits depend on the shape of a pass, those of the full tier have one shape, and prompts no other.
+
+What it is for can be seen on a GPU alone (docs/gpu.md); here it is looked at what passes are asked for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.tiny_llm import ask, checkpoints, ids
+from triforce.backends.cuda.graph_inputs import PassShape, shape_of
+from triforce.backends.dispatch import ForwardBatch
+from triforce.kvcache import PAGE, FullView, PagePool
+from triforce.kvcache.prefix_cache import PrefixCache
+from triforce.kvcache.views import full
+from triforce.llm import LLM
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    checkpoints(folder)
+    return folder
+
+
+def full_passes(folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool) -> set[tuple[int, int, int]]:
+    """Rows, width and columns at which a GPU would run the passes of the full tier that score something."""
+    llm = LLM(folder / "target", folder / "draft", retrieval_budget=64, speculative_tokens=4, strict=strict)
+    shapes: set[PassShape] = set()
+    forward = FullView.forward
+
+    def spy(self: FullView, model: Any, ids_BT: Any, at_BJ: Any) -> Any:
+        this = self._pass
+        assert isinstance(this, ForwardBatch)
+        if at_BJ is not None and at_BJ.shape[1]:
+            shapes.add(shape_of(*ids_BT.shape, at_BJ.shape[1], this, padded=True))
+        return forward(self, model, ids_BT, at_BJ)
+
+    monkeypatch.setattr(FullView, "forward", spy)
+    for mode in ("ar", "triforce", "retrieval", "draft", "draft-ngram", "auto"):
+        for rows in (1, 3):
+            llm.generate([ids(150, seed) for seed in range(rows)], ask(max_tokens=8), mode=mode)
+    for mode in ("ar", "triforce"):
+        put_aside_and_brought_back(llm, mode)
+    return {(shape.rows, shape.width, shape.columns) for shape in shapes}
+
+
+def put_aside_and_brought_back(llm: LLM, mode: str) -> None:
+    """Two texts; in the middle of the first one the other has its room."""
+    texts = llm.open(1, 240)
+    first, second = (llm.request(ids(150, seed), ask(max_tokens=12), mode=mode) for seed in (0, 1))
+    texts.submit([first])
+    while len(first.jobs[0].tokens) < 4:
+        texts.step()
+    texts.submit([second])
+    texts.engine.put_aside(first.groups[0])
+    assert not first.done and texts.engine.groups[-1].aside
+    while texts.busy:
+        texts.step()
+    assert first.done and second.done
+
+
+def test_passes_of_the_full_tier_have_one_shape(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert full_passes(folder, monkeypatch, strict=True) == {(8, 32, 32)}
+    assert len(full_passes(folder, monkeypatch, strict=False)) > 3, "or there would be nothing to it"
+
+
+def test_passes_of_a_prompt_end_at_the_same_places(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever they begin; and prompts share what whole passes have read, not a part of it, nor what was decoded."""
+    monkeypatch.setattr(full, "PREFILL_ON_CPU", 64)
+    llm = LLM(folder / "target", retrieval_budget=64, strict=True)
+    texts = llm.open(1, 640)
+    passes: list[tuple[int, int]] = []
+    resume = FullView.resume
+
+    def spy(self: FullView, length: int) -> tuple[int, int]:
+        passes.append(resume(self, length))
+        return passes[-1]
+
+    monkeypatch.setattr(FullView, "resume", spy)
+
+    def read(prompt: list[int]) -> list[tuple[int, int]]:
+        passes.clear()
+        texts.submit([llm.request(prompt, ask(max_tokens=60), mode="ar")])
+        while texts.busy:
+            texts.step()
+        return [span for span in passes if span[0] < span[1]]
+
+    prompt = ids(260)
+    assert read(prompt) == [(0, 64), (64, 128), (128, 192), (192, 243), (243, 259)]
+    assert read(prompt) == [(192, 243), (243, 259)]
+    longer = [*prompt[:250], *ids(150, seed=1)]
+    assert read(longer)[0] == (192, 256), "the pass that read the rest was another one"
+
+
+def test_texts_are_shared_in_whole_multiples(folder: Path) -> None:
+    target = LLM(folder / "target").target.decoder
+    pool = PagePool(target.config, 1, 40, target.dtype)
+    pool.reserve(0, 320)
+    text = ids(320)
+    for whole, found in ((PAGE, 15), (64, 12), (256, 0)):
+        prefixes = PrefixCache(pool, whole)
+        prefixes.note("", text, pool.tables[0])
+        assert len(prefixes.find("", text[:270])) == found

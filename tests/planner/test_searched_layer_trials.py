@@ -1,0 +1,175 @@
+"""Which layers a retrieval tier searches: found from what passes show that are made anyway, and remembered."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING, finished
+from triforce import LLM, SamplingParams
+from triforce.engine.batch import Batch
+from triforce.engine.modes import MODES
+from triforce.engine.sequence import TokenSequence
+from triforce.errors import RequestError
+from triforce.planner import Findings, SearchedLayers
+from triforce.planner.searched_layers import BLOCK, LEFT, MOST, TRIED, Finding
+
+PARAMS = SamplingParams(0.8, max_tokens=40)
+OPEN = replace(SETTING, retrieval=replace(SETTING.retrieval, searched_layers=None))
+ONE = np.array([True])
+LENGTH = 20_000
+
+
+def read(mode: str, findings: Findings | None, prompts: list[list[int]] = PROMPTS) -> Batch:
+    jobs = [TokenSequence(prompt, PARAMS, seed=7, choice=b) for b, prompt in enumerate(prompts)]
+    batch = Batch(MODELS, MODES[mode], OPEN, "seeded", jobs, findings=findings)
+    deque(batch.prefill(), maxlen=0)
+    return batch
+
+
+def search(findings: Findings, missed: list[float], monkeypatch: pytest.MonkeyPatch) -> SearchedLayers:
+    """Of a batch of one row whose verifications show that layers missed so much."""
+    batch = read("retrieval", {}, PROMPTS[:1])
+    assert batch.search
+    batch.search.findings = findings
+    monkeypatch.setattr(SearchedLayers, "_missed", lambda self: missed)
+    return batch.search
+
+
+def played(
+    it: SearchedLayers, kept: dict[tuple[int, ...], float], proposals: int, left: int = 10**6, seed: int = 4
+) -> list[set[int]]:
+    """Proposals whose guesses are kept with the probability that the searched layers give; which those were."""
+    dice, searched = Random(seed), []
+    for _ in range(proposals):
+        layers = it.turn(LENGTH, left)
+        share = kept.get(tuple(sorted(layers)), kept[()])
+        run = next((n for n in range(6) if dice.random() > share), 6)
+        it.tier.counters.judged(np.array([6]), np.array([run]), ONE)
+        it.learn()
+        searched.append(set(layers))
+    return searched
+
+
+@pytest.mark.parametrize(
+    ("missed", "kept", "found"),
+    [
+        ([0.8, 0.3], {(): 0.7, (0,): 0.95}, [0]),
+        ([0.3, 0.8], {(): 0.7, (1,): 0.95}, [1]),
+        ([0.8, 0.3], {(): 0.7, (0,): 0.7, (1,): 0.95}, [1]),  # what misses much may not matter
+        ([0.8, 0.8], {(): 0.7}, []),
+        ([0.8, 0.8], {(): 0.998}, []),
+        ([0.0, 0.0], {(): 0.7}, []),
+    ],
+)
+def test_a_layer_is_searched_where_that_pays(
+    missed: list[float], kept: dict[tuple[int, ...], float], found: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings: Findings = {}
+    it = search(findings, missed, monkeypatch)
+    searched = played(it, kept, 1000)
+    (finding,) = findings.values()
+    assert finding.layers == found and finding.trial is None
+    assert searched[-1] == set(found) and searched[0] == set()
+
+
+def test_few_refusals_are_no_reason_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = search({}, [], monkeypatch)
+    monkeypatch.setattr(SearchedLayers, "_missed", lambda self: pytest.fail("looked"))
+    assert not any(played(it, {(): 0.998}, 100))
+
+
+def test_a_text_that_ends_soon_is_no_reason_to_look_at_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = search({}, [0.8, 0.1], monkeypatch)
+    assert not any(played(it, {(): 0.7, (0,): 0.95}, 100, left=LEFT - 1))
+    assert any(played(it, {(): 0.7, (0,): 0.95}, 100))
+
+
+def test_trials_take_turns_end_and_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    findings: Findings = {}
+    it = search(findings, [0.8, 0.8], monkeypatch)
+    searched = played(it, {(): 0.7}, 1000)
+    turns = [set(layers) for layers in searched if layers]
+    assert BLOCK < len(turns) <= 2 * TRIED + BLOCK, "each layer is given up, and none is tried twice"
+    first = next(i for i, layers in enumerate(searched) if layers)
+    assert searched[first : first + 2 * BLOCK] == [searched[first]] * BLOCK + [set()] * BLOCK
+    (finding,) = findings.values()
+    assert sorted(finding.vain) == [0, 1] and not finding.layers
+
+
+def test_what_was_found_is_remembered_and_a_trial_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    findings: Findings = {}
+    kept = {(): 0.7, (0,): 0.95}
+    for seed in range(60):  # texts that end before a trial does
+        played(search(findings, [0.8, 0.1], monkeypatch), kept, 6, seed=seed)
+    (finding,) = findings.values()
+    assert 0 in finding.layers
+    assert search(findings, [], monkeypatch).turn(LENGTH, 100) >= {0}
+    assert search(findings, [], monkeypatch).turn(2 * LENGTH, 100) >= {0}, "what pays in shorter contexts pays here"
+    assert search(findings, [], monkeypatch).turn(LENGTH // 2, 100) == set(), "it may not pay in shorter ones"
+
+
+def test_no_more_layers_than_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    findings: Findings = {f"{LENGTH.bit_length()} 48 16": Finding(layers=[0])}
+    it = search(findings, [0.8, 0.8], monkeypatch)
+    assert MOST >= 1 and all(layers == {0} for layers in played(it, {(): 0.5, (0,): 0.5, (0, 1): 1.0}, 100))
+
+
+@pytest.mark.parametrize("mode", ["retrieval", "triforce", "ngram"])
+def test_looking_changes_no_text(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triforce.planner.searched_layers.JUDGED", 3)
+    monkeypatch.setattr("triforce.planner.searched_layers.BLOCK", 1)
+    monkeypatch.setattr(SearchedLayers, "_gain", lambda *_: 2.0)
+    monkeypatch.setattr(SearchedLayers, "_saves", lambda *_: True)
+    findings: Findings = {}
+    looked = read(mode, findings)
+    for b, prompt in enumerate(PROMPTS):
+        assert looked.top.cache.lengths_B[b] == len(prompt) - 1
+    assert torch.equal(finished(looked), finished(read("ar", None)))
+    assert any(found.layers or found.trial for found in findings.values())
+
+
+def test_what_proved_itself_is_not_only_tried_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes that are only tried are not captured on a GPU."""
+    batch = read("retrieval", {}, PROMPTS[:1])
+    assert batch.search
+    monkeypatch.setattr(SearchedLayers, "turn", lambda *_: frozenset({0}))
+    for trying in (True, False):
+        batch.search.trying = trying
+        with torch.no_grad():
+            batch.step()
+        this = batch.search.tier.cache._pass
+        assert this is not None and this.passing == trying
+
+
+def test_what_a_verification_saw_outside_of_the_selection() -> None:
+    batch = read("retrieval", {}, PROMPTS[:1])
+    assert batch.search
+    view = batch.search.tier.cache
+    assert view.missed(0) is None, "nothing was selected yet"
+    with torch.no_grad():
+        batch.step()
+    missed_L = view.missed(0)
+    assert missed_L is not None and all(0 < each < 1 for each in missed_L)
+    sight, choice = view.full.sights[0], view.choices[0]
+    assert sight.mass_LGU is not None and choice is not None
+    for layer, missed in enumerate(missed_L):
+        shares = []
+        for head in range(MODELS.target.config.kv_heads):
+            places = {unit: at for at, unit in enumerate(view.row_units(0).tolist())}
+            seen = {places[unit] for unit in choice.units[layer, head].tolist()}
+            seen |= set(range(view.recent[0] // view.unit, sight.mass_LGU.shape[2]))
+            mass = sight.mass_LGU[layer, head].tolist()
+            shares.append(sum(m for at, m in enumerate(mass) if at not in seen) / sum(mass))
+        assert missed == pytest.approx(sum(shares) / len(shares), abs=1e-5)
+
+
+def test_layers_that_a_model_does_not_have(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="0 to 5"):
+        LLM(searched_layers="6")

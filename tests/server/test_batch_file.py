@@ -1,0 +1,167 @@
+"""`triforce batch`: the answers are those of the server, bad lines stop nothing, and a killed run is taken up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp
+
+from tests.helpers.asgi_client import SAMPLED, ask, good
+from triforce.cli import main
+
+ROOT = Path(__file__).parents[2]
+BODIES = {
+    "/v1/completions": {"prompt": "the cat", "n": 2, **SAMPLED},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "the hat?"}], **SAMPLED},
+    "/v1/responses": {"input": "the mat", "temperature": 0.8, "seed": 5, "max_output_tokens": 24},
+}
+Run = Callable[..., int]
+
+
+def line(name: str, url: str, body: dict[str, Any], method: str = "POST") -> str:
+    return json.dumps({"custom_id": name, "method": method, "url": url, "body": body}) + "\n"
+
+
+def arguments(pair: Path, source: Path, output: Path) -> list[str]:
+    models = [str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64"]
+    return ["batch", str(source), *models, "-o", str(output)]
+
+
+@pytest.fixture
+def run(pair: Path, tmp_path: Path) -> Run:
+    """Writes lines into in.jsonl, has them answered in out.jsonl, and gives the exit code."""
+
+    def go(*lines: str) -> int:
+        (tmp_path / "in.jsonl").write_text("".join(lines))
+        return main(arguments(pair, tmp_path / "in.jsonl", tmp_path / "out.jsonl"))
+
+    return go
+
+
+def answers(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(answer) for answer in (folder / "out.jsonl").read_text().splitlines()]
+
+
+def told(body: dict[str, Any]) -> Any:
+    """What does not change from one time to another."""
+    if "choices" in body:
+        return body["choices"], body["usage"]
+    return [item["content"] for item in body["output"]], body["usage"]
+
+
+def test_answers_are_the_servers(run: Run, app: ASGIApp, tmp_path: Path) -> None:
+    assert run(*(line(f"job {url}", url, body) for url, body in BODIES.items()), "\n") == 0
+    found = {answer["custom_id"]: answer for answer in answers(tmp_path)}
+    for url, body in BODIES.items():
+        answer = found.pop(f"job {url}")
+        assert answer.keys() == {"id", "custom_id", "response", "error"} and answer["error"] is None
+        assert answer["response"]["status_code"] == 200 and answer["response"]["request_id"]
+        assert told(answer["response"]["body"]) == told(good(ask(app, url, body)))
+    assert not found
+
+
+GOOD = line("good", "/v1/completions", BODIES["/v1/completions"] | {"max_tokens": 3})
+BAD = {
+    "{": "not JSON",
+    "[" * 50_000: "not JSON",
+    "[5]": "custom_id",
+    '{"custom_id": 5}': "custom_id",
+    "\udcff\udcfe": "not JSON",
+    line("a", "/v1/embeddings", {}): "url one of",
+    line("b", "/v1/completions", {}, "GET"): "method",
+    line("c", "/v1/completions", {"prompt": "x", "stream": True}): "without stream",
+    line("d", "/v1/completions", []): "JSON object",  # type: ignore[arg-type]
+    GOOD: "already",
+}
+
+
+def test_bad_lines_stop_nothing(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused = [
+        line("unserved", "/v1/completions", {"prompt": "x", "surprise": 1}),
+        line("nameless", "/v1/completions", {"prompt": "x", "model": "gpt"}),
+    ]
+    source = tmp_path / "in.jsonl"
+    source.write_bytes("".join([GOOD, *refused, *(bad.strip() + "\n" for bad in BAD)]).encode(errors="surrogateescape"))
+    before = source.read_bytes()
+    for _ in range(2):  # the second time what is good is there
+        assert main(arguments(pair, source, tmp_path / "out.jsonl")) == 1
+        found = answers(tmp_path)
+        assert len(found) == 3 + len(BAD)
+    assert source.read_bytes() == before
+    assert "0 answered, 12 refused, 1 there already" in capsys.readouterr().err
+    named = {answer["custom_id"]: answer for answer in found}
+    assert named["good"]["response"]["status_code"] == 200
+    assert [named[name]["response"]["status_code"] for name in ("unserved", "nameless")] == [400, 404]
+    assert "no such field" in named["unserved"]["response"]["body"]["error"]["message"]
+    errors = [answer["error"] for answer in found if answer["error"]]
+    assert all(error["code"] == "invalid_line" for error in errors)
+    for says in BAD.values():
+        assert any(says in error["message"] for error in errors), says
+
+
+def test_refused_lines_name_the_reason_and_are_asked_again(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = BODIES["/v1/completions"] | {"max_tokens": 3}
+    lines = [line(str(i), "/v1/completions", body | {"model": "gpt"}) for i in range(3)]
+    assert run(GOOD, "[5]\n", *lines) == 1
+    told = capsys.readouterr().err
+    assert "1 answered, 4 refused, 0 there already" in told
+    assert "The commonest reason, 3 times: model 'gpt' is not served here" in told
+    (first,) = (answer for answer in answers(tmp_path) if answer["custom_id"] == "good")
+    assert run(GOOD, *(line(str(i), "/v1/completions", body) for i in range(3))) == 0
+    assert "3 answered, 0 refused, 1 there already" in capsys.readouterr().err
+    found = answers(tmp_path)
+    assert sorted(answer["custom_id"] for answer in found) == ["0", "1", "2", "good"] and first in found
+    assert {answer["response"]["status_code"] for answer in found} == {200}
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_a_killed_run_is_taken_up(pair: Path, run: Run, tmp_path: Path) -> None:
+    lines = [
+        line(str(i), "/v1/completions", {"prompt": "the cat", **SAMPLED, "seed": i, "max_tokens": 150})
+        for i in range(30)
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(lines))
+    output = tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "triforce", *arguments(pair, tmp_path / "in.jsonl", output)]
+    paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}) as process:
+        while not (output.exists() and output.stat().st_size) and process.poll() is None:
+            time.sleep(0.01)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    first = output.read_bytes()
+    kept = first[: first.rindex(b"\n") + 1] if b"\n" in first else b""
+    assert kept.count(b"\n") < len(lines), "it was too fast to be killed"
+    output.write_bytes(kept + kept[:40])  # torn, as a kill may leave it
+    assert run(*lines) == 0
+    assert output.read_bytes().startswith(kept)
+    found = answers(tmp_path)
+    assert sorted(int(answer["custom_id"]) for answer in found) == list(range(30))
+    assert len({answer["response"]["body"]["choices"][0]["text"] for answer in found}) > 20
+
+
+@pytest.mark.parametrize("content", [b"my notes", b"my notes\n", b'{"a": 1}\n', b'{"id": "x"}'])
+def test_another_file_is_not_written_to(run: Run, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "out.jsonl").write_bytes(content)
+    assert run(GOOD) == 2
+    assert (tmp_path / "out.jsonl").read_bytes() == content
+
+
+@pytest.mark.parametrize(("source", "output"), [("nothing", "out"), ("", "out"), ("in", "in"), ("in", "no/where")])
+def test_files_that_cannot_be_used(
+    pair: Path, tmp_path: Path, source: str, output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").write_text(GOOD)
+    assert main(arguments(pair, tmp_path / source, tmp_path / output)) == 2
+    assert (tmp_path / "in").read_text() == GOOD and "triforce: error: " in capsys.readouterr().err

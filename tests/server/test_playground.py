@@ -1,0 +1,154 @@
+"""The playground: a page that brings all it needs, runs nothing else, and says nothing of the model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from base64 import b64encode
+from hashlib import sha256
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import ASGIApp
+
+from tests.helpers.asgi_client import SAMPLED, ask, events, good, refused
+from triforce.llm import LLM
+from triforce.server.app import create_app
+from triforce.server.engine_thread import Worker
+from triforce.server.limits import Limits
+
+USAGE = {"include_usage": True}
+PROMPT = "the cat sat on the mat " * 12
+
+
+def test_it_brings_all_it_needs(app: ASGIApp) -> None:
+    page = ask(app, "/")
+    assert page.status_code == 200 and page.headers["content-type"] == "text/html; charset=utf-8"
+    assert not re.findall(r"""(?:src|href)=["'](?!data:,)|https?://|@import|url\(|\son\w+=|\sstyle=""", page.text)
+    policy = dict(rule.strip().split(" ", 1) for rule in page.headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == policy["frame-ancestors"] == policy["form-action"] == "'none'"
+    assert policy["connect-src"] == "'self'" and "unsafe" not in str(policy)
+    for tag in ("script", "style"):
+        texts = re.findall(rf"<{tag}>(.*?)</{tag}>", page.text, re.DOTALL)
+        assert texts and page.text.count(f"<{tag}") == len(texts)
+        hashes = [f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in texts]
+        assert policy[f"{tag}-src"].split() == hashes
+
+
+def test_it_is_the_same_without_a_key_and_says_nothing(app: ASGIApp, llm: LLM) -> None:
+    engine = Worker(llm, Limits())
+    guarded = create_app(llm, engine, "secret-name", keys=["a-key-of-many-letters"])
+    page = ask(guarded, "/")
+    assert page.text == ask(app, "/").text and "secret-name" not in page.text + str(page.headers)
+    refused(ask(guarded, "/", {}), 405)
+    refused(ask(guarded, "/v1/models"), 401)
+    refused(ask(guarded, "/sample.txt"), 401)
+    assert "'/'" not in str(ask(app, "/openapi.json").json()["paths"].keys())
+    asyncio.run(engine.close())
+
+
+def test_there_is_a_long_sample(app: ASGIApp) -> None:
+    sample = ask(app, "/sample.txt")
+    assert sample.headers["content-type"] == "text/plain; charset=utf-8"
+    assert "JONATHAN HARKER" in sample.text[:2000] and len(sample.text) > 32_000 * 5
+
+
+def test_what_stands_in_view_and_what_is_advanced(app: ASGIApp) -> None:
+    text = ask(app, "/").text
+    form = re.findall(r"<form.*?</form>", text, re.DOTALL)[0]
+    (advanced,) = re.findall(r"<details.*?</details>", form, re.DOTALL)
+    names = {name: re.findall(r'id="(\w+)"', part) for name, part in (("form", form), ("advanced", advanced))}
+    assert {"tokens", "temperature", "seed", "mode", "compare"} <= set(names["advanced"])
+    assert {"document", "question", "run"} <= set(names["form"]) - set(names["advanced"])
+    assert re.findall(r'<button class="main"[^>]*>(.*?)<', form) == ["Compare"]
+
+
+def test_every_control_has_a_label(app: ASGIApp) -> None:
+    text = ask(app, "/").text
+    controls = re.findall(r"<(?:input|select|textarea|canvas)\b[^>]*>", text)
+    labelled = set(re.findall(r'<label for="(\w+)"', text))
+    wrapped = re.findall(r'<label class="check"><(input[^>]*)>', text)
+    for control in controls:
+        (name,) = re.findall(r'\sid="(\w+)"', control) or [None]
+        assert name in labelled or control[1:-1] in wrapped or "aria-label=" in control, control
+    assert len(controls) > 8 and 'role="status"' in text and ":focus-visible" in text
+
+
+@pytest.mark.parametrize("stop", [None, ["at", "he "]])
+def test_each_token_tells_its_length_and_each_piece_where_it_stands(app: ASGIApp, stop: Any) -> None:
+    body = {
+        "prompt": PROMPT,
+        **SAMPLED,
+        "stop": stop,
+        "stream": True,
+        "tier_stats": True,
+        "trace": True,
+        "mode": "triforce",
+    }
+    told = events(ask(app, "/v1/completions", body))
+    *choices, last = [event["choices"][0] for event in told if event["choices"]]
+    choices.append(last)
+    lengths = [n for choice in choices for n in choice["token_characters"]]
+    text = "".join(choice["text"] for choice in choices)
+    assert len(lengths) == sum(len(choice["token_tiers"]) for choice in choices)
+    assert len(text) == sum(lengths) or (stop and last["finish_reason"] == "stop" and len(text) < sum(lengths))
+    looks = [choice["trace"] for choice in choices]
+    assert all(0 <= percent <= 100 for look in looks for percent in look["seen"])
+    assert [tier["name"] for tier in looks[-1]["tiers"]] == ["draft", "retrieval", "full"]
+    assert looks[0]["tiers"][0]["proposed"] < looks[-1]["tiers"][0]["proposed"] or len(looks) == 1
+    assert looks[-1]["tokens"] >= len(lengths) and len(looks[-1]["seen"]) <= 256
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_how_far_a_document_is_read_comes_before_the_text(app: ASGIApp, path: str) -> None:
+    text = f"{path} has never been read before. " + PROMPT * 4
+    said = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
+    told = events(ask(app, path, {**said, **SAMPLED, "stream": True, "trace": True, "stream_options": USAGE}))
+    kinds = "".join("r" if "reading" in event else "t" if event["choices"] else "u" for event in told)
+    assert re.fullmatch("t?r+t+u", kinds)  # a chat begins with its role
+    readings = [event["reading"] for event in told if "reading" in event]
+    assert all(event["choices"] == [] for event in told if "reading" in event)
+    counts = [reading["tokens"] for reading in readings]
+    assert counts == sorted(set(counts)) and counts[0] > 0
+    assert {reading["of"] for reading in readings} == {counts[-1]} == {told[-1]["usage"]["prompt_tokens"] - 1}
+
+
+def test_openais_client_passes_over_it(app: ASGIApp) -> None:
+    """As over the chunk of usage, which has no choices either."""
+    openai = pytest.importorskip("openai", reason="openai is not installed")
+
+    async def go() -> tuple[int, list[str]]:
+        http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+        async with openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="none", http_client=http) as client:
+            asked = {"trace": True, "ignore_eos": True}
+            stream = await client.completions.create(
+                model="tiny", prompt="no client has read this " * 30, max_tokens=8, stream=True, extra_body=asked
+            )
+            chunks = [chunk async for chunk in stream]
+        return sum(not c.choices for c in chunks), [c.choices[0].text for c in chunks if c.choices]
+
+    empty, texts = asyncio.run(go())
+    assert empty and len(texts) > 0
+
+
+def test_a_chat_tells_it_too(app: ASGIApp) -> None:
+    body = {"messages": [{"role": "user", "content": PROMPT}], **SAMPLED, "stream": True, "trace": True}
+    told = [event["choices"][0] for event in events(ask(app, "/v1/chat/completions", body)) if event["choices"]]
+    assert sum(n for choice in told for n in choice.get("token_characters", [])) == sum(
+        len(choice["delta"].get("content") or "") for choice in told
+    )
+    assert any(choice.get("trace") for choice in told)
+
+
+def test_nobody_is_told_unasked(app: ASGIApp) -> None:
+    body = {"prompt": PROMPT, **SAMPLED, "stream": True, "tier_stats": True}
+    told = json.dumps(events(ask(app, "/v1/completions", body | {"prompt": "nobody looks here " * 40})))
+    assert "trace" not in told.replace("nobody looks", "") and "reading" not in told
+    assert "needs stream" in refused(ask(app, "/v1/completions", {"prompt": "a", "trace": True}))
+
+
+def test_a_model_says_what_can_be_done_with_it(app: ASGIApp) -> None:
+    (card,) = good(ask(app, "/v1/models"))["data"]
+    assert card["triforce"]["chats"] is True and "triforce" in card["triforce"]["modes"]

@@ -1,0 +1,87 @@
+"""`response_format` and `text.format`: answers are what they must be, and `generate` gives the same ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+from starlette.types import ASGIApp
+
+from tests.helpers.asgi_client import ask, events, good, refused
+from triforce.interface.grammar import Grammar
+from triforce.interface.sampling_params import SamplingParams
+from triforce.llm import LLM
+from triforce.server.request_base import UNSUPPORTED
+
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+SAMPLED = {"temperature": 0.8, "seed": 5, "top_k": 12}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"cat": {"type": "string", "maxLength": 6}, "size": {"type": "integer", "maximum": 99, "minimum": 0}},
+    "required": ["cat", "size"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "cat", "schema": SCHEMA, "strict": True}}
+TALK = [{"role": "user", "content": "the cat?"}]
+
+
+def wanted(llm: LLM, grammar: Grammar, prompt: Any) -> str:
+    params = SamplingParams(temperature=0.8, seed=5, top_k=12, max_tokens=200, grammar=grammar)
+    return llm.generate(prompt, params, mode="ar")[0].outputs[0].text
+
+
+def chatted(llm: LLM) -> list[int]:
+    assert llm.tokenizer
+    return llm.tokenizer.chat(TALK)
+
+
+def test_a_chat_keeps_to_a_schema(app: ASGIApp, llm: LLM) -> None:
+    body = {"messages": TALK, **SAMPLED, "max_tokens": 200, "response_format": FORMAT}
+    (choice,) = good(ask(app, CHAT, body))["choices"]
+    jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"] == wanted(llm, Grammar.json(SCHEMA), chatted(llm))
+    streamed = events(ask(app, CHAT, body | {"stream": True}))
+    deltas = [c["delta"].get("content", "") for chunk in streamed for c in chunk["choices"]]
+    assert "".join(deltas) == choice["message"]["content"]
+
+
+def test_a_response_keeps_to_a_schema(app: ASGIApp, llm: LLM) -> None:
+    form = {"type": "json_schema", "name": "cat", "schema": SCHEMA, "strict": True}
+    body = {"input": "the cat?", **SAMPLED, "max_output_tokens": 200, "text": {"format": form}}
+    answer = good(ask(app, RESPONSES, body))
+    assert answer["status"] == "completed" and answer["text"] == {"format": form}
+    assert answer["output"][0]["content"][0]["text"] == wanted(llm, Grammar.json(SCHEMA), chatted(llm))
+
+
+@pytest.mark.parametrize("mode", ["ar", "triforce", "ngram"])
+def test_completions_take_every_format_in_every_mode(app: ASGIApp, llm: LLM, mode: str) -> None:
+    pattern = "(the |cat ){3}[0-9]{2}"
+    for form, grammar in (
+        (FORMAT, Grammar.json(SCHEMA)),
+        ({"type": "regex", "regex": pattern}, Grammar.regex(pattern)),
+        ({"type": "grammar", "grammar": 'start: "a" ("b" | "c")~3..4'}, Grammar.lark('start: "a" ("b" | "c")~3..4')),
+    ):
+        body = {"prompt": "the cat", **SAMPLED, "max_tokens": 200, "response_format": form, "mode": mode}
+        (choice,) = good(ask(app, COMPLETIONS, body))["choices"]
+        assert choice["text"] == wanted(llm, grammar, "the cat") and choice["finish_reason"] == "stop"
+    assert re.fullmatch("a[bc]{3,4}", choice["text"])
+
+
+def test_a_json_object_begins_as_one(app: ASGIApp) -> None:
+    body = {"messages": TALK, **SAMPLED, "max_tokens": 20, "response_format": {"type": "json_object"}}
+    assert good(ask(app, CHAT, body))["choices"][0]["message"]["content"].startswith("{")
+
+
+def test_what_is_wrong_is_said_before_the_queue(app: ASGIApp) -> None:
+    bad = FORMAT | {"json_schema": {"schema": {"type": "array", "uniqueItems": True}}}
+    for path, body in (
+        (CHAT, {"messages": TALK, "response_format": bad, "stream": True}),
+        (COMPLETIONS, {"prompt": "x", "response_format": bad}),
+        (RESPONSES, {"input": "x", "text": {"format": {"type": "json_schema", "schema": {"uniqueItems": True}}}}),
+    ):
+        assert "uniqueItems" in refused(ask(app, path, body))
+    assert UNSUPPORTED["text"][1] in refused(ask(app, CHAT, {"messages": TALK, "text": {"format": FORMAT}}))

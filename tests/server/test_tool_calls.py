@@ -1,0 +1,212 @@
+"""Calls of functions: held to their parameters when they must be made, and found in the text when they may be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from starlette.types import ASGIApp
+
+from tests.helpers.asgi_client import ask, events, good, refused
+from triforce.llm import LLM
+from triforce.server.app import create_app
+from triforce.server.engine_thread import Worker
+from triforce.server.limits import Limits
+from triforce.server.tool_call_parser import LLAMA, QWEN, Call, CallFormat, call_format
+
+CHAT = "/v1/chat/completions"
+TURNS = (
+    "{% for t in tools or [] %}[{{ t | tojson }}]{% endfor %}{% for m in messages %}<s>{{ m.role }}: {{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{% set f = c.function %}CALL{% endfor %}</s>{% endfor %}"
+)
+CALLS = {
+    "qwen": """<tool_call>\n{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}\n</tool_call>""",
+    "llama": """{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}{# ipython #}""",
+}
+SIZE = {
+    "type": "object",
+    "properties": {"of": {"enum": ["cat", "hat"]}, "cm": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["of", "cm"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "size", "description": "measures", "parameters": SIZE}},
+    {"type": "function", "function": {"name": "purr"}},
+]
+BODY = {"messages": [{"role": "user", "content": "the cat?"}], "tools": TOOLS, "max_tokens": 300, "seed": 2, "top_k": 9}
+
+
+def writing(form: str, pair: Path) -> Iterator[ASGIApp]:
+    """The server on a model that writes calls in this form."""
+    llm = LLM(pair / "target", pair / "draft", retrieval_budget=64)
+    assert llm.tokenizer
+    llm.tokenizer.templates = {"default": TURNS.replace("CALL", CALLS[form])}
+    engine = Worker(llm, Limits(waiting=2))
+    yield create_app(llm, engine, "tiny")
+    asyncio.run(engine.close())
+
+
+@pytest.fixture(scope="module", params=CALLS)
+def app(request: pytest.FixtureRequest, pair: Path) -> Iterator[ASGIApp]:
+    yield from writing(request.param, pair)
+
+
+def checked(call: dict[str, Any]) -> str:
+    """The name of a call whose arguments are what they must be."""
+    name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+    assert call["type"] == "function" and call["id"].startswith("call_")
+    jsonschema.validate(arguments, SIZE if name == "size" else {"maxProperties": 0})
+    return str(name)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "size"}}])
+def test_calls_that_must_be_made(app: ASGIApp, choice: Any) -> None:
+    found = 0
+    for seed in range(4):
+        body = BODY | {"tool_choice": choice, "seed": seed, "parallel_tool_calls": False}
+        whole = good(ask(app, CHAT, body))
+        ChatCompletion.model_validate(whole, strict=True)
+        (answer,) = whole["choices"]
+        if answer["finish_reason"] == "length":
+            continue
+        assert answer["finish_reason"] == "tool_calls" and answer["message"]["content"] is None
+        (call,) = answer["message"]["tool_calls"]
+        assert checked(call) == "size" or choice == "required"
+        found += 1
+    assert found >= 3
+
+
+def test_a_stream_makes_the_same_calls(app: ASGIApp) -> None:
+    body = BODY | {"tool_choice": "required", "seed": 3, "n": 2}
+    whole = good(ask(app, CHAT, body))["choices"]
+    streamed = events(ask(app, CHAT, body | {"stream": True}))
+    assert [ChatCompletionChunk.model_validate(chunk, strict=True) for chunk in streamed]
+    chunks = [c for chunk in streamed for c in chunk["choices"]]
+    for answer in whole:
+        mine = [c for c in chunks if c["index"] == answer["index"]]
+        calls = [call for c in mine for call in c["delta"].get("tool_calls", [])]
+        assert [call["index"] for call in calls] == list(range(len(calls)))
+        told = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+        assert told == [
+            (call["function"]["name"], call["function"]["arguments"])
+            for call in answer["message"].get("tool_calls", [])
+        ]
+        assert mine[-1]["finish_reason"] == answer["finish_reason"]
+        text = "".join(c["delta"].get("content", "") for c in mine)
+        assert text == (answer["message"]["content"] or "")
+
+
+def test_every_mode_makes_the_same_call(app: ASGIApp) -> None:
+    answers = []
+    for mode in ("ar", "triforce", "ngram"):
+        (answer,) = good(ask(app, CHAT, BODY | {"tool_choice": "required", "mode": mode}))["choices"]
+        answers.append([call["function"] for call in answer["message"]["tool_calls"]])
+    assert answers[0] and answers[0] == answers[1] == answers[2]
+
+
+def test_calls_and_what_they_gave_are_turns(app: ASGIApp) -> None:
+    function = {"name": "size", "arguments": '{"of": "cat", "cm": 30}'}
+    turns = [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "30 cm"},
+    ]
+    body = BODY | {"messages": [*BODY["messages"], *turns], "max_tokens": 4}  # type: ignore[misc]
+    (answer,) = good(ask(app, CHAT, body))["choices"]
+    assert "tool_calls" not in answer["message"] and answer["finish_reason"] == "length"
+    turns[0]["tool_calls"][0]["function"]["arguments"] = "[]"  # type: ignore[index]
+    assert "no JSON object" in refused(ask(app, CHAT, body | {"messages": turns}))
+
+
+def test_without_a_call_nothing_changes(app: ASGIApp) -> None:
+    """`none` does not even show the tools."""
+    free = {key: value for key, value in BODY.items() if key != "tools"} | {"max_tokens": 8}
+    plain, none = (good(ask(app, CHAT, body)) for body in (free, free | {"tools": TOOLS, "tool_choice": "none"}))
+    assert plain["choices"] == none["choices"] and plain["usage"] == none["usage"]
+
+
+def nested(depth: int) -> list[dict[str, Any]]:
+    """A tool whose parameters are nested so deeply."""
+    parameters = json.loads('{"items": ' * depth + "{}" + "}" * depth)
+    return [{"type": "function", "function": {"name": "deep", "parameters": parameters}}]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("depth", [60, 150, 300, 800])
+def test_deep_parameters_break_nothing(app: ASGIApp, depth: int, choice: str) -> None:
+    answer = ask(app, CHAT, BODY | {"tools": nested(depth), "tool_choice": choice, "max_tokens": 2})
+    assert answer.status_code in ((200,) if depth == 60 else (200, 400) if choice == "auto" else (400,)), answer.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "bark"}}}, "'bark'"),
+        ({"tools": [*TOOLS, TOOLS[0]]}, "one name"),
+        ({"tools": [TOOLS[1]] * 129}, "at most 128"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"response_format": {"type": "json_object"}}, "one of them"),
+        ({"tools": [TOOLS[1], {"type": "web_search"}]}, "tools.1"),
+        ({"tool_choice": "required", "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": {"uniqueItems": True}}}
+        ]}, "uniqueItems"),
+        ({"tool_choice": "required", "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": {"const": 2**53 + 1}}}
+        ]}, "the parameters of f cannot be kept to: the integer 9007199254740993 would be rounded"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_called(app: ASGIApp, changes: dict[str, Any], says: str) -> None:
+    assert says in refused(ask(app, CHAT, BODY | changes))
+
+
+def test_a_free_model_cannot_be_held_to_one_call(app: ASGIApp) -> None:
+    answer = ask(app, CHAT, BODY | {"parallel_tool_calls": False, "max_tokens": 2})
+    assert answer.status_code == 200 or "required" in refused(answer)
+
+
+NAMES = {"size", "purr"}
+A, B = Call("size", '{"of": "cat"}'), Call("purr", "{}")
+TEXTS: list[tuple[CallFormat, str, list[str | Call]]] = [
+    (QWEN, '<tool_call>\n{"name": "size", "arguments": {"of": "cat"}}\n</tool_call>', [A]),
+    (QWEN, 'so:\n<tool_call>{"name": "purr", "arguments": {}}</tool_call>\n<tool_call>\n'
+           '{"name": "size", "arguments": {"of":"cat"}}\n</tool_call>\n', ["so:", B, A]),
+    (QWEN, "a < b <tool and more  ", ["a < b <tool and more  "]),
+    (QWEN, '<tool_call>{"name": "bark", "arguments": {}}</tool_call> x',
+     ['<tool_call>{"name": "bark", "arguments": {}}</tool_call> x']),
+    (QWEN, '<tool_call>{"name": "purr", "argu', ['<tool_call>{"name": "purr", "argu']),
+    (QWEN, '<tool_call>{"name": "purr", "arguments": NaN}</tool_call>',
+     ['<tool_call>{"name": "purr", "arguments": NaN}</tool_call>']),
+    (LLAMA, ' {"name": "size", "parameters": {"of": "cat"}}', [A]),
+    (LLAMA, '{"name": "size", "arguments": {}}', ['{"name": "size", "arguments": {}}']),
+    (LLAMA, 'no: {"name": "purr", "parameters": {}}', ['no: {"name": "purr", "parameters": {}}']),
+    (LLAMA, "{" * 2000, ["{" * 2000]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [1, 3, 1000])
+@pytest.mark.parametrize(("form", "text", "said"), TEXTS)
+def test_calls_are_found_however_the_text_comes(form: CallFormat, text: str, said: list[Any], width: int) -> None:
+    reader = form.reader(NAMES)
+    found = [part for i in range(0, len(text), width) for part in reader.add(text[i : i + width])] + reader.end()
+    joined: list[str | Call] = []
+    for part in found:
+        if isinstance(part, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += part
+        else:
+            joined.append(part)
+    assert joined == said
+
+
+def test_formats_are_told_by_their_templates() -> None:
+    assert call_format(TURNS.replace("CALL", CALLS["qwen"])) is QWEN
+    assert call_format(TURNS.replace("CALL", CALLS["llama"])) is LLAMA
+    assert call_format(TURNS) is None and call_format(CALLS["qwen"].replace("tool", "")) is None

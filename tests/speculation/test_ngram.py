@@ -1,0 +1,230 @@
+"""Suffix lookup against a search through the whole text, and what it does above a draft."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.lookup import main as benchmark
+from tests.helpers.laws.tiny import MODELS, PROMPTS, V, finished, started
+from triforce.engine.batch import Batch
+from triforce.engine.config import SpeculativeConfig
+from triforce.engine.modes import MODES
+from triforce.engine.sequence import TokenSequence
+from triforce.errors import CacheError
+from triforce.interface.sampling_params import SamplingParams
+from triforce.ragged import Bools, ints
+from triforce.speculation import Draft, NgramProposer, Rejection, Seeded, SequenceState, Tier, ngram, ngram_index
+from triforce.speculation.ngram_index import NgramIndex
+
+LIVE = np.array([True])
+PARAMS = SamplingParams(0.8, max_tokens=60)
+
+
+class Wanted:
+    """The part of a sampling that a lookup asks for."""
+
+    vocab_size = 10
+
+    def __init__(self, coupling: type = Seeded) -> None:
+        self.coupling = coupling(None)
+
+
+def longest_match(text: list[int], least: int) -> tuple[int, int]:
+    """By definition: the longest end of the text that also ends earlier, and where it was last."""
+    for length in range(len(text) - 1, least - 1, -1):
+        for after in range(len(text) - 1, length - 1, -1):
+            if text[after - length : after] == text[-length:]:
+                return length, after
+    return 0, 0
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_the_longest_match_is_found_however_the_text_came_about(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram_index, "TRIED", 10**6)
+    dice, found = random.Random(n), 0
+    for letters in (1, 2, 4):
+        seen, text = NgramIndex(n), list[int]()
+        for _ in range(300):
+            if dice.random() < 0.3:  # cut back, and another text from there on
+                text = text[: dice.randint(max(0, len(text) - 12), len(text))]
+                seen.forget(len(text))
+            text += dice.choices(range(letters), k=dice.randint(0, 4))
+            text = text[:60]
+            seen.read(ints(text))
+            found += (match := seen.match(ints(text)))[0] > n
+            assert match == longest_match(text, n)
+    assert found > 100
+
+
+def test_what_is_forgotten_leaves_nothing_behind() -> None:
+    text = ints(random.Random(1).choices(range(3), k=200))
+    once, again = NgramIndex(3), NgramIndex(3)
+    once.read(text[:120])
+    for end in (200, 150, 140, 190):
+        again.read(text[:end])
+        again.forget(end - 30)
+    again.forget(120)
+    assert vars(once) == vars(again)
+
+
+def test_a_frequent_ending_is_compared_with_its_latest_occurrences_only() -> None:
+    text = [9, 9, 1, 2, 3, *[7, 1, 2, 3] * ngram_index.TRIED, 5, 9, 9, 1, 2, 3]
+    seen = NgramIndex(3)
+    seen.read(ints(text))
+    assert seen.match(ints(text)) == (3, len(text) - 6)
+    short = text[:5] + text[9:]
+    seen = NgramIndex(3)
+    seen.read(ints(short))
+    assert seen.match(ints(short)) == (5, 5)
+
+
+def test_memory_is_bounded_by_the_text() -> None:
+    text = np.random.default_rng(0).integers(0, 8192, 40_000)
+    tracemalloc.start()
+    seen = NgramIndex(ngram.BEFORE_A_DRAFT)
+    seen.read(text)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 180 * len(text)
+    assert seen.match(text) == (0, 0)
+
+
+def proposed(text: list[int], gamma: int = 4, least: int = 3) -> list[int]:
+    ids_1S = ints([*text, 0, 0])[None]
+    draft = NgramProposer(1, gamma, least=least).propose(SequenceState(ids_1S, ints([len(text)])), Wanted(), LIVE)
+    assert draft.counts_B[0] == draft.tokens_BK.shape[1] <= gamma
+    return draft.tokens_BK[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "guess"),
+    [
+        ([1, 2, 5, 6, 7, 1, 2], []),  # two tokens are no match
+        ([1, 2, 3, 5, 6, 7, 1, 2, 3], [5]),
+        ([1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4], [5, 6]),
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 9, 1, 2, 3, 4, 5, 6, 7, 8], [9, 0, 9, 1]),
+        ([1, 2, 3, 5, 0, 1, 2, 3, 6, 0, 8, 1, 2, 3], [6]),  # the latest of equals
+        ([0, 1, 2, 3, 5, 9, 1, 2, 3, 6, 9, 0, 1, 2, 3], [5, 9]),  # the longer before the later
+        ([8, 4, 4, 4, 4, 4, 4], [4, 4]),  # into itself
+        ([3, 1, 2, 1, 2, 1, 2, 1, 2], [1, 2, 1]),
+        ([1], []),
+    ],
+)
+def test_longer_matches_make_longer_guesses(text: list[int], guess: list[int]) -> None:
+    assert proposed(text) == guess
+    assert proposed(text, gamma=1) == guess[:1]
+
+
+@pytest.mark.parametrize("coupling", [Seeded, Rejection])
+def test_the_law_of_a_guess_is_a_point_mass(coupling: type) -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4]
+    rows = ints([[*text, 0, 0], [*range(9), 9, 0, 0, 0]])  # ragged: nothing recurs in the second
+    draft = NgramProposer(2).propose(SequenceState(rows, ints([11, 9])), Wanted(coupling), np.array([True, True]))
+    assert draft.counts_B.tolist() == [2, 0]
+    if coupling is Seeded:
+        assert draft.laws_BKV.shape == (2, 2, 0)
+    else:
+        assert draft.laws_BKV[0].tolist() == torch.eye(10, dtype=torch.float64)[[5, 6]].tolist()
+
+
+def hybrid(rows: int, coupling: str = "seeded", prompt: list[int] | None = None) -> Batch:
+    jobs = [TokenSequence(prompt or PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
+    batch = Batch(MODELS, MODES["draft-ngram"], SpeculativeConfig(sinks=4, window=24), coupling, jobs)
+    deque(batch.prefill(), maxlen=0)
+    return batch
+
+
+@pytest.fixture
+def short_matches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "BEFORE_A_DRAFT", 2)
+
+
+@pytest.mark.usefixtures("short_matches")
+@pytest.mark.parametrize("coupling", ["seeded", "rejection", "block"])
+def test_both_guess_and_are_counted_apart(coupling: str) -> None:
+    batch = hybrid(4, coupling)
+    texts_BT = finished(batch)
+    if coupling == "seeded":
+        assert torch.equal(texts_BT, finished(started("ar", "seeded", PARAMS, 4)))
+    draft, above, middle, _ = (tier.counters for tier in batch.tiers)
+    names = ["draft", "ngram", "retrieval", "full"]
+    assert [tier.name for tier in batch.tiers] == names
+    for counters in (draft, above):
+        assert 0 < counters.accepted_B.sum() < counters.proposed_B.sum()
+    assert (draft.kept_BN.sum(1) + above.kept_BN.sum(1) == middle.passes_B).all()  # each guess is one tier's
+    assert {origin for job in batch.jobs for origin in job.origins} == set(names)
+
+
+def written_on(batch: Batch, count: int) -> SequenceState:
+    """The texts of a batch with so many random tokens more."""
+    ids_BS = np.pad(batch.prefix.ids_BS, ((0, 0), (0, count)))
+    for b, length in enumerate(batch.prefix.lengths_B.tolist()):
+        ids_BS[b, length : length + count] = random.Random(b).choices(range(V), k=count)
+    return SequenceState(ids_BS, batch.prefix.lengths_B + count)
+
+
+def test_a_draft_that_was_left_out_for_long_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    for far in (ngram.FAR, 10**9):
+        monkeypatch.setattr(ngram, "FAR", far)
+        batch = hybrid(2)
+        draft, it, *_ = batch.tiers
+        assert isinstance(it, NgramProposer) and isinstance(draft, Tier)
+        it._least = 50  # nothing is found
+        longer = written_on(batch, draft.cache.slack + 100)
+        if far == 10**9:  # a negative control: its cache cannot take so much at once
+            with pytest.raises(CacheError):
+                it.propose(longer, batch.sampling, np.array([True, True]))
+        else:
+            guess = it.propose(longer, batch.sampling, np.array([True, True]))
+            assert (guess.origins_BK == draft.level).all() and (guess.counts_B == draft.gamma).all()
+            assert (draft.cache.lengths_B >= longer.lengths_B - 1).all()
+
+
+class Silent:
+    """Below a lookup: it is asked for nothing but its odds."""
+
+    def __init__(self) -> None:
+        self.counters, self.level = NgramProposer(1).counters, 0
+        self.cache = type("Cache", (), {"lengths_B": ints([0])})()
+        self.asked = 0
+
+    def catch_up(self, prefix: SequenceState, live_B: Bools) -> None:
+        pass
+
+    def propose(self, prefix: SequenceState, sampling: object, live_B: Bools) -> Draft:
+        self.asked += 1
+        return Draft.empty(1, 0)
+
+    judged = Tier.judged
+
+
+def test_it_retires_where_the_draft_does_better_and_comes_back() -> None:
+    draft = Silent()
+    it = NgramProposer(1, 2, draft)  # type: ignore[arg-type]
+    text = [*range(10), *range(8)]
+    prefix = SequenceState(ints([*text, 0, 0])[None], ints([len(text)]))
+
+    def guesses(kept: int) -> bool:
+        """Whether it guesses itself, of two tokens so many being kept."""
+        draft.asked = 0
+        it.propose(prefix, Wanted(), LIVE)
+        origin_BK = np.full((1, 2), draft.level if draft.asked else it.level)
+        it.judged(Draft(origin_BK, torch.empty(1, 2, 0), origin_BK, ints([2])), ints([kept]), LIVE)
+        return not draft.asked
+
+    assert [guesses(kept=0) for _ in range(4)] == [True, True, True, False]  # eight tokens are not enough any more
+    assert draft.counters.refused_B[0] == 1  # the fourth was the draft's, and refused
+    assert [guesses(kept=2) for _ in range(3)] == [True] * 3
+    assert it.counters.refused_B[0] == 3 and it.counters.accepted_B[0] == 6
+
+
+def test_its_worth_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    benchmark(["--context", "300", "--tokens", "8"])
+    page = capsys.readouterr().out
+    assert page.count("draft-ngram") == 3 and "| from 1 |" in page

@@ -1,0 +1,154 @@
+"""What a matcher allows is a function of the text alone; random schemas allow nothing that does not validate."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.tiny_checkpoint import ours, tiny_tokenizer
+from triforce.errors import RequestError
+from triforce.interface.grammar import Grammar
+from triforce.llm import LLM
+from triforce.ragged import ints
+from triforce.sampling import Constraint
+from triforce.structured_output.compiler import Grammars
+
+Schema = dict[str, Any]
+few = settings(
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def bounds(kind: str, low: str, high: str, values: st.SearchStrategy[Any]) -> st.SearchStrategy[Schema]:
+    return st.tuples(values, values).map(lambda pair: {"type": kind, low: min(pair), high: max(pair)})
+
+
+COUNTS = st.integers(0, 4)
+LEAVES: st.SearchStrategy[Schema] = st.one_of(
+    st.sampled_from([{"type": "null"}, {"type": "boolean"}, {"type": ["integer", "null"], "minimum": 0, "maximum": 9}]),
+    st.lists(st.sampled_from(["a", "é", '"', 1, -2.5, None, True, [], {"a": 1}]), min_size=1, max_size=4).map(
+        lambda values: {"enum": values}
+    ),
+    st.sampled_from(["x", 7, None, {"k": [1, "\n"]}]).map(lambda value: {"const": value}),
+    bounds("integer", "minimum", "maximum", st.integers(-300, 300)),
+    st.integers(-50, 50).map(lambda n: {"type": "integer", "exclusiveMinimum": n, "exclusiveMaximum": n + 9}),
+    st.integers(2, 12).map(lambda n: {"type": "integer", "multipleOf": n, "minimum": 0, "maximum": 500}),
+    bounds("number", "minimum", "maximum", st.integers(-40, 40).map(lambda n: n / 4)),
+    bounds("string", "minLength", "maxLength", COUNTS),
+    st.sampled_from(["^[a-c]{2,4}$", "^(cat|hat)[0-9]?$", "^\\w{1,3}-\\d$"]).map(
+        lambda pattern: {"type": "string", "pattern": pattern}
+    ),
+    st.sampled_from(["date", "time", "uuid", "ipv4"]).map(lambda name: {"type": "string", "format": name}),
+)
+
+
+def grown(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
+    fields = st.dictionaries(st.sampled_from(["a", "b b", "é", '"']), inner, max_size=3)
+    return st.one_of(
+        st.tuples(fields, st.randoms(use_true_random=False)).map(
+            lambda made: {"type": "object", "properties": made[0], "additionalProperties": False,
+                          "required": [name for name in made[0] if made[1].random() < 0.6]}
+        ),
+        st.tuples(inner, COUNTS, COUNTS).map(
+            lambda made: {"type": "array", "items": made[0], "minItems": min(made[1:]), "maxItems": max(made[1:])}
+        ),
+        st.lists(inner, min_size=1, max_size=3).map(
+            lambda made: {"type": "array", "prefixItems": made, "items": False, "minItems": len(made)}
+        ),
+        st.lists(inner, min_size=1, max_size=3).map(lambda made: {"anyOf": made}),
+        inner.map(lambda made: {"allOf": [made]}),
+        inner.map(lambda made: {"type": "object", "additionalProperties": made, "maxProperties": 2}),
+    )  # fmt: skip
+
+
+NESTED = st.recursive(LEAVES, grown, max_leaves=5)
+SCHEMAS = NESTED | NESTED.map(lambda made: {"type": "array", "items": {"$ref": "#/$defs/it"}, "$defs": {"it": made}})
+
+
+def walk(constraint: Constraint, ends: frozenset[int], rng: random.Random, most: int = 150) -> list[int]:
+    """A random text; sometimes a guess is looked at that leads elsewhere."""
+    text: list[int] = []
+    while len(text) < most and not ends & set(text):
+        now, then = [np.flatnonzero(column) for column in constraint.allowed(ints(text), ints([rng.randrange(256)]))]
+        assert len(now) and len(then)
+        guess = int(rng.choice(now))
+        detour = constraint.allowed(ints(text), ints([guess]))[1]
+        text.append(int(rng.choice(now)))
+        if text[-1] == guess:
+            assert (constraint.allowed(ints(text), ints([]))[0] == detour).all()
+    return text
+
+
+@few
+@given(SCHEMAS, st.integers(0, 2**32))
+def test_random_schemas_give_valid_texts(llm: LLM, schema: Schema, seed: int) -> None:
+    assert llm.tokenizer
+    try:
+        constraint = llm.follow(Grammar.json(schema))
+    except RequestError as error:
+        assert "maxProperties" in str(error) or "Unsatisfiable" in str(error), (schema, error)
+        return
+    ends = llm.tokenizer.eos_ids
+    text = walk(constraint, ends, random.Random(seed))
+    if ends & set(text):
+        value = json.loads(b"".join(llm.tokenizer.bytes_of(i) for i in text[:-1]))
+        checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+        jsonschema.Draft202012Validator(schema, format_checker=checker).validate(value)
+
+
+@few
+@given(st.integers(0, 2**32))
+def test_detours_leave_no_trace(llm: LLM, seed: int) -> None:
+    """A matcher that has been elsewhere, and has seen texts of other lengths, allows what a fresh one does."""
+    assert llm.tokenizer
+    grammar, rng = Grammar.json({"type": "array", "items": {"type": ["string", "integer"]}}), random.Random(seed)
+    ends = llm.tokenizer.eos_ids
+    texts = [walk(llm.follow(grammar), ends, rng, 25) for _ in range(3)]
+    used = llm.follow(grammar)
+    for _ in range(12):
+        text = rng.choice(texts)
+        cut, guesses = rng.randrange(len(text) + 1), rng.randrange(4)
+        asked = ints(text[:cut]), ints([*text[cut:], *rng.choice(texts)][:guesses])
+        assert (used.allowed(*asked) == llm.follow(grammar).allowed(*asked)).all()
+
+
+def test_behind_the_end_and_off_the_grammar_anything_goes(llm: LLM) -> None:
+    assert llm.tokenizer
+    end = min(llm.tokenizer.eos_ids)
+    digits = [llm.tokenizer.encode(digit)[0] for digit in "12"]
+    held = llm.follow(Grammar.regex("12?"))
+    allowed = held.allowed(ints([]), ints([digits[0], end, 5]))
+    assert [np.flatnonzero(column).tolist() for column in allowed[:2]] == [
+        digits[:1],
+        sorted([*llm.tokenizer.eos_ids, digits[1]]),
+    ]
+    assert allowed[2:].all() and held.allowed(ints([digits[0], end]), ints([5])).all()
+    assert not held.allowed(ints([]), ints([digits[1], 5]))[0, digits[1]]
+    assert held.allowed(ints([]), ints([digits[1], 5]))[1:].all() and not held.failure
+
+
+def test_special_tokens_are_no_text_and_added_ones_are() -> None:
+    """Marks such as <|eot_id|> would be read as nothing; a <tool_call> that is one token spells what it reads as."""
+    hf = tiny_tokenizer()
+    hf.add_special_tokens({"extra_special_tokens": ["<|eot_id|>"]})
+    hf.add_tokens(["<tool_call>"])
+    tokenizer = ours(hf)
+    mark, call = (hf.convert_tokens_to_ids(name) for name in ("<|eot_id|>", "<tool_call>"))
+    assert tokenizer.special_ids >= {mark, *tokenizer.eos_ids} and call not in tokenizer.special_ids
+    grammars = Grammars(tokenizer)
+    free = grammars.follow(Grammar.regex("(?s:.*)"))
+    tagged = grammars.follow(Grammar.lark('start: "<tool_call>" /[0-9]+/'))
+    (allowed,) = free.allowed(ints([]), ints([]))
+    assert allowed[call] and not allowed[mark] and all(allowed[end] for end in tokenizer.eos_ids)
+    first, then = tagged.allowed(ints([]), ints([call]))
+    assert first[call] and first[tokenizer.encode("<")[0]] and not first[mark]
+    assert sorted(tokenizer.bytes_of(int(i)) for i in np.flatnonzero(then)) == [b"%d" % i for i in range(10)]

@@ -1,0 +1,101 @@
+"""Texts of many schemas: a second opinion finds them valid, they come to an end, and they are plain decoding's."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import jsonschema
+import pytest
+
+from tests.helpers.json_schemas import REFUSED, WRITTEN, Schema, keywords, two_hundred
+from triforce.checkpoint.known_drafts import SHIPPED
+from triforce.engine.modes import MODES
+from triforce.errors import RequestError
+from triforce.interface.grammar import Grammar
+from triforce.interface.outputs import CompletionOutput
+from triforce.interface.sampling_params import SamplingParams
+from triforce.llm import LLM
+from triforce.structured_output import compiler
+
+PROMPT = "the cat sat on the mat and the hat"
+LONGEST = 512
+
+
+def texts(llm: LLM, schemas: Sequence[Schema], mode: str) -> list[CompletionOutput]:
+    """One of each schema, the seed is its place."""
+    asked = [
+        SamplingParams(temperature=0.9, seed=seed, max_tokens=LONGEST, grammar=Grammar.json(schema))
+        for seed, schema in enumerate(schemas)
+    ]
+    return [output.outputs[0] for output in llm.generate([PROMPT] * len(asked), asked, mode=mode)]
+
+
+def check(schemas: Sequence[Schema], written: Sequence[CompletionOutput]) -> None:
+    """95 in 100 end in time, and all that end are right."""
+    ended = 0
+    for schema, text in zip(schemas, written, strict=True):
+        if text.finish_reason == "stop":
+            checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+            jsonschema.Draft202012Validator(schema, format_checker=checker).validate(json.loads(text.text))
+            ended += 1
+    print(f"{ended} of {len(schemas)} end within {LONGEST} tokens; {len(keywords([*schemas]))} keywords")
+    assert ended >= 0.95 * len(schemas)
+
+
+def test_a_few(llm: LLM) -> None:
+    chance = random.Random(0)
+    schemas = chance.sample(WRITTEN, 6) + chance.sample(two_hundred()[100:], 5)
+    plain, tiered = (texts(llm, schemas, mode) for mode in ("ar", "triforce"))
+    check(schemas, plain)
+    assert [text.token_ids for text in plain] == [text.token_ids for text in tiered]
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Iterator[LLM]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "REMEMBERED", 256)  # each is compiled once, not once for each mode
+        yield LLM(*SHIPPED)
+
+
+@pytest.fixture(scope="module")
+def plain(shipped: LLM) -> list[CompletionOutput]:
+    return texts(shipped, two_hundred(), "ar")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_two_hundred_are_kept_to(plain: list[CompletionOutput]) -> None:
+    assert len(two_hundred()) == 200 and len(keywords(two_hundred())) >= 20
+    check(two_hundred(), plain)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "ar"])
+def test_two_hundred_are_the_same_in_every_mode(shipped: LLM, plain: list[CompletionOutput], mode: str) -> None:
+    same = texts(shipped, two_hundred(), mode)
+    assert [text.token_ids for text in same] == [text.token_ids for text in plain]
+
+
+def test_every_keyword_is_taken(llm: LLM) -> None:
+    for schema in WRITTEN:
+        llm.follow(Grammar.json(schema))
+
+
+@pytest.mark.parametrize("keyword", REFUSED)
+def test_a_keyword_that_cannot_be_kept_to_is_refused_by_name(llm: LLM, keyword: str) -> None:
+    with pytest.raises(RequestError) as refusal:
+        llm.follow(Grammar.json({"type": "object", "properties": {"a": {keyword: REFUSED[keyword]}}}))
+    assert f'"{keyword}"' in str(refusal.value) and "change or simplify it" in str(refusal.value)
+
+
+def test_a_wrong_text_is_noticed(llm: LLM) -> None:
+    """Texts of something else stand for a schema that is not kept to, and one without an end for a loop."""
+    written = texts(llm, [{"const": 1}], "ar")
+    with pytest.raises(jsonschema.ValidationError):
+        check([{"type": "string"}], written)
+    with pytest.raises(AssertionError):
+        check([{"const": 1}], [replace(written[0], finish_reason="length")])
