@@ -228,7 +228,7 @@ class LLM:
 
     @property
     def modes(self) -> list[str]:
-        """Those of `MODES` that these models can run."""
+        """Modes of `MODES` that these models can run."""
         return runnable(self.models)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -246,7 +246,7 @@ class LLM:
         self.runs.clear()
 
     def follow(self, grammar: Grammar) -> Constraint:
-        """What holds one text to a grammar, which is compiled once. Raises RequestError for one that cannot be."""
+        """Return a constraint that holds one text to a grammar, which is compiled once. Raises RequestError."""
         if self._grammars is None:
             raise RequestError("a grammar needs a tokenizer, and this model has none")
         return self._grammars.follow(grammar)
@@ -271,7 +271,7 @@ class LLM:
         return self.runs.start(rows, pages, turn, max_itl)
 
     def request(self, prompt: Prompt, params: SamplingParams, mode: str | None = None, scope: str = "") -> Request:
-        """What `Engine.submit` takes. `scope`: whose it is; others cannot find out by timing what was read before.
+        """Make a request for `Engine.submit`. `scope`: whose it is; timing tells others nothing of what was read.
 
         Raises RequestError.
         """

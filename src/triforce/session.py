@@ -55,5 +55,5 @@ class Session:
 
 
 def _alike(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two texts have in common at their start."""
+    """Return the number of tokens that two texts have in common at their start."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

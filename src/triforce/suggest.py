@@ -1,4 +1,4 @@
-"""What somebody may have meant who has mistyped a name."""
+"""Suggest the name that somebody may have meant who has mistyped one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a Hugging Face config to ModelConfig. What is not supported is refused by the name of its field."""
+"""Convert a Hugging Face config to ModelConfig. A field that is not supported is refused by its name."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class HFConfig:
 
     @property
     def positions(self) -> int:
-        """How far the model can see, in tokens."""
+        """Tokens that the model can see."""
         return self.scaling.reach(self.max_position_embeddings)
 
 
@@ -114,7 +114,7 @@ def read_config(folder: Path) -> HFConfig:
 
 
 def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: torch.device) -> ModelConfig:
-    """What decoder and caches need of `hf`.
+    """Return the facts of `hf` that decoder and caches need.
 
     `context` (tokens; None: the config's own positions) also freezes dynamic and longrope frequencies, which change
     with length in transformers: no cache of rotated keys can follow that. Raises ModelError if it is too large.

@@ -19,7 +19,7 @@ TYPES = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 
 
 class Scaling(Protocol):
-    """What became of the positions that a model was made for."""
+    """Change of the positions that a model was made for."""
 
     def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
         """Radians per position, float32 (F,), for texts of `context` tokens, and the factor on cos and sin."""
@@ -37,7 +37,7 @@ def wavelengths(theta: float, D: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Unscaled:
-    """Nothing: rotations as trained."""
+    """No change: rotations as trained."""
 
     def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
         return 1.0 / wavelengths(theta, D), 1.0

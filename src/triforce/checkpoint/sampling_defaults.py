@@ -1,4 +1,4 @@
-"""How the makers of a model would have it sampled: what generation_config.json says, as in vLLM."""
+"""Sampling defaults of a model's makers: generation_config.json, read as in vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well a model predicts a text through a cache view: the passes that every measurement is made of.
+"""Score how well a model predicts a text through a cache view: the passes that every measurement is made of.
 
 Shape suffixes: N tokens of a text, T tokens of one pass, V vocabulary.
 """

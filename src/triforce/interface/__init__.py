@@ -1,1 +1,1 @@
-"""What callers pass and get: parameters, outputs, statistics. Imports no torch."""
+"""Parameters, outputs and statistics that callers pass and get. Imports no torch."""

@@ -1,4 +1,4 @@
-"""What a text must look like: a noun, without the machinery that follows it (see `structured_output.compiler`)."""
+"""Grammars that a text must follow: nouns, without the machinery (see `structured_output.compiler`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine answers: plain nouns, without torch."""
+"""Answers of the engine: plain nouns, without torch."""
 
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -15,7 +15,7 @@ class Logprob(NamedTuple):
 
 
 class TokenLogprobs(NamedTuple):
-    """At one position: the token that stands there, and the most probable ones, best first."""
+    """Log-probabilities at one position: the token that stands there, and the most probable ones, best first."""
 
     chosen: Logprob
     top: tuple[Logprob, ...] = ()
@@ -23,7 +23,7 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodingSnapshot:
-    """Where the decoding of one text stands."""
+    """State of the decoding of one text."""
 
     tokens: int  # committed, prompt and all
     seconds: float  # of decoding
@@ -47,13 +47,13 @@ class CompletionOutput:
 
     @property
     def plans(self) -> dict[str, int]:
-        """What mode auto chose, and for how many proposals of the full tier."""
+        """Plans that mode auto chose, and for how many proposals of the full tier."""
         return plans(self.timeline)
 
 
 @dataclass(frozen=True, slots=True)
 class KVMemoryUsage:
-    """Where KV lies: on the device that computes, in other memory, and in a file."""
+    """Bytes of KV on the device that computes, in other memory, and in a file."""
 
     device_bytes: int = 0
     host_bytes: int = 0
@@ -88,7 +88,7 @@ class RequestOutput:
 
     @property
     def tiers(self) -> list[TierStats]:
-        """What each tier did for all outputs together, from the lowest to the full one."""
+        """Statistics of each tier for all outputs together, from the lowest to the full one."""
         return total(output.tiers for output in self.outputs)
 
     @property
@@ -97,7 +97,7 @@ class RequestOutput:
         return self.completion_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
     def explain(self) -> Explanation:
-        """What each tier cost and gave, what was chosen when, and what might be better."""
+        """Explain the request: cost and gain of each tier, plans and when they were chosen, advice."""
         return explain(
             self.mode,
             self.prompt_tokens,

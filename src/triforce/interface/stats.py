@@ -1,4 +1,4 @@
-"""What happened in a generation: plain nouns, without torch."""
+"""Statistics of a generation: plain nouns, without torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(slots=True)
 class TierStats:
-    """What one tier did in a generation, prefill apart."""
+    """Statistics of one tier in a generation, prefill apart."""
 
     name: str
     proposed: int = 0  # tokens handed to the tier above
@@ -41,7 +41,7 @@ class PlanSegment:
 
 
 def since(began: PlanSegment, ended: PlanSegment) -> PlanSegment:
-    """What was between: each of them counts all that was before."""
+    """Return the segment between two counts, each of which counts all that was before."""
     counts = {name: getattr(ended, name) - getattr(began, name) for name in ("proposals", "tokens", "seconds")}
     return replace(began, **counts)
 

@@ -1,1 +1,1 @@
-"""What a model is: shape, rotations, weights."""
+"""Model: shape, rotations, weights."""

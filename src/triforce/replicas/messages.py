@@ -1,4 +1,4 @@
-"""What a replica says of a request."""
+"""Messages that a replica sends about a request."""
 
 from __future__ import annotations
 

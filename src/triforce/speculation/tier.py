@@ -65,7 +65,7 @@ class Tier(Generic[C]):
         """Those of the latest verification, raw, if they are kept."""
 
     def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
-        """At least `gamma` tokens for each live row, each a sample of this tier's law given the text before it."""
+        """Propose `gamma` tokens or more for each live row, each a sample of this tier's law given its text so far."""
         draft = nothing = Draft.empty(len(live_B), sampling.coupling.law_size(sampling.vocab_size))
         going_on = False
         while (live_B := live_B & (draft.counts_B < self.gamma)).any():
@@ -130,7 +130,7 @@ class Tier(Generic[C]):
         self.counters.join(other.counters)
 
     def aside(self, b: int) -> tuple[Any, ...]:
-        """What a row holds, for `bring_back`. The tier below is told apart."""
+        """Return the contents of a row, for `bring_back`. The tier below is told apart."""
         return self.cache.aside(b), self.counters.aside(b)
 
     def bring_back(self, b: int, held: tuple[Any, ...]) -> None:
