@@ -35,7 +35,8 @@ class Session:
     ) -> Generator[OutputChunk | RequestOutput, None, None]:
         """Continue the whole conversation so far, as `LLM.stream` does. n must be 1. One answer at a time.
 
-        An answer that is given up half-way, as `LLM.stream` has it, leaves what is in order for the next one.
+        An answer that is given up half-way, as `LLM.stream` has it, leaves what is in order for the next one. Raises
+        RequestError.
         """
         if params.n != 1:
             raise RequestError(f"a session gives one answer at a time, not n = {params.n}; use LLM.generate")

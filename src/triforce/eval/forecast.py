@@ -43,7 +43,7 @@ class ReadingPace:
 
 @dataclass(eq=False)
 class ReadingForecast:
-    """What readings will take; a trace that was counted before is there already."""
+    """Seconds that readings will take; a trace that was counted before is there already."""
 
     target: ReadingPace
     draft: ReadingPace | None = None

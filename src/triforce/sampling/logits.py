@@ -100,7 +100,7 @@ class Warper:
         return bool(self._repetition or self._output or self._bias is not None)
 
     def adjusted(self, logits_BJV: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> Tensor:
-        """The logits with penalties and biases, before temperature and cuts: a new tensor, float64."""
+        """Return the logits (B, J, V) with penalties and biases, before temperature and cuts: a new tensor, float64."""
         scores_BJV = logits_BJV.to(torch.float64, copy=True)
         self._penalize(scores_BJV, ids_BS, lengths_B)
         if self._bias is not None:

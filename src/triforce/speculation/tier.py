@@ -92,7 +92,7 @@ class Tier(Generic[C]):
         return step
 
     def score(self, prefix: SequenceState, guess: Draft, live_B: Bools) -> Tensor:
-        """Raw logits before and after each guess: one pass over what the cache has not seen."""
+        """Return raw logits (B, J, V) before and after each guess: one pass over what the cache has not seen."""
         ahead, seen_B = prefix.append(guess), self.cache.lengths_B
         unseen_B = (ahead.lengths_B - seen_B) * live_B
         width, guesses = int(unseen_B.max()), guess.tokens_BK.shape[1]

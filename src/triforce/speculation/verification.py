@@ -78,12 +78,12 @@ def seeded(draft: Draft, probs_BJV: Tensor, exponentials_BJV: Tensor) -> tuple[T
 
 
 def race(probs_BJV: Tensor, exponentials_BJV: Tensor) -> Tensor:
-    """The winner of an exponential race with rates `probs_BJV`: a sample of it, lowest id among equals."""
+    """Return the winners (B, J) of an exponential race with rates `probs_BJV`: samples of it, lowest id first."""
     return (probs_BJV / exponentials_BJV).argmax(-1)
 
 
 def draw(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
-    """One token a row, proportional to float64 weights, by inversion. Never a token of weight zero."""
+    """Draw one token a row (B), proportional to float64 weights, by inversion. Never a token of weight zero."""
     cdf_BV = weights_BV.cumsum(1)
     total_B1 = cdf_BV[:, -1:]
     below_total_B1 = torch.nextafter(total_B1, torch.zeros_like(total_B1))  # u * total may round up to total
