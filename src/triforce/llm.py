@@ -61,11 +61,9 @@ class LLM:
     - retrieval_refresh: verifications between selections; 0 is once, "auto" after a refusal.
     - searched_layers: layers that search the whole context for each token; "auto" finds those that need it. Layers
       that are named, such as "0,1", read all of it; "none" search.
-    - lower_tiers: with "int8" the tiers below the full one read int8 copies of weights and of the target's committed
-      KV; with "same" they do not.
-    - kv_offload: where the target's KV lies that does not stay, "file" or "host" memory; "none": all of it stays.
-    - kv_memory: how much of it stays in memory, on a GPU in the device's: bytes, or such as "512MiB". "auto" is all
-      that half of the free memory holds, of a GPU's nine tenths.
+    - lower_tiers: "int8": the tiers below the full one read int8 copies of weights and committed KV; "same": not so.
+    - kv_offload: where KV lies that does not stay, "file" or "host" memory; "none": all of it stays.
+    - kv_memory: bytes of KV that stay, or "512MiB" and the like; "auto": half of the free memory, 9/10 of a GPU's.
     - kv_resident_layers: how many layers stay whole; "auto" is as many as fit.
     - strict: on a GPU, where bits depend on the shape of a pass, all passes of the full tier have one shape, so that
       greedy and `seeded` texts are the same in every mode.
@@ -158,15 +156,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue one prompt or several (text or token ids), each with its own parameters or all with the same ones.
 
-        What the prompts of the last call have in common with these is not read again.
-
-        - params: None is `sampling_params()`, what the model's makers advise.
-        - mode: one of `MODES`; None is the one given to `LLM`.
-        - save_cache: a file that keeps the KV of the first prompt.
-        - load_cache: such a file, from which every prompt starts as far as they begin alike.
-        - on_prefill: called with tokens read and tokens to read after each pass over a prompt.
-
-        Returns one output a prompt, in their order. Raises TriforceError.
+        None for `params` is `sampling_params()`. What prompts of the last call have in common with these is not read
+        again. `save_cache` is a file for the KV of the first prompt. `load_cache` is such a file, from which each one
+        starts as far as they begin alike. Raises TriforceError.
         """
         each = one_or_many(prompts)
         wanted = list(params) if isinstance(params, Sequence) else [params] * len(each)
