@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -80,7 +81,9 @@ def _class(kind: type, *, parameters: bool = False) -> str:
     if parameters:
         signature = inspect.signature(kind.__init__)
         given = [f"{name}={_value(p.default)}" for name, p in signature.parameters.items() if p.default is not p.empty]
-        parts.insert(1, f"```text\n{kind.__name__}({', '.join(given)})\n```")
+        parts.insert(
+            1, "```text\n" + fill(f"{kind.__name__}({', '.join(given)})", 100, subsequent_indent="    ") + "\n```"
+        )
     for name, member in vars(kind).items():
         if not name.startswith("_") and (callable(member) or isinstance(member, classmethod | staticmethod | property)):
             parts += _member(kind, name)
@@ -123,7 +126,7 @@ def _fields(kind: type) -> str:
     notes, rows = _notes(kind), [["field", "type", "default", "meaning"]]
     for field in fields(kind):
         default = "" if field.default is MISSING else code(repr(field.default))
-        kind_ = str(field.type) if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
+        kind_ = field.type.__name__ if type(field.type) is type else str(field.type)
         rows.append([code(field.name), code(cell(_plain(kind_))), default, cell(notes.get(field.name, ""))])
     parts = [f"## {kind.__name__}", *_said(kind, ("field", "meaning")), table(rows)]
     known = {field.name for field in fields(kind)}
