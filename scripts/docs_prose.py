@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 SENTENCE, PARAGRAPH = 40, 120
-END = re.compile(r"(?<=[.!?])[)\"'`*]*\s+(?=[A-Z`\"'(\[*])")
+END = re.compile(r"""(?<=[.!?])(?<!\bal\.)(?<!\be\.g\.)(?<!\bi\.e\.)[)"'`*]*\s+""")
 
 
 class Count(NamedTuple):

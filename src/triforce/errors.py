@@ -1,4 +1,4 @@
-"""Errors that a user can put right. The command line prints the text of any of these and exits with code 2."""
+"""What a user can put right. The command line prints the text of any of these and exits with code 2."""
 
 from __future__ import annotations
 

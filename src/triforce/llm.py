@@ -53,7 +53,7 @@ class LLM:
     - coupling: `seeded`, `rejection` or `block`. Under the first the text of a seed is that of plain decoding. Under
       the others its law is; the text depends on the mode, and in `auto` on the clock.
     - draft_tokens, speculative_tokens: what the lowest tier proposes at a time, and what one verification by the full
-      tier reads (gamma 1 and gamma 2 of the paper). `auto` chooses them itself.
+      tier reads (draft_tokens and speculative_tokens of the paper). `auto` chooses them itself.
     - retrieval_budget: KV tokens that the retrieval tier reads, or a share of the context ("3%"). "auto" is 2,048, of
       which mode `auto` may take half or twice as many where KV is not offloaded.
     - retrieval_chunk: tokens that are selected together.
@@ -156,9 +156,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue one prompt or several (text or token ids), each with its own parameters or all with the same ones.
 
-        None for `params` is `sampling_params()`. What prompts of the last call have in common with these is not read
-        again. `save_cache` is a file for the KV of the first prompt. `load_cache` is such a file, from which each one
-        starts as far as they begin alike. Raises TriforceError.
+        params: None is `sampling_params()`, what the model's makers advise. What the prompts of the last call have in
+        common with these is not read again.
+        save_cache keeps the KV of the first prompt in a file, load_cache starts every prompt from such a file as far as
+        they begin alike. Raises TriforceError.
         """
         each = one_or_many(prompts)
         wanted = list(params) if isinstance(params, Sequence) else [params] * len(each)
@@ -220,7 +221,7 @@ class LLM:
 
     @property
     def modes(self) -> list[str]:
-        """Modes of `MODES` that these models can run."""
+        """Those of `MODES` that these models can run."""
         return runnable(self.models)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -238,7 +239,7 @@ class LLM:
         self.runs.clear()
 
     def follow(self, grammar: Grammar) -> Constraint:
-        """Return a constraint that holds one text to a grammar, which is compiled once. Raises RequestError."""
+        """What holds one text to a grammar, which is compiled once. Raises RequestError for one that cannot be."""
         if self._grammars is None:
             raise RequestError("a grammar needs a tokenizer, and this model has none")
         return self._grammars.follow(grammar)
@@ -263,7 +264,7 @@ class LLM:
         return self.runs.start(rows, pages, turn, max_itl)
 
     def request(self, prompt: Prompt, params: SamplingParams, mode: str | None = None, scope: str = "") -> Request:
-        """Make a request for `Engine.submit`. `scope`: whose it is; timing tells others nothing of what was read.
+        """What `Engine.submit` takes. `scope`: whose it is; others cannot find out by timing what was read before.
 
         Raises RequestError.
         """

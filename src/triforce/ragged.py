@@ -28,7 +28,7 @@ def rows(count: int) -> Ints:
 
 
 def there(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy numbers of the host to a tensor of their shape on a device, without a wait for what is under way there."""
+    """Numbers of the host as a tensor on a device, without a wait for what is under way there."""
     return torch.from_numpy(values).to(device, non_blocking=True)
 
 

@@ -35,8 +35,7 @@ class Session:
     ) -> Generator[OutputChunk | RequestOutput, None, None]:
         """Continue the whole conversation so far, as `LLM.stream` does. n must be 1. One answer at a time.
 
-        An answer that is given up half-way, as `LLM.stream` has it, leaves what is in order for the next one. Raises
-        RequestError.
+        An answer that is given up half-way, as `LLM.stream` has it, leaves what is in order for the next one.
         """
         if params.n != 1:
             raise RequestError(f"a session gives one answer at a time, not n = {params.n}; use LLM.generate")
@@ -56,5 +55,5 @@ class Session:
 
 
 def _alike(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the number of tokens that two texts have in common at their start."""
+    """How many tokens two texts have in common at their start."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

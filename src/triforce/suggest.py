@@ -1,4 +1,4 @@
-"""Suggest the name that somebody may have meant who has mistyped one."""
+"""What somebody may have meant who has mistyped a name."""
 
 from __future__ import annotations
 

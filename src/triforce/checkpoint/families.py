@@ -1,4 +1,4 @@
-"""Convert a Hugging Face config to ModelConfig. A field that is not supported is refused by its name."""
+"""From a Hugging Face config to ModelConfig. What is not supported is refused by the name of its field."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class HFConfig:
 
     @property
     def positions(self) -> int:
-        """Tokens that the model can see."""
+        """How far the model can see, in tokens."""
         return self.scaling.reach(self.max_position_embeddings)
 
 
@@ -114,7 +114,7 @@ def read_config(folder: Path) -> HFConfig:
 
 
 def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: torch.device) -> ModelConfig:
-    """Return the facts of `hf` that decoder and caches need.
+    """What decoder and caches need of `hf`.
 
     `context` (tokens; None: the config's own positions) also freezes dynamic and longrope frequencies, which change
     with length in transformers: no cache of rotated keys can follow that. Raises ModelError if it is too large.

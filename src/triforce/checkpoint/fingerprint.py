@@ -33,7 +33,7 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
 
 
 def _sum_of_bits(tensor: Tensor) -> int:
-    """Sum by parts, as the sum of a whole would first take four times the tensor's memory."""
+    """By parts, as the sum of a whole would first take four times the tensor's memory."""
     bits = tensor.view(_BITS[tensor.itemsize]).flatten()
     parts = torch.split(bits, PART)
     return sum([int(part.sum(dtype=torch.int64)) for part in parts])

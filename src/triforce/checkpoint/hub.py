@@ -1,4 +1,4 @@
-"""Find the folder of files of a named model, and read JSON out of it."""
+"""From the name of a model to a folder of files, and JSON out of them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _snapshot(name: str) -> Path:
 
 
 def _nearby(missing: Path) -> str:
-    """Name the folder beside a missing one that may be meant."""
+    """What folder beside a missing one may be meant."""
     beside = missing.parent
     readable = beside.is_dir() and os.access(beside, os.R_OK)
     return suggest(str(missing), [str(each) for each in beside.iterdir() if each.is_dir()] if readable else [])

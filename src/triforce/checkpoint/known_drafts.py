@@ -1,4 +1,4 @@
-"""Known pairs of draft and target. A draft must share the target's vocabulary."""
+"""Which draft goes with which target, where that is known. A draft must share the target's vocabulary."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ TYPES = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 
 
 class Scaling(Protocol):
-    """Change of the positions that a model was made for."""
+    """What became of the positions that a model was made for."""
 
     def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
         """Radians per position, float32 (F,), for texts of `context` tokens, and the factor on cos and sin."""
@@ -31,13 +31,13 @@ class Scaling(Protocol):
 
 
 def wavelengths(theta: float, D: int) -> Tensor:
-    """Return positions per radian (D / 2,): theta^(2i / D) (Su et al. 2021, arXiv 2104.09864, section 3.2.2)."""
+    """Positions per radian: theta^(2i / D) (Su et al. 2021, arXiv 2104.09864, section 3.2.2)."""
     return theta ** (torch.arange(0, D, 2, dtype=torch.float32) / D)
 
 
 @dataclass(frozen=True, slots=True)
 class Unscaled:
-    """No change: rotations as trained."""
+    """Nothing: rotations as trained."""
 
     def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
         return 1.0 / wavelengths(theta, D), 1.0

@@ -1,4 +1,4 @@
-"""Sampling defaults of a model's makers: generation_config.json, read as in vLLM."""
+"""How the makers of a model would have it sampled: what generation_config.json says, as in vLLM."""
 
 from __future__ import annotations
 

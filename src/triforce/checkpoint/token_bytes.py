@@ -1,4 +1,4 @@
-"""Bytes of single tokens: a token may be a part of a character, which its text alone does not show."""
+"""What one token is, byte by byte: a token may be a part of a character, which its text alone does not show."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Tokenizer:
         return TextStream(self._core, after)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Bytes that one token adds to a text: perhaps a part of a character. Empty for an id that does not exist."""
+        """What one token adds to a text: perhaps a part of a character. Nothing for an id that does not exist."""
         return token_bytes(self._core, token_id)
 
     def all_bytes(self) -> list[bytes]:

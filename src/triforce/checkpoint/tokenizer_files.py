@@ -30,7 +30,7 @@ USUAL = {
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """Contents of a tokenizer's files."""
+    """What the files of a tokenizer say."""
 
     core: Core
     special: Mapping[str, str]
@@ -125,7 +125,7 @@ def _token(name: str, value: Any, **more: bool) -> AddedToken:
 
 
 def _missing(config: Mapping[str, Any], named: Mapping[str, AddedToken], core: Core) -> Iterator[AddedToken]:
-    """Tokens that tokenizer.json lacks, or finds in a text otherwise than the config says, in the order of the ids."""
+    """What tokenizer.json lacks, or finds in a text otherwise than the config says, in the order of the ids."""
     there = core.get_added_tokens_decoder()
     known, texts = {repr(token) for token in there.values()}, {str(token) for token in there.values()}
     names = {str(token) for token in named.values()}

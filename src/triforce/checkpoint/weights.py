@@ -63,7 +63,7 @@ def tensor_shapes(config: ModelConfig, rows: int) -> dict[str, Shape]:
 
 
 def _block(config: ModelConfig, prefix: str, ranks: TPGroup) -> dict[str, Source]:
-    """Return the source of each field of Layer that this family has."""
+    """Where each field of Layer that this family has comes from."""
     C, inner, D = config.hidden_size, config.intermediate_size, config.head_dim
     Q, P = config.heads * D, config.kv_heads * D
 
@@ -71,7 +71,7 @@ def _block(config: ModelConfig, prefix: str, ranks: TPGroup) -> dict[str, Source
         return (span(size, ranks),)
 
     def last(inputs: int) -> Cut:
-        """Read a matrix whose output adds to the residual stream."""
+        """Of what adds to the residual stream."""
         return outputs(C) if ranks.exact else (slice(None), span(inputs, ranks))
 
     fields: dict[str, Source] = {
@@ -126,7 +126,7 @@ class _Reader:
             )
 
     def take(self, name: str, shape: Shape, cut: Cut) -> Tensor:
-        """Read a part of the tensor, which has `shape` in its file."""
+        """That part of the tensor, which has `shape` in its file."""
         archive = self.archives[name]
         tensor = archive.view(name)
         if tuple(tensor.shape) != shape:

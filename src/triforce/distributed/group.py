@@ -21,7 +21,7 @@ class TPGroup(Protocol):
 
     @property
     def rank(self) -> int:
-        """Number of this process. Rank 0 speaks for all."""
+        """Which of them this is. Rank 0 speaks for all."""
 
     @property
     def count(self) -> int: ...
@@ -37,7 +37,7 @@ class TPGroup(Protocol):
         """The sum over all ranks, the same bits on each."""
 
     def agree(self, value: T) -> T:
-        """Return the value that rank 0 passes in. It may take its time: nobody loses patience."""
+        """What rank 0 passes in. It may take its time: nobody loses patience."""
 
     def unanimous(self, well: bool) -> bool:
         """Whether all ranks say so. Each may take its time."""
@@ -77,10 +77,10 @@ ALONE = SingleProcess()
 
 
 def span(size: int, ranks: TPGroup) -> slice:
-    """Return the range of `size` outputs that is this rank's; the parts differ by one at most."""
+    """Which of `size` outputs are this rank's; the parts differ by one at most."""
     return slice(*(size * r // ranks.count for r in (ranks.rank, ranks.rank + 1)))
 
 
 def spans(size: int, count: int) -> list[int]:
-    """Return the number of outputs of each rank."""
+    """How many outputs each rank has."""
     return [size * (r + 1) // count - size * r // count for r in range(count)]

@@ -41,7 +41,7 @@ def start(
 
 
 def own_device(device: str, local: int) -> str:
-    """Return this rank's device, of the one that all ranks were told of. Raises RequestError."""
+    """Of a device that all ranks were told of, the one of this rank. Raises RequestError."""
     import torch
 
     if not (device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())):

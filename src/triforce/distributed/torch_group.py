@@ -107,7 +107,7 @@ class TorchGroup:
             )
 
     def _exchange(self, all_RB: Tensor, mine_B: Tensor) -> None:
-        """Do as gloo's own all-gather, in a quarter of its time: that one hands each call to another thread."""
+        """What gloo's own all-gather does in four times as long: it hands each call to another thread."""
         all_RB[self.rank] = mine_B
         others = [rank for rank in range(self.count) if rank != self.rank]
         works: list[Any] = [dist.irecv(all_RB[rank], rank, group=self._soon) for rank in others]
@@ -123,7 +123,7 @@ class TorchGroup:
         dist.destroy_process_group()
 
     def _try(self, call: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-        """Raise errors of torch.distributed as those of a rank that is lost."""
+        """What torch.distributed says of a rank that is lost."""
         try:
             return call(*arguments, **more)
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Measure how good a model is at the things this engine needs, through the engine's own parts.
+"""How good a model is at what this engine needs of it, measured through the engine's own parts.
 
 One measurement is one file, and one line in `MEASUREMENTS`: `measure` turns a subject into a JSON object, `tables`
 turns that object into tables, `seconds` predicts what it will take. A measurement that does not apply gives
@@ -45,7 +45,7 @@ Result = dict[str, Any]
 
 
 class Measurement(NamedTuple):
-    """Measurement of a model: how it is made and shown, and how long it takes."""
+    """What is measured, how it is shown, and how long it takes."""
 
     measure: Callable[[EvalContext], Result]
     tables: Callable[[Result], list[Table]]

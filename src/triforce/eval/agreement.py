@@ -1,4 +1,4 @@
-"""Agreement of draft and target: the target with everything in sight, the draft as the engine shows it the text.
+"""How often draft and target agree: the target with everything in sight, the draft as the engine shows it the text.
 
 Shape suffixes: T tokens, V vocabulary.
 """

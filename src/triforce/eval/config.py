@@ -41,7 +41,7 @@ class EvalConfig:
 
 
 def plan(context: int, max_context: int, longest: int | None = None) -> EvalConfig:
-    """Return the sizes to measure on a model of `context` positions, of which at most `max_context` are to be used.
+    """What to measure on a model of `context` positions, of which at most `max_context` are to be used.
 
     longest: of the readings of a quick evaluation, which are also few.
     """

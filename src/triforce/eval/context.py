@@ -1,4 +1,4 @@
-"""Subject of an evaluation: a model, perhaps its draft, and the texts to judge them by."""
+"""What is evaluated: a model, perhaps its draft, and the texts to judge them by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worth of far context: loss on the same tokens with all before them in sight, and with the last 2K only."""
+"""What far context is worth: loss on the same tokens with all before them in sight, and with the last 2K only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIDES = {"model": "the model", "control": "control: attention cut"}
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Measure the model, and the control: itself with its sinks and the last 2K only, which gains none."""
+    """For the model, and for the control: itself with attention to its sinks and the last 2K only, which gains none."""
     plan = subject.plan
     windows = [window for window in subject.windows() if len(window.ids_N) >= plan.far.stop]
     if not windows:

@@ -1,4 +1,4 @@
-"""Forecast how long measurements take: the model's speed, measured in seconds, times the tokens each of them reads.
+"""How long measurements will take: the model's speed, measured in a few seconds, times what each of them reads.
 
 Shape suffixes as in scoring.py.
 """
@@ -33,17 +33,17 @@ class ReadingPace:
     step: float
 
     def reading(self, stop: int, start: int = 0) -> float:
-        """Seconds for the tokens from `start` to `stop` of a text, those before them in sight."""
+        """Of the tokens from `start` to `stop` of a text, those before them in sight."""
         return (stop - start) * (self.token + self.deeper * (start + stop) / 2)
 
     def steps(self, count: int, before: int = 0) -> float:
-        """Seconds for passes over one token each, after so many."""
+        """Of passes over one token each, after so many."""
         return count * (self.step + self.deeper * before)
 
 
 @dataclass(eq=False)
 class ReadingForecast:
-    """Seconds that readings will take; a trace that was counted before is there already."""
+    """What readings will take; a trace that was counted before is there already."""
 
     target: ReadingPace
     draft: ReadingPace | None = None

@@ -22,7 +22,7 @@ Seconds = Callable[[EvalContext, ReadingForecast], float]
 
 @dataclass(slots=True)
 class Hurry:
-    """Predicted seconds of each measurement, and those there is no time for.
+    """What each measurement is predicted to take, and what there is no time for.
 
     began: when the minute did, by `perf_counter`. rate: tokens that the target reads in a second.
     """
@@ -40,7 +40,7 @@ class Hurry:
         return sum(self.predicted.values())
 
     def late(self, name: str) -> str:
-        """Return why a measurement has to be left out, or None: if the others are a measure, it would end too late."""
+        """Why a measurement has to be left out, if so: if the others are a measure, it would not end in time."""
         now = perf_counter()
         self._since = self._since or now
         slow = max(1.0, (now - self._since) / max(self._done, ENOUGH))

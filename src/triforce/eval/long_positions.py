@@ -14,7 +14,7 @@ READINGS = 2
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Measure as `positions` does, up to `deepest`; nothing if a span is as deep."""
+    """As `positions`, up to `deepest`; nothing if a span is as deep."""
     plan = subject.plan
     if plan.deepest <= plan.span:
         return {"skipped": f"--max-context {plan.deepest:,} or the model's context ends where `positions` does"}

@@ -58,5 +58,5 @@ def _table(result: dict[str, Any], title: str) -> Table:
 
 
 def far_tables(result: dict[str, Any]) -> list[Table]:
-    """Tables of the longest readings."""
+    """Those of the longest readings."""
     return [_table(result, "Loss by position, longest readings")]

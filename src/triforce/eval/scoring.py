@@ -1,4 +1,4 @@
-"""Score how well a model predicts a text through a cache view: the passes that every measurement is made of.
+"""How well a model predicts a text through a cache view: the passes that every measurement is made of.
 
 Shape suffixes: N tokens of a text, T tokens of one pass, V vocabulary.
 """

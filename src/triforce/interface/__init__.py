@@ -1,1 +1,1 @@
-"""Parameters, outputs and statistics that callers pass and get. Imports no torch."""
+"""What callers pass and get: parameters, outputs, statistics. Imports no torch."""

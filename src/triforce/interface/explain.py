@@ -1,4 +1,4 @@
-"""Explain the speed of a generation: cost and gain of each tier, plans and when they were chosen, advice.
+"""Why a generation was as fast as it was: what each tier cost and gave, what was chosen when, what might be better.
 
 All of it comes from what was measured in that generation; nothing is run for it.
 """
@@ -34,7 +34,7 @@ class TierReport:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Explanation of a request; the timeline is that of the first text. Tokens per second are of all texts together."""
+    """Of all texts of a request; the timeline is the first one's. Tokens per second are of all texts together."""
 
     mode: str
     prompt_tokens: int
@@ -59,7 +59,7 @@ def explain(
     tokens: Sequence[int],
     seconds: tuple[float, float],
 ) -> Explanation:
-    """Explain a request: `timelines` and `tokens` are by text; tiers and seconds are of all of them."""
+    """For each text its timeline and tokens; of all of them the tiers, and the seconds of prefill and decoding."""
     (_, decoding), texts, new = seconds, len(tokens), sum(tokens)
     speed = new / decoding if decoding else 0.0
     ours = Explanation(

@@ -1,4 +1,4 @@
-"""Grammars that a text must follow: nouns, without the machinery (see `structured_output.compiler`)."""
+"""What a text must look like: a noun, without the machinery that follows it (see `structured_output.compiler`)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Grammar:
         """JSON that a schema describes, given as an object or as JSON text; without one, any JSON object.
 
         Properties come in the order in which the schema lists them. A number of 40 characters ends as soon as it may,
-        and white space is indentation at most, as some models would go on for ever. Raises RequestError.
+        and white space is indentation at most, as some models would go on for ever.
         """
         if isinstance(schema, str):
             return cls("json_schema", schema)

@@ -1,4 +1,4 @@
-"""Answers of the engine: plain nouns, without torch."""
+"""What the engine answers: plain nouns, without torch."""
 
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -15,7 +15,7 @@ class Logprob(NamedTuple):
 
 
 class TokenLogprobs(NamedTuple):
-    """Log-probabilities at one position: the token that stands there, and the most probable ones, best first."""
+    """At one position: the token that stands there, and the most probable ones, best first."""
 
     chosen: Logprob
     top: tuple[Logprob, ...] = ()
@@ -23,7 +23,7 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodingSnapshot:
-    """State of the decoding of one text."""
+    """Where the decoding of one text stands."""
 
     tokens: int  # committed, prompt and all
     seconds: float  # of decoding
@@ -47,13 +47,13 @@ class CompletionOutput:
 
     @property
     def plans(self) -> dict[str, int]:
-        """Plans that mode auto chose, and for how many proposals of the full tier."""
+        """What mode auto chose, and for how many proposals of the full tier."""
         return plans(self.timeline)
 
 
 @dataclass(frozen=True, slots=True)
 class KVMemoryUsage:
-    """Bytes of KV on the device that computes, in other memory, and in a file."""
+    """Where KV lies: on the device that computes, in other memory, and in a file."""
 
     device_bytes: int = 0  # where it computes
     host_bytes: int = 0  # offloaded to memory
@@ -73,7 +73,8 @@ class RequestOutput:
     prefill_seconds: float  # of reading the prompt
     decode_seconds: float  # of all after that
     kv: KVMemoryUsage = KVMemoryUsage()  # where the target's KV lies
-    cached_tokens: int = 0  # of the prompt, read before
+    cached_tokens: int = 0
+    """Of the prompt, that had been read before."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -87,7 +88,7 @@ class RequestOutput:
 
     @property
     def tiers(self) -> list[TierStats]:
-        """Statistics of each tier for all outputs together, from the lowest to the full one."""
+        """What each tier did for all outputs together, from the lowest to the full one."""
         return total(output.tiers for output in self.outputs)
 
     @property
@@ -96,7 +97,7 @@ class RequestOutput:
         return self.completion_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
     def explain(self) -> Explanation:
-        """Explain the request: cost and gain of each tier, plans and when they were chosen, advice."""
+        """What each tier cost and gave, what was chosen when, and what might be better."""
         return explain(
             self.mode,
             self.prompt_tokens,

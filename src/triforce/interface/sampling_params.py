@@ -1,4 +1,4 @@
-"""Parameters of sampling, checked when they are made."""
+"""How a request is sampled: checked when it is made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BY_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling of one request; a value out of range raises RequestError.
+    """How one request is sampled; what is out of range raises RequestError.
 
     Warpers apply in this order: repetition penalty (as in transformers: over prompt and output), presence and frequency
     penalties (as OpenAI's: over the output), logit bias, temperature, min-p, top-k, top-p. Neutral values cost nothing.

@@ -1,4 +1,4 @@
-"""Statistics of a generation: plain nouns, without torch."""
+"""What happened in a generation: plain nouns, without torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(slots=True)
 class TierStats:
-    """Statistics of one tier in a generation, prefill apart."""
+    """What one tier did in a generation, prefill apart."""
 
     name: str  # full, retrieval, streaming, ngram or draft
     proposed: int = 0  # tokens handed to the tier above
@@ -17,7 +17,7 @@ class TierStats:
     seconds: float = 0.0  # of decoding
     prefill_seconds: float = 0.0  # of reading the prompt
     histogram: list[int] = field(default_factory=list)  # [i]: verifications by the tier above that kept i tokens
-    visible_tokens: int | None = None  # tokens that the tier is shown, in the mean of its layers; None: all there are
+    visible_tokens: int | None = None  # tokens of the text that it is shown, in the mean of its layers; None: all
 
     @property
     def acceptance(self) -> float | None:
@@ -39,7 +39,7 @@ class PlanSegment:
 
 
 def since(began: PlanSegment, ended: PlanSegment) -> PlanSegment:
-    """Return the segment between two counts, each of which counts all that was before."""
+    """What was between: each of them counts all that was before."""
     counts = {name: getattr(ended, name) - getattr(began, name) for name in ("proposals", "tokens", "seconds")}
     return replace(began, **counts)
 

@@ -1,1 +1,1 @@
-"""Model: shape, rotations, weights."""
+"""What a model is: shape, rotations, weights."""

@@ -1,4 +1,4 @@
-"""Facts about a model that a decoder and its caches must know."""
+"""What a decoder and its caches must know about a model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ModelConfig:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.ranks
 
     def shared(self, ranks: int) -> ModelConfig:
-        """Return one process's share of it. Raises RequestError unless KV heads can be dealt out evenly."""
+        """What one of so many processes has of it. Raises RequestError unless KV heads can be dealt out evenly."""
         if self.kv_heads % ranks:
             fit = [str(n) for n in range(1, self.kv_heads + 1) if self.kv_heads % n == 0]
             raise RequestError(

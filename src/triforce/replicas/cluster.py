@@ -107,7 +107,7 @@ def _knock(address: str) -> None:
 
 
 def planned(nodes: Sequence[Mapping[str, Any]], count: int, device: str, ranks: int = 1) -> ClusterPlan:
-    """Return processors for each rank, equally many. Raises RequestError if some have none."""
+    """As many processors for each rank as there are if all have the same. Raises RequestError if some have none."""
     machines = [node["Resources"] for node in nodes if node["Alive"]]
     gpus = ranks * (device != "cpu" and any(machine.get("GPU") for machine in machines))
     if gpus and device not in ("auto", "cuda"):
@@ -156,7 +156,7 @@ def _wait(name: str, on_wait: OnWait) -> None:
 
 
 def _status(name: str) -> tuple[int, str, str]:
-    """Return how many replicas run, how they are as a whole, and why."""
+    """How many replicas run, how they are as a whole, and why."""
     application = serve.status().applications[name]
     deployment = application.deployments.get(_DEPLOYMENT)
     running = deployment.replica_states.get("RUNNING", 0) if deployment else 0

@@ -1,4 +1,4 @@
-"""Read requests where no model is: a replica makes a frontend of its own LLM, so the server needs no weights."""
+"""What requests are read with where no model is: a replica makes it of its own, so the server needs no weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WeightlessModel:
 
 @dataclass(frozen=True)
 class ReplicaFrontend:
-    """Members of an LLM that `server` reads requests with, each as there."""
+    """Of an LLM what `server` reads requests with, each member as there."""
 
     target: WeightlessModel
     modes: list[str]
@@ -54,7 +54,7 @@ class ReplicaFrontend:
         return token_ids(prompt, self.target)
 
     def follow(self, grammar: Grammar) -> Constraint:
-        """Return a constraint that holds one text to a grammar. Raises RequestError for one that cannot be compiled."""
+        """What holds one text to a grammar. Raises RequestError for one that cannot be compiled."""
         return self._grammars.follow(grammar)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Messages that a replica sends about a request."""
+"""What a replica says of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environment that Ray reads. It does so when it is first imported, so this imports nothing of it."""
+"""What Ray reads from the environment. It does when it is first imported, so this imports nothing of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 
 
 def prepare(address: str | None) -> None:
-    """Prepare for a Ray at `address`, or one started for this process alone: on loopback only, behind a token."""
+    """For a Ray at `address`, or one that is started for this process alone: on loopback only, and behind a token."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers of every start
     # How busy a replica is counts as known for so long. Nobody else sends to ours, so what is counted here stays true.
     os.environ["RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S"] = "1e9"

@@ -48,7 +48,7 @@ class Replica:
             self._desk = error
 
     def desk(self) -> ReplicaFrontend | TriforceError:
-        """Return the frontend that requests are read with, or why there is no engine here."""
+        """What requests are read with, or why there is no engine here."""
         return self._desk
 
     def check_health(self) -> None:
@@ -76,7 +76,7 @@ class Replica:
 
 
 def use_share(ranks: int) -> int:
-    """Use as many threads as each rank has of the processors that this process was given."""
+    """As many threads as each rank has of the processors that this process was given."""
     given = int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))
     native_loader.use_threads(threads := max(1, given // ranks))
     return threads

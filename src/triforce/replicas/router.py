@@ -1,4 +1,4 @@
-"""Route a request to a replica that has read its beginning and has a row to spare, or to the least busy one."""
+"""Which replica a request goes to: one that has read its beginning and has a row to spare, or the least busy one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray publishes no typ
         return [[home] if home else [], sample(candidate_replicas, len(candidate_replicas))]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
-        """Remember that this request's beginning is at home there from now on."""
+        """What it begins with is at home there from now on."""
         for key in beginnings(pending_request):
             self._homes[key] = replica_id
             self._homes.move_to_end(key)
@@ -47,7 +47,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray publishes no typ
 
 
 def beginnings(request: PendingRequest) -> list[int]:
-    """Return hashes of a request's beginnings, the shortest first. Those of another scope are others."""
+    """What stands for a request's beginnings, the shortest first. Those of another scope are others."""
     keys, size = [], LEAST
     for ask in request.args:
         while isinstance(ask, GenerationRequest) and size <= len(ask.prompt):

@@ -46,7 +46,7 @@ def accompanied(settings: dict[str, Any], limits: Limits, count: int, exact: boo
 
 
 def run() -> None:
-    """Run one of them. A mistake in the settings is said by the first."""
+    """What one of them is. A mistake in the settings is said by the first."""
     settings, limits, exact, threads = pickle.load(sys.stdin.buffer)
     native_loader.use_threads(threads)
     joined = _joined(settings["device"], exact)
@@ -67,7 +67,7 @@ def _joined(device: str, exact: bool) -> dict[str, Any]:
 
 
 def _end_with(process: subprocess.Popen[bytes]) -> None:
-    """End this process when that one ends: nothing goes on without it. Ray starts another replica, which has others."""
+    """Nothing goes on without it. Ray starts another replica, which has others."""
     if process.wait():
         sleep(GRACE)
         with suppress(Exception):

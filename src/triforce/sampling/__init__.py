@@ -1,4 +1,4 @@
-"""Sampling: a law of logits (`Warper`), within a `Constraint`, and noise of a seed that draws from it (`Noise`)."""
+"""From logits to a law (`Warper`), within a `Constraint`, and from a seed to the noise that draws from it (`Noise`)."""
 
 from triforce.sampling.constraint import Constraint
 from triforce.sampling.logits import Warper

@@ -1,4 +1,4 @@
-"""Continuations that a text may have. Its tokens' law is the model's, restricted to them and renormalised."""
+"""What a text may go on with. Its tokens' law is the model's, restricted to that and renormalised."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ class Constraint(Protocol):
 
     @property
     def failure(self) -> str:
-        """Reason why the text cannot be followed any more, though it was ended; empty if it can."""
+        """Why the text cannot be followed any more, though it was ended; empty if it can."""

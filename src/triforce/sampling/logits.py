@@ -1,4 +1,4 @@
-"""Turn logits into the probabilities that are sampled: one warper, for each tier, at each position.
+"""From logits to the probabilities that are sampled: one warper, for each tier, at each position.
 
 Order: repetition penalty (Keskar et al. 2019, as in transformers) > presence and frequency penalties (as OpenAI's) >
 logit bias > temperature > min-p (Nguyen et al. 2024) > top-k > top-p (Holtzman et al. 2020). What no row uses is not
@@ -100,7 +100,7 @@ class Warper:
         return bool(self._repetition or self._output or self._bias is not None)
 
     def adjusted(self, logits_BJV: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> Tensor:
-        """Return the logits (B, J, V) with penalties and biases, before temperature and cuts: a new tensor, float64."""
+        """The logits with penalties and biases, before temperature and cuts: a new tensor, float64."""
         scores_BJV = logits_BJV.to(torch.float64, copy=True)
         self._penalize(scores_BJV, ids_BS, lengths_B)
         if self._bias is not None:
@@ -135,7 +135,7 @@ class Warper:
 
 
 def _counts(ids_RS: Tensor, firsts_R: Tensor, lengths_R: Tensor, columns: int, vocab_size: int) -> Tensor:
-    """Count how often each token stands in ids[first : length + j], float64 (R, J, V)."""
+    """How often each token stands in ids[first : length + j], float64 (R, J, V)."""
     place_S = torch.arange(ids_RS.shape[1], device=ids_RS.device)
     column_RS = (place_S - lengths_R[:, None] + 1).clamp_(min=0)  # the first that has this place in its past
     counts_RS = (place_S >= firsts_R[:, None]) & (column_RS < columns)
@@ -209,7 +209,7 @@ def _descending(probs_RJV: Tensor, mass_R11: Tensor) -> Tensor:
 
 
 def _largest(values_RJV: Tensor, head_RJW: Tensor, count_RJ1: Tensor) -> Tensor:
-    """Mark the `count` largest values, the lowest ids among equals: bool (R, J, V). head: the largest, ordered."""
+    """Which are the `count` largest values, the lowest ids among equals: bool (R, J, V). head: the largest, ordered."""
     edge_RJ1 = head_RJW.gather(-1, count_RJ1 - 1)
     above_RJV, equal_RJV = values_RJV > edge_RJ1, values_RJV == edge_RJ1
     room_RJ1 = count_RJ1 - above_RJV.sum(-1, keepdim=True)
@@ -230,7 +230,7 @@ def check(peaks_BJ: Tensor) -> None:
 
 
 def no_law(row: int, column: int, peak: float) -> ModelError:
-    """Return the error to raise where the largest of the logits is not finite."""
+    """What to raise where the largest of the logits is not finite."""
     what = "NaN" if math.isnan(peak) else "+inf" if peak > 0 else "all -inf"
     return ModelError(
         f"the model's logits are {what} (row {row}, column {column}): check its weights, or try a wider dtype"

@@ -1,4 +1,4 @@
-"""Counts of a tier's proposals and their fate, per row. B rows, N kept at once."""
+"""What happened to a tier's proposals, counted per row. B rows, N kept at once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Counters:
         return passes
 
     def verdicts(self) -> Ints:
-        """Return each row's proposals kept, and refused, since this was last asked."""
+        """Of each row, the proposals kept, and refused, since this was last asked."""
         news_B2, self.news_B2 = self.news_B2, np.zeros_like(self.news_B2)
         return news_B2
 

@@ -24,7 +24,7 @@ class SequenceState:
     lengths_B: Ints
 
     def append(self, draft: Draft) -> SequenceState:
-        """Return this text with each row's drafted tokens behind it. Shares `ids_BS`: only scratch is written."""
+        """This text with each row's drafted tokens behind it. Shares `ids_BS`: only scratch is written."""
         B, width = draft.tokens_BK.shape
         if width == 0:
             return self
@@ -39,7 +39,7 @@ class SequenceState:
         return SequenceState(self.ids_BS[list(rows)], self.lengths_B[list(rows)])
 
     def join(self, other: SequenceState) -> SequenceState:
-        """Return these rows, and behind them those of another text."""
+        """These rows, and behind them those of another text."""
         width = max(self.ids_BS.shape[1], other.ids_BS.shape[1])
         both = [np.pad(x.ids_BS, ((0, 0), (0, width - x.ids_BS.shape[1]))) for x in (self, other)]
         return SequenceState(np.concatenate(both), np.concatenate((self.lengths_B, other.lengths_B)))
@@ -66,7 +66,7 @@ class Draft:
         return Draft(nothing_BK, laws_BKV, nothing_BK, np.zeros(count, dtype=np.int64))
 
     def then(self, step: Draft, live_B: Bools) -> Draft:
-        """Return this draft with `step` behind it, in the rows that are live."""
+        """This draft with `step` behind it, in the rows that are live."""
         counts_B = self.counts_B + step.counts_B * live_B
         tokens_BK, laws_BKV, origins_BK = step.tokens_BK, step.laws_BKV, step.origins_BK
         if self.tokens_BK.shape[1]:

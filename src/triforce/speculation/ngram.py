@@ -117,7 +117,7 @@ class NgramProposer:
         self.counters.join(other.counters)
 
     def hindsight(self, prefix: SequenceState, b: int, most: int) -> Iterator[tuple[int, int]]:
-        """Return, for places of row b not tried yet, the length of the match and how many tokens it told rightly.
+        """At places of row b that were not tried yet: how long the match was, and how many tokens it told rightly.
 
         A place is tried once `most` tokens stand behind it. The text is read up to the last such place.
         """

@@ -1,4 +1,4 @@
-"""Places where the end of a text occurred before: its n-grams, each with its latest place, and the one before that.
+"""Where the end of a text occurred before: its n-grams, each with the place where it was last, and where before that.
 
 S tokens of a text.
 """
@@ -46,7 +46,7 @@ class NgramIndex:
                 self._latest[gram] = before
 
     def match(self, text_S: Ints) -> tuple[int, int]:
-        """Return how many tokens at the end of a text were there before, and the place that followed them.
+        """How many tokens at the end of a text were there before, and the place that followed them.
 
         What was read begins with that text. The longest match of at least n tokens, of the latest ones; the latest of
         equals. (0, 0) without any.

@@ -1,4 +1,4 @@
-"""Protocols of caches, models and samplers as the algorithm needs them, and of tiers as they need one another.
+"""What the algorithm asks of caches, models and samplers, and what tiers ask of one another.
 
 Shape suffixes: B rows, T tokens fed in one pass, K drafted tokens, J = K + 1, V vocabulary.
 """
@@ -17,7 +17,7 @@ from triforce.speculation.verification import Verification
 
 
 class Cache(Protocol):
-    """Memory of a tier's model; see triforce.kvcache."""
+    """What a tier's model remembers; see triforce.kvcache."""
 
     @property
     def lengths_B(self) -> Ints:
@@ -33,7 +33,7 @@ class Cache(Protocol):
         """See at most `lengths_B` tokens."""
 
     def resume(self, length: int) -> tuple[int, int]:
-        """Return the next tokens [start, stop) of one row to feed on the way to having seen `length` tokens.
+        """For one row: the next tokens [start, stop) to feed on the way to having seen `length` tokens.
 
         Tokens before `start` count as seen from then on. Nothing is left to feed when start == stop.
         """
@@ -45,7 +45,7 @@ class Cache(Protocol):
         """Let a fresh row see what another row has seen."""
 
     def aside(self, b: int) -> Any:
-        """Return the contents of a row, for `bring_back` of another view of the same memory."""
+        """What a row holds, for `bring_back` of another view of the same memory."""
 
     def bring_back(self, b: int, held: Any) -> None:
         """Let a fresh row go on as the one that was put aside."""
@@ -107,7 +107,7 @@ class Proposer(Protocol):
 
 
 class TokenSampler(Protocol):
-    """Sampler of the rows of a batch."""
+    """How the rows of a batch want their tokens."""
 
     @property
     def coupling(self) -> Verification: ...

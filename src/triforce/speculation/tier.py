@@ -65,7 +65,7 @@ class Tier(Generic[C]):
         """Those of the latest verification, raw, if they are kept."""
 
     def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
-        """Propose `gamma` tokens or more for each live row, each a sample of this tier's law given its text so far."""
+        """At least `gamma` tokens for each live row, each a sample of this tier's law given the text before it."""
         draft = nothing = Draft.empty(len(live_B), sampling.coupling.law_size(sampling.vocab_size))
         going_on = False
         while (live_B := live_B & (draft.counts_B < self.gamma)).any():
@@ -92,7 +92,7 @@ class Tier(Generic[C]):
         return step
 
     def score(self, prefix: SequenceState, guess: Draft, live_B: Bools) -> Tensor:
-        """Return raw logits (B, J, V) before and after each guess: one pass over what the cache has not seen."""
+        """Raw logits before and after each guess: one pass over what the cache has not seen."""
         ahead, seen_B = prefix.append(guess), self.cache.lengths_B
         unseen_B = (ahead.lengths_B - seen_B) * live_B
         width, guesses = int(unseen_B.max()), guess.tokens_BK.shape[1]
@@ -130,7 +130,7 @@ class Tier(Generic[C]):
         self.counters.join(other.counters)
 
     def aside(self, b: int) -> tuple[Any, ...]:
-        """Return the contents of a row, for `bring_back`. The tier below is told apart."""
+        """What a row holds, for `bring_back`. The tier below is told apart."""
         return self.cache.aside(b), self.counters.aside(b)
 
     def bring_back(self, b: int, held: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Verify: turn a guess of one law into a sample of another. The only place where tokens are accepted or refused.
+"""How a guess of one law becomes a sample of another: the only place where tokens are accepted or refused.
 
 `rejection`, `block` and `seeded` are pure functions of a draft, the verifier's probabilities and noise. `Rejection`,
 `BlockRejection` and `Seeded` bind them to a source of noise. Shape suffixes: B rows, K drafted tokens, J = K + 1, V
@@ -20,7 +20,7 @@ from triforce.speculation.draft import Draft
 
 
 def rejection(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many guesses to keep, and the token drawn after them (Leviathan et al. 2023, Algorithm 1): (B) each.
+    """How many guesses to keep, and the token drawn after them (Leviathan et al. 2023, Algorithm 1), rows ragged.
 
     A guess x ~ q is kept with probability min(1, p(x) / q(x)); at the first refusal the token is drawn from
     norm(max(p - q, 0)), and where nothing was refused (q = 0) from p itself: the bonus token. The first uniform of a
@@ -67,7 +67,7 @@ def block(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor,
 
 
 def seeded(draft: Draft, probs_BJV: Tensor, exponentials_BJV: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many guesses equal this tier's own picks, and its pick after them (Daliri, Musco and Suresh 2024).
+    """How many guesses equal this tier's own picks, and its pick after them (Daliri, Musco and Suresh 2024).
 
     The pick of a position is argmin(E / p) with standard exponentials E, which is the Gumbel-max sample of p. All tiers
     share the E of a position, so the picks of a text do not depend on what was guessed.
@@ -78,12 +78,12 @@ def seeded(draft: Draft, probs_BJV: Tensor, exponentials_BJV: Tensor) -> tuple[T
 
 
 def race(probs_BJV: Tensor, exponentials_BJV: Tensor) -> Tensor:
-    """Return the winners (B, J) of an exponential race with rates `probs_BJV`: samples of it, lowest id first."""
+    """The winner of an exponential race with rates `probs_BJV`: a sample of it, lowest id among equals."""
     return (probs_BJV / exponentials_BJV).argmax(-1)
 
 
 def draw(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
-    """Draw one token a row (B), proportional to float64 weights, by inversion. Never a token of weight zero."""
+    """One token a row, proportional to float64 weights, by inversion. Never a token of weight zero."""
     cdf_BV = weights_BV.cumsum(1)
     total_B1 = cdf_BV[:, -1:]
     below_total_B1 = torch.nextafter(total_B1, torch.zeros_like(total_B1))  # u * total may round up to total

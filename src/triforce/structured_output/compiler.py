@@ -81,7 +81,7 @@ class Grammars:
 
 
 def _trial(grammar: Grammar) -> str:
-    """Return the fault of a grammar, found in another process; empty if it has none."""
+    """What is wrong with a grammar, found in another process; empty if nothing is."""
     command, asked = [sys.executable, "-P", sandbox.__file__], json.dumps([grammar.kind, grammar.source])
     try:
         done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=TRIAL_SECONDS)
@@ -95,7 +95,7 @@ def _unusable(grammar: Grammar, error: str) -> RequestError:
 
 
 def _reason(error: str) -> str:
-    """Return llguidance's message, without the excerpts that it shows of its own source and of a regex."""
+    """What llguidance says, without the excerpts that it shows of its own source and of a regex."""
     if error.startswith("NoExtensionBias"):
         return "no text fits it"
     said = re.split(r"\n +\d+ \| ", error, maxsplit=1)[0].strip()

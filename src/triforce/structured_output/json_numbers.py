@@ -18,7 +18,7 @@ _PARTS = frozenset(b"0123456789.eE+-")
 
 
 class Place(NamedTuple):
-    """Place in a text of JSON."""
+    """Where a text of JSON stands."""
 
     quoted: bool = False
     escaped: bool = False
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 
 class Numbers:
-    """Effects of the tokens of a vocabulary on numbers."""
+    """What the tokens of a vocabulary do to numbers."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         """`tokens` are the bytes of each."""
@@ -48,6 +48,6 @@ class Numbers:
         return place.after(self._tokens[token])
 
     def shortened(self, allowed_V: Bools, place: Place) -> Bools:
-        """Return the allowed tokens, less those that go on with a number that is long enough, if others are left."""
+        """What is allowed, less what goes on with a number that is long enough, unless that is all there is."""
         leaving_V = allowed_V & self._leaving_V
         return leaving_V if place.length >= MOST_CHARACTERS and leaving_V.any() else allowed_V
