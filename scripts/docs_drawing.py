@@ -14,7 +14,7 @@ LIGHT = {
     "draft": "#fde9c8", "retrieval": "#cfe3fb", "full": "#cdeed6", "bad": "#fbd5d5",
 }  # fmt: skip
 DARK = {
-    "page": "#151b23", "ink": "#f0f6fc", "soft": "#9198a1", "line": "#7d8590", "plain": "#262c36",
+    "page": "#151b23", "ink": "#f0f6fc", "soft": "#c3c9d2", "line": "#7d8590", "plain": "#262c36",
     "draft": "#6b4a12", "retrieval": "#174a80", "full": "#1a5c30", "bad": "#7a2626",
 }  # fmt: skip
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
