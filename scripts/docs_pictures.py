@@ -144,7 +144,7 @@ def request() -> Drawing:
             d.arrow((150, 90 + 95 * (i - 1)), (150, 30 + 95 * i))
     d.box(340, 315, 210, 60, ["prefilling", "in parts, between steps"], "plain")
     d.arrow((280, 345), (340, 345))
-    d.box(340, 190, 210, 70, ["running: Batch.step", "one proposal of the full tier"], "full")
+    d.box(340, 190, 210, 70, ["running, step by step", "one proposal of the full tier"], "full")
     d.arrow((445, 315), (445, 260))
     d.box(600, 190, 200, 70, ["swapped", "its turn is over, others wait"], "plain")
     d.arrow((550, 210), (600, 210))
@@ -157,10 +157,6 @@ def request() -> Drawing:
     return d
 
 
-_READ = "two reader threads", "one head's split of", "1,024 tokens at a time,", "in ascending order"
-_STORE = "store", "a file, or host memory", "layer, KV head, page", "committed pages only"
-
-
 def offload() -> Drawing:
     d = Drawing(820, 260, "KV offload: what stays in memory, and how the rest is read ahead of attention")
     d.box(20, 40, 220, 180, "", "plain")
@@ -170,9 +166,9 @@ def offload() -> Drawing:
     d.box(35, 166, 190, 36, "ring of read buffers", "draft")
     d.box(
         320,
-        40,
+        85,
         200,
-        180,
+        135,
         ["two reader threads", "one head's split of", "1,024 tokens at a time,", "in ascending order"],
         "plain",
     )
