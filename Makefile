@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workste
 KERNELS := CMakeLists.txt $(wildcard csrc/*.?pp csrc/*/*.?pp)
 INPUTS := pyproject.toml constraints.txt scripts/install.sh $(KERNELS)
 
-.PHONY: help install install-dev native sanitize demo test test-all mutants smollm2 soak check bench format clean
+.PHONY: help install install-dev native sanitize demo test test-all mutants smollm2 soak check bench docs format release clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -70,10 +70,19 @@ check: install-dev ## all that must hold before a change is handed in
 bench: install ## all modes against plain decoding in 48 cells, up to 90 minutes; ARGS="--contexts 4096" is less
 	@$(BIN)/triforce bench speed $(ARGS)
 
-format: install-dev ## put the code into shape, and tables of data into docs/
+docs: install-dev ## these pages as a site in build/site, without the network
+	@$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
+	@echo "build/site/index.html"
+
+release: install-dev ## sdist and wheel into dist/, and the demo from that wheel in an empty environment
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/release.sh
+
+format: install-dev ## put the code into shape, and what is generated into README.md and docs/
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 	@$(BIN)/python scripts/docs_tables.py
+	@$(BIN)/python scripts/docs_pictures.py
+	@$(BIN)/python scripts/docs_reference.py
 
 clean: ## remove what can be made again in a minute (not .venv, not trained models)
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

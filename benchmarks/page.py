@@ -1,4 +1,4 @@
-"""Makes docs/benchmarks.md, docs/acceptance.md and their pictures from the rows in benchmarks/results.
+"""Makes docs/results/benchmarks.md, docs/results/acceptance.md and their pictures from the rows in benchmarks/results.
 
     python -m benchmarks.page
 
@@ -27,7 +27,7 @@ from triforce.eval import Table
 from triforce.eval.tables import percent
 
 ROOT = Path(__file__).parents[1]
-RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
+RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
 Report = dict[str, Any]
 
 HEAD = """# Benchmarks
@@ -64,7 +64,7 @@ def read(file: Path) -> Report | None:
 
 
 def page(reports: dict[str, Report | None]) -> str:
-    """Return docs/benchmarks.md."""
+    """Return docs/results/benchmarks.md."""
     parts = [HEAD]
     for name, (title, command, section) in SECTIONS.items():
         report = reports.get(name)

@@ -1,13 +1,16 @@
-"""Writes the tables of docs/ that are data, from docs/data/: python scripts/docs_tables.py [--check].
+"""Writes tables of data into README.md and docs/: python scripts/docs_tables.py [--check].
 
-Each stands between two comments that name its file. --check writes nothing, and fails where one is stale.
+Their data is in docs/data/ and benchmarks/results/. Each stands between two comments that name its source. --check
+writes nothing, and fails where one is stale.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tomllib
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +38,54 @@ def gpu_runs(data: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-PAGES = {"design.md": layers, "kernels.md": kernel_errors, "gpu.md": gpu_runs}
+RESULTS = "benchmarks/results"
+CELLS = {
+    "128k-b1-t0-books": "128K tokens, greedy",
+    "32k-b1-t0.6-books": "32K tokens, temperature 0.6",
+    "8k-b1-t1.2-books": "8K tokens, temperature 1.2",
+    "512-b1-t1.2-copy": "512 tokens, temperature 1.2",
+}
+"""Cells of `bench speed` that README shows, a losing one among them."""
+
+
+def numbers(root: Path) -> list[list[str]]:
+    """README's rows, of recorded results: plain decoding (or what it is compared with), triforce, and their ratio."""
+    rows = [["what", "baseline", "triforce", "ratio", "command"]]
+    cells = {(row["cell"], row["mode"]): row for row in recorded(root, "speed")}
+    for cell, said in CELLS.items():
+        plain, auto = (cells[cell, mode] for mode in ("ar", "auto"))
+        rates = [f"{row['tokens_per_second']:,.0f}" for row in (plain, auto)]
+        rows.append([said, *rates, f"{auto['speedup']:.2f}", code(f"speed {cell}")])
+    rows[-1][3] += f" (`triforce` {cells[cell, 'triforce']['speedup']:.2f})"
+    every = [row["speedup"] for row in cells.values() if row["mode"] == "auto"]
+    rows.append([f"mean of {len(every)} cells", "", "", f"{sum(every) / len(every):.2f}", code("make bench")])
+    others = [row for row in recorded(root, "compare") if row["context"] == 32768 and row.get("accepted")]
+    best = max((row for row in others if row["engine"] != "triforce"), key=lambda row: row["tokens_per_second"])
+    ours = next(row for row in others if (row["engine"], row["variant"]) == ("triforce", "auto"))
+    both = [row["tokens_per_second"] for row in (best, ours)]
+    name = f"32K, best of {len({row['engine'] for row in others}) - 1} other engines"
+    rows.append([name, *(f"{x:.0f}" for x in both), f"{both[1] / both[0]:.2f}", code("triforce bench compare")])
+    bus = {row["mode"]: row for row in recorded(root, "offload_cpu") if row["what"] == "bus"}
+    rates = [f"{bus[mode]['tokens_per_second']:.0f}" for mode in ("ar", "triforce")]
+    ratio = f"{bus['triforce']['speedup']:.2f}"
+    rows.append(["32K, KV read at 2 GB/s", *rates, ratio, code("py -m benchmarks.offload")])
+    asked = next(row for row in recorded(root, "documents_cpu") if row["context"] == 16384)
+    first, second = (median(asked[which]) for which in ("first", "second"))
+    times = f"{first:.1f} s", f"{second:.2f} s", f"{first / second:.0f}"
+    rows.append(["16K, 2nd question, first token", *times, code("py -m benchmarks.documents")])
+    return rows
+
+
+def recorded(root: Path, name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((root / RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+PAGES = {
+    "docs/contributing/layout.md": layers,
+    "docs/results/kernels.md": kernel_errors,
+    "docs/gpu.md": gpu_runs,
+}
 """What makes the table of each page; its file in docs/data/ has the same name."""
 
 
@@ -48,30 +98,32 @@ def table(rows: list[list[str]]) -> str:
     return "\n".join([header, "|---" * len(rows[0]) + "|", *others])
 
 
-def filled(page: str, name: str, table: str) -> str:
-    """`page` with `table` between the comments that name it, which must be there."""
-    begin, end = f"<!-- data/{name}.toml, by scripts/docs_tables.py -->", f"<!-- end of data/{name}.toml -->"
+def filled(page: str, source: str, table: str) -> str:
+    """`page` with `table` between the comments that name its source, which must be there."""
+    begin, end = f"<!-- {source}, by scripts/docs_tables.py -->", f"<!-- end of {source} -->"
     head, rest = page[: page.index(begin)], page[page.index(begin) :]
     return f"{head}{begin}\n\n{table}\n\n{rest[rest.index(end) :]}"
 
 
-def stale(docs: Path) -> dict[Path, str]:
-    """Pages of `docs` whose table isn't that of the data, and what they should be."""
-    found = {}
+def stale(root: Path) -> dict[Path, str]:
+    """Pages whose table isn't that of the data, and what they should be."""
+    wanted = {"README.md": (RESULTS, numbers(root))}
     for page, rows in PAGES.items():
-        data = tomllib.loads((docs / "data" / f"{rows.__name__}.toml").read_text(encoding="utf-8"))
-        text = (docs / page).read_text(encoding="utf-8")
-        wanted = filled(text, rows.__name__, table(rows(data)))
-        if wanted != text:
-            found[docs / page] = wanted
+        source = f"data/{rows.__name__}.toml"
+        wanted[page] = source, rows(tomllib.loads((root / "docs" / source).read_text(encoding="utf-8")))
+    found = {}
+    for page, (source, rows) in wanted.items():
+        text = (root / page).read_text(encoding="utf-8")
+        if (new := filled(text, source, table(rows))) != text:
+            found[root / page] = new
     return found
 
 
-def main(arguments: list[str] | None = None, docs: Path = ROOT / "docs") -> int:
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, and fail where a table is stale")
     check = parser.parse_args(arguments).check
-    pages = stale(docs)
+    pages = stale(root)
     for page, text in pages.items():
         print(f"{page.name} is stale: python scripts/docs_tables.py" if check else f"{page.name} is written")
         if not check:

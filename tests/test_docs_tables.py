@@ -1,44 +1,53 @@
-"""Tables of docs/ are those of docs/data/."""
+"""Generated parts of README.md and docs/ are those of their data."""
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from scripts import docs_tables
+from scripts import docs_pictures, docs_tables
 
 
-def test_docs_tables_are_current(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """What the tables are made of, in a folder of its own."""
+    root = docs_tables.ROOT
+    shutil.copytree(root / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("pictures", "pair"))
+    shutil.copytree(root / "benchmarks" / "results", tmp_path / "benchmarks" / "results")
+    shutil.copy(root / "README.md", tmp_path)
+    return tmp_path
+
+
+def test_published_tables_are_fresh(capsys: pytest.CaptureFixture[str]) -> None:
     assert docs_tables.main(["--check"]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [("layers", "commands", "orders"), ("gpu_runs", "batches", "rows"), ("kernel_errors", "-19", "-18")],
+    ("file", "old", "new"),
+    [
+        ("docs/data/layers.toml", "commands", "orders"),
+        ("docs/data/gpu_runs.toml", "batches", "rows"),
+        ("docs/data/kernel_errors.toml", "-19", "-18"),
+        ("benchmarks/results/documents_cpu.json", '"first": [', '"first": [900, 900, 900, 900, '),
+    ],
 )
-def test_stale_docs_table_is_found_and_written(tmp_path: Path, name: str, old: str, new: str) -> None:
-    docs = tmp_path / "docs"
-    shutil.copytree(docs_tables.ROOT / "docs", docs, ignore=shutil.ignore_patterns("pictures", "pair"))
-    data = docs / "data" / f"{name}.toml"
-    data.write_text(data.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
-    assert docs_tables.main(["--check"], docs) == 1
-    assert docs_tables.main(["--check"], docs) == 1, "the check writes nothing"
-    assert docs_tables.main([], docs) == docs_tables.main(["--check"], docs) == 0
-    assert docs_tables.stale(docs) == {}
+def test_stale_table_is_found_and_written(copied: Path, file: str, old: str, new: str) -> None:
+    text = (copied / file).read_text(encoding="utf-8")
+    assert old in text
+    (copied / file).write_text(text.replace(old, new), encoding="utf-8")
+    assert docs_tables.main(["--check"], copied) == 1
+    assert docs_tables.main(["--check"], copied) == 1, "the check writes nothing"
+    assert docs_tables.main([], copied) == docs_tables.main(["--check"], copied) == 0
+    assert docs_tables.stale(copied) == {}
 
 
-def test_docs_page_without_marker_raises() -> None:
+def test_page_without_its_place_is_refused() -> None:
     with pytest.raises(ValueError, match="not found"):
         docs_tables.filled("# Design", "layers", "")
 
 
-def test_docs_named_files_exist() -> None:
-    root, gone = docs_tables.ROOT, set()
-    for page in [root / "README.md", *(root / "docs").glob("*.md")]:
-        for name in re.findall(r"`((?:\w+/)+\w+\.(?:py|cpp|hpp|toml))`", page.read_text(encoding="utf-8")):
-            if not any((root / folder / name).exists() for folder in (".", "src/triforce", "docs")):
-                gone.add((page.name, name))
-    assert not gone
+def test_published_pictures_are_fresh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert docs_pictures.main(["--check"]) == 0, capsys.readouterr().out
+    assert len(docs_pictures.stale(tmp_path)) == len(docs_pictures.ALL)

@@ -1,4 +1,4 @@
-"""Measured rows as tables, and as the page docs/acceptance.md."""
+"""Measured rows as tables, and as the page docs/results/acceptance.md."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def tables(report: Report) -> list[Table]:
 
 
 def markdown(report: Report) -> str:
-    """Return the whole page docs/acceptance.md."""
+    """Return the whole page docs/results/acceptance.md."""
     parts = [_head(report), section(workload_table(report))]
     parts += [section(sweep_table(report, what), f"acceptance_{what}") for what in SWEPT]
     parts += [section(draft_table(report)), section(locality_table(report), "locality")]
@@ -86,7 +86,7 @@ Made from the rows in `benchmarks/results/acceptance.json`, do not edit:
 
 Model: {report["model"]}. Machine: {report["machine"]}; {report["seconds"]:.0f} s.
 
-How much of what one view proposes the next one keeps, where the text is given (teacher forcing) and each verification
+How much of what one view proposes the next one keeps, where the text is given (teacher forcing). Each verification
 scores {report["width"]} positions: the retrieval view scores them, then the exact view, whose attention the next
 selection may go by. Temperature {report["temperature"]}, top-p {report["top_p"]}. A cell has the mean over positions
 under `rejection`, sum min(p, q), and under `seeded`, the chance that both picks are one token: none is drawn, so there

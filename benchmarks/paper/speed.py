@@ -150,8 +150,8 @@ def figure5_lines(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 MODEL = (
-    "On a CPU, with the shipped pair (7 M and 1.4 M parameters) instead of Llama2-7B-128K and a 68M draft on an A100, "
-    "after 32,000 tokens of a novel instead of 122K of PG-19; budget and gammas are the defaults here (2048; 2 and 6)."
+    "On a CPU, with the shipped pair (7 M and 1.4 M parameters) instead of Llama2-7B-128K and a 68M draft on an A100. "
+    "After 32,000 tokens of a novel instead of 122K of PG-19; budget and gammas are the defaults here (2048; 2 and 6)."
 )
 EXPERIMENTS = {
     "table2": Experiment(

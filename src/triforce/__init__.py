@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from triforce.interface.sampling_params import SamplingParams
     from triforce.llm import LLM
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 # Loaded when first used: torch takes a second to import, and `triforce --help` needs none of it.
 _HOMES = {

@@ -47,15 +47,15 @@ class LLM:
       for one verification by the full tier (gamma_1 and gamma_2 of the paper). `auto` chooses them itself.
     - retrieval_budget: KV tokens that the retrieval tier reads, or a share of the context ("3%"). "auto" is 2,048, of
       which mode `auto` may take half or twice as many where KV is not offloaded.
-    - retrieval_chunk: tokens that are selected together. retrieval_policy: what selects, one of `POLICIES`.
+    - retrieval_chunk: tokens that are selected together.
+    - retrieval_policy: what selects, one of `POLICIES`.
     - retrieval_refresh: verifications between selections; 0 is once, "auto" after a refusal.
     - searched_layers: layers that search the whole context for each token; "auto" finds those that need it. Layers
       that are named, such as "0,1", read all of it; "none" search.
-    - lower_tiers: with "int8" the tiers below the full one read int8 copies of weights and of the target's committed
-      KV; with "same" they do not.
-    - kv_offload: where the target's KV lies, "file" or "host" memory; kv_memory: how much of it stays in memory, on a
-      GPU in the device's (bytes, or such as "512MiB"; "auto": all that half of the free memory holds, of a GPU's nine
-      tenths); kv_resident_layers: how many layers stay whole ("auto": as many as fit).
+    - lower_tiers: "int8": the tiers below the full one read int8 copies of weights and committed KV; "same": not so.
+    - kv_offload: where KV lies that does not stay, "file" or "host" memory; "none": all of it stays.
+    - kv_memory: bytes of KV that stay, or "512MiB" and the like; "auto": half of the free memory, 9/10 of a GPU's.
+    - kv_resident_layers: how many layers stay whole; "auto" is as many as fit.
     - strict: on a GPU, where bits depend on the shape of a pass, all passes of the full tier have one shape, so that
       greedy and `seeded` texts are the same in every mode.
     - ranks: processes that share the target (see `distributed`); each makes the same calls and gets the same answers.

@@ -165,5 +165,5 @@ def test_acceptance_pictures_stay_small(report: dict[str, Any], tmp_path: Path) 
 
 
 def test_published_acceptance_page_equals_rows() -> None:
-    rows, page = ROOT / "benchmarks" / "results" / "acceptance.json", ROOT / "docs" / "acceptance.md"
+    rows, page = ROOT / "benchmarks" / "results" / "acceptance.json", ROOT / "docs" / "results" / "acceptance.md"
     assert markdown(json.loads(rows.read_text(encoding="utf-8"))) == page.read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class SimpleCache:
-    """Implements the View protocol of docs/design.md for a batch whose rows always advance together."""
+    """Implements the View protocol for a batch whose rows always advance together."""
 
     def __init__(self, config: ModelConfig, rows: int = 1, device: str | torch.device = "cpu") -> None:
         self.config = config

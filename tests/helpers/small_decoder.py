@@ -1,7 +1,7 @@
 """A random decoder small enough for thousands of passes, and dense caches to judge the paged ones by.
 
 The dense caches share no code with `triforce.kvcache` but the rotation's table of cos and sin. They hold one row, keep
-all that they are fed, and compute in float64. Shape suffixes as in docs/design.md; N keys.
+all that they are fed, and compute in float64. Shape suffixes as in docs/design/request.md; N keys.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Lower tiers that read int8: their guesses are rounded, and nothing else is.
 
-Shape suffixes as in docs/design.md; N keys.
+Shape suffixes as in docs/design/request.md; N keys.
 """
 
 from __future__ import annotations

@@ -36,12 +36,12 @@ class CompletionOutput:
     """One of the `n` continuations."""
 
     index: int  # which of the n
-    text: str
+    text: str  # new text only
     token_ids: list[int]  # new tokens only
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length"]  # its own end or a stop text, or a limit
     logprobs: list[TokenLogprobs] | None  # one per new token
     origins: list[str]  # name of the tier that proposed each new token
-    seed: int
+    seed: int  # of the noise; drawn where none was given
     tiers: list[TierStats]  # from the lowest to the full one
     timeline: list[PlanSegment] = field(default_factory=list)  # plans of mode auto, one after the other
 
@@ -55,24 +55,24 @@ class CompletionOutput:
 class KVMemoryUsage:
     """Bytes of KV on the device that computes, in other memory, and in a file."""
 
-    device_bytes: int = 0
-    host_bytes: int = 0
-    file_bytes: int = 0
+    device_bytes: int = 0  # where it computes
+    host_bytes: int = 0  # offloaded to memory
+    file_bytes: int = 0  # offloaded to a file
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
     """The outputs of one prompt. Times are in seconds."""
 
-    prompt_token_ids: list[int]
+    prompt_token_ids: list[int]  # as the prompt was read
     prompt_logprobs: list[TokenLogprobs | None] | None  # one per prompt token; the first is None
-    outputs: list[CompletionOutput]
-    mode: str
-    coupling: str
-    exactness: Literal["bitwise", "distribution"]
-    prefill_seconds: float
-    decode_seconds: float
-    kv: KVMemoryUsage = KVMemoryUsage()
+    outputs: list[CompletionOutput]  # the n continuations
+    mode: str  # which tiers
+    coupling: str  # how draft tokens were verified
+    exactness: Literal["bitwise", "distribution"]  # what equals plain decoding: the text of a seed, or its law
+    prefill_seconds: float  # of reading the prompt
+    decode_seconds: float  # of all after that
+    kv: KVMemoryUsage = KVMemoryUsage()  # where the target's KV lies
     cached_tokens: int = 0
     """Tokens of the prompt that had been read before."""
 

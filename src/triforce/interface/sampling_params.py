@@ -30,21 +30,21 @@ class SamplingParams:
     """
 
     temperature: float = 1.0  # 0 is greedy
-    top_k: int = 0  # 0 is off, and so is -1
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    top_k: int = 0  # keep so many of the most probable tokens; 0 is off, and so is -1
+    top_p: float = 1.0  # keep the most probable tokens up to this mass; 1 is off
+    min_p: float = 0.0  # drop tokens below this share of the most probable one's probability; 0 is off
+    repetition_penalty: float = 1.0  # over prompt and output; 1 is off
+    presence_penalty: float = 0.0  # over the output; 0 is off
+    frequency_penalty: float = 0.0  # over the output; 0 is off
     logit_bias: Mapping[int, float] | None = None  # token id to what is added to its logit
     seed: int | None = None  # None: one is drawn, and reported
     n: int = 1  # completions
-    max_tokens: int = 256
-    stop: Sequence[str] = ()  # one string is accepted too
+    max_tokens: int = 256  # new tokens at most
+    stop: Sequence[str] = ()  # texts before which the output ends; one string is accepted too
     stop_token_ids: Sequence[int] = ()  # beside the model's own end-of-sequence tokens
-    ignore_eos: bool = False
+    ignore_eos: bool = False  # go on after an end-of-sequence token
     logprobs: int | None = None  # alternatives listed at each new token; 0: the token itself only
-    prompt_logprobs: int | None = None
+    prompt_logprobs: int | None = None  # the same at each prompt token
     grammar: Grammar | None = None  # what the text must look like; logits are masked by it before the other steps
     trace: bool = False  # report where decoding stands with each piece of a stream
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 class TierStats:
     """Statistics of one tier in a generation, prefill apart."""
 
-    name: str
+    name: str  # full, retrieval, streaming, ngram or draft
     proposed: int = 0  # tokens handed to the tier above
     accepted: int = 0  # of these, tokens that it kept
-    passes: int = 0
+    passes: int = 0  # forward passes
     seconds: float = 0.0  # of decoding
-    prefill_seconds: float = 0.0
+    prefill_seconds: float = 0.0  # of reading the prompt
     histogram: list[int] = field(default_factory=list)  # [i]: verifications by the tier above that kept i tokens
     visible_tokens: int | None = None  # tokens of the text that it is shown, in the mean of its layers; None: all
 
@@ -29,10 +29,10 @@ class TierStats:
 class PlanSegment:
     """Proposals of the full tier for one text, one after the other, in which mode auto kept to a plan."""
 
-    plan: str
-    proposals: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
+    plan: str  # tiers and their gammas
+    proposals: int = 0  # of the full tier
+    tokens: int = 0  # new ones
+    seconds: float = 0.0  # of decoding
     predicted: float = 0.0  # tokens per second that the plan promised when it was chosen; 0: nothing was known
     plain: float = 0.0  # the same of plain decoding
     budget: int | None = None  # tokens that the retrieval tier was to read, where that was chosen, too

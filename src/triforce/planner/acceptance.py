@@ -11,7 +11,7 @@ PRIOR_WEIGHT = 4.0  # draft tokens that `PRIOR_ACCEPTANCE` counts as
 HISTORY_LIMIT = 400.0  # draft tokens of earlier texts that count, at most
 HISTORY_WEIGHT = 32.0  # draft tokens that earlier texts count as: the first few of a text say little of it
 BUDGET_WEIGHT = 32.0  # draft tokens that the usual budget's acceptance counts as for another one
-BUDGET_EXPONENT = 0.3  # rejections go with the budget to the power of minus this (docs/acceptance.md)
+BUDGET_EXPONENT = 0.3  # rejections go with the budget to the power of minus this (docs/results/acceptance.md)
 HISTORY_DECAY = 0.997  # of all texts' counts, per proposal: a tier that was unlucky is tried again some time
 DECAY = 0.98  # of this text's counts, per proposal
 

@@ -1,6 +1,6 @@
 """How far each kernel is from float64, on every level: below what is stated, and not far below it.
 
-What is stated stands in docs/data/kernel_errors.toml, and is shown in docs/kernels.md.
+What is stated stands in docs/data/kernel_errors.toml, and is shown in docs/results/kernels.md.
 
 Shape suffixes as in paged.py; N tokens or rows, K inputs, M outputs, C hidden size, V vocabulary.
 """

@@ -3,7 +3,7 @@
 const FASTER = 1.1;  // times plain decoding: below it, it is said why
 const FEW = 10;  // tokens that say nothing of the speed
 const SELDOM = .1;  // share of tokens that were guessed: below it both are plain decoding, and what differs is chance
-const SHORT = 4000;  // tokens read: where gains begin, as the retrieval tier reads some 2,000 (docs/benchmarks.md)
+const SHORT = 4000;  // tokens read: where gains begin, as the retrieval tier reads some 2,000 (docs/results/benchmarks.md)
 
 const guessed = ({inText, tokens}) => 1 - (inText.full ?? 0) / tokens;
 

@@ -1,0 +1,242 @@
+"""Writes the generated parts of docs/reference/: python scripts/docs_reference.py [--check].
+
+Commands come from argparse, fields from dataclasses and pydantic, methods from signatures, and what is said of them
+from help texts and docstrings. Each part stands between two comments that name its source. --check writes nothing, and
+fails where one is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from scripts.docs_tables import code, table  # noqa: E402
+from triforce import LLM, RequestOutput, SamplingParams, errors  # noqa: E402
+from triforce.cli.parser import build_parser  # noqa: E402
+from triforce.interface.grammar import Grammar  # noqa: E402
+from triforce.interface.outputs import CompletionOutput, KVMemoryUsage  # noqa: E402
+from triforce.interface.stats import PlanSegment, TierStats  # noqa: E402
+from triforce.server import schemas  # noqa: E402
+from triforce.session import Session  # noqa: E402
+
+REFERENCE = ROOT / "docs" / "reference"
+BODIES = {
+    "/v1/completions": schemas.CompletionBody,
+    "/v1/chat/completions": schemas.ChatBody,
+    "/v1/responses": schemas.ResponsesBody,
+    "/tokenize": schemas.TokenizeBody,
+    "/detokenize": schemas.DetokenizeBody,
+}
+
+
+def commands() -> str:
+    """Return every command with its arguments, as sections."""
+    return "\n\n".join(_commands(build_parser(), "triforce"))
+
+
+def _commands(parser: argparse.ArgumentParser, name: str) -> Iterator[str]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for sub, each in action.choices.items():
+                yield from _commands(each, f"{name} {sub}")
+            return
+    yield f"## {name}\n\n{parser.description}"
+    for group in parser._action_groups:
+        rows = [[_flags(a), cell(a.help or "")] for a in group._group_actions if a.help != argparse.SUPPRESS]
+        rows = [row for row in rows if not row[0].startswith("`-h`")]
+        if rows:
+            title = (group.title or "").capitalize()
+            yield f"**{title}**\n\n{table([['argument', 'meaning'], *rows])}"
+
+
+def _flags(action: argparse.Action) -> str:
+    names = [code(name) for name in action.option_strings] or [code(str(action.metavar or action.dest))]
+    if not action.option_strings or action.nargs == 0:
+        return ", ".join(names)
+    value = action.metavar or "|".join(map(str, action.choices or ())) or action.dest.upper()
+    several = " ..." if action.nargs == "+" else ""
+    value = value if isinstance(value, str) else " ".join(value)
+    return f"{', '.join(names)} {code(value.replace('|', ', ') + several)}"
+
+
+def python() -> str:
+    """Return the classes that callers meet, as sections."""
+    parts = [_class(LLM, parameters=True), _fields(SamplingParams), _class(Grammar), _fields(RequestOutput)]
+    parts += [_fields(each) for each in (CompletionOutput, TierStats, PlanSegment, KVMemoryUsage)]
+    return "\n\n".join([*parts, _class(Session)])
+
+
+def _class(kind: type, *, parameters: bool = False) -> str:
+    parts = [f"## {kind.__name__}", *_said(kind, ("parameter", "meaning"))]
+    if parameters:
+        signature = inspect.signature(kind.__init__)
+        given = [f"{name}={_value(p.default)}" for name, p in signature.parameters.items() if p.default is not p.empty]
+        parts.insert(
+            1, "```text\n" + fill(f"{kind.__name__}({', '.join(given)})", 100, subsequent_indent="    ") + "\n```"
+        )
+    for name, member in vars(kind).items():
+        if not name.startswith("_") and (callable(member) or isinstance(member, classmethod | staticmethod | property)):
+            parts += _member(kind, name)
+    return "\n\n".join(parts)
+
+
+def _value(default: object) -> str:
+    shown = repr(default)
+    return f"{type(default).__name__}()" if shown.startswith("<") else shown
+
+
+def _member(kind: type, name: str) -> Iterator[str]:
+    member = inspect.getattr_static(kind, name)
+    if isinstance(member, property):
+        yield f"### {kind.__name__}.{name}"
+    else:
+        given = [n for n in inspect.signature(getattr(kind, name)).parameters if n != "self"]
+        yield f"### {kind.__name__}.{name}({', '.join(given)})"
+    yield from _said(member.fget if isinstance(member, property) else member, ("parameter", "meaning"))
+
+
+def _said(thing: object, head: tuple[str, str]) -> Iterator[str]:
+    """Yield a docstring as paragraphs; items that begin with `- name: ` are rows of a table."""
+    for paragraph in (inspect.getdoc(thing) or "").split("\n\n"):
+        text = re.sub(r"\n(?!- )\s*", " ", paragraph)
+        items = text.split("\n")
+        if all(re.match(r"- \w+(, \w+)*: ", item) for item in items):
+            yield table([list(head), *(_row(*item[2:].split(": ", 1)) for item in items)])
+        elif text:
+            yield text
+
+
+def _row(names: str, meaning: str) -> list[str]:
+    return [", ".join(map(code, names.split(", "))), cell(meaning)]
+
+
+def _fields(kind: type) -> str:
+    """Return a dataclass as a table: its comments and docstrings say what fields mean."""
+    assert is_dataclass(kind)
+    notes, rows = _notes(kind), [["field", "type", "default", "meaning"]]
+    for field in fields(kind):
+        default = "" if field.default is MISSING else code(repr(field.default))
+        kind_ = field.type.__name__ if type(field.type) is type else str(field.type)
+        rows.append([code(field.name), code(cell(_plain(kind_))), default, cell(notes.get(field.name, ""))])
+    parts = [f"## {kind.__name__}", *_said(kind, ("field", "meaning")), table(rows)]
+    known = {field.name for field in fields(kind)}
+    for name, member in vars(kind).items():
+        if not name.startswith("_") and name not in known and (callable(member) or isinstance(member, property)):
+            parts += _member(kind, name)
+    return "\n\n".join(parts)
+
+
+def _notes(kind: type) -> dict[str, str]:
+    source, found = inspect.getsource(kind), {}
+    for name, _, comment in re.findall(
+        r'^    (\w+): ([^#\n]*?)(?:  # (.*)|\n    """(?:.*)""")?$', source, re.MULTILINE
+    ):
+        found[name] = comment
+    for name, said in re.findall(r'^    (\w+): [^\n]*\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL):
+        found[name] = " ".join(said.split())
+    return found
+
+
+def _plain(kind: str) -> str:
+    return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", kind).replace("'", '"')
+
+
+def http() -> str:
+    """Return the bodies of all endpoints, and then what they are made of, as sections."""
+    known, parts = _notes(SamplingParams), []
+    objects: dict[str, Any] = {}
+    for address, body in BODIES.items():
+        schema = body.model_json_schema()
+        objects |= schema.get("$defs", {})
+        parts.append(f"## POST {address}\n\n{_properties(schema, known)}")
+    parts.append("## Objects")
+    for name, schema in sorted(objects.items()):
+        said = " ".join(schema.get("description", "").split())
+        parts.append("\n\n".join(part for part in (f"### {name}", said, _properties(schema, {})) if part))
+    return "\n\n".join(parts)
+
+
+def _properties(schema: dict[str, Any], known: dict[str, str]) -> str:
+    rows, required = [["field", "type", "meaning"]], schema.get("required", ())
+    for name, field in schema.get("properties", {}).items():
+        meaning = field.get("description") or known.get(name, "")
+        rows.append([code(name) + (" (required)" if name in required else ""), _type(field), cell(meaning)])
+    return table(rows)
+
+
+def _type(field: dict[str, Any]) -> str:
+    """Return the type of a field in JSON's words; null is allowed wherever a field may be left out."""
+    if "$ref" in field:
+        name = field["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "const" in field or "enum" in field:
+        return ", ".join(code(str(value)) for value in field.get("enum", [field.get("const")]))
+    if several := field.get("anyOf") or field.get("oneOf"):
+        return " or ".join(dict.fromkeys(_type(each) for each in several if each.get("type") != "null"))
+    if field.get("type") == "array":
+        return f"list of {_type(field.get('items', {}))}"
+    return str(field.get("type", "any"))
+
+
+def exceptions() -> str:
+    """Return the exceptions that callers meet, as a table."""
+    found = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, Exception)]
+    rows = [[code(e.__name__), " ".join((inspect.getdoc(e) or "").split())] for e in found]
+    return table([["exception", "meaning"], *rows])
+
+
+def cell(text: str) -> str:
+    """Return text that a cell of a table can hold: one line, no bars."""
+    return " ".join(text.split()).replace("%%", "%").replace("|", "\\|")
+
+
+PARTS: dict[str, tuple[str, Callable[[], str]]] = {
+    "command-line.md": ("triforce.cli", commands),
+    "python.md": ("triforce", python),
+    "http.md": ("triforce.server.schemas", http),
+    "errors.md": ("triforce.errors", exceptions),
+}
+"""By page: the source of its generated part, and what makes it."""
+
+
+def stale(folder: Path = REFERENCE) -> dict[Path, str]:
+    """Return pages whose generated part is not what the code says, and what they should be."""
+    found = {}
+    for page, (source, make) in PARTS.items():
+        text = (folder / page).read_text(encoding="utf-8")
+        begin, end = f"<!-- {source}, by scripts/docs_reference.py -->", f"<!-- end of {source} -->"
+        head, rest = text[: text.index(begin)], text[text.index(end) :]
+        if (new := f"{head}{begin}\n\n{make()}\n\n{rest}") != text:
+            found[folder / page] = new
+    return found
+
+
+def names(pages: Iterable[Path]) -> str:
+    return ", ".join(page.name for page in pages)
+
+
+def main(arguments: list[str] | None = None, folder: Path = REFERENCE) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, and fail where a part is stale")
+    check = parser.parse_args(arguments).check
+    pages = stale(folder)
+    if pages:
+        print(f"{names(pages)}: " + ("stale; run python scripts/docs_reference.py" if check else "written"))
+    for page, text in pages.items():
+        if not check:
+            page.write_text(text, encoding="utf-8")
+    return int(check and bool(pages))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

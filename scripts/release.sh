@@ -1,0 +1,26 @@
+#!/bin/sh
+# Builds sdist and wheel into dist/, installs the wheel into an empty environment, and runs the demo there.
+# Usage: scripts/release.sh, with a Python on the PATH that has what developers need. PIP_INDEX_URL and the like are heeded.
+set -eu
+cd "$(dirname "$0")/.."
+
+CPU_INDEX=https://download.pytorch.org/whl/cpu
+TORCH=$(grep '^torch==' constraints.txt)
+EMPTY=build/release
+
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' src/triforce/__init__.py)
+grep -q "^## \[$version\]" CHANGELOG.md || { echo "CHANGELOG.md has no section [$version]" >&2; exit 1; }
+
+mkdir -p dist build
+rm -rf "dist/triforce-$version"* "$EMPTY"
+python -c "import scikit_build_core.build as backend; print(backend.build_sdist('dist'))"
+python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist "dist/triforce-$version.tar.gz"
+
+python -m venv "$EMPTY"
+pip() { "$EMPTY/bin/python" -m pip --disable-pip-version-check "$@"; }
+if ! pip install --quiet --no-deps --timeout 5 --retries 0 --index-url "$CPU_INDEX" "$TORCH+cpu" 2>/dev/null; then
+    echo "PyTorch's CPU build is out of reach; taking that of the package index"
+fi
+pip install --quiet --constraint constraints.txt "dist/triforce-$version"-*.whl
+(cd "$EMPTY" && bin/triforce --version && bin/triforce demo)
+ls -l dist

@@ -1,0 +1,95 @@
+"""Pages are short and plain: lengths of sentences and paragraphs, README's first screen, figures that are repeated."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts import docs_prose, docs_reference
+from tests.helpers.pages import ROOT, pages
+from triforce.server import errors
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_sentences_and_paragraphs_of_page_are_short(page: Path) -> None:
+    counted = docs_prose.count(page.read_text(encoding="utf-8"))
+    assert (counted.sentences, counted.paragraphs) == ([], [])
+
+
+def test_long_sentence_is_found_wherever_it_stands() -> None:
+    long = " ".join(["word"] * 41)
+    for text in (long, f"- one\n- {long}", f"| a | {long} |", f"Short one. [A {long}](x.md)"):
+        assert len(docs_prose.count(text).sentences) == 1
+    for text in (f"```\n{long}\n```", f"<!-- {long} -->", f"    {long}", " ".join(["word"] * 40) + ". Next."):
+        assert not docs_prose.count(text).sentences
+    assert len(docs_prose.count("word. " * 121).paragraphs) == 1
+
+
+def test_readme_fits_one_screen() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 120 and max(map(len, lines)) <= 100
+    assert len(README.split()) <= 900
+    screen = "\n".join(lines[:20])
+    assert re.search(r"\d\.\d+ times", screen) and "    make demo" in screen
+
+
+def test_readme_repeats_recorded_figures() -> None:
+    rows = json.loads((ROOT / "benchmarks" / "results" / "speed.json").read_text(encoding="utf-8"))["rows"]
+    found = {row["cell"]: row["speedup"] for row in rows if row["mode"] == "auto"}
+    said = re.search(r"\*\*(\d\.\d+) times\*\* .* at 32K\s+tokens, and (\d\.\d+) times at 128K", README)
+    assert said and said.groups() == (f"{found['32k-b1-t0.6-books']:.2f}", f"{found['128k-b1-t0-books']:.2f}")
+    assert "0.98 (`triforce` 0.62)" in README, "a losing row is among those shown"
+
+
+def test_pages_repeat_recorded_figures() -> None:
+    def text(name: str) -> str:
+        return " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
+
+    results = ROOT / "benchmarks" / "results"
+    speed, lossless = (json.loads((results / f"{n}.json").read_text(encoding="utf-8")) for n in ("speed", "lossless"))
+    auto = [row for row in speed["rows"] if row["mode"] == "auto"]
+    mean = sum(row["speedup"] for row in auto) / len(auto)
+    assert f"In {len(auto)} cells" in text("concepts/auto.md") and f"{mean:.2f} times the tokens" in text(
+        "concepts/auto.md"
+    )
+    assert min(row["upper"] for row in auto) >= 0.97 and min(row["speedup"] for row in auto) >= 0.97
+    certificate = (
+        f"{lossless['texts']:,} texts of {lossless['tokens']:,} tokens in {lossless['comparisons']} comparisons"
+    )
+    assert certificate in text("concepts/exactness.md") and lossless["differing"] == 0
+    short = [row["speedup"] for row in speed["rows"] if (row["context"], row["mode"]) == (512, "triforce")]
+    assert f"has {min(short):.2f} to {max(short):.2f} of plain" in text("tutorial/settings.md")
+    long = [row["speedup"] for row in speed["rows"] if row["context"] >= 8192 and row["mode"] != "ar"]
+    assert min(long) > 1 and "From 8K tokens on, every measured mode" in text("tutorial/settings.md")
+
+
+def test_reference_is_fresh(capsys: pytest.CaptureFixture[str]) -> None:
+    assert docs_reference.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_stale_reference_is_found_and_written(tmp_path: Path) -> None:
+    for page in docs_reference.PARTS:
+        text = (docs_reference.REFERENCE / page).read_text(encoding="utf-8")
+        (tmp_path / page).write_text(text.replace("| `--seed` `N` |", "| `--seed` `M` |"), encoding="utf-8")
+    assert [page.name for page in docs_reference.stale(tmp_path)] == ["command-line.md"]
+    assert docs_reference.main(["--check"], tmp_path) == 1
+    assert docs_reference.main([], tmp_path) == docs_reference.main(["--check"], tmp_path) == 0
+
+
+def test_error_codes_are_all_told() -> None:
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    server = Path(errors.__file__).parent
+    codes = {code for file in server.rglob("*.py") for code in re.findall(r'code="(\w+)"', file.read_text("utf-8"))}
+    assert codes and {code for code in codes if f"`{code}`" not in page} == set()
+
+
+def test_environment_variables_are_all_told() -> None:
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
+    source = "\n".join(file.read_text("utf-8") for file in (ROOT / "src" / "triforce").rglob("*.py"))
+    variables = set(re.findall(r'"(TRIFORCE_[A-Z_]+)"', source))
+    assert variables and {name for name in variables if f"`{name}`" not in page} == set()

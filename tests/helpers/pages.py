@@ -1,0 +1,58 @@
+"""Pages of Markdown as tests look at them: blocks of code, links, headings, and names of files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+
+class Block(NamedTuple):
+    """A fenced block of code."""
+
+    language: str
+    code: str
+    run: bool
+    """Whether `<!-- run -->` stands in front of it."""
+
+
+def pages() -> list[Path]:
+    """Return README.md, CONTRIBUTING.md and all pages of docs/."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(text: str) -> Iterator[Block]:
+    for run, language, code in re.findall(r"(<!-- run -->\n)?^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        yield Block(language, code, bool(run))
+
+
+def commands(code: str) -> Iterator[str]:
+    """Yield the lines of a shell block, continued ones joined."""
+    for line in code.replace("\\\n", " ").split("\n"):
+        if line.strip():
+            yield line
+
+
+def prose(text: str) -> str:
+    """Return a page without its fenced code."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def links(text: str) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", prose(text))
+
+
+def anchors(text: str) -> set[str]:
+    """Return the names of a page's headings, as GitHub and MkDocs make them."""
+    headings = re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE)
+    plain = (re.sub(r"[^\w\s-]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)) for heading in headings)
+    return {re.sub(r"\s", "-", name.strip().lower()) for name in plain}
+
+
+def files(text: str) -> set[str]:
+    """Return paths of files, and of folders of tests, that a page names as code."""
+    named = re.findall(r"`((?:[\w.]+/)+\w+\.(?:py|cpp|hpp|toml|sh|json))`", text)
+    return {*named, *re.findall(r"`(tests/\w+)/?`", text)}
