@@ -34,7 +34,7 @@ class Scripted:
     target, ranks = SimpleNamespace(config=SimpleNamespace(context=100)), ALONE
 
     def __init__(self) -> None:
-        self.let, self.log, self.requests, self.engine = threading.Semaphore(0), [], [], self
+        self.let, self.log, self.requests, self.core = threading.Semaphore(0), [], [], self
 
     def open(self, rows: int, kv_tokens: int, max_itl: float) -> Scripted:
         self.rows = rows
