@@ -29,7 +29,7 @@ def rows(count: int) -> Ints:
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Numbers of the host as a tensor on a device, without a wait for what is under way to_device."""
+    """Return numbers of the host as a tensor of their shape on a device, without a wait for work under way there."""
     return torch.from_numpy(values).to(device, non_blocking=True)
 
 

@@ -202,7 +202,7 @@ def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
 
 
 def identity(model: ModelBackend, memory: KVBackend) -> str:
-    """Whose bits these two compute: `torch`, `triton`, a level of the native kernels, or two of these."""
+    """Name whose bits these two compute: `torch`, `triton`, a level of the native kernels, or two of these."""
     return " and ".join(sorted({_kind(part) for part in (model, memory)}))
 
 

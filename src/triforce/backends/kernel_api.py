@@ -30,7 +30,7 @@ def pages_for(tokens: int) -> int:
 
 
 class Search(NamedTuple):
-    """Of the units [first[b], last[b]) of row b's list its queries need see only the nearest `picks[b]`.
+    """Search of row b's units [first[b], last[b]): its queries need see only the nearest `picks[b]`.
 
     It may be an estimate that says which they are, and a memory may show all of them.
     """
@@ -42,7 +42,7 @@ class Search(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """Which keys the queries of a pass see, row by row.
+    """Keys that the queries of a pass see, row by row.
 
     Key i of row b lies at token `i % unit` of unit `units[b, i // unit]` of the memory (`units[b, g, ...]` where each
     KV head has its own list); a unit is a page, or an equal part of one. Query t of row b, of which there are
@@ -88,7 +88,7 @@ class ForwardBatch:
     """Each row's pages in order, on the host; none where a memory that is offloaded will not be asked."""
 
     def lists(self) -> list[PageTable]:
-        """Those of each layer."""
+        """Return the page table of each layer."""
         found: list[PageTable] = []
         for layers, lists in self.views:
             each = lists.units if lists.units.ndim == 4 else [lists.units] * layers
@@ -97,7 +97,7 @@ class ForwardBatch:
 
 
 class ForwardOutput(NamedTuple):
-    """Of a pass: logits, float32 (B, J, V); if observed rotated queries (L, B, T, H, D) and mass (L, B, G, U)."""
+    """Logits of a pass, float32 (B, J, V); if observed, rotated queries (L, B, T, H, D) and mass (L, B, G, U)."""
 
     logits_BJV: Tensor
     queries_LBTHD: Tensor | None
@@ -158,7 +158,7 @@ class OffloadedKVBackend(KVBackend, Protocol):
 
     @property
     def whole_layers(self) -> int:
-        """How many layers it has room to keep whole."""
+        """Number of layers that it has room to keep whole."""
 
     def prefer(self, layers: Collection[int]) -> None:
         """Keep these layers whole before others."""
@@ -188,12 +188,12 @@ class LayerShard(Protocol):
     """
 
     def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
-        """As a block's, of these heads."""
+        """Queries, keys and values of these heads, as a whole layer gives them."""
 
     def out(self, attn_out_NQ: Tensor) -> Tensor: ...
 
     def gate(self, x_NC: Tensor) -> Tensor:
-        """What the MLP's last matrix reads, normed x and SwiGLU included: (N, some of I)."""
+        """Return what the MLP's last matrix reads, normed x and SwiGLU included: (N, some of I)."""
 
     def down(self, gated_NI: Tensor) -> Tensor: ...
 

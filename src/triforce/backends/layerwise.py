@@ -11,7 +11,7 @@ from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend,
 def forward(
     model: LayeredModel, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None
 ) -> ForwardOutput:
-    """As `ModelBackend.forward`, for any model that has layers and any KV memory."""
+    """Do what `ModelBackend.forward` says, for any model that has layers and any KV memory."""
     attention = kv.layer_attention(batch, ids_BT.shape[1])
     return forward_layers(model, ids_BT, at_BJ, attention, batch.observe, batch.return_mass)
 

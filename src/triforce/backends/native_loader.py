@@ -1,4 +1,4 @@
-"""Which kernels are wanted, and the native extension: where it was not built or is not wanted, `native` is None.
+"""Choice of kernels, and the native extension: `native` is None where it was not built or is not wanted.
 
 The environment variable TRIFORCE_KERNELS names the kernels to use: `torch`, `triton`, or one of the extension's
 instruction-set levels (`portable`, `avx2`, `avx512`, `avx512vnni`, `avx512bf16`). Without it, Triton's on a CUDA device
@@ -58,7 +58,7 @@ def suits_triton(wanted: str, device: torch.device) -> bool:
 
 
 def use_threads(count: int) -> None:
-    """Of this process, in kernels and in torch: what shares a machine shares its processors."""
+    """Set the threads of this process, in kernels and in torch: what shares a machine shares its processors."""
     torch.set_num_threads(count)
     if native is not None:
         native.set_threads(count)

@@ -1,4 +1,4 @@
-"""Where the pages of an offloaded KV memory lie, and how many of them stay at hand: what kernels must know of it."""
+"""Layout of offloaded KV: where pages lie, and how many stay at hand, as far as kernels must know."""
 
 from __future__ import annotations
 

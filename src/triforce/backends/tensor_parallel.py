@@ -34,7 +34,7 @@ class ShardedModel:
         return self._forward(self, ids_BT, kv, batch, at_BJ)
 
     def embed(self, ids_N: Tensor) -> Tensor:
-        """Each rank brings rows of its own tokens, and of others whatever it has."""
+        """Return (N, C) of all ranks' tokens. Each brings rows of its own, and of others whatever it has."""
         N, C, V = len(ids_N), self.config.hidden_size, self.config.vocab_size
         mine = span(V, self._ranks)
         some_NC = self._part.embed(ids_N.clamp(mine.start, mine.stop - 1) - mine.start)

@@ -1,4 +1,4 @@
-"""How the rows of a batch get their tokens: logits in, a verified draft out (see speculation.TokenSampler).
+"""Sampling of a batch's tokens: logits in, a verified draft out (see speculation.TokenSampler).
 
 `TorchSampling` warps and then verifies, on any device: it says what a sampler does. `NativeSampling` decides the same
 in one native call on a CPU: it finds no law behind a row's first refusal, and makes no noise for what cannot be drawn.
@@ -156,7 +156,7 @@ class NativeSampling:
         return Draft(tokens_BJ, probs_BJV, origins_BJ, counts_B)
 
     def draws(self, tier: int, count: int, live_B: Bools) -> tuple[Any, Any, Tensor] | None:
-        """For `count` tokens of each live row behind no guess: sampler, noise, and where probs (count, B, V) go.
+        """Prepare `count` draws of each live row without a draft: sampler, noise, and where probs (count, B, V) go.
 
         None where the noise is not known natively.
         """

@@ -101,7 +101,7 @@ def _in_turns(
 
 
 def _turns(repeats: int | None, ends: float) -> Iterator[int]:
-    """Their numbers, until there are enough. When that is depends on the clock, never on what was measured."""
+    """Yield numbers of turns until there are enough. When that is depends on the clock, never on what was measured."""
     most, short = (USUAL, perf_counter() + SHORT) if repeats is None else (repeats, 0.0)
     for turn in itertools.count():
         now = perf_counter()

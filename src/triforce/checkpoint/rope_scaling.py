@@ -31,7 +31,7 @@ class Scaling(Protocol):
 
 
 def wavelengths(theta: float, D: int) -> Tensor:
-    """Positions per radian: theta^(2i / D) (Su et al. 2021, arXiv 2104.09864, section 3.2.2)."""
+    """Positions per radian, (F): theta^(2i / D) (Su et al. 2021, arXiv 2104.09864, section 3.2.2)."""
     return theta ** (torch.arange(0, D, 2, dtype=torch.float32) / D)
 
 

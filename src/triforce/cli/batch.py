@@ -30,7 +30,7 @@ def run(options: Namespace) -> int:
 
 
 def answer_all(options: Namespace, ranks: TPGroup) -> int:
-    """Answer what is not answered yet. What cannot be read or written is said before the model is loaded."""
+    """Answer what is not answered yet. Raises RequestError for files, before the model is loaded."""
     with extra():
         from triforce.server import batch_file
 

@@ -20,7 +20,7 @@ def run(options: Namespace) -> int:
 
 
 def serve(options: Namespace, ranks: TPGroup) -> int:
-    """Serve until SIGTERM or SIGINT. What cannot work is said before the model is loaded. Rank 0 listens."""
+    """Serve until SIGTERM or SIGINT; rank 0 listens. Raises RequestError before the model is loaded."""
     with extra():
         from triforce.server import http_server, logs, startup_checks
         from triforce.server.app import create_app

@@ -48,7 +48,7 @@ class Request:
 
     @property
     def started(self) -> float | None:
-        """When its turn came, by `perf_counter`."""
+        """Time at which its turn came, by `perf_counter`."""
         return self.groups[0].started if self.groups else None
 
     def output(self) -> RequestOutput:

@@ -21,7 +21,7 @@ from triforce.model.config import ModelConfig
 
 
 class PagePool:
-    """Which pages of a model's KV memory belong to which row, and how much of them is committed.
+    """Pages of a model's KV memory by row, and how much of them is committed.
 
     `more` gives other rows of the same memory: pages are taken from, and given back to, one store. A page may have
     several owners, rows and others, as nobody writes to it once it is full of what is committed.
@@ -87,7 +87,7 @@ class PagePool:
 
     @property
     def bytes(self) -> KVMemoryUsage:
-        """Where K and V lie: all of this memory, for all rows."""
+        """Bytes of K and V by where they lie, of all rows."""
         if self.offloaded:
             return self.offloaded.bytes
         return KVMemoryUsage(self.config.kv_size * (self.pages + 1) * PAGE * self.dtype.itemsize)
@@ -144,11 +144,11 @@ class PagePool:
                 self.offloaded.forget(free)
 
     def owners(self, page: int) -> int:
-        """How many need it."""
+        """Number of owners of a page."""
         return self._owners[page]
 
     def slots(self, b: int, start: int, stop: int) -> Tensor:
-        """Slots of tokens [start, stop) of row b."""
+        """Return the slots (N) of tokens [start, stop) of row b."""
         return self._slots[b][start:stop]
 
     def units(self, rows: range, unit: int) -> Tensor:

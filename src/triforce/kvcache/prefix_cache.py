@@ -64,7 +64,7 @@ class PrefixCache:
 
 
 def _keys(scope: str, text: Tokens, tokens: int) -> Iterator[bytes]:
-    """Of each full page among the first `tokens`."""
+    """Keys of the full pages among the first `tokens`."""
     key, ids = scope.encode(), np.asarray(text, dtype=np.int64)
     for start in range(0, tokens - PAGE + 1, PAGE):
         key = blake2b(key + ids[start : start + PAGE].tobytes(), digest_size=16).digest()

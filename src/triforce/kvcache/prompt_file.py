@@ -35,7 +35,7 @@ _BLOCK = 1 << 22
 
 
 class CacheFingerprint(NamedTuple):
-    """What computed a cache. Others give other bits, and the text of a seed would not be that of a fresh prefill."""
+    """Identity of what computed a cache. Another gives other bits, and so perhaps another text than a fresh prefill."""
 
     model: str
     """The fingerprint of the checkpoint."""

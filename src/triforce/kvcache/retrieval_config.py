@@ -1,4 +1,4 @@
-"""How much a retrieval view may read, and how it selects: what users write, checked."""
+"""Budget and selection of a retrieval view: what users write, checked."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ USUAL = Budget(2048, open=True)
 
 @dataclass(frozen=True, slots=True)
 class RetrievalConfig:
-    """How a retrieval view selects. `refresh`: verifications between selections; 0 is once, None is after a refusal.
+    """Settings of a selection. `refresh`: verifications between selections; 0 is once, None is after a rejection.
 
     `searched_layers`: the layers that read everything; with None some search (see planner.searched_layers).
     """
@@ -62,7 +62,7 @@ class RetrievalConfig:
 
     @staticmethod
     def parse(budget: str | int, chunk: int, refresh: str | int, searched_layers: str) -> RetrievalConfig:
-        """From what users write; `refresh` is a number or `auto`, `searched_layers` `auto`, `none` or like `0,1,14-16`.
+        """Parse what users write: `refresh` a number or `auto`, `searched_layers` `auto`, `none` or like `0,1,14-16`.
 
         Raises RequestError.
         """

@@ -31,26 +31,26 @@ def taken(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]
 
 
 def put_back(memory: KVBackend, slots_N: Tensor, layers: list[tuple[Tensor, Tensor]]) -> None:
-    """Into slots of this memory, bit for bit."""
+    """Write what was taken into slots of this memory, bit for bit."""
     for layer, (keys_GND, values_GND) in enumerate(layers):
         memory.write(layer, slots_N, keys_GND.to(slots_N.device), values_GND.to(slots_N.device))
 
 
 def take_row(pool: PagePool, row: int, observation: AttentionObservation) -> SwappedKV:
-    """What a row of a pool holds."""
+    """Return what a row of a pool holds."""
     length = int(pool.lengths_B[row])
     layers = taken(pool.span(layer, row, 0, length) for layer in range(pool.config.layers))
     return SwappedKV(length, layers, observation)
 
 
 def put_row_back(pool: PagePool, row: int, seen: SwappedKV) -> None:
-    """Into a fresh row, whose pages are reserved."""
+    """Write what was taken into a fresh row, whose pages are reserved."""
     put_back(pool.kv, pool.slots(row, 0, seen.length), seen.layers)
     pool.lengths_B[row] = seen.length
 
 
 def places(units: Tensor, row_U: Tensor) -> Tensor:
-    """Which units of a row these are, counted from its start."""
+    """Return where these units stand in their row, counted from its start: their shape, int64."""
     place = torch.zeros(int(row_U.max()) + 1, dtype=torch.long, device=row_U.device)
     place[row_U.long()] = torch.arange(len(row_U), device=row_U.device)
     return place[units.long()]

@@ -41,7 +41,7 @@ class TierEstimates(Protocol):
         """The share of a tier's draft tokens that is accepted, of those that the tier above looked at."""
 
     def hindsight(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
-        """Of n-grams of `gamma` tokens at most: tokens proposed and accepted, and the share of places with a match.
+        """Return tokens proposed and accepted of n-grams of `gamma` at most, and the share of places with a match.
 
         alone: no draft is below, so that shorter matches suffice.
         """

@@ -71,7 +71,7 @@ class Trial:
 
 @dataclass(slots=True)
 class Finding:
-    """For texts of some size: the layers to search, those tried without a gain, and the one on trial.
+    """Findings for texts of some size: the layers to search, those tried without a gain, and the one on trial.
 
     verdicts: those since layers were last considered.
     """
@@ -193,7 +193,7 @@ class SearchedLayers:
             self._prefer(self._found)
 
     def _missed(self) -> list[float]:
-        """By layer, the share of attention outside of the selections, in the mean of the rows that have some."""
+        """Share of attention, by layer, outside of the selections, in the mean of the rows that have some."""
         view = self.tier.cache
         some = [missed_L for b in range(len(view.selections)) if (missed_L := view.missed(b)) is not None]
         return [sum(each) / len(some) for each in zip(*some, strict=True)]

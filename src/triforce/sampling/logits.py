@@ -100,7 +100,7 @@ class LogitsProcessor:
         return bool(self._repetition or self._output or self._bias is not None)
 
     def adjusted(self, logits_BJV: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> Tensor:
-        """Return logits with penalties and biases, before temperature and truncation: a new tensor, float64."""
+        """Return new logits (B, J, V), float64, with penalties and biases, before temperature and truncation."""
         scores_BJV = logits_BJV.to(torch.float64, copy=True)
         self._penalize(scores_BJV, ids_BS, lengths_B)
         if self._bias is not None:

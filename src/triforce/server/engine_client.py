@@ -98,7 +98,7 @@ class GenerationStream(Protocol):
         on."""
 
     def cancel(self) -> None:
-        """Nobody waits any more: the engine stops at its next step and gives the KV back. Harmless when done."""
+        """Stop at the engine's next step, and give the KV back. Harmless when done."""
 
 
 class EngineClient(Protocol):

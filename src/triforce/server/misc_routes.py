@@ -34,7 +34,7 @@ async def model(name: str, request: Request) -> JSONResponse:
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeBody, request: Request) -> JSONResponse:
-    """The token ids of a text or a conversation, as a prompt of it would have them."""
+    """Return token ids of a text or a conversation, as a prompt has them. Raises ApiError."""
     service: Service = request.app.state.service
     served(body.model, service.name)
     if (body.prompt is None) == (body.messages is None):
@@ -60,7 +60,7 @@ async def detokenize(body: DetokenizeBody, request: Request) -> JSONResponse:
 
 @router.get("/health")
 async def health(request: Request) -> JSONResponse:
-    """200 as long as texts can be made."""
+    """Answer 200 as long as texts can be made. Raises ApiError."""
     service: Service = request.app.state.service
     if not service.engine.alive:
         raise ApiError(503, "the engine has stopped; start the server again")

@@ -53,7 +53,7 @@ class NativeKV:
 
     @property
     def native_pages(self) -> list[_native.Pages]:
-        """Of each layer, for passes of one call (see `NativeModel.forward`)."""
+        """Pages of each layer, for passes of one call (see `NativeModel.forward`)."""
         return self._layers
 
     def native_view(self, layers: int, lists: PageTable) -> _native.View:
@@ -67,7 +67,7 @@ class NativeKV:
         return self.attention_from(batch, width, 0)
 
     def attention_from(self, batch: ForwardBatch, width: int, first: int) -> LayerAttention:
-        """As `layer_attention`, of a batch whose views are of the layers from `first` on.
+        """Return what `layer_attention` does, of a batch whose views are of the layers from `first` on.
 
         Each kernel gives a row the bits that it has in a pass of one call (`tests/backends/cpu/test_decoder.py`).
         """

@@ -60,7 +60,7 @@ class NativeOffloadedKV(NativeKV):
 
     @property
     def bytes_read(self) -> int:
-        """From the store, since it is there."""
+        """Bytes read from the store since it exists."""
         return int(self._native_store.bytes_read)
 
     def limit(self, bytes_per_second: float) -> None:
@@ -76,7 +76,7 @@ class NativeOffloadedKV(NativeKV):
 
     @property
     def native_offload(self) -> _native.Offload:
-        """What moves pages: for passes that go through a prompt layer by layer."""
+        """Mover of pages, for passes that go through a prompt layer by layer."""
         return self._offload
 
     def attention_from(self, batch: ForwardBatch, width: int, first: int) -> LayerAttention:

@@ -40,7 +40,7 @@ class GraphExecutor:
     def forward(
         self, model: LayeredModel, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None
     ) -> ForwardOutput:
-        """As `ModelBackend.forward`."""
+        """Do what `ModelBackend.forward` says."""
         if not isinstance(kv, TritonKV):
             return layerwise.forward(model, ids_BT, kv, batch, at_BJ)
         kv.prepare(batch, ids_BT.shape[1])

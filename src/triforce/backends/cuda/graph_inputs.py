@@ -1,4 +1,4 @@
-"""What changes from pass to pass, in buffers that stay where they are, so that a pass can be captured and replayed.
+"""Inputs of a captured pass: what changes lies in buffers that stay where they are, so that it can be replayed.
 
 Passes are padded to the shapes of a few buckets: powers of two of rows, tokens a row, scored columns and units of a
 list. All integers of a pass travel to the device in one copy; lists, which are there already, in one more each.
@@ -19,7 +19,7 @@ from triforce.backends.kernel_api import ForwardBatch
 
 
 class ViewShape(NamedTuple):
-    """What some layers see, but for the integers: their number, the shape of their units, and `Lists`' settings."""
+    """Shape of what some layers see, without the integers: number, shape of their units, and `Lists`' settings."""
 
     layers: int
     units: tuple[int, ...]
@@ -97,7 +97,7 @@ class GraphInputs:
             units[tuple(slice(size) for size in lists.units.shape)] = lists.units
 
     def lists(self) -> list[tuple[Tensor, Tensor, ViewShape]]:
-        """Of each layer: its units (B, U) or (B, G, U), starts, and settings."""
+        """Return, for each layer, its units (B, U) or (B, G, U), starts, and settings."""
         found = []
         for view, units, starts_B in zip(self.shape.views, self.units, self.starts, strict=True):
             each = units.unbind(0) if units.ndim == 4 else [units] * view.layers

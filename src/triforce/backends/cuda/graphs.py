@@ -27,7 +27,7 @@ def forget() -> None:
 
 
 def captured() -> int:
-    """How many graphs there are in this process: where a pass adds one, its time is not that of such a pass."""
+    """Count the graphs of this process: where a pass adds one, its time is not that of such a pass."""
     return sum(graphs.captured for graphs in _all)
 
 
@@ -41,7 +41,7 @@ class Graphs:
         _all.add(self)
 
     def get(self, key: Hashable, make: Callable[[], Replay]) -> Replay:
-        """What was captured for `key`, or made now."""
+        """Return what was captured for `key`, or make it."""
         if key not in self._known and len(self._known) >= MOST:
             self._known.popitem(last=False)
         replay = self._known.pop(key, None) or make()
@@ -64,7 +64,7 @@ class Graphs:
 
     @property
     def captured(self) -> int:
-        """How many of those that are kept were captured."""
+        """Count the kept ones that were captured."""
         return sum(replay.graph is not None for replay in self._known.values())
 
     def _capture(self, call: Callable[[], ForwardOutput]) -> tuple[torch.cuda.CUDAGraph, ForwardOutput]:

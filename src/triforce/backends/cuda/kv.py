@@ -60,7 +60,7 @@ class TritonKV(TorchKV):
         return attend(q_BTHD, *self.view(layer, 0, self.keys_LGSD.shape[2]), seen, return_mass, q_sinks_BTHD)
 
     def device_attention(self, inputs: GraphInputs, wide: list[PageTable] | None = None) -> LayerAttention:
-        """As `layer_attention`, of a pass that lies on the device: a function of what is in the buffers of `inputs`.
+        """Return what `layer_attention` does, of a pass on the device: a function of the buffers of `inputs`.
 
         `wide`: each layer's lists, where torch's fused attention is wanted.
         """
@@ -79,11 +79,11 @@ class TritonKV(TorchKV):
         return attention
 
     def _lists(self, inputs: GraphInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
-        """Of each layer: its units, where `_open` will have them; starts, and settings."""
+        """Page tables of the layers: units, where `_open` will have them; starts, and settings."""
         return inputs.lists()
 
     def _open(self, layer: int) -> KeysValues:
-        """Where a layer's keys and values are in this pass, (G, S, D) each."""
+        """Return a layer's keys and values in this pass, (G, S, D) each."""
         return self.keys_LGSD[layer], self.values_LGSD[layer]
 
     def _close(self, layer: int, seen: DevicePageTable, mass_BGU: Tensor) -> None:

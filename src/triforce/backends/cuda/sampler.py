@@ -65,14 +65,14 @@ class TritonSampling:
 
 
 def _leading(verdicts_BJ: Ints, guess: Draft, picks: bool) -> Tensor:
-    """How many guesses of each row are kept, before the first that is not."""
+    """Count each row's accepted draft tokens, before the first rejected one."""
     K = verdicts_BJ.shape[1] - 1
     kept_BK = verdicts_BJ[:, :K] == (guess.tokens_BK if picks else KEPT)
     return torch.from_numpy((kept_BK & (np.arange(K) < guess.counts_B[:, None])).cumprod(1).sum(1))
 
 
 def _settings(params: Sequence[SamplingParams], vocab_size: int) -> Tensor:
-    """Of each row: temperature, top-k or 0, top-p, the least score, the lightest share; float64 (5, B).
+    """Settings of each row: temperature, top-k or 0, top-p, the least score, the lightest share; float64 (5, B).
 
     Greedy is top-k of 1 at temperature 1. A nucleus has no token of less than the lightest share: all those together
     hold less than half of what it leaves out, or 1e-9 less than that, as sums are rounded.

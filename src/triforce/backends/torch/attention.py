@@ -45,7 +45,7 @@ def attend(
 
 
 def _hidden(T: int, S: int, sinks: int, window: int, device: torch.device) -> Tensor:
-    """Which of the last keys each query does not see: all keys where there is a window, else their own."""
+    """Mask of the last keys that each query does not see: of all keys where there is a window, else their own."""
     if not window:
         return torch.ones(T, T, dtype=torch.bool, device=device).triu(1)
     key_S, query_T1 = torch.arange(S, device=device), torch.arange(S - T, S, device=device)[:, None]
@@ -86,7 +86,7 @@ def fold(q_THD: Tensor, G: int) -> Tensor:
 
 
 def unfold(attn_out_GRD: Tensor, T: int) -> Tensor:
-    """The inverse of `fold`."""
+    """Return the inverse of `fold`: (T, H, D)."""
     return attn_out_GRD.reshape(-1, T, attn_out_GRD.shape[-1]).transpose(0, 1)
 
 

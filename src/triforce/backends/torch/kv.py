@@ -86,7 +86,7 @@ def attend_lists(
     return_mass: bool = False,
     q_sinks_BTHD: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `KVBackend.attend`, over the slots of one layer."""
+    """Do what `KVBackend.attend` says, over the slots of one layer."""
     G, U = len(k_GSD), lists.units.shape[-1]
     attn_out_BTHD = torch.zeros_like(q_BTHD)
     mass_BGU = torch.zeros(len(q_BTHD), G, U, device=q_BTHD.device) if return_mass else q_BTHD.new_empty(0)
@@ -122,12 +122,12 @@ def _visible(k_GSD: Tensor, v_GSD: Tensor, units: Tensor, unit: int, length: int
 
 
 def rotated(q_BTHD: Tensor, rotation: Rotation) -> Tensor:
-    """Each token's queries or keys, rotated to its place."""
+    """Return each token's queries or keys, rotated to its place: their shape."""
     return rotate(q_BTHD.flatten(0, 1), rotation).view(q_BTHD.shape)
 
 
 def slots(lists: PageTable, width: int) -> Tensor:
-    """Where a pass puts its tokens, (N): they are the keys from `starts` on. Padding goes to the scratch page."""
+    """Slots of a pass's tokens, (N): they are the keys from `starts` on. Padding goes to the scratch page."""
     units_BU = lists.units if lists.units.ndim == 2 else lists.units[:, 0]
     counts_B = ints(lists.counts)
     padding_BT = torch.from_numpy(columns(np.zeros_like(counts_B), width) >= counts_B[:, None]).to(units_BU.device)
@@ -145,7 +145,7 @@ def gather(memory_GSD: Tensor, slots_GK: Tensor) -> Tensor:
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Memory for keys or values; its twin is assumed to be as large. Raises CacheError when there is not enough."""
+    """Allocate keys or values of this shape; the other is assumed as large. Raises CacheError without room."""
     try:
         return torch.empty(shape, dtype=dtype, device=device)
     except RuntimeError as error:  # torch has no narrower one for a CPU

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run(options: Namespace) -> int:
-    """Prints rows as they are measured, tables, and last of all a line of JSON; an engine may be missing."""
+    """Print rows as they are measured, tables, and a line of JSON; an engine may be missing. Raises RequestError."""
     from triforce.bench.compare.comparison import summary, tables
     from triforce.bench.compare.run import rows
 

@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 
 def run(options: Namespace) -> int:
-    """Prints a line for each row as it is measured, and last of all a line of JSON."""
+    """Print a line for each row as it is measured, and last of all a line of JSON. Raises RequestError."""
     from triforce.bench import kernels, shapes
     from triforce.engine.inputs import known
 

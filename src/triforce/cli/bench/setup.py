@@ -44,7 +44,7 @@ def modes(llm: LLM, given: Sequence[str] | None, usual: Iterable[str]) -> list[s
 
 
 def sources(llm: LLM, paths: Sequence[str] | None) -> Sources:
-    """Return the texts in files and folders; without any, the sample book and the package's own source."""
+    """Return texts of files and folders, or the sample book and the package's source. Raises RequestError."""
     from triforce.bench.prompts import Sources
     from triforce.eval import tokenize
 

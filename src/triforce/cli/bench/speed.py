@@ -44,7 +44,7 @@ HEAD = (
 
 
 def run(options: Namespace) -> int:
-    """Prints a line for each row as it is measured, then what was lost, and last of all a line of JSON."""
+    """Print a line for each row as it is measured, then what was lost, and a line of JSON. Raises RequestError."""
     _require_sense(options)
     if options.synthetic:
         return _synthetic(options)

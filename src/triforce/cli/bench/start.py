@@ -25,7 +25,7 @@ POSITIONS = 32_768
 
 
 def run(options: Namespace) -> int:
-    """Prints a table at the end, and last of all a line of JSON."""
+    """Print a table at the end, and last of all a line of JSON. Raises RequestError."""
     from triforce.bench.start import rows
     from triforce.engine.inputs import known
     from triforce.engine.modes import MODES

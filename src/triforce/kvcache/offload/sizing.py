@@ -1,4 +1,4 @@
-"""How much KV stays in memory where its pages lie in a store: what users write, and the arithmetic."""
+"""KV that stays in memory where its pages lie in a store: what users write, and the arithmetic."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WHOLE, LAYER = 272, 512
 
 @dataclass(frozen=True, slots=True)
 class OffloadConfig:
-    """Where KV pages go, how many bytes of them stay in memory (None: it depends), and how many layers stay whole.
+    """Place of KV pages, bytes of them that stay in memory (None: it depends), and layers that stay whole.
 
     `layers`: None is as many as there is room for.
     """
@@ -38,7 +38,7 @@ class OffloadConfig:
 
     @staticmethod
     def parse(kind: str, memory: str | int, layers: str | int) -> OffloadConfig:
-        """From what users write: `memory` is bytes, or like `512MiB`, or `auto`; `layers` a number or `auto`.
+        """Parse what users write: `memory` is bytes, or like `512MiB`, or `auto`; `layers` a number or `auto`.
 
         Raises RequestError.
         """
@@ -56,7 +56,7 @@ class OffloadConfig:
 
 @dataclass(frozen=True, slots=True)
 class KVSizing:
-    """What there is to be kept: KV of so many pages in all, for rows that a retrieval tier reads by a budget.
+    """Memory that KV needs: so many pages in all, for rows that a retrieval tier reads by a budget.
 
     Of several ranks that share the model it is one's own: all of them need as much.
     """
@@ -75,12 +75,12 @@ class KVSizing:
 
     @property
     def page_bytes(self) -> int:
-        """Of one layer and KV head."""
+        """Bytes of a page of one layer and KV head."""
         return 2 * PAGE * self.config.head_dim * self.itemsize
 
     @property
     def heads(self) -> int:
-        """Of all layers."""
+        """KV heads of all layers."""
         return self.config.layers * self.config.kv_heads
 
     @property
@@ -162,14 +162,14 @@ class KVSizing:
             )
 
     def too_many_whole(self, layers: int, missing: int) -> CacheError:
-        """What to raise where so many frames are missing for so many whole layers."""
+        """Return the error to raise where so many frames are missing for so many whole layers."""
         return CacheError(
             f"{layers} whole layers of KV do not fit into --kv-memory; give "
             f"{self._of_all(missing * self.page_bytes)} more, or a smaller --kv-resident-layers"
         )
 
     def _of_all(self, mine: int) -> str:
-        """What users write for all ranks, of bytes of one."""
+        """Format bytes of one rank as what users write for all."""
         return describe(up(self.config.ranks * mine, 1 << 20 if mine >= 1 << 20 else 1))
 
     def _left(self, frames: int, whole: int) -> int:

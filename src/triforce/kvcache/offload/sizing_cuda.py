@@ -1,4 +1,4 @@
-"""How much KV stays on a device that takes it in whole layers: two of them on their way, and parts of the others."""
+"""KV that stays on a device which takes it in whole layers: two of them on their way, and parts of the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def needs_of(
     budget: Budget,
     weights: int = 0,
 ) -> KVSizing:
-    """What KV of so many pages needs where these kernels keep it; `weights`: bytes that are not there yet."""
+    """Return the memory that KV of so many pages needs; `weights`: bytes that are not there yet."""
     kept = pages, rows, reach, budget
     if dispatch.layered(config, dtype, device):
         return CudaKVSizing(config, dtype.itemsize, *kept, device, weights)
@@ -49,7 +49,7 @@ class CudaKVSizing(KVSizing):
 
     @property
     def buffer_frames(self) -> int:
-        """Of a layer, and a page of scratch for each KV head."""
+        """Frames of a layer, and a page of scratch for each KV head."""
         return self.config.kv_heads * (self.pages + 1)
 
     def stored(self, layers: int) -> int:
@@ -102,7 +102,7 @@ class CudaKVSizing(KVSizing):
         return min(frames, most), BUFFERS, whole
 
     def require_all(self) -> None:
-        """On a CUDA device: before a prompt is read for minutes. Raises CacheError."""
+        """Check a CUDA device before a prompt is read for minutes. Raises CacheError."""
         if self.pinned and self.bytes > (free := self.free):
             tokens = free // (self.heads * self.page_bytes) * dispatch.PAGE
             raise CacheError(
@@ -112,7 +112,7 @@ class CudaKVSizing(KVSizing):
             )
 
     def _require_free(self, memory: int) -> None:
-        """As `require_all`, of what is to stay."""
+        """Check what is to stay, as `require_all` does."""
         if not self.pinned or max(memory, self.least) <= (free := self.free):
             return
         if self.least > free:

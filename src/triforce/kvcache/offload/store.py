@@ -1,4 +1,4 @@
-"""Where KV pages live that memory has no room for: a file, or other memory."""
+"""Stores of KV pages that memory has no room for: a file, or other memory."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _too_much(size: int, instead: str) -> CacheError:
 
 
 def _pin(memory: Tensor) -> int:
-    """Not by torch's own allocation, which rounds up to a power of two. Raises CacheError. Returns where it begins."""
+    """Pin memory and return where it begins: torch's own allocation rounds up to a power of two. Raises CacheError."""
     cudart, address = torch.cuda.cudart(), memory.data_ptr()
     if code := int(cudart.cudaHostRegister(address, memory.numel(), 0)):
         raise CacheError(

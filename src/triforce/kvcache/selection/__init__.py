@@ -26,7 +26,7 @@ class Policy(Protocol):
         """Whether it needs the attention mass of verifications."""
 
     def latest(self, budget: int) -> int:
-        """How many of `budget` tokens go to the latest ones, whatever they are."""
+        """Count the tokens of `budget` that go to the latest ones, whatever they are."""
 
     def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
         """The ids of the `picks` best committed chunks among `candidates`, ascending, each layer's and KV head's own.

@@ -14,7 +14,7 @@ from triforce.kvcache.views.full import FullView
 
 
 class Summaries:
-    """What `summarise` makes of the keys of one row's full committed chunks, (G, N, C, D) to (G, N, ...), per layer."""
+    """Results of `summarise` over keys of one row's full committed chunks, by layer: (G, N, C, D) to (G, N, ...)."""
 
     def __init__(self, summarise: Callable[[Tensor], Tensor]) -> None:
         self.summarise = summarise

@@ -1,4 +1,4 @@
-"""From scores to chunk ids. L layers, G KV heads, N chunks."""
+"""Chunk ids by scores. L layers, G KV heads, N chunks."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def recent_share(budget: int) -> int:
 
 
 def best(scores_LGN: Tensor, candidates: range, picks: int) -> Tensor:
-    """The ids of the `picks` highest scores among `candidates`, ascending, so that memory is read in order."""
+    """Return ids (L, G, picks) of the highest scores among `candidates`, ascending: memory is read in order."""
     return dispatch.best(scores_LGN.flatten(0, 1), candidates, picks).view(*scores_LGN.shape[:2], picks)

@@ -1,1 +1,1 @@
-"""What a tier sees of a pool of pages."""
+"""Views of a page pool: one for each way a tier sees it."""

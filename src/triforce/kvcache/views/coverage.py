@@ -12,7 +12,7 @@ PARTS = 256
 
 
 def coverage(view: RetrievalView, b: int) -> list[int]:
-    """Of equal parts of row b's text, from its start: in how many of the lists its tokens stand, in percent.
+    """Return, for equal parts of row b's text from its start, the percentage of lists that its tokens stand in.
 
     There is a list for each layer and KV head; layers that see or search everything are left out.
     """

@@ -1,4 +1,4 @@
-"""What the exact view of a row saw in its last pass.
+"""Attention that the full view of a row saw in its last pass.
 
 Shape suffixes: L layers, T tokens fed in that pass, H query heads, G KV heads, U units, D head size.
 """

@@ -92,7 +92,7 @@ class RetrievalView:
         return ForwardBatch(starts, self._views(starts, counts), tables=tables, passing=self.trying)
 
     def observed(self, batch: ForwardBatch, output: ForwardOutput) -> None:
-        """Its passes report nothing."""
+        """Do nothing: passes of this view report nothing."""
 
     def advance(self, counts_B: Ints) -> None:
         for row, ahead in zip(self.selections, (self.lengths_B + counts_B).tolist(), strict=True):
@@ -110,7 +110,7 @@ class RetrievalView:
         return self.setting.budget.of(context, self.times.get(context.bit_length(), 1.0))
 
     def keys(self, context: int, searched: int | None = None, budget: int | None = None) -> int:
-        """What a token costs to see of so many tokens, in keys, in the mean of the layers, if so many are searched."""
+        """Return the keys that a token costs to read of so many, in the mean of the layers, if so many are searched."""
         pool, some = self.full.pool, min(budget or self.budget(context), context)
         whole, searched = len(self.full_layers), len(self.searched_layers) if searched is None else searched
         if not pool.kv.searches:
@@ -124,7 +124,7 @@ class RetrievalView:
         return length, length
 
     def row(self, b: int) -> RetrievalView:
-        """Not a copy: there is nothing to feed through one row."""
+        """Return this view: there is nothing to feed through one row."""
         return self
 
     def fork(self, source: int, row: int) -> None:
@@ -150,7 +150,7 @@ class RetrievalView:
         self.selections[b] = replace(held, pages=pages)
 
     def missed(self, b: int) -> list[float] | None:
-        """By layer, the share of the latest verification's attention that fell outside of what row b reads.
+        """Return, by layer, the share of the latest verification's attention outside of what row b reads.
 
         In the mean of the KV heads. None where it reads everything, or no attention mass was observed.
         """
@@ -196,7 +196,7 @@ class RetrievalView:
         return pool.units(range(row, row + 1), self.unit)[0, : len(pool.tables[row]) * (PAGE // self.unit)]
 
     def _views(self, starts: list[int], counts: list[int]) -> list[tuple[int, PageTable]]:
-        """What the layers see in a pass: some everything, the others the selected pages and the window."""
+        """Page tables of the layers in a pass: some see everything, the others the selected pages and the window."""
         layers, unit = self.full.pool.config.layers, self.unit
         committed = [row.committed for row in self.selections]
         everything = PageTable(self.full.pool.units(self.full.rows, unit), starts, counts, unit, coarse=committed)

@@ -89,7 +89,7 @@ class StreamingView:
         self._forget_lists()
 
     def steps(self, counts_B: Ints, most: int) -> int:
-        """How many tokens, at most `most`, can be fed one by one behind the next pass before its lists have to move.
+        """Count tokens, at most `most`, that can be fed one by one behind the next pass before its lists have to move.
 
         The pass feeds `counts_B`.
         """
@@ -115,7 +115,7 @@ class StreamingView:
         return ForwardBatch(starts, [(self.config.layers, lists)])
 
     def observed(self, batch: ForwardBatch, output: ForwardOutput) -> None:
-        """Its passes report nothing."""
+        """Do nothing: passes of this view report nothing."""
 
     def advance(self, counts_B: Ints) -> None:
         self.lengths_B += counts_B

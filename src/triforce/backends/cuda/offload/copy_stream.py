@@ -34,12 +34,12 @@ class CopyStream:
         return torch.cuda.current_stream().record_event() if self._stream else None
 
     def after(self, mark: Mark) -> None:
-        """What the lane is asked for from now on waits for this."""
+        """Let later copies wait for this event."""
         if self._stream and mark:
             self._stream.wait_event(mark)
 
     def hold(self, mark: Mark) -> None:
-        """What is computed from now on waits for this."""
+        """Let later computation wait for this event."""
         if mark:
             torch.cuda.current_stream().wait_event(mark)
 
@@ -66,11 +66,11 @@ class Buffers:
         return place
 
     def use(self, place: int) -> None:
-        """What is computed from now on sees it filled."""
+        """Let later computation see the buffer filled."""
         self._lane.hold(self._ready[place])
 
     def leave(self, place: int, copies: Copies = ()) -> None:
-        """It is free when all that has been asked for so far is done, and these copies from it."""
+        """Free the buffer when all work so far is done, and these copies from it."""
         mark = self._lane.computed()
         if copies := list(copies):
             self._lane.after(mark)

@@ -32,7 +32,7 @@ Places = tuple[Tensor, Tensor]
 
 @dataclass
 class StreamPlan:
-    """What a pass brings from the host: for which layers, and which pages."""
+    """Reads of a pass from the host: for which layers, and which pages."""
 
     layers: list[int] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
@@ -62,7 +62,7 @@ class TritonOffloadedKV(TritonKV):
 
     @property
     def bytes_read(self) -> int:
-        """From the host, since it is there; waits for the device."""
+        """Bytes read from the host since it exists; waits for the device."""
         return (self._streamed + int(self.manager.fetched)) * self.room.page_bytes
 
     def prefer(self, layers: Collection[int]) -> None:
@@ -129,7 +129,7 @@ class TritonOffloadedKV(TritonKV):
         self._streamed += self.config.kv_heads * sum(count for _, count in runs)
 
     def _lists(self, inputs: GraphInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
-        """Of layers that are neither whole nor streamed, frames in the place of pages."""
+        """Page tables in which layers that are neither whole nor streamed have frames in the place of pages."""
         lists_L, first = super()._lists(inputs), 0
         for view, units, starts_B in zip(inputs.shape.views, inputs.units, inputs.starts, strict=True):
             layers, first = range(first, first + view.layers), first + view.layers
@@ -191,5 +191,5 @@ def _favourites(seen: DevicePageTable, mass_BGU: Tensor, count: int) -> Tensor:
 
 
 def _pages(lists: PageTable) -> int:
-    """How many the lists of a pass name, of one layer and KV head."""
+    """Count the pages that the lists of a pass name, of one layer and KV head."""
     return sum(pages_for(start + count) for start, count in zip(lists.starts, lists.counts, strict=True) if count)

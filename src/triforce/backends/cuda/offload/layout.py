@@ -1,4 +1,4 @@
-"""Where the pages of an offloaded memory lie on a device: whole layers, buffers, and frames of the other layers.
+"""Layout of an offloaded memory on a device: whole layers, buffers, and frames of the other layers.
 
 A home is a layer of all pages on the device: that of a whole layer, or a buffer. The store has all pages of the other
 layers, and a part, which is a layer's frames on the device: scratch, seats, working set.
@@ -58,21 +58,21 @@ class DeviceLayout:
         return self._heads_G1 * self._pages + pages
 
     def at_frames(self, frames: Tensor) -> Tensor:
-        """The same of frames as places of a part; 0 where the frame is."""
+        """Return frames as places of a part, in their shape; 0 where the frame is."""
         return (self._heads_G1 * self._frames + frames) * (frames > 0)
 
     def first_in_store(self, layers: range) -> Tensor:
-        """Where the pages of layers begin there, (L, 1, 1), for `fetch`; 0 of whole layers."""
+        """Return where the pages of layers begin there, (L, 1, 1), for `fetch`; 0 of whole layers."""
         first = [2 * self.part.get(layer, 0) * len(self._heads_G1) * self._pages for layer in layers]
         return torch.tensor(first, device=self._heads_G1.device)[:, None, None]
 
     def first_in_parts(self, layers: range) -> Tensor:
-        """The same of their parts."""
+        """Return the same of their parts, (L, 1, 1)."""
         first = [self.part.get(layer, 0) * len(self._heads_G1) * self._frames for layer in layers]
         return torch.tensor(first, device=self._heads_G1.device)[:, None, None]
 
     def fetch(self, from_X: Tensor, to_X: Tensor) -> None:
-        """From places of the whole store to places of all parts."""
+        """Copy from places of the whole store to places of all parts."""
         carry((self._store[0, 0], self._store[0, 1]), from_X, self._parts, to_X, self._size)
 
     def from_part(self, layer: int, home: int, frames_X: Tensor, pages_X: Tensor) -> None:
@@ -82,12 +82,12 @@ class DeviceLayout:
         carry(self.of_home(home), pages_X, self._of(self._parts, self.part[layer]), frames_X, self._size)
 
     def to_store(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
-        """From the frames of layers that are not whole."""
+        """Copy from the frames of layers that are not whole."""
         for layer in layers:
             carry(self._of(self._parts, self.part[layer]), frames_X, self.of_store(layer), pages_X, self._size)
 
     def to_parts(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
-        """And back."""
+        """Copy to the frames of layers that are not whole."""
         for layer in layers:
             carry(self.of_store(layer), pages_X, self._of(self._parts, self.part[layer]), frames_X, self._size)
 
@@ -96,7 +96,7 @@ class DeviceLayout:
         return ((there, stored) for stored, there in self._pairs(layer, runs, home))
 
     def copies_out(self, layer: int, runs: Sequence[Run], home: int) -> Copies:
-        """And back."""
+        """Runs of pages from a home to the store."""
         return self._pairs(layer, runs, home)
 
     def _pairs(self, layer: int, runs: Sequence[Run], home: int) -> Iterator[tuple[Tensor, Tensor]]:

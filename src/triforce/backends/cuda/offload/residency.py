@@ -58,7 +58,7 @@ class OffloadManager:
             self.seats.store(pages)
 
     def begin_write(self, pages: Sequence[int]) -> None:
-        """They are about to be written to, by what goes on where they end. Raises CacheError."""
+        """Make pages ready to be written, by what goes on where they end. Raises CacheError."""
         out = self.seats.making_room(pages)
         self.store(self.seats.fresh(out))
         self.seats.leave(out)
@@ -69,12 +69,12 @@ class OffloadManager:
             self.places.to_parts(self.places.part, *self.at(begun))
 
     def leave(self, pages: Sequence[int]) -> None:
-        """What the device has of them does not count any more."""
+        """Drop what the device has of these pages."""
         self.seats.leave(pages)
         self._tell(pages)
 
     def forget(self, pages: Sequence[int]) -> None:
-        """Nobody needs them. What the device has of them counts until somebody writes to them: nobody asks before."""
+        """Forget pages that nobody needs. What the device has of them counts until somebody writes to them."""
         self.seats.forget(pages)
 
     def _tell(self, pages: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Which pages of offloaded KV have frames on the device, told there: choosing and finding them waits for no host.
+"""Frames of offloaded KV pages, kept on the device: choosing and finding them waits for no host.
 
 Each layer has frames for pages that are being written, the same for all KV heads (seats), and behind them frames for
 pages of single KV heads that were looked at last. Frame 0 is scratch: what has no frame is "there".
@@ -23,7 +23,7 @@ class WorkingSet:
         self._now = torch.zeros((), dtype=torch.int64, device=device)
 
     def seat(self, pages_N: Tensor, seats_N: Tensor) -> None:
-        """These pages have these seats, and no other frames; 0: none at all."""
+        """Give these pages these seats and no other frames; 0: none at all."""
         self.frames_LGP[:, :, pages_N] = seats_N.int()
 
     def clear(self, layer: int) -> None:

@@ -1,4 +1,4 @@
-"""Which pages of offloaded KV are being written, and so have a place on the device: decided on the host."""
+"""Pages of offloaded KV that are being written, and so have a place on the device: decided on the host."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WriteSlots:
         return left
 
     def fresh(self, pages: Iterable[int]) -> list[int]:
-        """Those of some pages that the store has not as they are."""
+        """Return those of some pages that the store does not hold as they are."""
         return [page for page in pages if page in self._fresh]
 
     @property
@@ -49,7 +49,7 @@ class WriteSlots:
         self.stored_P[list(pages)] = True
 
     def making_room(self, pages: Sequence[int]) -> list[int]:
-        """Who must `leave` so that these can be written. Raises CacheError where that is not enough.
+        """Return the pages that must `leave` so that these can be written. Raises CacheError if that is not enough.
 
         Those that have not been written to for longest; of what the store has not as it is, the less the better.
         """
@@ -62,7 +62,7 @@ class WriteSlots:
         return sorted(others, key=self._fresh.__contains__)[:wanted]
 
     def write(self, pages: Sequence[int]) -> list[int]:
-        """They are about to be written; returns those that had no seat, and now have one."""
+        """Seat pages that are about to be written; return those that had no seat."""
         new = [page for page in pages if not self.seat_P[page]]
         for page in pages:
             self.seat_P[page] = self.seat_P[page] or self._free.pop()
@@ -72,7 +72,7 @@ class WriteSlots:
         return new
 
     def leave(self, pages: Iterable[int]) -> None:
-        """They have no seats any more."""
+        """Take the seats of these pages."""
         for page in pages:
             if seat := int(self.seat_P[page]):
                 self._free.append(seat)
@@ -81,6 +81,6 @@ class WriteSlots:
             self._fresh.discard(page)
 
     def forget(self, pages: Sequence[int]) -> None:
-        """What they hold is not needed any more."""
+        """Forget what these pages hold."""
         self.leave(pages)
         self.stored_P[list(pages)] = False

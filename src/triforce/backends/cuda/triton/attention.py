@@ -32,7 +32,7 @@ MOST_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class DevicePageTable:
-    """What queries see, on the device: `backends.PageTable` with its integers as tensors (B)."""
+    """Page table on the device: `backends.PageTable` with its integers as tensors (B)."""
 
     units: Tensor
     starts_B: Tensor

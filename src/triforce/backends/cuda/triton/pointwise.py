@@ -1,4 +1,4 @@
-"""What lies between a decoder's products: the norm and the gate, each in one go, rounded where the torch path rounds.
+"""Norm and gate of a decoder, each in one launch, rounded where the torch path rounds.
 
 Shape suffixes as in kernel_api.py; I MLP size, X vectors, E elements.
 """
@@ -24,7 +24,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
-    """silu(gate) * up; the gate is overwritten."""
+    """Return silu(gate) * up in the gate's shape; the gate is overwritten."""
     at_once = 1 << 14 if interpreted() else 1024
     if gate_NI.numel():
         _swiglu[(triton.cdiv(gate_NI.numel(), at_once),)](gate_NI, up_NI, gate_NI.numel(), at_once)

@@ -69,7 +69,7 @@ def exponential_of(seed, choice, position, token_N):
 
 @triton.jit
 def _exponential(high_P, low_P):
-    """Of an odd multiple of 2 ** -53, which is neither 0 nor 1."""
+    """Exponential of an odd multiple of 2 ** -53, which is neither 0 nor 1."""
     return -tl.log((_bits(high_P, low_P) | 1).to(tl.float64) * 1.1102230246251565e-16)
 
 

@@ -1,4 +1,4 @@
-"""From logits to verdicts in one launch: each program finds the law of one column, and decides by it.
+"""Sampling from logits to verdicts in one launch: each program finds one column's distribution, and decides by it.
 
 A program goes through its column in blocks. The tokens that a law has left stand in a list in memory, by ascending id,
 and each cut shortens it; so only the first passes see the whole vocabulary, and nothing is sorted (see `cuts`). All
@@ -28,7 +28,7 @@ BLOCK, BLOCK_INTERPRETED = 4096, 256
 
 @dataclass(frozen=True, slots=True)
 class SamplerInputs:
-    """What is to be judged: logits of any type, and for each row its temperature, top-k, top-p, least score and
+    """Inputs of verification: logits of any type, and for each row its temperature, top-k, top-p, least score and
     lightest share (`settings_5B`, float64; see `cuts.law`), its length and its last column to look at (-1 for none)."""
 
     logits_BJV: Tensor
@@ -145,7 +145,7 @@ def _draw(ids, values, count, guessed, refused, uniform, N: tl.constexpr):
 
 @triton.jit
 def _walk(ids, values, count, guessed, refused, end, N: tl.constexpr):
-    """What is owed to all tokens together, and the first of them at which it passes `end`.
+    """Sum of all tokens' residuals, and the first token at which it passes `end`.
 
     A scan may round a prefix below one before it, so tokens to which nothing is owed are left out, and where none
     passes it is the last of the others.

@@ -108,7 +108,7 @@ def _scores(logits, ids, values, V, peak, temperature, least, N: tl.constexpr):
 
 @triton.jit
 def _weights(ids, values, count, edge, k, light, N: tl.constexpr):
-    """Of scores: cuts to the k largest, makes exponentials, leaves out the light ones; their number, the sum of all."""
+    """Weights of scores: cut to the k largest, exponentials, without light ones; their number, the sum of all."""
     room, level, left = k, tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     sum_N = tl.full([N], 0.0, tl.float64)
     if k > 0:
@@ -130,7 +130,7 @@ def _weights(ids, values, count, edge, k, light, N: tl.constexpr):
 
 @triton.jit
 def _shares(values, count, total, N: tl.constexpr):
-    """Of weights, of this total: their shares, and what these add up to."""
+    """Shares of weights, of this total, and what these add up to."""
     sum_N = tl.full([N], 0.0, tl.float64)
     for start in range(0, count, N):
         at_N = start + tl.arange(0, N)
@@ -143,7 +143,7 @@ def _shares(values, count, total, N: tl.constexpr):
 
 @triton.jit
 def _nucleus(ids, values, count, edge, mass, N: tl.constexpr):
-    """Of shares: the fewest that hold this mass, from the largest to some of those at the edge; number and sum."""
+    """Nucleus of shares: the fewest that hold this mass, from the largest to some at the edge; number and sum."""
     heavy_N, level_N = tl.full([N], 0.0, tl.float64), tl.full([N], 0, tl.int32)
     for start in range(0, count, N):
         at_N = start + tl.arange(0, N)
@@ -167,7 +167,7 @@ def _nucleus(ids, values, count, edge, mass, N: tl.constexpr):
 
 @triton.jit
 def _down_to(value_N, real_N, edge, level, room):
-    """Which values stay, and how many equals there were so far: those above the edge, and `room` of the equal ones."""
+    """Mask of values that stay: those above the edge, and `room` of the equal ones; and the equals so far."""
     equal_N = real_N & (value_N == edge)
     rank_N = level + tl.cumsum(equal_N.to(tl.int32), 0)
     return real_N & ((value_N > edge) | (equal_N & (rank_N <= room))), level + tl.sum(equal_N.to(tl.int32), 0)
