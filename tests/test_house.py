@@ -65,7 +65,7 @@ def test_test_file_names_are_unique(files: dict[str, str]) -> None:
 
 
 ARTICLES = ["a", "an", "the", "it", "its", "they", "this", "that", "these", "those", "and", "but", "so"]
-QUESTIONS = "what who whom whose whoever where when which how why every each nobody".split()
+QUESTIONS = ["what", "who", "whose", "whoever", "where", "when", "which", "how", "why", "every", "each", "nobody"]
 
 
 def badly_named(code: ast.Module) -> list[str]:
