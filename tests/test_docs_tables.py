@@ -48,6 +48,12 @@ def test_page_without_its_place_is_refused() -> None:
         docs_tables.filled("# Design", "layers", "")
 
 
-def test_published_pictures_are_fresh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_pictures_are_fresh(capsys: pytest.CaptureFixture[str]) -> None:
     assert docs_pictures.main(["--check"]) == 0, capsys.readouterr().out
-    assert len(docs_pictures.stale(tmp_path)) == len(docs_pictures.ALL)
+
+
+def test_stale_pictures_are_found_and_drawn(copied: Path) -> None:
+    (copied / "docs" / "pictures").mkdir()
+    docs = copied / "docs"
+    assert len(docs_pictures.stale(docs)) == 8 and docs_pictures.main(["--check"], docs) == 1
+    assert docs_pictures.main([], docs) == docs_pictures.main(["--check"], docs) == 0
