@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import docs_prose, docs_reference
+from scripts import docs_reference
+from tests.helpers import prose
 from tests.helpers.pages import ROOT, pages
 from triforce.server import errors
 
@@ -17,17 +18,17 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_sentences_and_paragraphs_of_page_are_short(page: Path) -> None:
-    counted = docs_prose.count(page.read_text(encoding="utf-8"))
+    counted = prose.count(page.read_text(encoding="utf-8"))
     assert (counted.sentences, counted.paragraphs) == ([], [])
 
 
 def test_long_sentence_is_found_wherever_it_stands() -> None:
     long = " ".join(["word"] * 41)
     for text in (long, f"- one\n- {long}", f"| a | {long} |", f"Short one. [A {long}](x.md)"):
-        assert len(docs_prose.count(text).sentences) == 1
+        assert len(prose.count(text).sentences) == 1
     for text in (f"```\n{long}\n```", f"<!-- {long} -->", f"    {long}", " ".join(["word"] * 40) + ". Next."):
-        assert not docs_prose.count(text).sentences
-    assert len(docs_prose.count("word. " * 121).paragraphs) == 1
+        assert not prose.count(text).sentences
+    assert len(prose.count("word. " * 121).paragraphs) == 1
 
 
 def test_readme_fits_one_screen() -> None:

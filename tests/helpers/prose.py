@@ -1,4 +1,4 @@
-"""Counts words and long sentences of pages: python scripts/docs_prose.py [--at REVISION] [FILE ...].
+"""Counts words and long sentences of pages: python -m tests.helpers.prose [--at REVISION] [FILE ...].
 
 Without files: README.md, CONTRIBUTING.md and docs/. --at counts them as they were in a commit. Code and comments do not
 count; an item of a list and a cell of a table are paragraphs of their own. Exit code 1 where a sentence has more than
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SENTENCE, PARAGRAPH = 40, 120
 END = re.compile(r"""(?<=[.!?])(?<!\bal\.)(?<!\be\.g\.)(?<!\bi\.e\.)[)"'`*]*\s+""")
 
