@@ -65,6 +65,8 @@ class SequenceBatch:
         capacities = [sequence.capacity(models.target.config.context, speculation.reach) for sequence in sequences]
         self.top = mode(TierBuilder(models, speculation, capacities, memory, store, prefix_pages))
         self.search = self._layer_search(findings) if findings is not None else None
+        if self.search:  # it goes by where attention went, whatever the policy does
+            self.top.cache.observe(self.search.tier.cache.unit, self.top.cache.budget)
         self.tiers = unlinked(self.top) if costs else tiers(self.top)
         ranks = models.target.ranks
         self.controller = PlanController(self.tiers, costs, _temperature(sequences), ranks=ranks) if costs else None
@@ -192,7 +194,6 @@ class SequenceBatch:
         tier = next((tier for tier in tiers(self.top) if tier.name == "retrieval"), None)
         if not isinstance(tier, Tier):
             return None
-        self.top.cache.grain = tier.cache.unit  # it goes by where attention went
         return SearchedLayers(tier, findings, self.target.ranks)
 
     def search_layers(self, search: SearchedLayers, length: int, left: int, live_B: Bools) -> None:
