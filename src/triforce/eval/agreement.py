@@ -66,11 +66,11 @@ def _logits(subject: EvalContext, window: Text, after: int) -> Iterator[tuple[Te
     assert subject.llm.draft is not None
     stop = after + subject.plan.judged
     target, draft = subject.target, subject.llm.draft.decoder
-    exact, sight = full_view(target, stop), draft_view(draft)
+    exact, cheap = full_view(target, stop), draft_view(draft)
     skim(target, exact, window.ids_N[:after])
-    skim(draft, sight, window.ids_N[:after])
+    skim(draft, cheap, window.ids_N[:after])
     for part_T in parts(window.ids_N[after:stop], AT_ONCE):
-        yield torch.cat([*read(target, exact, part_T)]), torch.cat([*read(draft, sight, part_T)])
+        yield torch.cat([*read(target, exact, part_T)]), torch.cat([*read(draft, cheap, part_T)])
 
 
 class _Laws:

@@ -25,7 +25,7 @@ Clock = tuple[int, int]
 
 
 class Watch:
-    """A lane, and a list of who touched which buffer, or which layer of the store, when."""
+    """A copy stream, and a list of who touched which buffer, or which layer of the store, when."""
 
     def __init__(self) -> None:
         self.clocks: list[Clock] = [(0, 0), (0, 0)]
@@ -56,7 +56,7 @@ class Watch:
                         found += later[queue] < clock[queue] and clock[other] < later[other]
         return found
 
-    # What a lane does.
+    # What a copy stream does.
 
     def copy(self, copies: Copies) -> None:
         for to, source in copies:

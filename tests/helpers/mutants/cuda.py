@@ -40,13 +40,13 @@ PAGES: dict[str, tuple[str, tuple[str, str]]] = {
 }  # fmt: skip
 COPIES: dict[str, tuple[str, tuple[str, str]]] = {
     "a buffer is filled while it is in use": (
-        f"{BUFFERS}.fill", ("self._lane.after(self._free.pop(place))", "self._free.pop(place)"),
+        f"{BUFFERS}.fill", ("self._stream.after(self._free.pop(place))", "self._free.pop(place)"),
     ),
     "use of a buffer is not recorded": (f"{BUFFERS}.leave", ("self._free[place] = mark", "pass")),
-    "a buffer is used before it is filled": (f"{BUFFERS}.use", ("self._lane.hold(self._ready[place])", "pass")),
+    "a buffer is used before it is filled": (f"{BUFFERS}.use", ("self._stream.hold(self._ready[place])", "pass")),
     "one buffer for all copies": (f"{BUFFERS}.fill", ("next(iter(self._free))", "min(self._free)")),
-    "a buffer is copied out before it is computed": (f"{BUFFERS}.leave", ("self._lane.after(mark)", "pass")),
-    "stored pages are not waited for": (f"{KV}._prepare", ("manager.lane.after(manager.lane.computed())", "pass")),
+    "a buffer is copied out before it is computed": (f"{BUFFERS}.leave", ("self._stream.after(mark)", "pass")),
+    "stored pages are not waited for": (f"{KV}._prepare", ("manager.stream.after(manager.stream.computed())", "pass")),
 }  # fmt: skip
 TRITON = "triforce.backends.cuda.triton"
 SAMPLER, TRUNCATION, RNG = f"{TRITON}.sampler", f"{TRITON}.truncation", f"{TRITON}.rng"

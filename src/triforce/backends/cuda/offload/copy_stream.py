@@ -11,7 +11,7 @@ from torch import Tensor
 Copies = Iterable[tuple[Tensor, Tensor]]
 """Each from the second to the first, contiguous and alike."""
 Mark = torch.cuda.Event | None
-"""A point that the computation or the lane comes to."""
+"""A point that the computation or the copy stream comes to."""
 
 
 class CopyStream:
@@ -19,14 +19,14 @@ class CopyStream:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def copy(self, copies: Copies) -> None:
-        """Behind the lane's earlier copies, and what it waits for."""
+        """Behind the stream's earlier copies, and what it waits for."""
         queue: AbstractContextManager[object] = torch.cuda.stream(self._stream) if self._stream else nullcontext()
         with queue:
             for to, source in copies:
                 to.copy_(source, non_blocking=True)
 
     def reached(self) -> Mark:
-        """All that the lane has been asked for so far."""
+        """All that the stream has been asked for so far."""
         return self._stream.record_event() if self._stream else None
 
     def computed(self) -> Mark:
@@ -51,29 +51,29 @@ class Buffers:
     last.
     """
 
-    def __init__(self, lane: CopyStream, places: Sequence[int]) -> None:
-        self._lane = lane
+    def __init__(self, stream: CopyStream, places: Sequence[int]) -> None:
+        self._stream = stream
         self._ready: dict[int, Mark] = dict.fromkeys(places)
         self._free: dict[int, Mark] = dict.fromkeys(places)
 
     def fill(self, copies: Callable[[int], Copies]) -> int:
         """Take the place that was filled longest ago and fill it anew, once it is free; returns it."""
         place = next(iter(self._free))
-        self._lane.after(self._free.pop(place))
-        self._lane.copy(copies(place))
-        self._ready[place] = self._lane.reached()
+        self._stream.after(self._free.pop(place))
+        self._stream.copy(copies(place))
+        self._ready[place] = self._stream.reached()
         self._free[place] = None
         return place
 
     def use(self, place: int) -> None:
         """Let later computation see the buffer filled."""
-        self._lane.hold(self._ready[place])
+        self._stream.hold(self._ready[place])
 
     def leave(self, place: int, copies: Copies = ()) -> None:
         """Free the buffer when all work so far is done, and these copies from it."""
-        mark = self._lane.computed()
+        mark = self._stream.computed()
         if copies := list(copies):
-            self._lane.after(mark)
-            self._lane.copy(copies)
-            mark = self._lane.reached()
+            self._stream.after(mark)
+            self._stream.copy(copies)
+            mark = self._stream.reached()
         self._free[place] = mark

@@ -121,7 +121,7 @@ class TritonOffloadedKV(TritonKV):
         assert (manager.seats.stored_P[pages_N] | (seats_N > 0)).all(), "a page that nobody has is to be read"
         streams.runs = runs_of(pages_N.tolist())
         streams.seated, streams.written = manager.at(pages_N[seats_N > 0].tolist()), manager.at(written)
-        manager.lane.after(manager.lane.computed())  # what has been stored just now
+        manager.stream.after(manager.stream.computed())  # what has been stored just now
 
     def _fill(self, layer: int) -> None:
         manager, runs = self.manager, self._streams.runs

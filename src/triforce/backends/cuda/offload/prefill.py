@@ -35,12 +35,12 @@ def read_prompt(model: LayeredModel, ids_1T: Tensor, kv: TritonOffloadedKV, batc
     manager.leave(new)
     leaving, x_TC = runs_of(sorted(new)), model.embed(ids_1T.flatten().to(device))
     ends = [*range((start // AT_ONCE + 1) * AT_ONCE, start + T, AT_ONCE), start + T]
-    places, lane, units_1U = manager.places, manager.lane, batch.views[0][1].units
+    places, stream, units_1U = manager.places, manager.stream, batch.views[0][1].units
     try:
         for layer, block in enumerate(model.blocks):
             whole = layer in places.home
             if not whole:
-                lane.after(lane.computed())
+                stream.after(stream.computed())
                 buffer = manager.buffers.fill(partial(places.copies_in, layer, earlier))
                 manager.buffers.use(buffer)
             home = places.home[layer] if whole else buffer
@@ -52,7 +52,7 @@ def read_prompt(model: LayeredModel, ids_1T: Tensor, kv: TritonOffloadedKV, batc
             yield (layer + 1) * T // len(model.blocks)
         manager.seats.store(new)
     finally:
-        lane.hold(lane.reached())
+        stream.hold(stream.reached())
 
 
 def _through(

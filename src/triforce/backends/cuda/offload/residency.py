@@ -33,8 +33,8 @@ class OffloadManager:
         self.seats = WriteSlots(pages, self.places.seats)
         sizes = self.places.seats, self.places.frames
         self.working = WorkingSet(config.layers, config.kv_heads, pages, *sizes, self.device)
-        self.lane = CopyStream(self.device)
-        self.buffers = Buffers(self.lane, range(room.layers, room.layers + room.buffers))
+        self.stream = CopyStream(self.device)
+        self.buffers = Buffers(self.stream, range(room.layers, room.layers + room.buffers))
         self.fetched = torch.zeros((), dtype=torch.int64, device=self.device)
         """Pages of single KV heads that were read because they were not to_device."""
         self._place_layers()
@@ -142,7 +142,7 @@ class OffloadManager:
         runs, seated = runs_of(self.seats.known), [int(page) for page in self.seats.seat_P.nonzero()[0]]
         for coming, going in zip(new, old, strict=False):
             places.to_store([coming], *self.at(self.seats.fresh(seated)))
-            self.lane.after(self.lane.computed())
+            self.stream.after(self.stream.computed())
             buffer = self.buffers.fill(partial(places.copies_in, coming, runs))
             self.buffers.use(buffer)
             places.exchange(going, coming, buffer, runs)
