@@ -80,9 +80,7 @@ release: install-dev ## sdist and wheel into dist/, and the demo from that wheel
 format: install-dev ## put the code into shape, and what is generated into README.md and docs/
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
-	@$(BIN)/python scripts/docs_tables.py
-	@$(BIN)/python scripts/docs_pictures.py
-	@$(BIN)/python scripts/docs_reference.py
+	@$(BIN)/python -m scripts.docs
 
 clean: ## remove what can be made again in a minute (not .venv, not trained models)
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,18 +1,15 @@
-"""Draws docs/data/pictures.toml as SVG files in docs/pictures: python scripts/docs_pictures.py [--check].
+"""Pictures of docs/data/pictures.toml, as SVG that can be read on light and on dark pages.
 
---check writes nothing, and fails where a picture is stale. Each picture brings its own background and can be read on
-light and on dark pages: attributes have the light colours, a style sheet has the dark ones.
+Each brings its own background. Attributes have the light colours, a style sheet has the dark ones.
 """
 
 from __future__ import annotations
 
-import argparse
 import tomllib
 from html import escape
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parents[1] / "docs"
 LIGHT = {
     "page": "#ffffff", "ink": "#1f2328", "soft": "#59636e", "line": "#818b98", "plain": "#f3f4f6",
     "draft": "#fde9c8", "retrieval": "#cfe3fb", "full": "#cdeed6", "bad": "#fbd5d5",
@@ -81,24 +78,8 @@ def svg(picture: dict[str, Any]) -> str:
     return "\n".join([*lines, *(line for kind, *part in picture["parts"] for line in draw[kind](*part)), "</svg>\n"])
 
 
-def stale(docs: Path = DOCS) -> dict[Path, str]:
-    """Return the files that are missing or differ, and what they should be."""
-    pictures = tomllib.loads((docs / "data" / "pictures.toml").read_text(encoding="utf-8"))
-    wanted = {docs / "pictures" / f"{name}.svg": svg(picture) for name, picture in pictures.items()}
+def stale(root: Path) -> dict[Path, str]:
+    """Return pictures that are missing or differ, and what they should be."""
+    pictures = tomllib.loads((root / "docs" / "data" / "pictures.toml").read_text(encoding="utf-8"))
+    wanted = {root / "docs" / "pictures" / f"{name}.svg": svg(picture) for name, picture in pictures.items()}
     return {file: drawn for file, drawn in wanted.items() if not file.exists() or file.read_text("utf-8") != drawn}
-
-
-def main(arguments: list[str] | None = None, docs: Path = DOCS) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, and fail where a picture is stale")
-    check = parser.parse_args(arguments).check
-    found = stale(docs)
-    for file, drawn in found.items():
-        print(f"{file.name} is stale: python scripts/docs_pictures.py" if check else f"{file.name} is written")
-        if not check:
-            file.write_text(drawn, encoding="utf-8")
-    return int(check and bool(found))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

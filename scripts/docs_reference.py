@@ -1,8 +1,6 @@
-"""Writes the generated parts of docs/reference/: python scripts/docs_reference.py [--check].
+"""Parts of docs/reference: commands from argparse, fields from dataclasses and pydantic, methods from signatures.
 
-Commands come from argparse, fields from dataclasses and pydantic, methods from signatures, and what is said of them
-from help texts and docstrings. Each part stands between two comments that name its source. --check writes nothing, and
-fails where one is stale.
+What is said of them comes from help texts and docstrings.
 """
 
 from __future__ import annotations
@@ -10,26 +8,22 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+from scripts.docs_tables import code, table
+from scripts.generated import filled
+from triforce import LLM, RequestOutput, SamplingParams, errors
+from triforce.cli.parser import build_parser
+from triforce.interface.grammar import Grammar
+from triforce.interface.outputs import CompletionOutput, KVMemoryUsage
+from triforce.interface.stats import PlanSegment, TierStats
+from triforce.server import schemas
+from triforce.session import Session
 
-from scripts.docs_tables import code, table  # noqa: E402
-from triforce import LLM, RequestOutput, SamplingParams, errors  # noqa: E402
-from triforce.cli.parser import build_parser  # noqa: E402
-from triforce.interface.grammar import Grammar  # noqa: E402
-from triforce.interface.outputs import CompletionOutput, KVMemoryUsage  # noqa: E402
-from triforce.interface.stats import PlanSegment, TierStats  # noqa: E402
-from triforce.server import schemas  # noqa: E402
-from triforce.session import Session  # noqa: E402
-
-REFERENCE = ROOT / "docs" / "reference"
 BODIES = {
     "/v1/completions": schemas.CompletionBody,
     "/v1/chat/completions": schemas.ChatBody,
@@ -209,34 +203,11 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
 """By page: the source of its generated part, and what makes it."""
 
 
-def stale(folder: Path = REFERENCE) -> dict[Path, str]:
+def stale(root: Path) -> dict[Path, str]:
     """Return pages whose generated part is not what the code says, and what they should be."""
-    found = {}
-    for page, (source, make) in PARTS.items():
-        text = (folder / page).read_text(encoding="utf-8")
-        begin, end = f"<!-- {source}, by scripts/docs_reference.py -->", f"<!-- end of {source} -->"
-        head, rest = text[: text.index(begin)], text[text.index(end) :]
-        if (new := f"{head}{begin}\n\n{make()}\n\n{rest}") != text:
-            found[folder / page] = new
-    return found
-
-
-def names(pages: Iterable[Path]) -> str:
-    return ", ".join(page.name for page in pages)
-
-
-def main(arguments: list[str] | None = None, folder: Path = REFERENCE) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, and fail where a part is stale")
-    check = parser.parse_args(arguments).check
-    pages = stale(folder)
-    if pages:
-        print(f"{names(pages)}: " + ("stale; run python scripts/docs_reference.py" if check else "written"))
-    for page, text in pages.items():
-        if not check:
-            page.write_text(text, encoding="utf-8")
-    return int(check and bool(pages))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    pages = {root / "docs" / "reference" / name: part for name, part in PARTS.items()}
+    return {
+        page: text
+        for page, (source, make) in pages.items()
+        if (text := filled(before := page.read_text(encoding="utf-8"), source, make())) != before
+    }

@@ -1,19 +1,14 @@
-"""Writes tables of data into README.md and docs/: python scripts/docs_tables.py [--check].
-
-Their data is in docs/data/ and benchmarks/results/. Each stands between two comments that name its source. --check
-writes nothing, and fails where one is stale.
-"""
+"""Tables of docs/data and benchmarks/results, between comments in README.md and docs/ that name their source."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import tomllib
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from scripts.generated import filled
 
 
 def layers(data: dict[str, Any]) -> list[list[str]]:
@@ -98,13 +93,6 @@ def table(rows: list[list[str]]) -> str:
     return "\n".join([header, "|---" * len(rows[0]) + "|", *others])
 
 
-def filled(page: str, source: str, table: str) -> str:
-    """`page` with `table` between the comments that name its source, which must be there."""
-    begin, end = f"<!-- {source}, by scripts/docs_tables.py -->", f"<!-- end of {source} -->"
-    head, rest = page[: page.index(begin)], page[page.index(begin) :]
-    return f"{head}{begin}\n\n{table}\n\n{rest[rest.index(end) :]}"
-
-
 def stale(root: Path) -> dict[Path, str]:
     """Pages whose table isn't that of the data, and what they should be."""
     wanted = {"README.md": (RESULTS, numbers(root))}
@@ -117,19 +105,3 @@ def stale(root: Path) -> dict[Path, str]:
         if (new := filled(text, source, table(rows))) != text:
             found[root / page] = new
     return found
-
-
-def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, and fail where a table is stale")
-    check = parser.parse_args(arguments).check
-    pages = stale(root)
-    for page, text in pages.items():
-        print(f"{page.name} is stale: python scripts/docs_tables.py" if check else f"{page.name} is written")
-        if not check:
-            page.write_text(text, encoding="utf-8")
-    return int(check and bool(pages))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

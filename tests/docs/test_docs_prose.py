@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts import docs_reference
 from tests.helpers import prose
 from tests.helpers.pages import ROOT, pages
 from triforce.server import errors
@@ -67,19 +66,6 @@ def test_pages_repeat_recorded_figures() -> None:
     assert f"has {min(short):.2f} to {max(short):.2f} of plain" in text("tutorial/settings.md")
     long = [row["speedup"] for row in speed["rows"] if row["context"] >= 8192 and row["mode"] != "ar"]
     assert min(long) > 1 and "From 8K tokens on, every measured mode" in text("tutorial/settings.md")
-
-
-def test_reference_is_fresh(capsys: pytest.CaptureFixture[str]) -> None:
-    assert docs_reference.main(["--check"]) == 0, capsys.readouterr().out
-
-
-def test_stale_reference_is_found_and_written(tmp_path: Path) -> None:
-    for page in docs_reference.PARTS:
-        text = (docs_reference.REFERENCE / page).read_text(encoding="utf-8")
-        (tmp_path / page).write_text(text.replace("| `--seed` `N` |", "| `--seed` `M` |"), encoding="utf-8")
-    assert [page.name for page in docs_reference.stale(tmp_path)] == ["command-line.md"]
-    assert docs_reference.main(["--check"], tmp_path) == 1
-    assert docs_reference.main([], tmp_path) == docs_reference.main(["--check"], tmp_path) == 0
 
 
 def test_error_codes_are_all_told() -> None:

@@ -1,0 +1,50 @@
+"""Generated parts of README.md and docs/ are those of their data, and of the code."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scripts import docs
+from scripts.generated import filled
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """What is generated, and its data, in a folder of its own."""
+    shutil.copytree(docs.ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("*.png", "pair"))
+    shutil.copytree(docs.ROOT / "benchmarks" / "results", tmp_path / "benchmarks" / "results")
+    shutil.copy(docs.ROOT / "README.md", tmp_path)
+    return tmp_path
+
+
+def test_generated_files_are_fresh(capsys: pytest.CaptureFixture[str]) -> None:
+    assert docs.main(["--check"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "stale"),
+    [
+        ("docs/data/layers.toml", "commands", "orders", "layout.md"),
+        ("docs/data/gpu_runs.toml", "batches", "rows", "gpu.md"),
+        ("docs/data/kernel_errors.toml", "-19", "-18", "kernels.md"),
+        ("docs/data/pictures.toml", "a small model", "a model", "tiers.svg"),
+        ("benchmarks/results/documents_cpu.json", '"first": [', '"first": [900, 900, 900, 900, ', "README.md"),
+        ("docs/reference/command-line.md", "| `--seed` `N` |", "| `--seed` `M` |", "command-line.md"),
+    ],
+)
+def test_stale_file_is_found_and_written(copied: Path, file: str, old: str, new: str, stale: str) -> None:
+    text = (copied / file).read_text(encoding="utf-8")
+    assert old in text
+    (copied / file).write_text(text.replace(old, new), encoding="utf-8")
+    assert [path.name for path in docs.stale(copied)] == [stale]
+    assert docs.main(["--check"], copied) == 1
+    assert docs.main(["--check"], copied) == 1, "the check writes nothing"
+    assert docs.main([], copied) == docs.main(["--check"], copied) == 0
+
+
+def test_page_without_its_place_is_refused() -> None:
+    with pytest.raises(ValueError, match="not found"):
+        filled("# Design", "layers", "")
