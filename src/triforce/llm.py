@@ -108,7 +108,7 @@ class LLM:
         self.target, self.draft, self.models = pair.target, pair.draft, pair.decoders
         self.load_seconds = pair.load_seconds
         self.tokenizer = self.target.tokenizer
-        self._grammars = GrammarCompiler(self.tokenizer) if self.tokenizer else None
+        self.grammars = GrammarCompiler(self.tokenizer) if self.tokenizer else None
         self.sampling_defaults = sampling_defaults(self.target.path)
         """Values of `SamplingParams` that the model's makers advise."""
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))
@@ -209,9 +209,9 @@ class LLM:
 
     def follow(self, grammar: Grammar) -> Constraint:
         """Return what holds one text to a grammar, which is compiled once. Raises RequestError if it cannot be."""
-        if self._grammars is None:
+        if self.grammars is None:
             raise RequestError("a grammar needs a tokenizer, and this model has none")
-        return self._grammars.follow(grammar)
+        return self.grammars.follow(grammar)
 
     def open(
         self,

@@ -56,7 +56,7 @@ def test_request_failing_on_one_rank_starts_on_none(
 
     def second(llm: LLM) -> None:
         if llm.ranks.rank:
-            llm._grammars = None
+            llm.grammars = None
 
     monkeypatch.setattr(engine_module, "SequenceBatch", full)
 

@@ -101,7 +101,7 @@ class Schedules(RuleBasedStateMachine):
         it = self.texts.core
         batches = [*it.batches.of_mode.values(), *([it.prefilling.batch] if it.prefilling else [])]
         held = [page for batch in batches for table in batch.top.cache.pool.tables for page in table]
-        held += it.prefixes._pages.values()
+        held += it.prefixes.pages.values()
         assert it.store.pool.free_pages == it.store.pages - len(set(held))
         assert all(it.store.pool.owners(page) == held.count(page) for page in range(1, it.store.pages + 1))
         for batch in batches:

@@ -75,4 +75,4 @@ def check_empty(texts: Engine) -> None:
     assert store.pool.free_pages + len(texts.core.prefixes) == store.pages
     texts.close()
     assert store.pool.free_pages == store.pages
-    assert "streaming" not in vars(store) or sorted(store.streaming._free) == list(range(store.rows))
+    assert "streaming" not in vars(store) or sorted(store.streaming.free) == list(range(store.rows))

@@ -30,8 +30,8 @@ def listening(
     batch = read(None)
     it = PlanController(unlinked(batch.top), costs, clock=lambda: 1e-5 * next(ticks))
     monkeypatch.setattr(it.hindsight, "update", lambda prefix, b: (1, hits))
-    best = it._choose
-    monkeypatch.setattr(it, "_choose", lambda lengths, widely: weighed.append(widely) or best(lengths, widely))
+    best = it.choose
+    monkeypatch.setattr(it, "choose", lambda lengths, widely: weighed.append(widely) or best(lengths, widely))
     return it, batch.prefix, weighed
 
 
@@ -69,7 +69,7 @@ def test_similar_plain_texts_are_seldom_planned(monkeypatch: pytest.MonkeyPatch)
         it.close(prefix)
     assert weighed[0] == [True] and 2 <= sum(map(len, weighed)) <= 4
     it, prefix, each = listening(monkeypatch, costs)
-    it.acceptance._temperature += 1  # texts of another kind
+    it.acceptance.temperature += 1  # texts of another kind
     goes_on(it, prefix, 1)
     assert each == [True]
 
@@ -104,7 +104,7 @@ def test_failed_speculation_lowers_trust_in_next_text() -> None:
     for off, plan in ((0.9, DEEP.tiers), (0.002, Plan().tiers)):
         it, batch = steered(costs, steps=1)
         assert it.plan.tiers == DEEP.tiers
-        it._fallback.corrections[True], it._lengths = off, batch.prefix.lengths_B.tolist()
+        it.fallback.corrections[True], it.lengths = off, batch.prefix.lengths_B.tolist()
         it.close(batch.prefix)
         assert steered(costs, steps=1)[0].plan.tiers == plan
 

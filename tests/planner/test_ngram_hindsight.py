@@ -49,8 +49,8 @@ def test_hindsight_leaves_no_trace() -> None:
         list(one.hindsight(prefix(TEXT, length), 0, MAX_GAMMA))
         for lookup in (one, other):
             lookup.rewind(prefix(TEXT, length))
-            lookup._guess(prefix(TEXT, length), 0, ALONE)
-        assert one._grams[0].__dict__ == other._grams[0].__dict__
+            lookup.guess(prefix(TEXT, length), 0, ALONE)
+        assert one.indexes[0].__dict__ == other.indexes[0].__dict__
 
 
 @pytest.mark.parametrize(("text", "kept"), [(LOOP, 1.0), (FRESH, 0.0)], ids=["loop", "fresh"])
@@ -84,5 +84,5 @@ def test_hindsight_rows_keep_their_places() -> None:
 
 def test_short_match_before_draft_counts_alone() -> None:
     hindsight = NgramHindsight(NgramProposer(1))
-    hindsight._uncounted += [(0, 0), (ALONE, 1), (0, 0)]
+    hindsight.uncounted += [(0, 0), (ALONE, 1), (0, 0)]
     assert hindsight.of(1, alone=True)[2] > 0 and hindsight.of(1, alone=False)[2] == 0

@@ -87,7 +87,7 @@ def test_noise_memory_is_bounded() -> None:
     noise = make_noise([1, 2], [0, 0])
     for position in range(0, 400, 5):
         noise.exponentials(torch.tensor([[position], [position + 1]]), 8)
-    assert len(noise._recent) <= 64
+    assert len(noise.recent) <= 64
 
 
 def test_noise_of_empty_requests_is_empty() -> None:

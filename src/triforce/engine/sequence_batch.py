@@ -101,7 +101,7 @@ class SequenceBatch:
         self.decode_seconds += seconds
         for sequence in compress(self.sequences, live):
             sequence.count_proposal(seconds)
-        self._take_snapshots()
+        self.take_snapshots()
         return taken
 
     def join(self, other: SequenceBatch) -> None:
@@ -232,7 +232,7 @@ class SequenceBatch:
                     logits_BJV[b, :count], sequence.tokens[-count:], sequence.params.logprobs
                 )
 
-    def _take_snapshots(self) -> None:
+    def take_snapshots(self) -> None:
         """Note where the decoding of those sequences stands that were asked to report it."""
         for b, sequence in enumerate(self.sequences):
             if sequence.params.trace:

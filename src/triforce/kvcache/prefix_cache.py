@@ -24,43 +24,43 @@ class PrefixCache:
 
     def __init__(self, pool: PagePool, whole: int = PAGE) -> None:
         self._pool, self._pages_shared = pool, whole // PAGE
-        self._pages: dict[bytes, int] = {}
+        self.pages: dict[bytes, int] = {}
         """Oldest first; of a text its end is older than its beginning, without which nobody would find it."""
 
     def __len__(self) -> int:
-        return len(self._pages)
+        return len(self.pages)
 
     def find(self, scope: str, prompt: Tokens) -> list[int]:
         """Pages with the beginning of a prompt. Its last tokens are left to be fed, as a selection goes by them."""
         found: list[int] = []
         for key in _keys(scope, prompt, len(prompt) - 1 - TAIL):
-            if key not in self._pages:
+            if key not in self.pages:
                 break
-            found.append(self._pages[key])
+            found.append(self.pages[key])
         return found[: len(found) - len(found) % self._pages_shared]
 
     def note(self, scope: str, text: Tokens, table: Sequence[int]) -> None:
         """Keep the full pages of a text, all of it committed, which lie in the pages of a table."""
         known = list(zip(_keys(scope, text, len(text)), table, strict=False))
         for key, page in reversed(known):
-            if (held := self._pages.pop(key, None)) is None:
+            if (held := self.pages.pop(key, None)) is None:
                 self._pool.own([page])
-            self._pages[key] = page if held is None else held
+            self.pages[key] = page if held is None else held
 
     def make_room(self, pages: int) -> bool:
         """See that so many pages are free, if that can be had."""
         pool = self._pool
-        idle = [key for key, page in self._pages.items() if pool.owners(page) == 1]
+        idle = [key for key, page in self.pages.items() if pool.owners(page) == 1]
         missing = pages - pool.free_pages
         if missing > len(idle):
             return False
-        pool.disown([self._pages.pop(key) for key in idle[: max(missing, 0)]])
+        pool.disown([self.pages.pop(key) for key in idle[: max(missing, 0)]])
         return True
 
     def clear(self) -> None:
         """Forget all texts."""
-        self._pool.disown(list(self._pages.values()))
-        self._pages.clear()
+        self._pool.disown(list(self.pages.values()))
+        self.pages.clear()
 
 
 def _keys(scope: str, text: Tokens, tokens: int) -> Iterator[bytes]:

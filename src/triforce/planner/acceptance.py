@@ -59,7 +59,7 @@ class AcceptanceTracker:
     """
 
     def __init__(self, history: AcceptanceHistory, temperature: float) -> None:
-        self._history, self._temperature = history, sum(temperature > bound for bound in TEMPERATURE_BOUNDS)
+        self._history, self.temperature = history, sum(temperature > bound for bound in TEMPERATURE_BOUNDS)
         self._here: dict[str, dict[tuple[str, float], list[float]]] = {}
 
     def add(self, tier: str, length: int, accepted: float, rejected: float, budget_factor: float = 1.0) -> None:
@@ -92,8 +92,8 @@ class AcceptanceTracker:
 
     def kind(self, lengths: Sequence[int]) -> str:
         """The kind of texts of these lengths: rows, temperature and size. One plan is best for texts of a kind."""
-        return f"{len(lengths)} {self._temperature} {max(lengths).bit_length()}"
+        return f"{len(lengths)} {self.temperature} {max(lengths).bit_length()}"
 
     def _case(self, tier: str, length: int) -> str:
         """The case that acceptance depends on; of a retrieval tier, the size of the context belongs to it."""
-        return f"{tier} {self._temperature} {length.bit_length() if tier == 'retrieval' else 0}"
+        return f"{tier} {self.temperature} {length.bit_length() if tier == 'retrieval' else 0}"

@@ -51,7 +51,7 @@ class PlanController:
         clock: Callable[[], float] = perf_counter,
         ranks: TPGroup = ALONE,
     ) -> None:
-        self.costs, self._clock, self._ranks = costs, clock, ranks
+        self.costs, self._clock, self.ranks = costs, clock, ranks
         self.tiers = list(tiers)
         self.by_name = {tier.name: tier for tier in tiers}
         self.top: Tier[FullView] = self.by_name["full"]  # type: ignore[assignment]
@@ -70,13 +70,13 @@ class PlanController:
         self.acceptance = AcceptanceTracker(costs.acceptance, temperature)
         self.hindsight = NgramHindsight(ngrams)
         self.observer = Observer(self.by_name, self.view, costs, self.acceptance, self.hindsight)
-        self._fallback, self._cadence = SpeculationFallback(), Cadence()
+        self.fallback, self._cadence = SpeculationFallback(), Cadence()
         self._grain = self.top.cache.grain
         self._proposals = self.replanned_at = 0
         self._fallback_until = 0  # the proposal until which plain decoding goes on, as speculation lost
         self._kind = ""  # of the texts at their first proposal, see `AcceptanceTracker.kind`
-        self._lengths: Sequence[int] = ()  # of the texts before the latest proposal
-        self._live_B: Bools = np.zeros(len(self.top.cache.lengths_B), bool)
+        self.lengths: Sequence[int] = ()  # of the texts before the latest proposal
+        self.live_B: Bools = np.zeros(len(self.top.cache.lengths_B), bool)
         self._learning_took = 0.0  # seconds
         self._unlearnt = Throughput()  # proposals since the last time
         known = costs.knows(*(name for name in self.by_name if name != "ngram"))
@@ -85,14 +85,14 @@ class PlanController:
     def steer(self, prefix: SequenceState, live_B: Bools) -> None:
         """Link the tiers for the next proposal. While plain decoding is best, most calls return at once."""
         idle = self.state is PlannerState.IDLE_PLAIN
-        if not idle or self._cadence.due or self._ranks.count > 1:
+        if not idle or self._cadence.due or self.ranks.count > 1:
             self._decide(prefix, live_B)
         self._proposals += 1
 
     def observe(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
         """Note a proposal: texts of these lengths took `taken` tokens in all, in so many seconds."""
         self._cadence.elapsed += seconds
-        self._lengths = lengths
+        self.lengths = lengths
         self._unlearnt.add(taken / len(lengths), seconds)
         idle = self.state is PlannerState.IDLE_PLAIN
         if self._unlearnt.proposals >= REMEMBERED or (not idle and self._learning_is_due()):
@@ -101,18 +101,18 @@ class PlanController:
     def conclude(self, prefix: SequenceState, live_B: Bools) -> None:
         """Learn from the latest proposals before the next one, which will be of another kind."""
         if self._unlearnt.proposals:
-            self._lengths, self._live_B = prefix.lengths_B[live_B].tolist(), live_B
+            self.lengths, self.live_B = prefix.lengths_B[live_B].tolist(), live_B
             self._learn()
 
     def close(self, prefix: SequenceState) -> None:
         """Keep what was learnt for the next texts: these are done."""
         if self.plan.plain and self._unlearnt.proposals:
             self._learn()
-        if not self._lengths:  # nothing was proposed
+        if not self.lengths:  # nothing was proposed
             return
-        self.costs.trust[self._kind] = self._fallback.kept()
+        self.costs.trust[self._kind] = self.fallback.kept()
         self.costs.plain.pop(self._kind, None)
-        if self.state is PlannerState.IDLE_PLAIN and self.acceptance.kind(self._lengths) == self._kind:
+        if self.state is PlannerState.IDLE_PLAIN and self.acceptance.kind(self.lengths) == self._kind:
             for b in range(len(prefix.lengths_B)):
                 self._cadence.add_hits(*self.hindsight.update(prefix, b))  # to the end
             self.costs.plain[self._kind] = self.plain, self._cadence.kept()
@@ -121,7 +121,7 @@ class PlanController:
         """Link the tiers by a plan. Passes that are not learnt from by now are dropped."""
         link(self.by_name, plan, self.plan, prefix, live_B)
         if plan.tiers != self.plan.tiers:
-            self._fallback.restart()
+            self.fallback.restart()
         if "retrieval" in plan.tiers:
             self.view.times = dict(plan.budget_factors)
         chosen = "retrieval" in plan.tiers and self.view.setting.budget.open
@@ -136,7 +136,7 @@ class PlanController:
         if self.exploration is not None and self._explore(self.exploration, prefix, live_B):
             return
         due = self._cadence.due and (self._proposals == 0 or self._proposals - self.replanned_at >= REPLAN_EVERY)
-        if self._ranks.broadcast(due):
+        if self.ranks.broadcast(due):
             self._replan(prefix, live_B)
         elif self.state is PlannerState.IDLE_PLAIN and self._proposals:
             return
@@ -145,7 +145,7 @@ class PlanController:
     def _begin(self, lengths: list[int]) -> None:
         """Start from what other texts of the kind have shown."""
         self._kind = self.acceptance.kind(lengths)
-        self._fallback = SpeculationFallback(self.costs.trust.get(self._kind, 1.0))
+        self.fallback = SpeculationFallback(self.costs.trust.get(self._kind, 1.0))
         if self._kind in self.costs.plain:
             self.plain, kept = self.costs.plain[self._kind]
             self.predicted, self._cadence = self.plain, Cadence(*kept)
@@ -163,7 +163,7 @@ class PlanController:
         if plan != self.plan:
             self.conclude(prefix, live_B)
             self.apply(plan, prefix, live_B)
-        self._live_B, self.state = live_B, PlannerState.EXPLORING
+        self.live_B, self.state = live_B, PlannerState.EXPLORING
         return True
 
     def _replan(self, prefix: SequenceState, live_B: Bools) -> None:
@@ -175,11 +175,11 @@ class PlanController:
         if hits or review or not idle:
             if review and idle:
                 self.conclude(prefix, live_B)
-            self.current_plan = self._choose(lengths, review)
+            self.current_plan = self.choose(lengths, review)
             self._cadence.planned(self._clock() - began, hits, review, no_gain=self.current_plan.plain)
         self.replanned_at = self._proposals
 
-    def _choose(self, lengths: list[int], review: bool) -> Plan:
+    def choose(self, lengths: list[int], review: bool) -> Plan:
         """The plan from now on. Without `review`, other budgets are left out, and while decoding is plain all tiers.
 
         N-grams alone remain then.
@@ -189,10 +189,10 @@ class PlanController:
         budgets = budget_options(self.view, self._budget_factors, lengths) if sparse else [{}]
         forecast = self._forecast(lengths, budgets if review else budgets[:1])
         exact = forecast.cost("full", 1)
-        self.plain = self._fallback.correction(False) / exact
+        self.plain = self.fallback.correction(False) / exact
         sparse = sparse and np.min(forecast.cost("retrieval", 1)) < exact
         among = families(all_tiers and "draft" in self.by_name, sparse)
-        plan, self.predicted = best_plan(among, forecast, self.current_plan, self._fallback)
+        plan, self.predicted = best_plan(among, forecast, self.current_plan, self.fallback)
         return plan
 
     def _forecast(self, lengths: Sequence[int], budgets: Sequence[BudgetFactors]) -> Forecast:
@@ -203,7 +203,7 @@ class PlanController:
         probing = self._proposals % PROBE_EVERY == PROBE_EVERY - 1 and not self.current_plan.plain
         falls_back = self._proposals < self._fallback_until
         wanted = PLAIN if probing or falls_back else self.current_plan
-        wanted, self.current_plan = self._ranks.broadcast((wanted, self.current_plan))
+        wanted, self.current_plan = self.ranks.broadcast((wanted, self.current_plan))
         if "retrieval" in self.current_plan.tiers:
             self._budget_factors = dict(self.current_plan.budget_factors)
         retrieves = "retrieval" in wanted.tiers
@@ -211,7 +211,7 @@ class PlanController:
         self.top.cache.grain = self._grain if retrieves or "retrieval" in self.current_plan.tiers else 0
         if ready and wanted is not self.plan and wanted != self.plan:
             self.apply(wanted, prefix, live_B)
-        self._live_B, self.state = live_B, state_of(self.plan, self.current_plan, probing, falls_back)
+        self.live_B, self.state = live_B, state_of(self.plan, self.current_plan, probing, falls_back)
 
     def _learning_is_due(self) -> bool:
         """Whether enough was decoded for the time that learning takes; sooner after a probe, and where drafts lose."""
@@ -223,14 +223,14 @@ class PlanController:
 
     def _learn(self) -> None:
         """Learn from the latest proposals, and fall back where speculation lost to plain decoding."""
-        began, lengths = self._clock(), self._lengths
+        began, lengths = self._clock(), self.lengths
         self.observer.passes(self.plan, lengths, self._unlearnt.seconds)
         if self.plan.plain:
             costed = 1 / self.costs.seconds("full", 1, len(lengths), sum(lengths))
-            self.plain = self._fallback.observe_plain(self._unlearnt, costed)
+            self.plain = self.fallback.observe_plain(self._unlearnt, costed)
         else:
-            self.observer.verdicts(self.plan, lengths, self._live_B, self._unlearnt.proposals)
-            pause = self._fallback.observe_speculation(self._unlearnt, self.predicted, self.plain)
+            self.observer.verdicts(self.plan, lengths, self.live_B, self._unlearnt.proposals)
+            pause = self.fallback.observe_speculation(self._unlearnt, self.predicted, self.plain)
             if pause:
                 self._fallback_until = self._proposals + pause
                 self._cadence.replan_now()  # what led here deserves another look

@@ -24,7 +24,7 @@ class NgramHindsight:
 
     def __init__(self, ngrams: NgramProposer) -> None:
         self._ngrams = ngrams
-        self._uncounted: list[tuple[int, int]] = []  # matches and hits: most are never asked about
+        self.uncounted: list[tuple[int, int]] = []  # matches and hits: most are never asked about
         self._places = PRIOR_PLACES
         self._found = {True: 0.0, False: 0.0}
         self._proposed = {True: np.zeros(MAX_GAMMA + 1), False: np.zeros(MAX_GAMMA + 1)}
@@ -33,7 +33,7 @@ class NgramHindsight:
     def update(self, prefix: SequenceState, b: int) -> tuple[int, int]:
         """Try the new text of row b; returns at how many places, and hits: tokens that n-grams predicted there."""
         tried = list(self._ngrams.hindsight(prefix, b, MAX_GAMMA))
-        self._uncounted += tried
+        self.uncounted += tried
         return len(tried), sum(hits for _, hits in tried)
 
     def of(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
@@ -41,7 +41,7 @@ class NgramHindsight:
 
         See `plan.TierEstimates.hindsight`.
         """
-        if self._uncounted:
+        if self.uncounted:
             self._count()
         gamma = np.minimum(gamma, MAX_GAMMA)
         proposed, accepted = self._proposed[alone][gamma] / self._places, self._accepted[alone][gamma] / self._places
@@ -50,7 +50,7 @@ class NgramHindsight:
     def _count(self) -> None:
         """Count the latest places; most of them have no match."""
         empty = 0
-        for match, hits in self._uncounted:
+        for match, hits in self.uncounted:
             if match < ALONE:
                 empty += 1
                 continue
@@ -62,7 +62,7 @@ class NgramHindsight:
                 self._proposed[alone] += _UP_TO[proposed]
                 self._accepted[alone] += _UP_TO[min(hits, proposed)]
         self._fade(empty)
-        self._uncounted.clear()
+        self.uncounted.clear()
 
     def _fade(self, places: int) -> None:
         """Let all sums fade by so many places."""

@@ -69,7 +69,7 @@ class Noise:
         self._keys_R2B = key_schedule(seeds).to(device)
         self.seeds_B = torch.tensor(list(seeds), dtype=torch.uint64).view(torch.int64).to(device)
         self.choices_B = torch.tensor(list(choices), dtype=torch.int64, device=device)
-        self._recent: dict[tuple[int, int, int], Tensor] = {}
+        self.recent: dict[tuple[int, int, int], Tensor] = {}
 
     def exponentials(self, positions_BJ: Tensor, vocab_size: int) -> Tensor:
         """Return independent Exp(1) variates, float64 (B, J, V), keyed (seed, choice, position, token).
@@ -82,10 +82,10 @@ class Noise:
             fresh_NV = self._exponentials(rows_BJ.flatten(), positions_BJ.flatten(), vocab_size)
             return fresh_NV.reshape(*positions_BJ.shape, vocab_size)
         wanted = [(b, p, vocab_size) for b, row in enumerate(positions_BJ.tolist()) for p in row]
-        missing = [key for key in dict.fromkeys(wanted) if key not in self._recent]
+        missing = [key for key in dict.fromkeys(wanted) if key not in self.recent]
         if missing:
             self._make(missing)
-        found = torch.cat([self._recent[key] for key in wanted]) if wanted else torch.empty(0, dtype=torch.float64)
+        found = torch.cat([self.recent[key] for key in wanted]) if wanted else torch.empty(0, dtype=torch.float64)
         self._forget()
         return found.view(*positions_BJ.shape, vocab_size)
 
@@ -106,7 +106,7 @@ class Noise:
         blocks = ((b, p - p % _BLOCK + i, v) for b, p, v in missing for i in range(_BLOCK))
         keys = list(dict.fromkeys(blocks))
         rows_N, positions_N, _ = torch.tensor(keys).unbind(1)
-        self._recent.update(zip(keys, self._exponentials(rows_N, positions_N, keys[0][2]), strict=True))
+        self.recent.update(zip(keys, self._exponentials(rows_N, positions_N, keys[0][2]), strict=True))
 
     def _exponentials(self, rows_N: Tensor, positions_N: Tensor, vocab_size: int) -> Tensor:
         """Make exponentials of N places, float64 (N, V), made tile by tile."""
@@ -131,8 +131,8 @@ class Noise:
 
     def _forget(self) -> None:
         """Drop the oldest positions beyond what a row may keep on average."""
-        for key in list(self._recent)[: max(0, len(self._recent) - _REMEMBERED * self.draws.shape[1])]:
-            del self._recent[key]
+        for key in list(self.recent)[: max(0, len(self.recent) - _REMEMBERED * self.draws.shape[1])]:
+            del self.recent[key]
 
 
 def _bits(high: Tensor, low: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class Worker:
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
         self._ranks, self._most = llm.ranks, limits.waiting + limits.rows
-        self._mirror = TPMirror(llm, limits)
+        self.mirror = TPMirror(llm, limits)
         self._answers: dict[int, _Answer] = {}
         """Unfinished answers by number, oldest first."""
         self._numbers = count()
@@ -138,15 +138,15 @@ class Worker:
         ]
         commands = StepCommands(cancelled, new)
         try:
-            for number, event in self._mirror.apply(self._ranks.broadcast(commands)):
+            for number, event in self.mirror.apply(self._ranks.broadcast(commands)):
                 self._dispatch(number, event)
         except BaseException as error:  # no one request's fault: all must hear of it, and those to come may go well
             if self._ranks.count > 1:  # the others may stand elsewhere
                 raise
-            self._mirror.close()
+            self.mirror.close()
             for answer in answers:
                 self._end(answer.number, error)
-        self._kv_tokens = self._mirror.texts.core.kv_tokens
+        self._kv_tokens = self.mirror.texts.core.kv_tokens
 
     def _dispatch(self, number: int, event: Event | Exception | Request | None) -> None:
         if isinstance(event, OutputChunk | PrefillProgress):
@@ -160,7 +160,7 @@ class Worker:
         """Remove an answer, then deliver its last event, if any."""
         with self._changed:
             answer = self._answers.pop(number, None)
-            self._kv_tokens = self._mirror.texts.core.kv_tokens
+            self._kv_tokens = self.mirror.texts.core.kv_tokens
         if answer and event is not None:
             answer.put(event)
 

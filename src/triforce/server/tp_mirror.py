@@ -30,7 +30,7 @@ class TPMirror:
     """Applies commands to this rank's engine. Uses `rows`, `kv_tokens` and `max_itl` of the limits."""
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
-        self._llm = llm
+        self.llm = llm
         self.texts = llm.open(limits.rows, limits.room(llm.target.config.context), max_itl=limits.max_itl)
         self._requests: dict[int, Request] = {}
         self._numbers: dict[Request, int] = {}
@@ -71,10 +71,10 @@ class TPMirror:
         """Queue a request, or return the error. A request that fails on one rank is started on none."""
         request, error = None, None
         try:
-            request = self._llm.request(generation.prompt, generation.params, generation.mode, generation.scope)
+            request = self.llm.request(generation.prompt, generation.params, generation.mode, generation.scope)
         except Exception as reason:
             error = reason
-        if not self._llm.ranks.all_true(error is None):
+        if not self.llm.ranks.all_true(error is None):
             return error or RequestError(
                 "one of the processes that share the model cannot serve this; try again, or start with --tp 1"
             )

@@ -47,7 +47,7 @@ class NgramProposer:
         self._least = least
         self.level: int = below.level + 1 if below else 0
         self.counters = Counters(rows)
-        self._grams = [NgramIndex(self.least) for _ in range(rows)]
+        self.indexes = [NgramIndex(self.least) for _ in range(rows)]
         self._tried = [0] * rows
 
     @property
@@ -63,7 +63,7 @@ class NgramProposer:
     def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
         """Propose tokens for the live rows, from n-grams or by the draft below: none where neither has any."""
         started = perf_counter()
-        guesses = [self._guess(prefix, b, least) for b, least in enumerate(np.where(live_B, self._needed_B(), np.inf))]
+        guesses = [self.guess(prefix, b, least) for b, least in enumerate(np.where(live_B, self._needed_B(), np.inf))]
         counts_B = ints([len(guess) for guess in guesses])
         probs_size = sampling.coupling.probs_size(sampling.vocab_size)
         found = Draft.empty(len(guesses), probs_size)
@@ -89,7 +89,7 @@ class NgramProposer:
 
     def rewind(self, prefix: SequenceState) -> None:
         """Forget all from the last token on, which may be another one than was seen there."""
-        for grams, length in zip(self._grams, prefix.lengths_B.tolist(), strict=True):
+        for grams, length in zip(self.indexes, prefix.lengths_B.tolist(), strict=True):
             grams.forget(length - 1)
         if self.below:
             self.below.rewind(prefix)
@@ -97,28 +97,28 @@ class NgramProposer:
     def prefill(self, prefix: SequenceState, b: int, length: int, *, grant: Grant = grant_all) -> Iterator[int]:
         """Read row b up to `length` tokens, 128K in a quarter of a second. A row left out is read when it is needed."""
         started = perf_counter()
-        self._grams[b].read(prefix.ids_BS[b, :length])
+        self.indexes[b].read(prefix.ids_BS[b, :length])
         self._tried[b] = max(1, length - TRIED)
         self.counters.prefill_seconds_B[b] += perf_counter() - started
         yield length
 
     def swap_out(self, b: int) -> tuple[Any, ...]:
         """Return what a row holds, for `swap_in`. The draft below has its own call."""
-        return self._grams[b], self._tried[b], self.counters.swap_out(b)
+        return self.indexes[b], self._tried[b], self.counters.swap_out(b)
 
     def swap_in(self, b: int, held: tuple[Any, ...]) -> None:
         """Let a fresh row go on as the one that was swapped out."""
-        self._grams[b], self._tried[b], counts = held
+        self.indexes[b], self._tried[b], counts = held
         self.counters.swap_in(b, counts)
 
     def select(self, rows: Sequence[int]) -> None:
         """Make row i what row `rows[i]` was."""
-        self._grams, self._tried = [self._grams[b] for b in rows], [self._tried[b] for b in rows]
+        self.indexes, self._tried = [self.indexes[b] for b in rows], [self._tried[b] for b in rows]
         self.counters.select(rows)
 
     def join(self, other: Self) -> None:
         """Append the rows of another proposer."""
-        self._grams += other._grams
+        self.indexes += other.indexes
         self._tried += other._tried
         self.counters.join(other.counters)
 
@@ -127,7 +127,7 @@ class NgramProposer:
 
         A place is tried once `most` tokens stand behind it. The text is read up to the last such place.
         """
-        text_S, grams = prefix.ids_BS[b, : prefix.lengths_B[b]], self._grams[b]
+        text_S, grams = prefix.ids_BS[b, : prefix.lengths_B[b]], self.indexes[b]
         places = range(self._tried[b], len(text_S) - most + 1, STRIDE)
         if places:
             grams.read(text_S[: places[-1]])
@@ -140,18 +140,18 @@ class NgramProposer:
                 run = int(wrong.argmax()) if wrong.any() else most
             yield match, run
 
-    def _guess(self, prefix: SequenceState, b: int, least: float) -> Ints:
+    def guess(self, prefix: SequenceState, b: int, least: float) -> Ints:
         text_S = prefix.ids_BS[b, : prefix.lengths_B[b]]
         if least == np.inf:
             return text_S[:0]
-        self._grams[b].read(text_S)
-        length, after = self._grams[b].match(text_S)
+        self.indexes[b].read(text_S)
+        length, after = self.indexes[b].match(text_S)
         return np.resize(text_S[after:], min(self.gamma, self.reach(length)) if length >= least else 0)
 
     def _needed_B(self) -> np.ndarray:
         """Tokens that a match must have: (B,)."""
         if self.below is None:
-            return np.full(len(self._grams), self.least)
+            return np.full(len(self.indexes), self.least)
         own_B, drafts_B = (
             (each.accepted_B + PRIOR) / (each.rejected_B + PRIOR) for each in (self.counters, self.below.counters)
         )

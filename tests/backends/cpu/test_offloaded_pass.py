@@ -112,7 +112,7 @@ def test_offloaded_pass_bits_equal_memory(kind: type[Host] | type[File], layered
         width = text.draw.choice([1, 2, 7])
         assert same(text, text.full(width, keep=7), model, here, away, layered)
         text.length += width
-    streamed, fetched, kept = away._offload.page_counts
+    streamed, fetched, kept = away.native_offload.page_counts
     assert streamed > 12 * 300 and fetched and kept
 
 
@@ -141,7 +141,7 @@ def test_forgotten_page_read_raises(dtype: torch.dtype) -> None:
 def test_layers_are_read_in_order(dtype: torch.dtype) -> None:
     _, _, away = memories(dtype, Host)
     units_1U, q_BTHD = torch.arange(1, 3, dtype=torch.int32)[None], torch.zeros(1, 1, 2 * G, D, dtype=dtype)
-    attend = away._attend_of(ForwardBatch([0], [(2, PageTable(units_1U, [0], [1]))]), 1, 0)
+    attend = away.attend_of(ForwardBatch([0], [(2, PageTable(units_1U, [0], [1]))]), 1, 0)
     with pytest.raises(ValueError, match="in their order"):
         attend(1, q_BTHD, None)
     attend(0, q_BTHD, None)
@@ -151,7 +151,7 @@ def test_layers_are_read_in_order(dtype: torch.dtype) -> None:
             attend(layer, q_BTHD, None)
     for first, layers in ((-1, 1), (2, 2), (0, 0)):
         with pytest.raises((ValueError, IndexError)):
-            away._attend_of(ForwardBatch([0], [(layers, PageTable(units_1U, [0], [1]))]), 1, first)
+            away.attend_of(ForwardBatch([0], [(layers, PageTable(units_1U, [0], [1]))]), 1, first)
     for wrong in (replace(PageTable(units_1U, [0], [1]), starts=[32]), PageTable(units_1U + PAGES, [0], [1])):
         with pytest.raises(ValueError):
-            away._attend_of(ForwardBatch([0], [(1, wrong)]), 1, 0)
+            away.attend_of(ForwardBatch([0], [(1, wrong)]), 1, 0)

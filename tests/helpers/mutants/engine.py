@@ -47,7 +47,7 @@ def disobeying(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     def make(apply: Any) -> Any:
         def disobey(mirror: Any, commands: Any) -> list[Any]:
-            return list(apply(mirror, change(commands) if mirror._llm.ranks.rank else commands))
+            return list(apply(mirror, change(commands) if mirror.llm.ranks.rank else commands))
 
         return disobey
 
@@ -58,7 +58,7 @@ def steered_alone(steer: Any) -> Any:
     from triforce.distributed.group import ALONE
 
     def deaf(controller: Any, *arguments: Any) -> None:
-        controller._ranks = ALONE
+        controller.ranks = ALONE
         steer(controller, *arguments)
 
     return deaf

@@ -148,7 +148,7 @@ def crossed(folder: Path) -> tuple[int, int, int]:
     request = model.request(PROMPT, ask(max_tokens=24), "retrieval")
     texts.submit([request])
     outcomes(texts)
-    seen: tuple[int, int, int] = memory_of(texts)._offload.page_counts
+    seen: tuple[int, int, int] = memory_of(texts).native_offload.page_counts
     return seen
 
 

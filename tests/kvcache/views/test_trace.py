@@ -29,7 +29,7 @@ def test_trace_counts_selections_of_each_page(
 ) -> None:
     monkeypatch.setattr(coverage, "PARTS", parts)
     checked = []
-    plain = SequenceBatch._take_snapshots
+    plain = SequenceBatch.take_snapshots
 
     def check(batch: SequenceBatch) -> None:
         plain(batch)
@@ -50,7 +50,7 @@ def test_trace_counts_selections_of_each_page(
         assert 0 < sum(told) < 100 * len(told) and len(told) <= parts
         checked.append(told)
 
-    monkeypatch.setattr(SequenceBatch, "_take_snapshots", check)
+    monkeypatch.setattr(SequenceBatch, "take_snapshots", check)
     model = llm(folder, searched_layers=full_layers)
     list(model.stream(ids(400), ask(trace=True), mode="triforce"))
     assert len({tuple(told) for told in checked}) > 1 or full_layers == "0,1"

@@ -74,7 +74,7 @@ class NativeKV:
         lists, (cos, sin), B = batch.lists()[0], rotations(self.config.rope, batch, width), len(batch.positions)
         positions_N = torch.from_numpy(columns(ints(batch.positions), width).flatten())
         to_sinks_N = positions_N.clamp_max(lists.sinks + lists.window - 1)
-        slots_N, attend = slots(lists, width), self._attend_of(batch, width, first)
+        slots_N, attend = slots(lists, width), self.attend_of(batch, width, first)
 
         def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             rotated_BTHD = torch.empty(B, width, self.config.heads, self.config.head_dim, dtype=self.dtype)
@@ -89,7 +89,7 @@ class NativeKV:
 
         return attention
 
-    def _attend_of(self, batch: ForwardBatch, width: int, first: int) -> AttendRotated:
+    def attend_of(self, batch: ForwardBatch, width: int, first: int) -> AttendRotated:
         """Attention of the layers of a pass, from `first` on."""
         lists_L = batch.lists()
         return lambda layer, q_BTHD, q_sinks_BTHD: self.attend(

@@ -89,7 +89,7 @@ class NativeOffloadedKV(NativeKV):
 
         return guarded
 
-    def _attend_of(self, batch: ForwardBatch, width: int, first: int) -> AttendRotated:
+    def attend_of(self, batch: ForwardBatch, width: int, first: int) -> AttendRotated:
         lists_L = batch.lists()
         native = _native.LayerwisePass(
             memory=self._offload, first_layer=first, lists=[(lists.units, lists.starts) for lists in lists_L],

@@ -51,15 +51,15 @@ class StreamingView:
         self.pages = ceil((sinks + self.ring) / PAGE)
         self.kv = dispatch.memory(config, rows * self.pages, dtype, device, self.unit)
         self.device = torch.device(device)
-        self._free = list(range(rows))
+        self.free = list(range(rows))
         self._seat(rows)
 
     def _seat(self, rows: int) -> None:
-        if rows > len(self._free):
-            raise CacheError(f"the draft's KV has room for {len(self._free)} more rows, not for {rows}")
-        self.rows, self.rings = range(rows), self._free[:rows]
+        if rows > len(self.free):
+            raise CacheError(f"the draft's KV has room for {len(self.free)} more rows, not for {rows}")
+        self.rows, self.rings = range(rows), self.free[:rows]
         """Which pages each row has: ring r those from 1 + r * self.pages on."""
-        del self._free[:rows]
+        del self.free[:rows]
         self.lengths_B = np.zeros(rows, dtype=np.int64)
         self.highest = [0] * rows
         self._forget_lists()
@@ -75,7 +75,7 @@ class StreamingView:
         return other
 
     def select(self, rows: Sequence[int]) -> None:
-        self._free += [ring for b, ring in enumerate(self.rings) if b not in rows]
+        self.free += [ring for b, ring in enumerate(self.rings) if b not in rows]
         self.rings, self.highest = ([each[b] for b in rows] for each in (self.rings, self.highest))
         self.lengths_B = self.lengths_B[list(rows)]
         self.rows = range(len(rows))

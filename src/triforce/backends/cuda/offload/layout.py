@@ -34,21 +34,21 @@ class DeviceLayout:
         self.part = {layer: layer - room.layers for layer in range(room.layers, config.layers)}
         """Of each other one, in the store, too."""
         assert room.store.memory is not None, "a store that a device reads is memory"
-        self._store = room.store.memory.view(keys.dtype).view(len(self.part), 2, G, self._pages * PAGE, D)
+        self.store = room.store.memory.view(keys.dtype).view(len(self.part), 2, G, self._pages * PAGE, D)
         self.seats, parts = room.moving // G, max(1, len(self.part))
         self._frames = (room.frames // G - room.layers * self._pages) // parts
         self.frames = max(1, self._frames - 1 - self.seats)
         """Of the working set of each layer and KV head."""
         shape = (len(self.part), G, self._frames * PAGE, D)
-        self._parts = allocate(shape, keys.dtype, keys.device), allocate(shape, keys.dtype, keys.device)
-        for each in self._parts:
+        self.parts = allocate(shape, keys.dtype, keys.device), allocate(shape, keys.dtype, keys.device)
+        for each in self.parts:
             each.zero_()
         self._heads_G1 = torch.arange(G, device=keys.device)[:, None]
 
     def on_device(self, layer: int) -> KeysValues:
         """A layer's home, or its part: (G, S, D) each."""
         kept = self.home.get(layer)
-        return self.of_home(kept) if kept is not None else self._of(self._parts, self.part[layer])
+        return self.of_home(kept) if kept is not None else self._of(self.parts, self.part[layer])
 
     def of_home(self, home: int) -> KeysValues:
         return self._of(self._homes, home)
@@ -73,23 +73,23 @@ class DeviceLayout:
 
     def fetch(self, from_X: Tensor, to_X: Tensor) -> None:
         """Copy from places of the whole store to places of all parts."""
-        carry((self._store[0, 0], self._store[0, 1]), from_X, self._parts, to_X, self._size)
+        carry((self.store[0, 0], self.store[0, 1]), from_X, self.parts, to_X, self._size)
 
     def from_part(self, layer: int, home: int, frames_X: Tensor, pages_X: Tensor) -> None:
-        carry(self._of(self._parts, self.part[layer]), frames_X, self.of_home(home), pages_X, self._size)
+        carry(self._of(self.parts, self.part[layer]), frames_X, self.of_home(home), pages_X, self._size)
 
     def to_part(self, layer: int, home: int, frames_X: Tensor, pages_X: Tensor) -> None:
-        carry(self.of_home(home), pages_X, self._of(self._parts, self.part[layer]), frames_X, self._size)
+        carry(self.of_home(home), pages_X, self._of(self.parts, self.part[layer]), frames_X, self._size)
 
     def to_store(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
         """Copy from the frames of layers that are not whole."""
         for layer in layers:
-            carry(self._of(self._parts, self.part[layer]), frames_X, self.of_store(layer), pages_X, self._size)
+            carry(self._of(self.parts, self.part[layer]), frames_X, self.of_store(layer), pages_X, self._size)
 
     def to_parts(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
         """Copy to the frames of layers that are not whole."""
         for layer in layers:
-            carry(self.of_store(layer), pages_X, self._of(self._parts, self.part[layer]), frames_X, self._size)
+            carry(self.of_store(layer), pages_X, self._of(self.parts, self.part[layer]), frames_X, self._size)
 
     def copies_in(self, layer: int, runs: Sequence[Run], home: int) -> Copies:
         """Runs of pages from the store to a home."""
@@ -118,7 +118,7 @@ class DeviceLayout:
 
     def of_store(self, layer: int) -> KeysValues:
         """All of a layer that is not whole, (G, S, D) each, on the host."""
-        return self._store[self.part[layer], 0], self._store[self.part[layer], 1]
+        return self.store[self.part[layer], 0], self.store[self.part[layer], 1]
 
     @staticmethod
     def _of(memories: KeysValues, index: int) -> KeysValues:
