@@ -14,12 +14,12 @@ import torch
 from benchmarks.on_gpu import decoding, others
 from benchmarks.on_gpu.passes import once
 from benchmarks.on_gpu.piece import Piece, Row, Setup
+from triforce.backends.kernel_api import pages_for
 from triforce.bench.random_kv import fill, read
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, SharedKV
 from triforce.errors import RequestError
 from triforce.kvcache import FullView, OffloadConfig, RetrievalConfig
-from triforce.kvcache.pool import pages_for
 from triforce.kvcache.retrieval_config import Budget
 
 TOKENS = 32  # of each decoding at most: plainly, each takes as long as the whole KV on the bus

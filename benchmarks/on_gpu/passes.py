@@ -9,10 +9,10 @@ import torch
 
 from benchmarks.on_gpu.piece import Piece, Row, Setup
 from triforce.backends.decoder import Decoder
+from triforce.backends.kernel_api import pages_for
 from triforce.bench.kernels import SparseView
 from triforce.bench.random_kv import fill
 from triforce.kvcache import FullView, PagePool
-from triforce.kvcache.pool import pages_for
 from triforce.ragged import ints
 
 BUDGET = 4096

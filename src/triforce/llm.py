@@ -7,6 +7,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+from triforce.backends.kernel_api import pages_for
 from triforce.checkpoint.sampling_defaults import sampling_defaults
 from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.distributed.group import ALONE, TPGroup
@@ -26,7 +27,6 @@ from triforce.interface.grammar import Grammar
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, FullView, OffloadConfig, RetrievalConfig
-from triforce.kvcache.pool import pages_for
 from triforce.sampling import Constraint
 from triforce.structured_output.compiler import GrammarCompiler
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing
 
+from triforce.backends.kernel_api import pages_for
 from triforce.engine.output_stream import OutputChunk
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.tier_builder import SharedKV
@@ -12,7 +13,6 @@ from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import FullView
-from triforce.kvcache.pool import pages_for
 from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM
 from triforce.ragged import common_prefix, ints

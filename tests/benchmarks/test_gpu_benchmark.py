@@ -14,7 +14,7 @@ from benchmarks import gpu, study
 from benchmarks.on_gpu import decoding
 from benchmarks.on_gpu.figures import FIGURES
 from benchmarks.on_gpu.piece import Setup
-from triforce.backends import dispatch
+from triforce.backends import native_loader
 from triforce.backends.cuda import graphs
 from triforce.bench import shapes
 from triforce.cli.parser import parse
@@ -62,7 +62,7 @@ def test_gpu_benchmark_batches_have_rows(tmp_path: Path) -> None:
     assert [row["what"] for row in rows] == [f"triforce, 2 rows, {rates} acceptance" for rates in ("paper", "ours")]
 
 
-@pytest.mark.skipif(dispatch.native_loader.native is None, reason="on a CPU a store is for the native kernels")
+@pytest.mark.skipif(native_loader.native is None, reason="on a CPU a store is for the native kernels")
 def test_gpu_benchmark_offloaded_kv_has_rows(tmp_path: Path) -> None:
     """The figure's second shape would be the same one here, and is not measured twice."""
     rows = measure("f", tmp_path, "--kv-memory", "2MiB")
@@ -72,7 +72,7 @@ def test_gpu_benchmark_offloaded_kv_has_rows(tmp_path: Path) -> None:
     assert rows[5]["seconds"] or rows[5]["error"]
 
 
-@pytest.mark.skipif(dispatch.native_loader.native is None, reason="on a CPU a store is for the native kernels")
+@pytest.mark.skipif(native_loader.native is None, reason="on a CPU a store is for the native kernels")
 def test_gpu_benchmark_sharded_paper_setup_has_rows(tmp_path: Path) -> None:
     (row,) = measure("c", tmp_path, "--kv-memory", "2MiB", "--only", "triforce, paper acceptance, offloaded, 24")
     assert set(row) >= FIELDS and row["shape"] == "small" and row["bus"]

@@ -23,7 +23,7 @@ from tests.helpers.engine_scene import (
 )
 from tests.helpers.tiny_llm import MODES, ask, counted, ids, llm
 from triforce.backends import native_loader
-from triforce.backends.dispatch import ForwardBatch
+from triforce.backends.kernel_api import ForwardBatch
 from triforce.engine.engine import Request
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import SequenceGroup

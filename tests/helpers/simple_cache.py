@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.backends.dispatch import ForwardBatch, LayerAttention
+from triforce.backends.kernel_api import ForwardBatch, LayerAttention
 from triforce.model.config import ModelConfig
 from triforce.model.rope import rotate
 from triforce.ragged import Ints, columns

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.helpers.simple_cache import DEVICE
 from triforce.backends.decoder import Decoder
-from triforce.backends.dispatch import ForwardBatch, LayerAttention
+from triforce.backends.kernel_api import ForwardBatch, LayerAttention
 from triforce.kvcache import PAGE, FullView, PagePool, RetrievalView
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.helpers.simple_cache import DEVICE
 from tests.helpers.small_decoder import CLOSE, feed, small_decoder, text, turn, weigh
 from triforce.backends.decoder import Decoder
-from triforce.backends.dispatch import ForwardBatch, LayerAttention
+from triforce.backends.kernel_api import ForwardBatch, LayerAttention
 from triforce.kvcache import StreamingView
 from triforce.model.config import ModelConfig
 from triforce.ragged import Ints

@@ -21,9 +21,9 @@ from tests.helpers.small_decoder import (
     small_decoder,
     text,
 )
+from triforce.backends.kernel_api import pages_for
 from triforce.errors import CacheError
 from triforce.kvcache import PAGE, FullView, PagePool, RetrievalConfig
-from triforce.kvcache.pool import pages_for
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.selection import POLICIES, Recent
 

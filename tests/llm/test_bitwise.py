@@ -16,8 +16,8 @@ from torch import Tensor
 
 from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
+from triforce.backends.kernel_api import pages_for
 from triforce.kvcache import FullView, PagePool
-from triforce.kvcache.pool import pages_for
 from triforce.llm import LLM
 from triforce.ragged import ints
 

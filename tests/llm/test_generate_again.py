@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.tiny_llm import MODES, ask, checkpoints, counted, ids, llm
-from triforce.backends.dispatch import PAGE
+from triforce.backends.kernel_api import PAGE
 from triforce.errors import RequestError
 from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM

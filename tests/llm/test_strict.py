@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.tiny_llm import ask, checkpoints, ids
 from triforce.backends.cuda.graph_inputs import PassShape, shape_of
-from triforce.backends.dispatch import ForwardBatch
+from triforce.backends.kernel_api import ForwardBatch
 from triforce.kvcache import PAGE, FullView, PagePool
 from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.kvcache.views import full

@@ -13,7 +13,7 @@ import torch
 
 from tests.helpers.laws.tiny import MODELS, PROMPTS, SETTING, finished
 from triforce import LLM, SamplingParams
-from triforce.backends.dispatch import ForwardBatch
+from triforce.backends.kernel_api import ForwardBatch
 from triforce.engine.batch_prefill import prefill_batch
 from triforce.engine.modes import MODES
 from triforce.engine.sequence import TokenSequence

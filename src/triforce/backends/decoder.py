@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends import dispatch
-from triforce.backends.dispatch import ForwardBatch, ForwardOutput, KVBackend
+from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights

@@ -10,21 +10,8 @@ import torch
 from torch import Tensor
 
 from triforce.backends import layerwise, native_loader
-from triforce.backends.kernel_api import (
-    PAGE,
-    ForwardBatch,
-    ForwardOutput,
-    KVBackend,
-    LayerAttention,
-    LayerBackend,
-    ModelBackend,
-    OffloadedKVBackend,
-    PageTable,
-    Rotation,
-    Search,
-    pages_for,
-)
-from triforce.backends.offload_layout import SECTOR, OffloadLayout
+from triforce.backends.kernel_api import PAGE, ForwardBatch, KVBackend, ModelBackend, OffloadedKVBackend
+from triforce.backends.offload_layout import OffloadLayout
 from triforce.backends.tensor_parallel import ShardedModel
 from triforce.backends.torch.kv import TorchKV
 from triforce.backends.torch.model import TorchModel
@@ -32,35 +19,6 @@ from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RequestError
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
-
-__all__ = [
-    "PAGE",
-    "SECTOR",
-    "ForwardBatch",
-    "ForwardOutput",
-    "KVBackend",
-    "LayerAttention",
-    "LayerBackend",
-    "ModelBackend",
-    "OffloadLayout",
-    "OffloadedKVBackend",
-    "PageTable",
-    "Rotation",
-    "Search",
-    "best",
-    "best_dtype",
-    "bursting",
-    "claim_threads",
-    "identity",
-    "layered",
-    "memory",
-    "model",
-    "native_loader",
-    "offloaded",
-    "pages_for",
-    "read_prompt",
-    "require_offload",
-]  # fmt: skip
 
 Burst = Callable[..., tuple[int, float] | None]
 

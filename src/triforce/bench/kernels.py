@@ -16,14 +16,13 @@ import torch
 
 from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
-from triforce.backends.dispatch import ForwardBatch, PageTable
+from triforce.backends.kernel_api import ForwardBatch, PageTable, pages_for
 from triforce.backends.token_sampler import make_noise, sampling
 from triforce.backends.torch.attention import attend_causal
 from triforce.bench import shapes
 from triforce.bench.random_kv import fill
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, FullView, PagePool
-from triforce.kvcache.pool import pages_for
 from triforce.ragged import Ints, ints
 from triforce.speculation import Draft, Seeded, SequenceState
 

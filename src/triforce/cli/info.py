@@ -75,7 +75,7 @@ def int8_weights(config: ModelConfig) -> int:
 
 def int8_kv_bytes(config: ModelConfig) -> float:
     """Return bytes of a token's int8 copies: each page has two float32 scales per layer and KV head."""
-    from triforce.backends.dispatch import PAGE
+    from triforce.backends.kernel_api import PAGE
 
     return config.kv_size + 2 * 4 * config.layers * config.kv_heads / PAGE
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from triforce.backends import dispatch
-from triforce.backends.dispatch import ModelBackend
+from triforce.backends.kernel_api import ModelBackend
 from triforce.backends.token_sampler import NativeSampling
 from triforce.kvcache import StreamingView
 from triforce.ragged import Bools

@@ -12,7 +12,8 @@ from pathlib import Path
 from warnings import warn
 from zlib import crc32
 
-from triforce.backends import dispatch
+from triforce.backends import dispatch, native_loader
+from triforce.backends.kernel_api import pages_for
 from triforce.distributed.group import TPGroup
 from triforce.engine.engine import Engine, Request
 from triforce.engine.engine_core import EngineCore
@@ -24,7 +25,6 @@ from triforce.engine.tier_builder import ModelSet, SharedKV
 from triforce.errors import CacheError, RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.kvcache import FullView, PagePool, prompt_file
-from triforce.kvcache.pool import pages_for
 from triforce.planner import CostModel
 
 MOST_ROWS = 8
@@ -168,5 +168,5 @@ class RequestRunner:
 def compare(ranks: TPGroup, what: str, facts: object) -> None:
     """Raise RankError unless all ranks bring the same facts: otherwise they would wait for each other in vain."""
     if ranks.count > 1:
-        level = dispatch.native_loader.native.level() if dispatch.native_loader.native else "torch"
+        level = native_loader.native.level() if native_loader.native else "torch"
         ranks.compare(crc32(repr((level, facts)).encode()), what)

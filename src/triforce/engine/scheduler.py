@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from triforce.backends.kernel_api import pages_for
 from triforce.engine.sequence_group import SequenceGroup, Status
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError
-from triforce.kvcache.pool import pages_for
 from triforce.kvcache.prefix_cache import PrefixCache
 
 

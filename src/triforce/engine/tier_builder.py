@@ -9,6 +9,8 @@ from math import gcd
 
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
+from triforce.backends.kernel_api import pages_for
+from triforce.backends.offload_layout import OffloadLayout
 from triforce.engine.fused_draft import burst
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.errors import RequestError
@@ -17,7 +19,6 @@ from triforce.kvcache import PAGE, FullView, PagePool, RetrievalView, StreamingV
 from triforce.kvcache.offload import store
 from triforce.kvcache.offload.sizing import KVSizing
 from triforce.kvcache.offload.sizing_cuda import needs_of
-from triforce.kvcache.pool import pages_for
 from triforce.kvcache.selection import Policy
 from triforce.kvcache.views.full import prefill_chunk
 from triforce.speculation import Proposer, Tier
@@ -73,7 +74,7 @@ class SharedKV:
         where = target.config, target.dtype, target.device
         return needs_of(*where, self.pages, self.rows, speculation.reach, speculation.retrieval.budget)
 
-    def _room(self) -> dispatch.OffloadLayout | None:
+    def _room(self) -> OffloadLayout | None:
         """Layout of offloaded pages, if there are any. Raises CacheError before a prompt is read if KV does not fit."""
         target, offload = self.models.target, self.speculation.offload
         if offload.kind == "none":

@@ -3,7 +3,7 @@
 What a view does is said by the protocol `speculation.tier.Cache`.
 """
 
-from triforce.backends.dispatch import PAGE
+from triforce.backends.kernel_api import PAGE
 from triforce.kvcache.offload.sizing import OffloadConfig
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.retrieval_config import Budget, RetrievalConfig

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from triforce.backends import dispatch
-from triforce.backends.dispatch import PAGE
-from triforce.backends.dispatch import pages_for as pages_for
+from triforce.backends.kernel_api import PAGE, pages_for
+from triforce.backends.offload_layout import OffloadLayout
 from triforce.errors import CacheError
 from triforce.interface.outputs import KVMemoryUsage
 from triforce.model.config import ModelConfig
@@ -43,7 +43,7 @@ class PagePool:
         unit: int = PAGE,
         int8: bool = False,
         least: tuple[int, int] = (1, 1),
-        room: dispatch.OffloadLayout | None = None,
+        room: OffloadLayout | None = None,
     ) -> None:
         self.config, self.dtype, self.device, self.unit, self.least = config, dtype, torch.device(device), unit, least
         self.offloaded = dispatch.offloaded(config, pages, dtype, device, room) if room else None

@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from triforce.backends.dispatch import PAGE
+from triforce.backends.kernel_api import PAGE
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.full import TAIL
 from triforce.ragged import Ints

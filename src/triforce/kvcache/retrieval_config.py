@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from triforce.backends.dispatch import PAGE
+from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.errors import RequestError
-from triforce.kvcache.pool import pages_for
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from triforce.backends.dispatch import KVBackend
+from triforce.backends.kernel_api import KVBackend
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.observation import AttentionObservation
 

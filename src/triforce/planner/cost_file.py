@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from triforce.backends import dispatch
+from triforce.backends import native_loader
 
 
 def costs_path(models: list[str], device: torch.device, dtype: torch.dtype) -> Path | None:
@@ -20,7 +20,7 @@ def costs_path(models: list[str], device: torch.device, dtype: torch.dtype) -> P
     Its name has the device, the level of the kernels and the dtype; its digest these, the version, the machine, its
     threads and the models. None for a user without a home folder.
     """
-    native = dispatch.native_loader.native if device.type == "cpu" else None
+    native = native_loader.native if device.type == "cpu" else None
     level, threads = (native.level(), native.threads()) if native else ("torch", torch.get_num_threads())
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     names = [kind, level, str(dtype).removeprefix("torch.")]

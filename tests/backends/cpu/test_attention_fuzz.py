@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native, visible
-from triforce.backends.dispatch import PageTable
+from triforce.backends.kernel_api import PageTable
 from triforce.backends.torch.kv import TorchKV
 
 if native is None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native
 from triforce.backends import layerwise
-from triforce.backends.dispatch import ForwardBatch, PageTable
+from triforce.backends.kernel_api import ForwardBatch, PageTable
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)

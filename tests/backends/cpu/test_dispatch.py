@@ -19,7 +19,7 @@ built = pytest.mark.skipif(native_loader.native is None, reason="the native kern
 
 LEVELS = """
 import importlib, os, sys
-from triforce.backends.dispatch import native_loader
+from triforce.backends import native_loader
 for name in sys.argv[1:]:
     os.environ["TRIFORCE_KERNELS"] = name
     importlib.reload(native_loader)

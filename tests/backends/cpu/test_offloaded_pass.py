@@ -18,7 +18,8 @@ from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native
 from triforce.backends import layerwise
-from triforce.backends.dispatch import SECTOR, ForwardBatch, OffloadLayout, PageTable
+from triforce.backends.kernel_api import ForwardBatch, PageTable
+from triforce.backends.offload_layout import SECTOR, OffloadLayout
 from triforce.errors import CacheError
 
 if native is None:

@@ -17,7 +17,7 @@ from triforce.backends.cuda import executor
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.model import TritonModel
 from triforce.backends.decoder import Decoder
-from triforce.backends.dispatch import ForwardBatch, ForwardOutput, PageTable
+from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, PageTable
 from triforce.backends.torch.kv import TorchKV
 from triforce.backends.torch.model import TorchModel
 from triforce.bench import shapes

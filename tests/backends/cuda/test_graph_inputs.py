@@ -7,7 +7,7 @@ import torch
 
 from triforce.backends.cuda.graph_inputs import GraphInputs, bucket, shape_of
 from triforce.backends.cuda.graphs import MOST, Graphs, Replay, forget
-from triforce.backends.dispatch import ForwardBatch, PageTable
+from triforce.backends.kernel_api import ForwardBatch, PageTable
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,8 @@ from triforce.backends import dispatch
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.offload.kv import TritonOffloadedKV
 from triforce.backends.decoder import Decoder
-from triforce.backends.dispatch import PAGE, OffloadLayout
+from triforce.backends.kernel_api import PAGE
+from triforce.backends.offload_layout import OffloadLayout
 from triforce.bench import shapes
 from triforce.kvcache import Budget, FullView, PagePool, RetrievalConfig, RetrievalView
 from triforce.kvcache.offload.sizing_cuda import CudaKVSizing

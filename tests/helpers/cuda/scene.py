@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.helpers.paged_kv import by_the_book, visible
 from triforce.backends.cuda.triton.attention import DevicePageTable, attend
-from triforce.backends.dispatch import PageTable
+from triforce.backends.kernel_api import PageTable
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Where kernels run that are compared: on a CPU in the interpreter."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from triforce.backends.cuda.model import TritonLayer
 from triforce.backends.cuda.triton import page_copy
 from triforce.backends.cuda.triton.attention import DevicePageTable
-from triforce.backends.dispatch import PageTable
+from triforce.backends.kernel_api import PageTable
 from triforce.backends.torch.kv import attend_lists, slots
 from triforce.model.rope import rotate
 

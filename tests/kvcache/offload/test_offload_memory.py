@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from triforce.backends import dispatch
+from triforce.backends import native_loader
 from triforce.cli import main
 from triforce.errors import CacheError
 from triforce.kvcache.offload.sizing import KVSizing, OffloadConfig, size_of
 from triforce.kvcache.retrieval_config import Budget
 from triforce.llm import LLM
 
-pytestmark = pytest.mark.skipif(dispatch.native_loader.native is None, reason="a store is for the native kernels")
+pytestmark = pytest.mark.skipif(native_loader.native is None, reason="a store is for the native kernels")
 SCRIPT = Path(__file__).parents[2] / "helpers" / "processes" / "measure_offload.py"
 
 

@@ -14,7 +14,7 @@ from tests.helpers.small_decoder import CLOSE, feed, small_decoder, text
 from tests.helpers.tiny_llm import CONTEXT, GREEDY, SEEDED, ask, checkpoints, ids
 from triforce.backends import native_loader
 from triforce.backends.decoder import Decoder
-from triforce.backends.dispatch import PAGE, Search
+from triforce.backends.kernel_api import PAGE, Search
 from triforce.engine.model_loader import load
 from triforce.kvcache import Budget, FullView, PagePool, RetrievalConfig, RetrievalView
 from triforce.kvcache.selection import POLICIES

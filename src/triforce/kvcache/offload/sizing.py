@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from triforce.backends.dispatch import PAGE, SECTOR
+from triforce.backends.kernel_api import PAGE
+from triforce.backends.offload_layout import SECTOR
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError, RequestError
 from triforce.kvcache.retrieval_config import Budget

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from triforce.backends import dispatch
+from triforce.backends.kernel_api import PAGE
 from triforce.errors import CacheError
 from triforce.kvcache.offload.sizing import KVSizing, OffloadConfig, describe
 from triforce.kvcache.retrieval_config import Budget
@@ -64,7 +65,7 @@ class CudaKVSizing(KVSizing):
     @property
     def passing(self) -> int:
         """Bytes of the activations of a prompt, roughly."""
-        config, tokens = self.config, self.pages * dispatch.PAGE
+        config, tokens = self.config, self.pages * PAGE
         at_once = 4 * config.hidden_size + 3 * config.intermediate_size
         return self.itemsize * (tokens * config.hidden_size + min(tokens, AT_ONCE) * at_once)
 
@@ -104,7 +105,7 @@ class CudaKVSizing(KVSizing):
     def require_all(self) -> None:
         """Check a CUDA device before a prompt is read for minutes. Raises CacheError."""
         if self.pinned and self.bytes > (free := self.free):
-            tokens = free // (self.heads * self.page_bytes) * dispatch.PAGE
+            tokens = free // (self.heads * self.page_bytes) * PAGE
             raise CacheError(
                 f"the KV cache needs {describe(self.bytes)} on {self.device}, and {describe(free)} are free beside "
                 f"weights and a prompt's activations, for {tokens} tokens in all; use --kv-offload host, a smaller "

@@ -10,8 +10,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from triforce.backends.dispatch import SECTOR, OffloadLayout
-from triforce.backends.offload_layout import PageStore
+from triforce.backends.offload_layout import SECTOR, OffloadLayout, PageStore
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
 from triforce.kvcache.offload.sizing import KVSizing, OffloadConfig, describe, free_memory, memory_for, up

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triforce.backends.dispatch import PAGE
+from triforce.backends.kernel_api import PAGE
 from triforce.kvcache.views.full import FullView
 
 

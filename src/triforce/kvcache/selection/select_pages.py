@@ -12,7 +12,7 @@ from math import ceil, gcd
 import torch
 from torch import Tensor
 
-from triforce.backends.dispatch import PAGE
+from triforce.backends.kernel_api import PAGE
 
 Pick = Callable[[range, int], Tensor]
 """Of some chunks the ids of so many, ascending, each layer's and KV head's own: int64 (L, G, picks)."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from triforce.backends.dispatch import PAGE, ForwardBatch, ForwardOutput, KVBackend, PageTable
+from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBackend, PageTable
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.retrieval_config import Budget
 from triforce.kvcache.swap import SwappedKV, put_row_back, take_row

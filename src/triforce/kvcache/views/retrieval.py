@@ -14,7 +14,7 @@ from math import gcd
 import numpy as np
 from torch import Tensor
 
-from triforce.backends.dispatch import PAGE, ForwardBatch, ForwardOutput, KVBackend, PageTable, Search
+from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBackend, PageTable, Search
 from triforce.kvcache.retrieval_config import RetrievalConfig
 from triforce.kvcache.selection import Policy
 from triforce.kvcache.selection.select_pages import SelectedPages, select_pages, window_start

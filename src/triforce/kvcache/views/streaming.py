@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends import dispatch
-from triforce.backends.dispatch import PAGE, ForwardBatch, ForwardOutput, PageTable
+from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, PageTable
 from triforce.errors import CacheError
 from triforce.kvcache.swap import put_back, taken
 from triforce.model.config import ModelConfig
