@@ -19,11 +19,11 @@ def offloaded(
     `weights`: bytes of them.
     """
     from triforce.backends.dispatch import require_offload
+    from triforce.backends.kernel_api import pages_for
     from triforce.engine.speculative_config import SpeculativeConfig
     from triforce.kvcache import OffloadConfig
     from triforce.kvcache.offload.sizing import memory_for
     from triforce.kvcache.offload.sizing_cuda import CudaKVSizing, needs_of
-    from triforce.kvcache.pool import pages_for
 
     offload, usual = (
         OffloadConfig.parse(options.kv_offload, options.kv_memory, options.kv_resident_layers),
