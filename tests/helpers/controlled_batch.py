@@ -54,7 +54,7 @@ def random_plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
         drawn.append(with_random_budgets(dice.choice(list(plans("draft" in self.by_name, True))), dice, lengths))
         return drawn[-1]
 
-    monkeypatch.setattr(PlanController, "_choose", random_plan)
+    monkeypatch.setattr(PlanController, "choose", random_plan)
     monkeypatch.setattr(CostModel, "knows", lambda *_: True)
     monkeypatch.setattr(controller, "REPLAN_EVERY", 1)
     monkeypatch.setattr(cadence, "REPLAN_RATIO", 0.0)

@@ -52,7 +52,7 @@ def test_controller_slower_plan_is_avoided_ever_longer(
     it, batch = steered(known(full=20e-3))
     course, rests = it.plan, []
     monkeypatch.setattr(
-        PlanController, "_choose", lambda self, lengths, widely: course
+        PlanController, "choose", lambda self, lengths, widely: course
     )  # stubborn: only the guard is left
     for _ in range(3):
         while it.plan != Plan():

@@ -81,7 +81,7 @@ def test_controller_without_fallback_is_detected(simulated: SimulatedTiers, monk
         flying = (plan for plan in plans(True, True) if not {"draft", "retrieval"}.isdisjoint(plan.tiers))
         return max(flying, key=lambda plan: worth(plan, seen))
 
-    monkeypatch.setattr(PlanController, "_choose", bold)
+    monkeypatch.setattr(PlanController, "choose", bold)
     monkeypatch.setattr(fallback, "PAUSE", (0, 0))
     assert speed(simulated, informed(simulated)) < 0.97 * fixed(Plan(), simulated)
 

@@ -46,7 +46,7 @@ def random_plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         drawn.append(with_random_budgets(dice.choice(alike), dice, lengths))
         return drawn[-1]
 
-    monkeypatch.setattr(PlanController, "_choose", random_plan)
+    monkeypatch.setattr(PlanController, "choose", random_plan)
     monkeypatch.setattr(CostModel, "knows", lambda *_: True)
     monkeypatch.setattr(controller, "REPLAN_EVERY", 1)
     monkeypatch.setattr(cadence, "REPLAN_RATIO", 0.0)
