@@ -27,7 +27,7 @@ from triforce.kvcache import Budget, FullView, PagePool, RetrievalConfig, Retrie
 from triforce.kvcache.offload.sizing_cuda import CudaKVSizing
 from triforce.kvcache.offload.store import HostStore
 from triforce.kvcache.selection import POLICIES
-from triforce.kvcache.views.observation import AttentionObservation
+from triforce.kvcache.views.full import AttentionObservation
 from triforce.ragged import ints
 
 CPU, VOCAB, CAPACITY, ROWS, LAYERS = torch.device("cpu"), 50, 288, 2, 3

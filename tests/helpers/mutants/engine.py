@@ -30,7 +30,9 @@ ROWS: dict[str, tuple[str, tuple[str, str]]] = {
     "new tokens lost in swapping": (
         f"{BATCH}.swap_in", ("+ sequence.tokens", "+ sequence.prompt[: len(sequence.tokens)]"),
     ),
-    "another row's observation swapped in": (f"{FULL}.swap_in", ("= seen.observation", "= self.observations[0]")),
+    "another row's observation swapped in": (
+        f"{FULL}.swap_in", ("= seen.length, seen.observation", "= seen.length, self.observations[0]"),
+    ),
     "selection lost in swapping": (f"{RETRIEVAL}.swap_out", ("row.pages and replace", "False and replace")),
     "selection swapped in to old pages": (
         f"{RETRIEVAL}.swap_in", ("self.row_units(b)[held.pages.units]", "held.pages.units.int()"),

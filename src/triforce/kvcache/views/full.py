@@ -7,15 +7,16 @@ U units, D head size.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBackend, PageTable
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.retrieval_config import Budget
-from triforce.kvcache.swap import SwappedKV, put_row_back, take_row
-from triforce.kvcache.views.observation import AttentionObservation
+from triforce.kvcache.swap import put_back, taken
 from triforce.ragged import Ints
 
 OBSERVED = 80
@@ -31,6 +32,30 @@ TAIL = 16
 def prefill_chunk(device: torch.device) -> int:
     """Tokens of a prompt between two places where its passes end, both multiples of this, wherever it begins."""
     return PREFILL_ON_CPU if device.type == "cpu" else PREFILL
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionObservation:
+    """Rotated queries of a row's last pass, and the mass of units of `grain` tokens, if anybody asked for it."""
+
+    start: int = 0
+    passes: int = 0
+    grain: int = 0
+    queries_LTHD: Tensor = field(default_factory=lambda: torch.empty(0))
+    mass_LGU: Tensor | None = None
+
+    def query(self, position: int) -> Tensor:
+        """The query of the token at `position`, (L, H, D); the nearest one of the pass where it was not fed in it."""
+        return self.queries_LTHD[:, min(max(position - self.start, 0), self.queries_LTHD.shape[1] - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedKV:
+    """A row: K and V of its committed tokens for each layer, on the host, and what it saw last."""
+
+    length: int
+    layers: list[tuple[Tensor, Tensor]]
+    observation: AttentionObservation
 
 
 class FullView:
@@ -119,12 +144,16 @@ class FullView:
 
     def swap_out(self, b: int) -> SwappedKV:
         """A copy of what a row holds, for `swap_in`."""
-        return take_row(self.pool, self.rows[b], self.observations[self.rows[b]])
+        row, pool = self.rows[b], self.pool
+        length = int(pool.lengths_B[row])
+        layers = taken(pool.span(layer, row, 0, length) for layer in range(pool.config.layers))
+        return SwappedKV(length, layers, self.observations[row])
 
     def swap_in(self, b: int, seen: SwappedKV) -> None:
         """Let a fresh row, whose pages are reserved, go on as the one that was swapped out."""
-        put_row_back(self.pool, self.rows[b], seen)
-        self.observations[self.rows[b]] = seen.observation
+        row, pool = self.rows[b], self.pool
+        put_back(pool.kv, pool.slots(row, 0, seen.length), seen.layers)
+        pool.lengths_B[row], self.observations[row] = seen.length, seen.observation
 
     def fork(self, source: int, row: int) -> None:
         """Let a fresh row, whose pages are reserved, see what another row has seen."""
