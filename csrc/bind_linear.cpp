@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 
 #include "decoder_layer.hpp"
 #include "matrix.hpp"
@@ -16,6 +17,16 @@ namespace {
 
 std::optional<Tensor> optional_tensor(const char* name, TensorArg object) {
     return object.is_none() ? std::nullopt : std::optional(tensor(name, object));
+}
+
+/// A tensor, or an object with bytes of a GGUF type: `kind`, `blocks`, and whether its products' input is bfloat16.
+WeightSource weight(const char* name, WeightArg object) {
+    if (!nb::hasattr(object, "kind")) return {tensor(name, object)};
+    const std::string kind = nb::cast<std::string>(object.attr("kind"));
+    const Format format = format_named(kind.c_str());
+    if (format == Format::none) throw nb::value_error(("there are no kernels for weights of type " + kind).c_str());
+    const bool narrow = nb::cast<bool>(object.attr("narrow"));
+    return {tensor(name, object.attr("blocks")), format, narrow ? Type::bf16 : Type::f32};
 }
 
 void linear(const Matrix& matrix, TensorArg x_object, TensorArg y_object) {
@@ -37,27 +48,27 @@ void rows(const Matrix& matrix, TensorArg ids_object, TensorArg out_object) {
     matrix.rows(id, ids[0], to);
 }
 
-void init_layer(DecoderLayer* self, TensorArg input_norm, TensorArg q, TensorArg k, TensorArg v, TensorArg o,
-                TensorArg post_norm, TensorArg gate, TensorArg up, TensorArg down, TensorArg q_bias,
+void init_layer(DecoderLayer* self, TensorArg input_norm, WeightArg q, WeightArg k, WeightArg v, WeightArg o,
+                TensorArg post_norm, WeightArg gate, WeightArg up, WeightArg down, TensorArg q_bias,
                 TensorArg k_bias, TensorArg v_bias, TensorArg q_norm, TensorArg k_norm, int64_t head_dim,
                 float eps, bool int8) {
     LayerWeights weights{
-        tensor("input_norm", input_norm),  tensor("q_proj", q),
-        tensor("k_proj", k),               tensor("v_proj", v),
-        tensor("o_proj", o),               tensor("post_norm", post_norm),
-        tensor("gate_proj", gate),         tensor("up_proj", up),
-        tensor("down_proj", down),         optional_tensor("q_bias", q_bias),
+        tensor("input_norm", input_norm),  tensor("post_norm", post_norm),
+        weight("q_proj", q),               weight("k_proj", k),
+        weight("v_proj", v),               weight("o_proj", o),
+        weight("gate_proj", gate),         weight("up_proj", up),
+        weight("down_proj", down),         optional_tensor("q_bias", q_bias),
         optional_tensor("k_bias", k_bias), optional_tensor("v_bias", v_bias),
         optional_tensor("q_norm", q_norm), optional_tensor("k_norm", k_norm)};
     new (self) DecoderLayer(weights, head_dim, eps, int8);
 }
 
-void init_projections(QkvProjections* self, TensorArg norm, TensorArg q, TensorArg k, TensorArg v, TensorArg q_bias,
+void init_projections(QkvProjections* self, TensorArg norm, WeightArg q, WeightArg k, WeightArg v, TensorArg q_bias,
                       TensorArg k_bias, TensorArg v_bias, TensorArg q_norm, TensorArg k_norm, int64_t head_dim,
                       float eps, bool int8) {
     LayerWeights weights{};
     weights.input_norm = tensor("input_norm", norm);
-    weights.q = tensor("q_proj", q), weights.k = tensor("k_proj", k), weights.v = tensor("v_proj", v);
+    weights.q = weight("q_proj", q), weights.k = weight("k_proj", k), weights.v = weight("v_proj", v);
     weights.q_bias = optional_tensor("q_bias", q_bias), weights.k_bias = optional_tensor("k_bias", k_bias);
     weights.v_bias = optional_tensor("v_bias", v_bias);
     weights.q_norm = optional_tensor("q_norm", q_norm), weights.k_norm = optional_tensor("k_norm", k_norm);
@@ -109,7 +120,7 @@ void bind_linear(nb::module_& m) {
                        "Weights (outputs, inputs) bfloat16 or float32, packed for the kernels; rounded to int8 if "
                        "asked for.")
         .def("__init__",
-             [](Matrix* self, TensorArg weight, bool int8) { new (self) Matrix(tensor("weight", weight), int8); },
+             [](Matrix* self, WeightArg from, bool int8) { new (self) Matrix(weight("weight", from), int8); },
              "weight"_a, nb::kw_only(), "int8"_a = false)
         .def_prop_ro("bytes", &Matrix::bytes, "Size of the packed weights.")
         .def("linear", &linear, "x"_a, "y"_a,
@@ -132,8 +143,8 @@ void bind_linear(nb::module_& m) {
         .def("qkv", &qkv<QkvProjections>, "x"_a, "q"_a, "k"_a, "v"_a, qkv_doc);
     nb::class_<GatedMlp>(m, "GatedMlp", "The first half of an MLP, or some of its outputs.")
         .def("__init__",
-             [](GatedMlp* self, TensorArg norm, TensorArg gate, TensorArg up, float eps, bool int8) {
-                 new (self) GatedMlp(tensor("post_norm", norm), tensor("gate_proj", gate), tensor("up_proj", up), eps,
+             [](GatedMlp* self, TensorArg norm, WeightArg gate, WeightArg up, float eps, bool int8) {
+                 new (self) GatedMlp(tensor("post_norm", norm), weight("gate_proj", gate), weight("up_proj", up), eps,
                                  int8);
              },
              "post_norm"_a, "gate_proj"_a, "up_proj"_a, nb::kw_only(), "eps"_a, "int8"_a = false)

@@ -21,10 +21,10 @@ void each_row(int64_t rows, Body&& body) {
 }
 
 Floats floats(const Tensor& vector, int64_t size, Type type) {
-    vector.expect(type, {size});
+    vector.expect(vector.type == Type::f32 ? Type::f32 : type, {size});
     Floats out(round_up(size, block_size));
     for (int64_t i = 0; i < size; i++)
-        out[i] = type == Type::bf16 ? to_float(static_cast<const bf16*>(vector.data)[i])
+        out[i] = vector.type == Type::bf16 ? to_float(static_cast<const bf16*>(vector.data)[i])
                                     : static_cast<const float*>(vector.data)[i];
     return out;
 }
@@ -57,8 +57,8 @@ QkvProjections::QkvProjections(const LayerWeights& w, int64_t head_dim, float ep
         throw std::invalid_argument("head_dim must be a multiple of 16");
     if (q_.outputs() % head_dim) throw std::invalid_argument("q_proj does not have whole heads");
     if (k_.outputs() % head_dim) throw std::invalid_argument("k_proj does not have whole heads");
-    w.k.expect(type(), {-1, hidden});
-    w.v.expect(type(), {k_.outputs(), hidden});
+    w.k.expect(type(), -1, hidden);
+    w.v.expect(type(), k_.outputs(), hidden);
     norm_ = norm(w.input_norm, hidden, type(), eps);
     q_bias_ = floats(w.q_bias, q_.outputs(), type());
     k_bias_ = floats(w.k_bias, k_.outputs(), type());
@@ -81,7 +81,7 @@ void QkvProjections::qkv(const float* x, int64_t rows, float* q, float* k, float
     if (k_norm_) (*k_norm_)(k, rows * kv_size() / head_dim_, Type::f32, k);
 }
 
-GatedMlp::GatedMlp(const Tensor& weight, const Tensor& gate, const Tensor& up, float eps, bool int8)
+GatedMlp::GatedMlp(const Tensor& weight, const WeightSource& gate, const WeightSource& up, float eps, bool int8)
     : matrix_(gate, up, int8), norm_(norm(weight, matrix_.inputs(), type(), eps)) {}
 
 void GatedMlp::forward(const float* x, int64_t rows, void* gated) const {
@@ -94,9 +94,9 @@ void GatedMlp::forward(const float* x, int64_t rows, void* gated) const {
 
 DecoderLayer::DecoderLayer(const LayerWeights& w, int64_t head_dim, float eps, bool int8)
     : qkv_(w, head_dim, eps, int8), o_(w.o, int8), gate_(w.post_norm, w.gate, w.up, eps, int8), down_(w.down, int8) {
-    w.o.expect(type(), {hidden(), q_size()});
-    w.gate.expect(type(), {gate_.outputs(), hidden()});
-    w.down.expect(type(), {hidden(), gate_.outputs()});
+    w.o.expect(type(), hidden(), q_size());
+    w.gate.expect(type(), gate_.outputs(), hidden());
+    w.down.expect(type(), hidden(), gate_.outputs());
 }
 
 void DecoderLayer::finish(float* x, int64_t rows, const void* attn_out) const {

@@ -25,7 +25,8 @@ struct Norm {
 
 /// The tensors of a checkpoint's layer; optional ones are missing where the model family has none.
 struct LayerWeights {
-    Tensor input_norm, q, k, v, o, post_norm, gate, up, down;
+    Tensor input_norm, post_norm;
+    WeightSource q, k, v, o, gate, up, down;
     std::optional<Tensor> q_bias, k_bias, v_bias, q_norm, k_norm;
 };
 
@@ -55,7 +56,7 @@ class QkvProjections {
 /// The first half of an MLP, all of its outputs or some: silu(gate) * up of the normed residual stream.
 class GatedMlp {
   public:
-    GatedMlp(const Tensor& norm, const Tensor& gate, const Tensor& up, float eps, bool int8);
+    GatedMlp(const Tensor& norm, const WeightSource& gate, const WeightSource& up, float eps, bool int8);
 
     int64_t hidden() const { return norm_.size; }
     int64_t outputs() const { return matrix_.outputs(); }

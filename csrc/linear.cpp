@@ -29,9 +29,8 @@ void run_chunk(const Linear& l, int64_t chunk) {
     linear_kernels().run(l, top, bottom, first, std::min(first + grid.chunk_blocks, l.weights.blocks));
 }
 
-/// x rounded to int8 where the weights are int8, else null.
+/// x rounded to int8.
 const int8_t* quantised(Scratch& scratch, const Linear& l) {
-    if (!l.weights.scales) return nullptr;
     constexpr int64_t at_once = 8;  // some microseconds of work
     int8_t* rows = scratch.take<int8_t>(l.rows * int8_stride(l.weights));
     parallel(static_cast<int>((l.rows + at_once - 1) / at_once), [&](int64_t job) {
@@ -40,16 +39,29 @@ const int8_t* quantised(Scratch& scratch, const Linear& l) {
     return rows;
 }
 
-Linear with_x(Linear l, const int8_t* rows) {
-    l.x = rows, l.x_stride = int8_stride(l.weights);
-    return l;
-}
+/// x as each kind of weights wants it; what nobody wants is null.
+struct RoundedInputs {
+    const int8_t* by[3] = {};
+
+    RoundedInputs(Scratch& scratch, std::initializer_list<Linear> products) {
+        for (const Linear& l : products) {
+            const Rounding rounding = l.weights.rounding();
+            const int8_t*& rows = by[static_cast<int>(rounding)];
+            if (rounding != Rounding::none && !rows) rows = quantised(scratch, l);
+        }
+    }
+    Linear with_x(Linear l) const {
+        if (const int8_t* rows = by[static_cast<int>(l.weights.rounding())])
+            l.x = rows, l.x_stride = int8_stride(l.weights);
+        return l;
+    }
+};
 
 }  // namespace
 
 void multiply(std::initializer_list<Linear> products) {
     Scratch scratch;
-    const int8_t* rows = quantised(scratch, *products.begin());
+    const RoundedInputs rounded(scratch, products);
     int64_t chunks = 0, work = 0;
     for (const Linear& l : products) {
         chunks += Grid(l).chunks();
@@ -58,7 +70,7 @@ void multiply(std::initializer_list<Linear> products) {
     const auto body = [&](int64_t chunk) {
         for (const Linear& l : products) {
             const int64_t own = Grid(l).chunks();
-            if (chunk < own) return run_chunk(rows ? with_x(l, rows) : l, chunk);
+            if (chunk < own) return run_chunk(rounded.with_x(l), chunk);
             chunk -= own;
         }
     };

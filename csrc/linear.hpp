@@ -8,6 +8,7 @@
 #include <initializer_list>
 
 #include "isa.hpp"
+#include "low_bit.hpp"
 #include "types.hpp"
 
 namespace triforce {
@@ -17,18 +18,28 @@ constexpr int linear_rows = 96;  // at most, of one call of a kernel
 
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
+enum class Rounding : int { none, by_row, by_group };
+
 /// Packed weights, owned by a Matrix. Blocks of 16 outputs, each with inputs ascending, in pairs for bf16:
 /// [blocks][inputs / 2][16][2]; for float [blocks][inputs][16]. Missing outputs and inputs are zeros.
 ///
 /// With scales they are int8, in fours: [blocks][inputs / 4][16][4]. Such a product rounds each row of x to int8, too.
 /// Its sums are exact and are multiplied once by the scales of row and output, so all levels agree in every bit.
+///
+/// With a format they are as low_bit.hpp says, one block of 16 outputs after another.
 struct Weights {
     Type type;  // of x, and of the weights unless these are int8
     const void* data;
     const float* scales;  // (blocks * 16), of each output; or null
-    int64_t inputs;       // even; a multiple of 16 for int8
+    int64_t inputs;       // even; a multiple of 16 for int8, of whole groups for a format
     int64_t outputs;      // of each of two interleaved matrices
     int64_t blocks;
+    Format format = Format::none;
+
+    /// How a product rounds its input: two that do so alike share it.
+    Rounding rounding() const {
+        return format != Format::none ? Rounding::by_group : scales ? Rounding::by_row : Rounding::none;
+    }
 };
 
 constexpr int64_t most_int8_inputs = 1 << 17;  // so that sums stay below 2^31
@@ -51,15 +62,18 @@ struct Linear {
 };
 
 struct LinearKernels {
-    /// Outputs of blocks [first, last) for rows [top, bottom), at most linear_rows of them. For int8 weights x has been
-    /// through `quantise`.
+    /// Outputs of blocks [first, last) for rows [top, bottom), at most linear_rows of them. Where the weights want x
+    /// rounded, it has been through `quantise`.
     void (*run)(const Linear& linear, int64_t top, int64_t bottom, int64_t first, int64_t last);
-    /// Rows [top, bottom) of x as int8; each is followed by its scale, a float.
+    /// Rows [top, bottom) of x as int8; each is followed by its scale, a float, or by its `GroupInput`s.
     void (*quantise)(const Linear& linear, int64_t top, int64_t bottom, int8_t* rows);
 };
 TF_KERNEL_TABLE(LinearKernels, linear_kernels)
 
-constexpr int64_t int8_stride(const Weights& weights) { return weights.inputs + block_size; }
+/// Bytes of a rounded row.
+constexpr int64_t int8_stride(const Weights& weights) {
+    return weights.format == Format::none ? weights.inputs + block_size : grouped_stride(weights.inputs);
+}
 
 /// Computes some products of the same x in one job of the thread pool.
 void multiply(std::initializer_list<Linear> products);

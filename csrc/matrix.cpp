@@ -53,33 +53,75 @@ void unpack_row(const Weights& w, int64_t row, int64_t inputs, float* out) {
         out[i] = to_float(element<T>(w, row / block_size, row % block_size, i)) * scale;
 }
 
-const Tensor& checked(const std::vector<Tensor>& interleaved) {
-    const Tensor& first = interleaved[0];
-    if (first.type != Type::bf16 && first.type != Type::f32)
-        throw std::invalid_argument(std::string(first.name) + " must be bfloat16 or float32");
-    first.expect(first.type, {-1, -1});
-    if (!first[0] || !first[1]) throw std::invalid_argument(std::string(first.name) + " is empty");
-    for (const Tensor& each : interleaved) each.expect(first.type, {first[0], first[1]});
-    return first;
+void check(const std::vector<WeightSource>& interleaved) {
+    const WeightSource& first = interleaved[0];
+    const std::string name = first.tensor.name;
+    if (first.format == Format::none && first.input != Type::bf16 && first.input != Type::f32)
+        throw std::invalid_argument(name + " must be bfloat16 or float32");
+    const Type type = first.format == Format::none ? first.input : Type::u8;
+    first.tensor.expect(type, {-1, -1});
+    if (!first.tensor[0] || !first.tensor[1]) throw std::invalid_argument(name + " is empty");
+    if (first.format != Format::none && first.tensor[1] % file_block_bytes(first.format))
+        throw std::invalid_argument(name + " does not have whole blocks");
+    for (const WeightSource& each : interleaved) {
+        each.tensor.expect(type, {first.tensor[0], first.tensor[1]});
+        if (each.format != first.format || each.input != first.input)
+            throw std::invalid_argument(name + " and " + each.tensor.name + " differ in type");
+    }
 }
 
 }  // namespace
 
-Matrix::Matrix(const std::vector<Tensor>& interleaved, bool int8) {
-    const Tensor& first = checked(interleaved);
-    const int64_t each = round_up(first[0], block_size) / block_size, count = static_cast<int64_t>(interleaved.size());
-    const bool narrow = first.type == Type::bf16;
-    inputs_ = first[1];
+int64_t WeightSource::inputs() const {
+    if (format == Format::none) return tensor[1];
+    return tensor[1] / file_block_bytes(format) * parts(format).file_inputs();
+}
+
+void WeightSource::expect(Type wanted, int64_t outputs_wanted, int64_t inputs_wanted) const {
+    if (format == Format::none) return tensor.expect(wanted, {outputs_wanted, inputs_wanted});
+    if (outputs_wanted < 0) outputs_wanted = outputs();
+    if (input != wanted || outputs() != outputs_wanted || inputs() != inputs_wanted)
+        throw std::invalid_argument(std::string(tensor.name) + " must have " + std::to_string(outputs_wanted) +
+                                    " outputs and " + std::to_string(inputs_wanted) + " inputs, has " +
+                                    std::to_string(outputs()) + " and " + std::to_string(inputs()));
+}
+
+Matrix::Matrix(const std::vector<WeightSource>& interleaved, bool int8) {
+    check(interleaved);
+    const WeightSource& first = interleaved[0];
+    const int64_t each = round_up(first.outputs(), block_size) / block_size;
+    inputs_ = first.inputs();
+    weights_ = {first.input, nullptr, nullptr, inputs_, first.outputs(),
+                each * static_cast<int64_t>(interleaved.size()), first.format};
+    first.format == Format::none ? pack_numbers(interleaved, int8) : pack_groups(interleaved);
+}
+
+void Matrix::pack_numbers(const std::vector<WeightSource>& interleaved, bool int8) {
+    const bool narrow = type() == Type::bf16;
     if (int8 && inputs_ > most_int8_inputs)
-        throw std::invalid_argument(std::string(first.name) + " is too wide for int8");
-    weights_ = {first.type, nullptr, nullptr, round_up(inputs_, int8 ? block_size : 2), first[0], each * count};
-    const int64_t rows = weights_.blocks * block_size, data = rows * weights_.inputs * (int8 ? 1 : size_of(first.type));
+        throw std::invalid_argument(std::string(interleaved[0].tensor.name) + " is too wide for int8");
+    weights_.inputs = round_up(inputs_, int8 ? block_size : 2);
+    const int64_t rows = weights_.blocks * block_size, data = rows * weights_.inputs * (int8 ? 1 : size_of(type()));
     memory_ = Memory(data + (int8 ? rows * sizeof(float) : 0));
     weights_.data = memory_.data();
     if (int8) weights_.scales = reinterpret_cast<const float*>(memory_.data() + data);
     const auto pack_one = int8 ? (narrow ? pack_int8<bf16> : pack_int8<float>) : (narrow ? pack<bf16> : pack<float>);
+    const int count = static_cast<int>(interleaved.size());
     parallel(static_cast<int>(weights_.blocks),
-             [&](int block) { pack_one(weights_, interleaved[block % count], block / count, block); });
+             [&](int block) { pack_one(weights_, interleaved[block % count].tensor, block / count, block); });
+}
+
+void Matrix::pack_groups(const std::vector<WeightSource>& interleaved) {
+    const int64_t bytes = block_bytes(parts(weights_.format), inputs_);
+    memory_ = Memory(weights_.blocks * bytes);
+    weights_.data = memory_.data();
+    const int count = static_cast<int>(interleaved.size());
+    parallel(static_cast<int>(weights_.blocks), [&](int block) {
+        const Tensor& from = interleaved[block % count].tensor;
+        const int64_t row = block / count * block_size, rows = std::min<int64_t>(block_size, from[0] - row);
+        pack_block(weights_.format, static_cast<const uint8_t*>(from.data) + row * from[1], rows, inputs_,
+                   reinterpret_cast<uint8_t*>(memory_.data()) + block * bytes);
+    });
 }
 
 void Matrix::linear(const void* x, int64_t rows, float* y) const {
@@ -100,7 +142,14 @@ void Matrix::rows(const int64_t* ids, int64_t count, float* out) const {
     const auto unpack = weights_.scales        ? unpack_row<int8_t>
                         : type() == Type::bf16 ? unpack_row<bf16>
                                                : unpack_row<float>;
-    for (int64_t i = 0; i < count; i++) unpack(weights_, ids[i], inputs_, out + i * inputs_);
+    for (int64_t i = 0; i < count; i++, out += inputs_)
+        if (weights_.format == Format::none)
+            unpack(weights_, ids[i], inputs_, out);
+        else
+            unpack_output(weights_.format,
+                          static_cast<const uint8_t*>(weights_.data) +
+                              ids[i] / block_size * block_bytes(parts(weights_.format), inputs_),
+                          static_cast<int>(ids[i] % block_size), inputs_, out);
 }
 
 }  // namespace triforce

@@ -1,5 +1,6 @@
 #include "../linear.hpp"
 
+#include "low_bit_sum.hpp"
 #include "quantise.hpp"
 #include "step.hpp"
 
@@ -138,15 +139,31 @@ void finish(const Linear& l, const float* sums, int64_t top, int rows, int64_t f
     }
 }
 
-/// W: type of the packed weights; T: type of x and of rounded outputs.
-template <class W, class T>
-void run_as(const Linear& l, int64_t top, int rows, int64_t first, int64_t last) {
+/// Writes the sums of some blocks, scales included, of weights of type W.
+template <class W>
+void sum_all(const Linear& l, int64_t top, int rows, int64_t first, int blocks, bool last, float* sums) {
+    sum<W>(l, top, rows, first, blocks, last, sums);
+    if constexpr (sizeof(W) == 1) apply_scales(l, sums, top, rows, first, blocks);
+}
+
+void sum_low_bit(const Linear& l, int64_t top, int rows, int64_t first, int blocks, bool, float* sums) {
+    switch (l.weights.format) {
+#define TF_SUM(format) \
+    case Format::format: return low_bit_sum<Format::format>(l, top, rows, first, blocks, sums);
+        TF_SUM(q4_0) TF_SUM(q4_1) TF_SUM(q5_0) TF_SUM(q5_1) TF_SUM(q8_0) TF_SUM(q4_k) TF_SUM(q5_k) TF_SUM(q6_k)
+#undef TF_SUM
+        case Format::none: break;
+    }
+}
+
+/// T: type of x and of rounded outputs.
+template <class T, class Sum>
+void run_as(const Linear& l, int64_t top, int rows, int64_t first, int64_t last, Sum sum) {
     Sums sums;
     const int step = wide[rows < tallest ? rows : tallest] == widest ? widest : group;
     for (int64_t block = first; block < last; block += step) {
         const int blocks = static_cast<int>(last - block < step ? last - block : step);
-        sum<W>(l, top, rows, block, blocks, block + step >= last, sums.of);
-        if constexpr (sizeof(W) == 1) apply_scales(l, sums.of, top, rows, block, blocks);
+        sum(l, top, rows, block, blocks, block + step >= last, sums.of);
         if (l.epilogue == Epilogue::swiglu)
             finish_swiglu<T>(l, sums.of, top, rows, block, blocks);
         else
@@ -156,9 +173,12 @@ void run_as(const Linear& l, int64_t top, int rows, int64_t first, int64_t last)
 
 void run(const Linear& l, int64_t top, int64_t bottom, int64_t first, int64_t last) {
     const bool narrow = l.weights.type == Type::bf16;
-    const auto run = l.weights.scales ? (narrow ? run_as<int8_t, bf16> : run_as<int8_t, float>)
-                                      : (narrow ? run_as<bf16, bf16> : run_as<float, float>);
-    run(l, top, static_cast<int>(bottom - top), first, last);
+    const auto sum = l.weights.format != Format::none ? sum_low_bit
+                     : l.weights.scales               ? sum_all<int8_t>
+                     : narrow                         ? sum_all<bf16>
+                                                      : sum_all<float>;
+    const auto run = narrow ? run_as<bf16, decltype(sum)> : run_as<float, decltype(sum)>;
+    run(l, top, static_cast<int>(bottom - top), first, last, sum);
 }
 
 template <class T>
@@ -169,8 +189,20 @@ void quantise_as(const Linear& l, int64_t row, int8_t* to) {
     __builtin_memcpy(to + l.weights.inputs, &scale, sizeof scale);
 }
 
+template <class T>
+void quantise_groups(const Linear& l, int64_t row, int8_t* to) {
+    const T* x = static_cast<const T*>(l.x) + row * l.x_stride;
+    const int64_t inputs = l.weights.inputs;
+    for (int64_t i = 0; i < inputs; i += group_size) {
+        const GroupInput group = quantise_group(x + i, to + i);
+        __builtin_memcpy(to + inputs + i / group_size * sizeof group, &group, sizeof group);
+    }
+}
+
 void quantise_rows(const Linear& l, int64_t top, int64_t bottom, int8_t* rows) {
-    const auto quantise_row = l.weights.type == Type::bf16 ? quantise_as<bf16> : quantise_as<float>;
+    const bool narrow = l.weights.type == Type::bf16, groups = l.weights.format != Format::none;
+    const auto quantise_row = groups ? (narrow ? quantise_groups<bf16> : quantise_groups<float>)
+                                     : (narrow ? quantise_as<bf16> : quantise_as<float>);
     for (int64_t row = top; row < bottom; row++) quantise_row(l, row, rows + row * int8_stride(l.weights));
 }
 

@@ -1,6 +1,7 @@
 // Numbers rounded to int8 with one scale: each is the nearest multiple of it, and the largest is 127 times it.
 #pragma once
 
+#include "../low_bit.hpp"
 #include "simd.hpp"
 
 namespace triforce::TF_LEVEL {
@@ -21,6 +22,17 @@ template <class T>
 void quantise(const T* x, int64_t n, float scale, int8_t* to) {
     const F16 inverse = set1(scale > 0 ? 1 / scale : 0), most = set1(int8_largest);
     for (int64_t i = 0; i < n; i += 16) store_int8(to + i, min(max(load(x + i) * inverse, zero() - most), most));
+}
+
+/// Rounds a group of inputs, and returns what a product knows of it.
+template <class T>
+GroupInput quantise_group(const T* x, int8_t* to) {
+    const float scale = scale_of(x, group_size);
+    quantise(x, group_size, scale, to);
+    int32_t sums[2] = {};
+    for (int i = 0; i < group_size; i++) sums[i / 16] += to[i];
+    const int32_t all = sums[0] + sums[1];
+    return {scale, scale * static_cast<float>(all), all, sums[0]};
 }
 
 }  // namespace triforce::TF_LEVEL
