@@ -16,6 +16,8 @@ struct FileBlock {
     uint8_t small_minima[super_groups];
 };
 
+bool is_finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
+
 uint16_t half_at(const uint8_t* at) {
     uint16_t bits;
     std::memcpy(&bits, at, sizeof bits);
@@ -158,17 +160,20 @@ int64_t file_block_bytes(Format format) {
     return bytes[static_cast<int>(format)];
 }
 
-void pack_block(Format format, const uint8_t* file, int64_t rows, int64_t inputs, uint8_t* block) {
+bool pack_block(Format format, const uint8_t* file, int64_t rows, int64_t inputs, uint8_t* block) {
     const FormatParts f = parts(format);
     const int64_t blocks = inputs / f.file_inputs(), groups = f.file_inputs() / group_size;
     uint8_t* scales = block + inputs / group_size * code_bytes(f);
+    bool finite = true;
     for (int64_t b = 0; b < blocks; b++)
         for (int lane = 0; lane < rows; lane++) {
             const FileBlock from = read(format, file + (lane * blocks + b) * file_block_bytes(format));
             for (int64_t g = 0; g < groups; g++)
                 put_codes(f.bits, from.codes + g * group_size, lane, block + (b * groups + g) * code_bytes(f));
             put_scales(f, from, lane, scales + b * scale_bytes(f));
+            finite &= is_finite(from.scale) && is_finite(from.minimum);
         }
+    return finite;
 }
 
 void unpack_output(Format format, const uint8_t* block, int lane, int64_t inputs, float* out) {

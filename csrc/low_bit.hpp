@@ -91,8 +91,9 @@ Format format_named(const char* name);
 /// Bytes of a block in a file.
 int64_t file_block_bytes(Format format);
 
-/// Packs rows [0, rows) of a file, at most sixteen, each of whole blocks; the block is zeroed.
-void pack_block(Format format, const uint8_t* file, int64_t rows, int64_t inputs, uint8_t* block);
+/// Packs rows [0, rows) of a file, at most sixteen, each of whole blocks; the block is zeroed. Returns whether all scales
+/// are finite.
+bool pack_block(Format format, const uint8_t* file, int64_t rows, int64_t inputs, uint8_t* block);
 
 /// The weights of one output, as floats.
 void unpack_output(Format format, const uint8_t* block, int lane, int64_t inputs, float* out);

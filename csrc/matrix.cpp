@@ -1,6 +1,7 @@
 #include "matrix.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -116,12 +117,15 @@ void Matrix::pack_groups(const std::vector<WeightSource>& interleaved) {
     memory_ = Memory(weights_.blocks * bytes);
     weights_.data = memory_.data();
     const int count = static_cast<int>(interleaved.size());
+    std::atomic<const char*> broken{};
     parallel(static_cast<int>(weights_.blocks), [&](int block) {
         const Tensor& from = interleaved[block % count].tensor;
         const int64_t row = block / count * block_size, rows = std::min<int64_t>(block_size, from[0] - row);
-        pack_block(weights_.format, static_cast<const uint8_t*>(from.data) + row * from[1], rows, inputs_,
-                   reinterpret_cast<uint8_t*>(memory_.data()) + block * bytes);
+        if (!pack_block(weights_.format, static_cast<const uint8_t*>(from.data) + row * from[1], rows, inputs_,
+                        reinterpret_cast<uint8_t*>(memory_.data()) + block * bytes))
+            broken = from.name;
     });
+    if (broken) throw std::invalid_argument(std::string(broken) + " holds NaN or Inf");
 }
 
 void Matrix::linear(const void* x, int64_t rows, float* y) const {

@@ -1,0 +1,150 @@
+"""Products with weights of GGUF types, on every level. Shape suffixes: N rows, K inputs, M outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.gguf_blocks import KINDS, Blocks, inputs_of_block, random_blocks
+from tests.helpers.paged_kv import native, usable
+
+if native is None:
+    pytest.skip("the native kernels were not built", allow_module_level=True)
+
+GROUP = 32
+
+
+@pytest.fixture(autouse=True, params=sorted({level for level, _ in usable()}))
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    before, threads = native.level(), native.threads()
+    native.use(request.param)
+    yield request.param
+    native.use(before)
+    native.set_threads(threads)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def linear(weight: Blocks, x_NK: Tensor) -> Tensor:
+    y_NM = torch.full((len(x_NK), len(weight.blocks)), torch.nan)
+    native.Matrix(weight).linear(x_NK.to(torch.bfloat16 if weight.narrow else torch.float32), y_NM)
+    return y_NM
+
+
+def rounded(x_NK: Tensor) -> Tensor:
+    """Each group of a row as multiples of its scale, in float64."""
+    x = x_NK.float().unflatten(1, (-1, GROUP))
+    scale = x.abs().amax(2, keepdim=True) / 127
+    return ((x * torch.where(scale > 0, 1 / scale, 0)).round().double() * scale.double()).flatten(1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_low_bit_rows_equal_library(kind: str) -> None:
+    weight = random_blocks(kind, 37, 512)
+    ids, out = torch.tensor([0, 36, 5, 18, 5]), torch.empty(5, 512)
+    native.Matrix(weight).rows(ids, out)
+    assert torch.equal(out.double(), weight.weights_MK()[ids])
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_low_bit_product_error_within_bound(kind: str, narrow: bool) -> None:
+    """Sums of groups are exact, and each group brings at most four roundings into the chain of floats."""
+    K = 3 * 256 if inputs_of_block(kind) > GROUP else 11 * GROUP
+    for N in (1, 2, 5, 16, 100):
+        weight, x_NK = random_blocks(kind, 70, K, narrow), normal(N, K, seed=N)
+        x_NK = x_NK.bfloat16().float() if narrow else x_NK
+        w_MK, exact_NK = weight.weights_MK(), rounded(x_NK)
+        error = (linear(weight, x_NK) - exact_NK @ w_MK.T).abs()
+        terms = exact_NK.abs() @ (w_MK.abs() + parts_that_cancel(weight)).T
+        assert bool((error <= 4 * K / GROUP * 2.0**-24 * terms).all()), N
+
+
+def parts_that_cancel(weight: Blocks) -> Tensor:
+    """What a code brings and a minimum takes away, at most, float64 (M, 1)."""
+    return weight.weights_MK().abs().amax(1, keepdim=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_low_bit_row_bits_independent_of_batch(kind: str) -> None:
+    weight, x_NK = random_blocks(kind, 100, 2560), normal(230, 2560)
+    whole = linear(weight, x_NK)
+    for threads in (1, 2):
+        native.set_threads(threads)
+        assert torch.equal(whole, linear(weight, x_NK))
+        for N in range(1, 20):
+            assert torch.equal(whole[N : 2 * N], linear(weight, x_NK[N : 2 * N])), N
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_low_bit_part_of_outputs_has_bits_of_whole(kind: str) -> None:
+    """So that ranks may cut the outputs."""
+    weight, x_NK = random_blocks(kind, 96, 512), normal(3, 512)
+    part = Blocks(kind, weight.blocks[32:80].contiguous())
+    assert torch.equal(linear(weight, x_NK)[:, 32:80], linear(part, x_NK))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_low_bit_extreme_codes_are_exact(kind: str) -> None:
+    """All bits set and inputs at their largest: words that saturate would show here."""
+    weight = random_blocks(kind, 16, 512)
+    blocks = weight.blocks.view(16, -1, weight.blocks.shape[1] // (512 // inputs_of_block(kind)))
+    halves = blocks.clone()
+    blocks.fill_(255 if kind != "Q8_0" else 128)
+    for at in (208,) if kind == "Q6_K" else (0, 2) if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else (0,):
+        blocks[..., at : at + 2] = halves[..., at : at + 2]
+    for sign in (1, -1):
+        x_NK = torch.full((9, 512), 127.0 * sign)
+        error = (linear(weight, x_NK) - x_NK.double() @ weight.weights_MK().T).abs()
+        assert bool((error <= 64 * 2.0**-24 * 512 * 127 * 2 * parts_that_cancel(weight).T).all())
+
+
+def test_low_bit_sums_agree_across_levels(level: str) -> None:
+    """Levels that fuse multiplication and addition do so alike; the portable one rounds between."""
+    if level == "portable":
+        pytest.skip("it has no fused multiply-add")
+    x_NK = normal(7, 768)
+    for kind in KINDS:
+        weight = random_blocks(kind, 40, 768)
+        here = linear(weight, x_NK)
+        native.use("avx2")
+        assert torch.equal(here, linear(weight, x_NK)), kind
+        native.use(level)
+
+
+def test_low_bit_nonfinite_inputs_stay_nonfinite() -> None:
+    weight = random_blocks("Q4_1", 16, 64)
+    for value in (torch.nan, torch.inf):
+        x_NK = torch.zeros(2, 64)
+        x_NK[0, 3] = value
+        y_NM = linear(weight, x_NK)
+        assert not y_NM[0].isfinite().any() and torch.equal(y_NM[1], torch.zeros(16))
+
+
+def test_low_bit_nonfinite_scales_raise() -> None:
+    for kind in KINDS:
+        weight = random_blocks(kind, 16, 512)
+        weight.blocks[3, 208:210] = 255  # a half of Q6_K's, and of others where a block begins there
+        at = 208 if kind == "Q6_K" else 0
+        weight.blocks[3, at : at + 2] = torch.from_numpy(np.array([np.inf], np.float16).view(np.uint8))
+        with pytest.raises(ValueError, match="weight holds NaN or Inf"):
+            native.Matrix(weight)
+
+
+def test_low_bit_bad_blocks_raise() -> None:
+    good = random_blocks("Q4_1", 16, 64)
+    for bad, told in [
+        (Blocks("Q2_K", good.blocks), "no kernels for weights of type Q2_K"),
+        (Blocks("Q4_1", good.blocks[:, :30].contiguous()), "whole blocks"),
+        (Blocks("Q4_1", good.blocks.int()), "weight must be uint8"),
+        (Blocks("Q4_1", good.blocks[:0]), "weight is empty"),
+        (Blocks("Q4_1", good.blocks[0]), "weight must be uint8"),
+    ]:
+        with pytest.raises(ValueError, match=told):
+            native.Matrix(bad)

@@ -1,0 +1,47 @@
+"""Random weights in blocks of GGUF types, and what they are in float64.
+
+Shape suffixes: M outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from torch import Tensor
+
+KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Where a block has its scale and minimum, if not a scale at its beginning."""
+
+
+@dataclass
+class Blocks:
+    """The weight that a reader of GGUF files hands to the kernels."""
+
+    kind: str
+    blocks: Tensor
+    """uint8 (M, bytes of K inputs)"""
+    narrow: bool = False
+
+    def weights_MK(self) -> Tensor:
+        """Return the weights by the library, float64 (M, K)."""
+        return torch.from_numpy(quants.dequantize(self.blocks.numpy(), GGMLQuantizationType[self.kind])).double()
+
+
+def inputs_of_block(kind: str) -> int:
+    return int(GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0])
+
+
+def random_blocks(kind: str, M: int, K: int, narrow: bool = False, seed: int = 0) -> Blocks:
+    """Codes and small scales of all values, and halves around .01 of both signs; one output is all zeros."""
+    draw = np.random.default_rng(seed)
+    inputs, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    found = draw.integers(0, 256, (M, K // inputs, size), dtype=np.uint8)
+    for at in HALVES.get(kind, (0,)):
+        halves = (draw.standard_normal(found.shape[:2]) / 100).astype(np.float16)
+        halves[M // 2] = 0
+        found[:, :, at : at + 2] = halves[..., None].view(np.uint8)
+    return Blocks(kind, torch.from_numpy(found.reshape(M, -1)), narrow)
