@@ -50,12 +50,20 @@ TF_INLINE Row fma(Row a, Row b, Row c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}
 TF_INLINE Row floats(Ints x) { return {_mm512_cvtepi32_ps(x.v)}; }
 TF_INLINE Ints less(Ints x, int32_t y) { return {_mm512_sub_epi32(x.v, _mm512_set1_epi32(y))}; }
 
-/// A sum of products of codes, all below 2^bits (bits = 8: signed), and int8.
+#if TF_SIMD_AVX512VNNI
+constexpr int bias = 128;  // is added to signed codes, as the instruction wants one side unsigned
+TF_INLINE Codes biased(Codes x) { return {_mm512_xor_si512(x.v, _mm512_set1_epi8(static_cast<char>(128)))}; }
+#else
+constexpr int bias = 0;
+TF_INLINE Codes biased(Codes x) { return x; }
+#endif
+
+/// A sum of products of codes, all below 2^bits (bits = 8: signed, with the bias if there is one), and int8.
 template <int bits>
 struct Dot {
     __m512i sum = _mm512_setzero_si512();
     TF_INLINE void add(Codes w, Codes x, int) {
-        if constexpr (bits == 8)
+        if constexpr (bits == 8 && !bias)
             sum = dot4_unsigned({sum}, {_mm512_abs_epi8(w.v)}, times_sign({x.v}, with_signs({w.v}))).v;
         else
             sum = dot4_unsigned({sum}, {w.v}, {x.v}).v;
@@ -194,6 +202,11 @@ struct Dot {
     TF_INLINE Ints total() const { return sum; }
 };
 
+#endif
+
+#if !TF_SIMD_AVX512
+constexpr int bias = 0;
+TF_INLINE Codes biased(Codes x) { return x; }
 #endif
 
 constexpr int parts_of_a_block = 16 / lanes;

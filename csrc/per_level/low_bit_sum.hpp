@@ -25,7 +25,7 @@ struct GroupedRows {
 template <int bits>
 TF_INLINE void unpack(const uint8_t* from, Codes (&codes)[group_steps]) {
     if constexpr (bits == 8) {
-        for (int s = 0; s < group_steps; s++) codes[s] = load_codes(from + s * vector_bytes);
+        for (int s = 0; s < group_steps; s++) codes[s] = biased(load_codes(from + s * vector_bytes));
         return;
     }
     for (int v = 0; v < group_steps / 2; v++) {
@@ -84,6 +84,7 @@ template <Format F, int M>
 void low_bit_tile(const uint8_t* block, const uint8_t* scales, int part, const GroupedRows& x, int64_t m0,
                   int64_t first, int64_t last, float* sums, int64_t stride) {
     constexpr FormatParts f = parts(F);
+    constexpr int offset = f.bits == 8 ? bias : f.offset;
     constexpr int halves = f.scales == Scales::super_half ? 2 : 1, in_half = group_steps / halves;
     constexpr int64_t ahead = 2048;  // bytes
     Row acc[M], large[2]{};
@@ -103,9 +104,9 @@ void low_bit_tile(const uint8_t* block, const uint8_t* scales, int part, const G
             for (int m = 0; m < M; m++) {
                 const GroupInput& of_row = x.groups(m0 + m)[g];
                 Ints sum = dots[m].total();
-                if constexpr (f.offset != 0) {
+                if constexpr (offset != 0) {
                     const int32_t codes = halves == 1 ? of_row.codes : h ? of_row.codes - of_row.first : of_row.first;
-                    sum = less(sum, codes * f.offset);
+                    sum = less(sum, codes * offset);
                 }
                 acc[m] = fma(s.scale[h], floats(sum) * set1_row(of_row.scale), acc[m]);
                 if constexpr (f.minimum()) acc[m] = fma(s.minimum, set1_row(of_row.sum), acc[m]);
