@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import asdict
 from textwrap import fill
 
 from triforce.cli.engine_arguments import load, sampling
@@ -26,7 +27,7 @@ def run(options: Namespace) -> int:
         (output,) = llm.generate(prompt, params, load_cache=options.load_cache, on_prefill=progress)
     explanation = output.explain()
     if options.json:
-        print(json.dumps(explanation.as_json(), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(asdict(explanation), ensure_ascii=False, allow_nan=False))
         return 0
     for table in tables(explanation):
         print(f"{table.plain()}\n")
