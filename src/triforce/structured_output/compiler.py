@@ -14,16 +14,12 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.structured_output import sandbox
-from triforce.structured_output.json_numbers import NumberLimits
-from triforce.structured_output.matcher import Matcher
-from triforce.structured_output.sandbox import schema_grammar
+from triforce.structured_output.matcher import Matcher, NumberLimits
 
 REMEMBERED = 64
 """Compiled grammars that are kept: those used last."""
 TRIAL_SECONDS = 60
 """Seconds to wait for a trial, which has a few seconds of CPU time but may get them late."""
-
-__all__ = ["GrammarCompiler", "schema_grammar"]
 
 
 class GrammarCompiler:

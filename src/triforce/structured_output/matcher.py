@@ -1,17 +1,53 @@
 """Matcher: a `sampling.Constraint` that follows one text through a grammar, by llguidance's matcher.
 
+Numbers in JSON come to an end: a schema bounds their value at most, and some models go on for ever.
 Shape suffixes: T tokens of the text, K draft tokens, J = K + 1, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from triforce.ragged import Bools, Ints, common_prefix
-from triforce.structured_output.json_numbers import JsonState, NumberLimits
+
+MOST_CHARACTERS = 40
+"""Enough for every float64 and every integer of 128 bits. A longer number ends as soon as its schema lets it."""
+_PARTS = frozenset(b"0123456789.eE+-")
+
+
+class JsonState(NamedTuple):
+    """State of a JSON text: within a string or not, and in which number."""
+
+    quoted: bool = False
+    escaped: bool = False
+    length: int = 0
+    """Characters of a number so far."""
+
+    def after(self, written: bytes) -> JsonState:
+        """Return the state some bytes later."""
+        quoted, escaped, length = self
+        for byte in written:
+            if quoted:
+                quoted, escaped = escaped or byte != ord('"'), not escaped and byte == ord("\\")
+            else:
+                quoted, length = byte == ord('"'), length + 1 if byte in _PARTS else 0
+        return JsonState(quoted, escaped, length)
+
+
+class NumberLimits:
+    """Ends numbers of `MOST_CHARACTERS`, in the tokens of a vocabulary, given by their bytes."""
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        self.tokens = tokens
+        self._leaving_V = np.array([not token or token[0] not in _PARTS for token in tokens])
+
+    def shortened(self, allowed_V: Bools, state: JsonState) -> Bools:
+        """Return what is allowed, without tokens that go on with a number that is long enough, if others remain."""
+        leaving_V = allowed_V & self._leaving_V
+        return leaving_V if state.length >= MOST_CHARACTERS and leaving_V.any() else allowed_V
 
 
 class Matcher:
@@ -65,7 +101,7 @@ class Matcher:
         self._read += tokens[:taken]
         if self._numbers:
             for token in tokens[:taken]:
-                self._states.append(self._numbers.after(self._states[-1], token))
+                self._states.append(self._states[-1].after(self._numbers.tokens[token]))
         return bool(taken == len(tokens))
 
     def _next(self) -> Bools:
