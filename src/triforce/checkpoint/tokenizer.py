@@ -1,18 +1,26 @@
-"""Text to token ids and back, through the `tokenizers` library."""
+"""Text to token ids and back, through the `tokenizers` library: as text one by one, and as bytes.
+
+The text of a token may be a part of a character.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from triforce.checkpoint.detokenizer import TextStream
+from tokenizers import Tokenizer as Core
+from tokenizers.decoders import DecodeStream
+
 from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import Fields
-from triforce.checkpoint.token_bytes import all_token_bytes, token_bytes
 from triforce.checkpoint.tokenizer_files import CORE, TokenizerFiles, read_tokenizer
 from triforce.errors import ModelError, RequestError
+
+CONTEXT = 16  # tokens of the preceding text that can change how the next one reads
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def same_tokenizer(folder: Path, other: Path) -> bool:
@@ -48,7 +56,9 @@ class Tokenizer:
             ids: list[int] = self._core.encode(text, add_special_tokens=add_special).ids
         except (UnicodeError, TypeError) as error:
             raise RequestError("the prompt is not valid UTF-8 text; convert the file to UTF-8") from error
-        return self._known(ids)
+        if ids and (top := max(ids)) >= self.vocab_size:
+            raise RequestError(f"the text holds token {top}, which this model has no embedding for; leave it out")
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens; what `stream` gives in pieces."""
@@ -63,11 +73,11 @@ class Tokenizer:
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return the bytes that a token adds to a text, perhaps a part of a character; none for an unknown id."""
-        return token_bytes(self._core, token_id)
+        return token_bytes(self._core, [token_id])[0]
 
     def all_bytes(self) -> list[bytes]:
         """The same of every id below `vocab_size`."""
-        return all_token_bytes(self._core, range(self.vocab_size))
+        return token_bytes(self._core, range(self.vocab_size))
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -123,11 +133,6 @@ class Tokenizer:
                     f"{theirs!r} in the second; use a draft model with the target's own tokenizer"
                 )
 
-    def _known(self, ids: list[int]) -> list[int]:
-        if ids and (top := max(ids)) >= self.vocab_size:
-            raise RequestError(f"the text holds token {top}, which this model has no embedding for; leave it out")
-        return ids
-
 
 def configured_eos_ids(folder: Path) -> frozenset[int]:
     """The end-of-sequence ids that config.json and generation_config.json name, together. Raises ModelError."""
@@ -141,3 +146,65 @@ def configured_eos_ids(folder: Path) -> frozenset[int]:
                 raise fields.refusal("eos_token_id", ["token ids", "lists of them"])
             ids.update(found)
     return frozenset(ids)
+
+
+class TextStream:
+    """Text of the tokens stepped through, in whole characters and without special tokens."""
+
+    def __init__(self, core: Core, after: Sequence[int] = ()) -> None:
+        self._core = core
+        self._shown = list(after[-CONTEXT:]) if after else []
+        if self._text(self._shown).endswith("�"):
+            self._shown = []  # the character that is cut there would be shown again
+        self._held: list[int] = []
+        self._stream = DecodeStream(self._shown, skip_special_tokens=True)
+
+    def step(self, token: int) -> str:
+        """The text that this token completes, perhaps none."""
+        self._held.append(token)
+        try:
+            text = self._stream.step(self._core, token)
+        except Exception:
+            # Byte tokens that make no character can change how the ones before them read; that text is out already.
+            self._stream = DecodeStream(skip_special_tokens=True)
+            text = self._stream.step(self._core, self._held)
+        if not text:
+            return ""
+        self._shown, self._held = self._held, []
+        return str(text)
+
+    def flush(self) -> str:
+        """The rest at the end of the text: what is no whole character reads as U+FFFD. Ends the stream."""
+        before = self._text(self._shown)
+        rest = self._text(self._shown + self._held)[len(before) :]
+        self._held = []
+        return rest
+
+    def _text(self, ids: list[int]) -> str:
+        return str(self._core.decode(ids, skip_special_tokens=True))
+
+
+def token_bytes(core: Core, ids: Iterable[int]) -> list[bytes]:
+    """The UTF-8 bytes that each token adds to a text: of an added or special one its name; none of an unknown id."""
+    added, falls_back_to_bytes = core.get_added_tokens_decoder(), core.token_to_id("<0x0A>") is not None
+    read = _sentencepiece if falls_back_to_bytes else _byte_level
+    return [str(added[i].content).encode() if i in added else read(core.id_to_token(i) or "") for i in ids]
+
+
+def _byte_level(token: str) -> bytes:
+    return bytes([_BYTES[c] for c in token]) if all(c in _BYTES for c in token) else token.encode()
+
+
+def _sentencepiece(token: str) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE writes a printable byte of latin-1 as itself, and the others, in order, from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+
+
+_BYTES = _byte_alphabet()

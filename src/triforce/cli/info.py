@@ -60,10 +60,10 @@ def run(options: Namespace) -> int:
 
 def _sampling(folder: Path) -> str:
     """Return the sampling defaults of the model's makers."""
-    from triforce.checkpoint.sampling_defaults import FILE, sampling_defaults
+    from triforce.checkpoint.families import GENERATION, sampling_defaults
 
     defaults = ", ".join(f"{name} {value:g}" for name, value in sampling_defaults(folder).items())
-    return f"{defaults} by default ({FILE})" if defaults else "temperature 1 by default"
+    return f"{defaults} by default ({GENERATION})" if defaults else "temperature 1 by default"
 
 
 def int8_weights(config: ModelConfig) -> int:
@@ -113,8 +113,7 @@ def _architecture(model_type: str, config: ModelConfig) -> str:
 
 
 def _config_folder(model: str | None) -> Path:
-    from triforce.checkpoint.hub import HUB_NAME, TEXTS, model_folder
-    from triforce.checkpoint.known_drafts import SHIPPED
+    from triforce.checkpoint.hub import HUB_NAME, SHIPPED, TEXTS, model_folder
 
     if model is None:
         return SHIPPED[0]

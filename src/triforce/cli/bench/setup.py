@@ -36,11 +36,11 @@ def load(options: Namespace) -> LLM:
 def modes(llm: LLM, given: Sequence[str] | None, usual: Iterable[str]) -> list[str]:
     """Return the modes that were named, or the default ones that these models can run. Raises RequestError."""
     from triforce.engine.inputs import known
-    from triforce.engine.modes import MODES, runnable
+    from triforce.engine.modes import MODES
 
     if given:
         return [known("mode", mode, MODES) for mode in given]
-    return [mode for mode in usual if mode in runnable(llm.models)]
+    return [mode for mode in usual if mode in llm.modes]
 
 
 def sources(llm: LLM, paths: Sequence[str] | None) -> Sources:

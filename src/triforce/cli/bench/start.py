@@ -60,8 +60,7 @@ def _task(options: Namespace, folder: Path) -> dict[str, Any]:
 
 def _prompt(options: Namespace, model: str | None) -> str | list[int]:
     """The text; or its first tokens, if so many are wanted; random ones for a model without a tokenizer."""
-    from triforce.checkpoint.hub import model_folder
-    from triforce.checkpoint.known_drafts import SHIPPED
+    from triforce.checkpoint.hub import SHIPPED, model_folder
     from triforce.checkpoint.tokenizer import Tokenizer
     from triforce.checkpoint.tokenizer_files import has_tokenizer
 
