@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from triforce.backends.kernel_api import pages_for
-from triforce.checkpoint.sampling_defaults import sampling_defaults
+from triforce.checkpoint.families import sampling_defaults
 from triforce.checkpoint.tokenizer import configured_eos_ids
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.engine import Engine, Request
 from triforce.engine.inputs import Message, Prompt, conversations, known, one_or_many, params_of_each, token_ids
-from triforce.engine.model_pair import ModelPair, load_pair
-from triforce.engine.modes import COUPLINGS, MODES, runnable
+from triforce.engine.model_loader import load_pair, trim_heap
+from triforce.engine.modes import COUPLINGS, DRAFTED, MODES
 from triforce.engine.output_stream import OutputChunk, OutputStream
-from triforce.engine.prefill_pacer import MAX_ITL
-from triforce.engine.release import trim_heap
 from triforce.engine.request_runner import MOST_ROWS, PromptCachePaths, RequestRunner, compare
+from triforce.engine.scheduler import MAX_ITL
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
@@ -95,16 +94,6 @@ class LLM:
         )  # fmt: skip
         self.coupling, self.mode = known("coupling", coupling, COUPLINGS), known("mode", mode, MODES)
         pair = load_pair(model, draft, self.speculation, device=device, dtype=dtype, context=context, ranks=ranks)
-        self._keep(pair)
-        settings = [] if kv_offload == "none" else [kv_offload, str(kv_memory), str(kv_resident_layers)]
-        costs = pair.cost_model(lower_tiers, settings)
-        self.runner = RequestRunner(self.models, self.speculation, self.coupling, costs, self.target.fingerprint)
-        self.ranks = ranks
-        ranks.barrier()
-        compare(ranks, "models, settings or kernels", (*pair.facts, self.speculation, self.coupling, self.mode))
-
-    def _keep(self, pair: ModelPair) -> None:
-        """Keep the models, and what their files say of texts."""
         self.target, self.draft, self.models = pair.target, pair.draft, pair.decoders
         self.load_seconds = pair.load_seconds
         self.tokenizer = self.target.tokenizer
@@ -112,6 +101,12 @@ class LLM:
         self.sampling_defaults = sampling_defaults(self.target.path)
         """Values of `SamplingParams` that the model's makers advise."""
         self._eos = frozenset(self.tokenizer.eos_ids if self.tokenizer else configured_eos_ids(self.target.path))
+        settings = [] if kv_offload == "none" else [kv_offload, str(kv_memory), str(kv_resident_layers)]
+        costs = pair.cost_model(lower_tiers, settings)
+        self.runner = RequestRunner(self.models, self.speculation, self.coupling, costs, self.target.fingerprint)
+        self.ranks = ranks
+        ranks.barrier()
+        compare(ranks, "models, settings or kernels", (*pair.facts, self.speculation, self.coupling, self.mode))
 
     def __del__(self) -> None:
         self.__dict__.clear()
@@ -191,7 +186,7 @@ class LLM:
     @property
     def modes(self) -> list[str]:
         """Names of the modes that these models can run."""
-        return runnable(self.models)
+        return [mode for mode in MODES if self.draft or mode not in DRAFTED]
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt, checked. Raises RequestError."""

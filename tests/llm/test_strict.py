@@ -56,7 +56,7 @@ def swapped_out_and_in(llm: LLM, mode: str) -> None:
         texts.step()
     texts.submit([second])
     texts.core.swap_out(first.groups[0])
-    assert not first.done and texts.core.groups[-1].swapped
+    assert not first.done and texts.core.scheduler.groups[-1].swapped
     while texts.busy:
         texts.step()
     assert first.done and second.done

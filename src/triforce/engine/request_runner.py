@@ -6,7 +6,7 @@ The engine of one call is kept for the next one, so that a prompt which was read
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from warnings import warn
@@ -18,7 +18,7 @@ from triforce.distributed.group import TPGroup
 from triforce.engine.engine import Engine, Request
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.output_stream import OutputChunk
-from triforce.engine.prefill_pacer import MAX_ITL
+from triforce.engine.scheduler import MAX_ITL
 from triforce.engine.sequence_group import OnPrefill
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import ModelSet, SharedKV
@@ -102,17 +102,13 @@ class RequestRunner:
             self._idle.close()
         self._idle = None
 
-    def _engine(
-        self, rows: int, pages: int, files: PromptCachePaths, memory: FullView | None
-    ) -> AbstractContextManager[Engine]:
-        """Return the kept engine, or a new one for a text whose KV has another owner."""
-        if not (files.save or files.load or memory):
-            return self._kept(rows, pages)
-        return closing(self.start(rows, pages, given=memory.pool if memory else None))
-
     @contextmanager
-    def _kept(self, rows: int, pages: int) -> Iterator[Engine]:
-        """Lend the kept engine, or a new one, and keep it afterwards unless there was an error."""
+    def _engine(self, rows: int, pages: int, files: PromptCachePaths, memory: FullView | None) -> Iterator[Engine]:
+        """Lend an engine, and keep it afterwards unless there was an error, or the KV has another owner."""
+        if files.save or files.load or memory:
+            with closing(self.start(rows, pages, given=memory.pool if memory else None)) as engine:
+                yield engine
+            return
         engine = self._take(rows, pages)
         try:
             yield engine

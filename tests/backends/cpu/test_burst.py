@@ -11,7 +11,7 @@ import torch
 from tests.helpers.random_model import V, random_model
 from tests.helpers.samplers import needs_native
 from triforce.backends.token_sampler import NativeSampling, TorchSampling, make_noise
-from triforce.engine.fused_draft import burst
+from triforce.engine.tier_builder import burst
 from triforce.errors import ModelError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import StreamingView

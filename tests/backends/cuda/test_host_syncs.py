@@ -109,7 +109,7 @@ def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: An
     )
     texts, passes = llm.open(1, 200), []
     texts.submit([llm.request(ids(70), SamplingParams(seed=3, max_tokens=9, ignore_eos=True), mode="triforce")])
-    while not texts.core.batches.of_mode:
+    while not texts.core.batches:
         texts.step()
     verify = TritonSampling.verify
     monkeypatch.setattr(TritonSampling, "verify", lambda *args: passes.append(1) or verify(*args))

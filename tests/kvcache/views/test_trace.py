@@ -68,7 +68,7 @@ def test_trace_without_request_is_empty(folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_trace_unread_is_not_computed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triforce.engine.batch_stats.coverage", None)
+    monkeypatch.setattr("triforce.engine.sequence.coverage", None)
     *pieces, _ = llm(folder).stream(ids(400), ask(), mode="triforce")
     assert all(isinstance(piece, OutputChunk) and piece.trace is None for piece in pieces)
 
