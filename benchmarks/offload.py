@@ -52,7 +52,7 @@ class Limited:
         texts, stores = self.llm.open(1, len(ids) + params.max_tokens), []
         memory = texts.core.store.pool.kv
         assert isinstance(memory, NativeOffloadedKV)
-        earlier, _ = self.llm.runner.prompt_files(_files(saved), texts.core.store.pool, ids)
+        earlier, _ = self.llm.runner.prompt_files(None, saved, texts.core.store.pool, ids)
         texts.submit([request], saved=earlier, on_read=lambda _: stores.append(memory.bytes_read))
         memory.limit(self.limit)
         while texts.busy:
@@ -62,12 +62,6 @@ class Limited:
                 if isinstance(event, RequestOutput):
                     return event, memory.bytes_read - stores[0]
         raise AssertionError("a request ends with its output")
-
-
-def _files(saved: Path) -> Any:
-    from triforce.engine.request_runner import PromptCachePaths
-
-    return PromptCachePaths(load=saved)
 
 
 def sequential(size: int) -> float:

@@ -16,7 +16,7 @@ from triforce.engine.inputs import Message, Prompt, conversations, known, one_or
 from triforce.engine.model_loader import load_pair, trim_heap
 from triforce.engine.modes import COUPLINGS, DRAFTED, MODES
 from triforce.engine.output_stream import OutputChunk, OutputStream
-from triforce.engine.request_runner import MOST_ROWS, PromptCachePaths, RequestRunner, compare
+from triforce.engine.request_runner import MOST_ROWS, RequestRunner, compare
 from triforce.engine.scheduler import MAX_ITL
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill
@@ -135,7 +135,7 @@ class LLM:
             self.request(prompt, each or self.sampling_params(), mode)
             for prompt, each in zip(several, wanted, strict=True)
         ]
-        events = self.runner.run(requests, PromptCachePaths(save_cache, load_cache), on_prefill)
+        events = self.runner.run(requests, on_prefill, save_cache, load_cache)
         outputs = {request: event for request, event in events if isinstance(event, RequestOutput)}
         return [outputs[request] for request in requests]
 
@@ -173,7 +173,7 @@ class LLM:
         """
         (wanted,) = params_of_each([params], 1)
         request = self.request(prompt, wanted or self.sampling_params(), mode)
-        for _, event in self.runner.run([request], PromptCachePaths(save_cache, load_cache), on_prefill, memory):
+        for _, event in self.runner.run([request], on_prefill, save_cache, load_cache, memory):
             yield event
 
     def sampling_params(self, **given: Any) -> SamplingParams:
@@ -237,9 +237,9 @@ class LLM:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids")
         seed = self.ranks.broadcast(secrets.randbits(32)) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
-        constraints = [self.follow(params.grammar) if params.grammar else None for _ in range(params.n)]
+        grammar = params.grammar
         sequences = [
-            TokenSequence(ids, params, seed, choice, stop_ids, scope, constraint)
-            for choice, constraint in enumerate(constraints)
+            TokenSequence(ids, params, seed, i, stop_ids, scope, self.follow(grammar) if grammar else None)
+            for i in range(params.n)
         ]
         return Request(ids, [OutputStream(sequence, self.tokenizer) for sequence in sequences], mode, self.coupling)

@@ -121,7 +121,16 @@ def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: 
     `context` (tokens; None: the config's own positions) also freezes dynamic and longrope frequencies, which change
     with length in transformers: no cache of rotated keys can follow that. Raises ModelError if it is too large.
     """
-    context = _context(hf, context)
+    context, window = hf.max_position_embeddings if context is None else context, hf.sliding_window
+    if not 0 < context <= hf.positions:
+        raise ModelError(
+            f"context = {context}, but this model has {hf.positions} positions: use --context {hf.positions}"
+        )
+    if window is not None and context > window:
+        raise ModelError(
+            f"config.json: sliding_window = {window} is not supported beyond the window, and context = {context}: "
+            f"use --context {window}"
+        )
     inv_freq_F, scale = frequencies(hf, context)
     return ModelConfig(
         vocab_size=vocab_size,
@@ -180,20 +189,6 @@ def _slides(config: Fields) -> bool:
     if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in LAYER_TYPES for kind in kinds):
         raise config.refusal("layer_types", [f"lists of {layers} of {' and '.join(LAYER_TYPES)}"])
     return "sliding_attention" in kinds
-
-
-def _context(hf: HFConfig, context: int | None) -> int:
-    context, window = hf.max_position_embeddings if context is None else context, hf.sliding_window
-    if not 0 < context <= hf.positions:
-        raise ModelError(
-            f"context = {context}, but this model has {hf.positions} positions: use --context {hf.positions}"
-        )
-    if window is not None and context > window:
-        raise ModelError(
-            f"config.json: sliding_window = {window} is not supported beyond the window, and context = {context}: "
-            f"use --context {window}"
-        )
-    return context
 
 
 def sampling_defaults(folder: Path) -> dict[str, Any]:

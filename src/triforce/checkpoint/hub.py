@@ -43,11 +43,13 @@ def model_folder(name_or_path: str | Path) -> Path:
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
         return folder
-    if _is_gguf(folder):
-        raise ModelError(
-            f"{folder} is a GGUF file, and these cannot be read yet; give the model's Hugging Face folder, with "
-            "config.json and safetensors"
-        )
+    if folder.is_file():
+        with folder.open("rb") as file:
+            if file.read(4) == b"GGUF":
+                raise ModelError(
+                    f"{folder} is a GGUF file, and these cannot be read yet; give the model's Hugging Face folder, "
+                    "with config.json and safetensors"
+                )
     if folder.exists():
         raise ModelError(f"{folder} is a file; give the folder that holds config.json and the weights")
     if isinstance(name_or_path, Path) or not HUB_NAME.fullmatch(name_or_path):
@@ -68,13 +70,6 @@ def draft_for(target: str | Path) -> str | Path | None:
     drafts = {name.split("/")[1]: draft.split("/")[1] for name, draft in _DRAFTS.items()}
     sibling = folder.resolve().parent / drafts.get(folder.resolve().name, "")
     return sibling if folder.resolve().name in drafts and sibling.is_dir() else None
-
-
-def _is_gguf(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
 
 
 def _snapshot(name: str) -> Path:

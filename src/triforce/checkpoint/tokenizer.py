@@ -106,11 +106,11 @@ class Tokenizer:
         from triforce.checkpoint.chat_template import render  # Jinja, which most runs do not need
 
         try:
-            said = [{name: value for name, value in message.items() if value is not None} for message in messages]
+            turns = [{name: value for name, value in message.items() if value is not None} for message in messages]
             # A sandbox holds only for plain values: other objects have methods.
-            given = json.loads(json.dumps({"messages": said, "tools": tools or None}))
-            given |= {"documents": None, "add_generation_prompt": True}
-            text = render(self._template_for(tools), {**self._special, **given})
+            variables = json.loads(json.dumps({"messages": turns, "tools": tools or None}))
+            variables |= {"documents": None, "add_generation_prompt": True}
+            text = render(self._template_for(tools), {**self._special, **variables})
         except Exception as error:  # a template is a program, and raises what it likes
             raise RequestError(f"the model's chat template does not accept these messages: {error}") from error
         return self.encode(text, add_special=False)
@@ -168,10 +168,9 @@ class TextStream:
             # Byte tokens that make no character can change how the ones before them read; that text is out already.
             self._stream = DecodeStream(skip_special_tokens=True)
             text = self._stream.step(self._core, self._held)
-        if not text:
-            return ""
-        self._shown, self._held = self._held, []
-        return str(text)
+        if text:
+            self._shown, self._held = self._held, []
+        return text or ""
 
     def flush(self) -> str:
         """The rest at the end of the text: what is no whole character reads as U+FFFD. Ends the stream."""

@@ -54,14 +54,12 @@ def read_weights(
     embedding_VC = reader.take(EMBEDDING, *table)
     layers = tuple(Layer(**{field: reader.take(*source) for field, source in block.items()}) for block in blocks)
     head_VC = reader.take(HEAD, *table) if HEAD in reader.archives else embedding_VC
-    if config.tied:
-        if head_VC is not embedding_VC and not torch.equal(head_VC, embedding_VC):
-            raise ModelError(
-                f"config.json: tie_word_embeddings = True, but {HEAD} differs from {EMBEDDING}: set it to false to use "
-                "both"
-            )
-        head_VC = embedding_VC
-    return Weights(embedding_VC, layers, reader.take(NORM, (config.hidden_size,), ()), head_VC)
+    if config.tied and head_VC is not embedding_VC and not torch.equal(head_VC, embedding_VC):
+        raise ModelError(
+            f"config.json: tie_word_embeddings = True, but {HEAD} differs from {EMBEDDING}: set it to false to use both"
+        )
+    norm_C = reader.take(NORM, (config.hidden_size,), ())
+    return Weights(embedding_VC, layers, norm_C, embedding_VC if config.tied else head_VC)
 
 
 def tensor_shapes(config: ModelConfig, rows: int) -> dict[str, Shape]:
@@ -112,22 +110,13 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
     digest.update(repr(([getattr(config, name) for name in names], rope.scale, str(dtype))).encode())
     for tensor in (rope.inv_freq_F, *weights.tensors()):
         digest.update(repr(tuple(tensor.shape)).encode())
-        digest.update(_sample(tensor).float().cpu().numpy().tobytes())
-        digest.update(str(_sum_of_bits(tensor)).encode())
+        n, k = tensor.numel(), min(tensor.numel(), SAMPLE)
+        sample = tensor.flatten()[torch.arange(k, device=tensor.device) * (n - 1) // max(k - 1, 1)]
+        digest.update(sample.float().cpu().numpy().tobytes())
+        # By parts, as the sum of a whole would first take four times the tensor's memory.
+        parts = torch.split(tensor.view(_BITS[tensor.itemsize]).flatten(), PART)
+        digest.update(str(sum([int(part.sum(dtype=torch.int64)) for part in parts])).encode())
     return digest.hexdigest()
-
-
-def _sum_of_bits(tensor: Tensor) -> int:
-    """Sum by parts, as the sum of a whole would first take four times the tensor's memory."""
-    bits = tensor.view(_BITS[tensor.itemsize]).flatten()
-    parts = torch.split(bits, PART)
-    return sum([int(part.sum(dtype=torch.int64)) for part in parts])
-
-
-def _sample(tensor: Tensor) -> Tensor:
-    n = tensor.numel()
-    k = min(n, SAMPLE)
-    return tensor.flatten()[torch.arange(k, device=tensor.device) * (n - 1) // max(k - 1, 1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,12 +178,12 @@ class EngineCore:
         for mode, batch in list(self.batches.items()):
             started = perf_counter()
             try:
-                taken = batch.step()
+                accepted = batch.step()
             except Exception as error:
                 self._fail(mode, error)
                 continue
             seconds += perf_counter() - started
-            outputs += [(one, count) for one, count in zip(batch.sequences, taken, strict=True) if count]
+            outputs += [(one, count) for one, count in zip(batch.sequences, accepted, strict=True) if count]
             self._leave(mode, [sequence for sequence in batch.sequences if sequence.finish])
         self._pacer.stepped(seconds)
         for group in self.scheduler.running:

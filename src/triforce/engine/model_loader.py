@@ -99,7 +99,14 @@ def load_pair(
     drafter = read(draft, beside=target) if draft is not None else None
     seconds = perf_counter() - began
     if drafter:
-        _require_same_vocabulary(target, drafter)
+        names = (str(target.path), str(drafter.path))
+        if target.tokenizer and drafter.tokenizer:
+            target.tokenizer.require_same_vocabulary(drafter.tokenizer, names)
+        elif target.config.vocab_size != drafter.config.vocab_size:
+            raise ModelError(
+                f"{names[0]} has {target.config.vocab_size} tokens and {names[1]} {drafter.config.vocab_size}; "
+                "use a draft model with the target's own tokenizer"
+            )
     return ModelPair(target, drafter, seconds)
 
 
@@ -120,15 +127,15 @@ def load(
     those that share the model, of which this one reads its part. beside: a model whose tokenizer is used where it is
     the same. Raises ModelError, or RequestError for int8 or for heads that cannot be shared, with advice.
     """
-    place = resolve_device(device)
+    device = resolve_device(device)
     folder = model_folder(name_or_path)
     hf = read_config(folder)
     tokenizer = _tokenizer(folder, hf.vocab_size, beside)
     vocab_size = tokenizer.vocab_size if tokenizer else hf.vocab_size
-    config = model_config(hf, vocab_size=vocab_size, context=context, device=place)
-    precision, own = resolve_dtype(dtype, place, config), config.shared(ranks.count)
-    dispatch.claim_threads(config, precision, place)
-    weights = read_weights(folder, config, rows=hf.vocab_size, device=place, dtype=precision, ranks=ranks)
+    config = model_config(hf, vocab_size=vocab_size, context=context, device=device)
+    precision, own = resolve_dtype(dtype, device, config), config.shared(ranks.count)
+    dispatch.claim_threads(config, precision, device)
+    weights = read_weights(folder, config, rows=hf.vocab_size, device=device, dtype=precision, ranks=ranks)
     config, decoder = own, Decoder(own, weights, ranks=ranks)
     lower = Decoder(config, weights, int8=True, ranks=ranks) if int8 else decoder
     return Checkpoint(folder, config, decoder, lower, tokenizer, fingerprint(config, weights))
@@ -159,17 +166,6 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: ModelC
     if found is None or found not in DTYPES.values():
         raise ModelError(f"dtype {str(dtype)!r} is not supported; use one of auto, {', '.join(DTYPES)}")
     return found
-
-
-def _require_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
-    names = (str(target.path), str(draft.path))
-    if target.tokenizer and draft.tokenizer:
-        target.tokenizer.require_same_vocabulary(draft.tokenizer, names)
-    elif target.config.vocab_size != draft.config.vocab_size:
-        raise ModelError(
-            f"{names[0]} has {target.config.vocab_size} tokens and {names[1]} {draft.config.vocab_size}; "
-            "use a draft model with the target's own tokenizer"
-        )
 
 
 def trim_heap() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from warnings import warn
 from zlib import crc32
@@ -33,14 +32,6 @@ SPARE = 64, 1 / 16
 """Pages beyond those asked for, at least, and as a share of them: the next question about a document may be longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptCachePaths:
-    """Files to save the KV of a prompt to, and to load that of an earlier one from (see `kvcache.prompt_file`)."""
-
-    save: str | Path | None = None
-    load: str | Path | None = None
-
-
 class RequestRunner:
     """Starts engines, runs requests on one, and keeps it for the next.
 
@@ -64,26 +55,25 @@ class RequestRunner:
     def run(
         self,
         requests: Sequence[Request],
-        files: PromptCachePaths,
         on_prefill: OnPrefill | None,
+        save: str | Path | None,
+        load: str | Path | None,
         memory: FullView | None = None,
     ) -> Iterator[tuple[Request, OutputChunk | RequestOutput]]:
         """Run requests on one engine, and yield what comes of each: chunks of text, and at last its output.
 
-        Raises TriforceError, and whatever `on_prefill` raises. Closing the generator cancels all requests.
+        save, load: files for the KV of the first prompt, and of an earlier one (see `kvcache.prompt_file`). Closing the
+        generator cancels all requests. Raises TriforceError, and whatever `on_prefill` raises.
         """
-        if self._ranks.count > 1 and (files.save or files.load):
+        if self._ranks.count > 1 and (save or load):
             raise RequestError("a saved KV cache is of one process; leave out --tp and torchrun, or the file")
-        compare(
-            self._ranks, "requests", [(r.prompt, r.mode, r.sequences[0].params, r.sequences[0].seed) for r in requests]
-        )
+        facts = [(r.prompt, r.mode, r.sequences[0].params, r.sequences[0].seed) for r in requests]
+        compare(self._ranks, "requests", facts)
         context, reach = self._models.target.config.context, self._speculation.reach
-        sizes = sorted(
-            pages_for(sequence.capacity(context, reach)) for request in requests for sequence in request.sequences
-        )
+        sizes = sorted(pages_for(each.capacity(context, reach)) for request in requests for each in request.sequences)
         rows, pages = min(len(sizes), MOST_ROWS), sum(sizes[-MOST_ROWS:])
-        with self._engine(rows, pages, files, memory) as engine:
-            saved, on_read = self.prompt_files(files, engine.core.store.pool, requests[0].prompt)
+        with self._engine(rows, pages, memory, kept=not (save or load or memory)) as engine:
+            saved, on_read = self.prompt_files(save, load, engine.core.store.pool, requests[0].prompt)
             engine.submit(requests, memory, saved, on_prefill, on_read)
             try:
                 while engine.busy:
@@ -103,9 +93,9 @@ class RequestRunner:
         self._idle = None
 
     @contextmanager
-    def _engine(self, rows: int, pages: int, files: PromptCachePaths, memory: FullView | None) -> Iterator[Engine]:
-        """Lend an engine, and keep it afterwards unless there was an error, or the KV has another owner."""
-        if files.save or files.load or memory:
+    def _engine(self, rows: int, pages: int, memory: FullView | None, kept: bool) -> Iterator[Engine]:
+        """Lend an engine. kept: the one that is kept, if it fits, which is kept again unless there was an error."""
+        if not kept:
             with closing(self.start(rows, pages, given=memory.pool if memory else None)) as engine:
                 yield engine
             return
@@ -134,16 +124,15 @@ class RequestRunner:
             return self.start(rows, pages)
 
     def prompt_files(
-        self, files: PromptCachePaths, pool: PagePool, prompt: list[int]
+        self, save: str | Path | None, load: str | Path | None, pool: PagePool, prompt: list[int]
     ) -> tuple[prompt_file.SavedCache | None, Callable[[FullView], None] | None]:
         """Return a saved prompt to start from, and a function that saves one; None for those not asked for."""
-        if files.load is None and files.save is None:
+        if load is None and save is None:
             return None, None
-        fingerprint = prompt_file.CacheFingerprint(
-            self._fingerprint, dispatch.identity(self._models.target.model, pool.kv)
-        )
-        saved = None if files.load is None else prompt_file.SavedCache(Path(files.load), fingerprint)
-        return saved, None if files.save is None else self._saver(Path(files.save), fingerprint, pool, prompt)
+        kernels = dispatch.identity(self._models.target.model, pool.kv)
+        fingerprint = prompt_file.CacheFingerprint(self._fingerprint, kernels)
+        saved = None if load is None else prompt_file.SavedCache(Path(load), fingerprint)
+        return saved, None if save is None else self._saver(Path(save), fingerprint, pool, prompt)
 
     def _saver(
         self, path: Path, fingerprint: prompt_file.CacheFingerprint, pool: PagePool, prompt: list[int]

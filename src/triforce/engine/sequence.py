@@ -86,8 +86,8 @@ class TokenSequence:
 
     def cut(self, surplus: int) -> None:
         """End the text `surplus` tokens before its last one, as a stop string was found there."""
-        for made in (self.tokens, self.origins, self.logprobs):
-            del made[len(made) - surplus :]
+        for per_token in (self.tokens, self.origins, self.logprobs):
+            del per_token[len(per_token) - surplus :]
         for segment in self.chosen:
             segment.tokens = min(segment.tokens, len(self.tokens))
         if self.tiers:  # it has left its batch, and what the full tier proposes is the text

@@ -91,10 +91,10 @@ class SequenceBatch:
         planned = perf_counter()
         draft = self.top.propose(self.prefix, self.sampling, live_B)
         self.prefix = self.prefix.append(draft)
-        taken = self._accept(draft, live)
-        self._note_logprobs(taken)
+        accepted = self._accept(draft, live)
+        self._note_logprobs(accepted)
         if self.controller:
-            self.controller.observe(lengths, sum(taken), perf_counter() - planned)
+            self.controller.observe(lengths, sum(accepted), perf_counter() - planned)
         if searching:
             searching.observe()
         seconds = perf_counter() - started
@@ -103,7 +103,7 @@ class SequenceBatch:
             sequence.decode_seconds += seconds
             sequence.proposals += 1
         self.take_snapshots()
-        return taken
+        return accepted
 
     def join(self, other: SequenceBatch) -> None:
         """Append the rows of another batch of the same mode, which is not to be used any more."""
@@ -203,9 +203,8 @@ class SequenceBatch:
     def _make_sampler(self, draws: Tensor | None = None) -> None:
         """Make the sampler of these rows. draws: where their streams of noise go on."""
         sequences, device = self.sequences, self.target.device
-        self.noise = make_noise(
-            [sequence.seed for sequence in sequences], [sequence.choice for sequence in sequences], device
-        )
+        seeds, choices = [sequence.seed for sequence in sequences], [sequence.choice for sequence in sequences]
+        self.noise = make_noise(seeds, choices, device)
         if draws is not None:
             self.noise.draws = draws
         params, lengths = [sequence.params for sequence in sequences], [len(one.prompt) for one in sequences]
@@ -217,14 +216,12 @@ class SequenceBatch:
         self.top.keeps_logits = any(sequence.params.logprobs is not None for sequence in self.sequences)
         self.top.logits_BJV = None
 
-    def _note_logprobs(self, taken: list[int]) -> None:
+    def _note_logprobs(self, accepted: list[int]) -> None:
         logits_BJV = self.top.logits_BJV
-        for b, (sequence, count) in enumerate(zip(self.sequences, taken, strict=True)):
-            if count and sequence.params.logprobs is not None:
+        for b, (sequence, count) in enumerate(zip(self.sequences, accepted, strict=True)):
+            if count and (top := sequence.params.logprobs) is not None:
                 assert logits_BJV is not None
-                sequence.logprobs += logprobs_of(
-                    logits_BJV[b, :count], sequence.tokens[-count:], sequence.params.logprobs
-                )
+                sequence.logprobs += logprobs_of(logits_BJV[b, :count], sequence.tokens[-count:], top)
 
     def take_snapshots(self) -> None:
         """Note where the decoding of those sequences stands that were asked to report it."""

@@ -51,15 +51,15 @@ class NumberLimits:
 
 
 class Matcher:
-    """Follows one text. llguidance's matcher has read `_read`; where the text is another one by now, it goes back."""
+    """Follows one text. llguidance's matcher has read `_read`; where the text is another one by now, it goes back.
+
+    matcher: an LLMatcher at the beginning of a text, and nobody else's. ends: end-of-sequence tokens. numbers: limits
+    of numbers, if the text is JSON.
+    """
 
     def __init__(
         self, matcher: Any, ends: Collection[int], vocab_size: int, numbers: NumberLimits | None = None
     ) -> None:
-        """matcher: an LLMatcher at the beginning of a text, and nobody else's. ends: end-of-sequence tokens.
-
-        numbers: limits of numbers, if the text is JSON.
-        """
         self._matcher, self._vocab_size, self._numbers = matcher, vocab_size, numbers
         self._ends = frozenset(ends)
         self._read: list[int] = []
@@ -80,7 +80,7 @@ class Matcher:
             return allowed_JV
         for column_V, guess in zip(allowed_JV, [*guesses, None], strict=True):
             column_V[:] = self._next()
-            if guess is None or guess in self._ends or not column_V[guess] or not self._take([guess]):
+            if guess is None or guess in self._ends or not column_V[guess] or not self._consume([guess]):
                 break
         return allowed_JV
 
@@ -92,17 +92,17 @@ class Matcher:
         if not self._matcher.is_error():
             self._matcher.rollback(len(self._read) - common)
         del self._read[common:], self._states[common + 1 :]
-        return self._take(text[common:])
+        return self._consume(text[common:])
 
-    def _take(self, tokens: list[int]) -> bool:
+    def _consume(self, tokens: list[int]) -> bool:
         if self._matcher.is_error():
             return True  # the text is to end, which `_next` sees to
-        taken = self._matcher.try_consume_tokens(tokens)
-        self._read += tokens[:taken]
+        consumed = self._matcher.try_consume_tokens(tokens)
+        self._read += tokens[:consumed]
         if self._numbers:
-            for token in tokens[:taken]:
+            for token in tokens[:consumed]:
                 self._states.append(self._states[-1].after(self._numbers.tokens[token]))
-        return bool(taken == len(tokens))
+        return bool(consumed == len(tokens))
 
     def _next(self) -> Bools:
         if not self._matcher.is_error():
