@@ -1,7 +1,4 @@
-"""Text to token ids and back, through the `tokenizers` library: as text one by one, and as bytes.
-
-The text of a token may be a part of a character.
-"""
+"""Text to token ids and back, through the `tokenizers` library: whole texts, texts that grow, and bytes of a token."""
 
 from __future__ import annotations
 
