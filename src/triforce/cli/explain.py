@@ -31,7 +31,8 @@ def run(options: Namespace) -> int:
         return 0
     for table in tables(explanation):
         print(f"{table.plain()}\n")
-    print(*(fill(line, 100, subsequent_indent="  ") for line in _advice(explanation)), sep="\n")
+    advice = [f"{line}." for line in explanation.advice] or ["nothing that was measured says what would be faster."]
+    print(*(fill(f"- {line}", 100, subsequent_indent="  ") for line in advice), sep="\n")
     return 0
 
 
@@ -83,7 +84,3 @@ def _speed(explanation: Explanation) -> str:
     if explanation.plain and explanation.mode != "ar":
         remarks.append(f"plain decoding would give about {explanation.plain:.1f}")
     return "; ".join(remarks) + "."
-
-
-def _advice(explanation: Explanation) -> list[str]:
-    return [f"- {line}." for line in explanation.advice] or ["- nothing that was measured says what would be faster."]

@@ -53,6 +53,14 @@ def sources(llm: LLM, paths: Sequence[str] | None) -> Sources:
     return Sources(llm.tokenizer, tokenize(llm, read_texts(paths) if paths else own_texts()))
 
 
+def make_folder(option: str, folder: Path) -> None:
+    """Make the folder that an option names. Raises RequestError where that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"{option} {folder} cannot be made ({error.strerror}); name a folder") from error
+
+
 def own_texts() -> dict[str, str]:
     """Return the sample book, and the Python files of this package one after another."""
     package = resources.files("triforce")
