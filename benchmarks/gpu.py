@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -34,11 +33,7 @@ from triforce.errors import RequestError
 RESULTS = Path(__file__).parent / "results"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return study.run("gpu", __doc__, add_arguments, measure, arguments)
-
-
-def measure(options: argparse.Namespace) -> int:
+def measure(options: argparse.Namespace) -> None:
     """Measure the pieces of a figure that are missing, while there is time. Raises TriforceError."""
     if options.device != "cpu" and not torch.cuda.is_available():
         raise RequestError("there is no CUDA device here; docs/gpu.md says what waits for one")
@@ -53,13 +48,12 @@ def measure(options: argparse.Namespace) -> int:
             continue
         if perf_counter() - began > options.max_seconds:
             print(f"not yet: {' '.join(map(str, piece.key))} and what follows; run this again", flush=True)
-            return 0
+            return
         row = {"figure": options.figure, **piece.labels, **piece.run(), **common}
         rows.append(row)
         known.add(piece.key)
         print(json.dumps(row), flush=True)
         file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    return 0
 
 
 def _device(device: torch.device) -> str:
@@ -79,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-memory", default="auto", help="KV that stays on the device in c and f")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each decoding")
 
+
+main = study.command("gpu", __doc__, add_arguments, measure)
 
 if __name__ == "__main__":
     sys.exit(main())

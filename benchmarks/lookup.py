@@ -12,9 +12,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from importlib import resources
-from pathlib import Path
+from collections.abc import Iterator
 
 import torch
 
@@ -22,6 +20,7 @@ from benchmarks import study
 from benchmarks.acceptance.teacher_forcing import TeacherForcing
 from benchmarks.acceptance.workloads import Span
 from triforce import LLM, SamplingParams
+from triforce.cli.bench.setup import own_texts
 from triforce.cli.options import coupling, described
 from triforce.engine.speculative_config import SpeculativeConfig
 from triforce.engine.tier_builder import TierBuilder
@@ -32,13 +31,8 @@ from triforce.ragged import ints
 from triforce.sampling import LogitsProcessor
 from triforce.speculation.ngram_index import NgramIndex
 
-PACKAGE = Path(str(resources.files("triforce")))
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 MODES = ("triforce", "ngram", "draft-ngram")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    return study.run("ngram", __doc__, add_arguments, measure, arguments)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -47,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     coupling(parser)
 
 
-def measure(options: Namespace) -> int:
+def measure(options: Namespace) -> None:
     """Print both tables."""
     llm = LLM(coupling=options.coupling)
     tried: dict[int, list[tuple[float, float]]] = defaultdict(list)
@@ -68,14 +62,11 @@ def measure(options: Namespace) -> int:
     print("\n| temperature | mode | guesses kept per pass of the retrieval tier |\n| --- | --- | ---: |")
     for (temperature, mode), (kept_guesses, count) in passes.items():
         print(f"| {temperature} | {mode} | {kept_guesses / count:.3f} |")
-    return 0
 
 
 def prompts(llm: LLM, context: int) -> Iterator[list[int]]:
     """Yield two places of the sample book, and the package's own source."""
-    encode = tokenizer_of(llm).encode
-    book = encode((PACKAGE / "assets" / "dracula.txt").read_text(encoding="utf-8"))
-    code = encode("\n".join(file.read_text(encoding="utf-8") for file in sorted(PACKAGE.rglob("*.py"))))
+    book, code = map(tokenizer_of(llm).encode, own_texts().values())
     for ids, start in ((book, 0), (book, 60_000), (code, 20_000)):
         yield ids[start : start + context]
 
@@ -109,6 +100,8 @@ def by_length(
             p = float(laws[0][at - span.start, ids[after]])
             yield max(low for low in LENGTHS if low <= length), p, shared[at - span.start]
 
+
+main = study.command("lookup", __doc__, add_arguments, measure)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.acceptance.locality import locality
-from benchmarks.acceptance.measure import Case, drafting
+from benchmarks.acceptance.measure import Case, drafting, locality
 from benchmarks.acceptance.teacher_forcing import Walk
 from benchmarks.paper.experiment import Experiment, Row, Setup, number
 from triforce.interface.sampling_params import SamplingParams

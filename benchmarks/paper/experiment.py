@@ -106,11 +106,6 @@ def number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def speedup(row: Row | None) -> str:
-    """A speedup with its spread."""
-    return "-" if row is None else f"{row['speedup']:.2f} ± {row['spread'] / 2:.2f}"
-
-
 def kept(row: Row) -> float | None:
     """The share of the tokens proposed to the full tier that it kept."""
     shares = [share for share in row["acceptance"].values() if share is not None]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.paper.experiment import Experiment, Row, Setup, kept, number, speedup
+from benchmarks.paper.experiment import Experiment, Row, Setup, kept, number
 from triforce.bench.cells import Cell
+from triforce.bench.speed_tables import speedup
 from triforce.kvcache import Budget
 
 TABLE2 = {

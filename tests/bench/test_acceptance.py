@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.acceptance.locality import locality
-from benchmarks.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting, laws
+from benchmarks.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting, laws, locality
 from benchmarks.acceptance.report import markdown, mean, usual
 from benchmarks.acceptance.sweeps import SweepConfig
 from benchmarks.acceptance.teacher_forcing import Walk
@@ -132,7 +131,7 @@ def report() -> dict[str, Any]:
     works = [Workload(name, "a text", text(1, 370), plain(name, "", text(1), SIZE).spans) for name in ("prose", "copy")]
     walks = [Walk(MODELS, work, PARAMS, chunk=8) for work in works]
     about = {"machine": "this", "command": "python -m benchmarks.acceptance", "model": "random"}
-    plan = SweepConfig(context=300, positions=70, budget=64)
+    plan = SweepConfig(context=300, positions=70, retrieval_budget=64)
     return (
         about
         | plan.about()
@@ -157,9 +156,9 @@ def test_acceptance_page_shows_rows(report: dict[str, Any]) -> None:
 
 def test_acceptance_pictures_stay_small(report: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from benchmarks.acceptance.pictures import draw
+    from benchmarks.pictures import draw_acceptance
 
-    draw(report, tmp_path)
+    draw_acceptance(report, tmp_path)
     assert len(list(tmp_path.iterdir())) == 4
     assert all(1000 < file.stat().st_size < 100_000 for file in tmp_path.iterdir())
 

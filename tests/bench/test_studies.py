@@ -13,7 +13,7 @@ import pytest
 from benchmarks import __main__ as overview
 from benchmarks import study as studies
 from benchmarks.acceptance.__main__ import add_arguments
-from benchmarks.acceptance.arguments import add_walk
+from benchmarks.acceptance.sweeps import add_walk
 from triforce.cli.bench.setup import load
 from triforce.errors import RequestError
 

@@ -83,8 +83,7 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
 
 
 def _report(rows: list[Row]) -> int:
-    from triforce.bench.speed_tables import speed_tables
-    from triforce.bench.summary import verdict
+    from triforce.bench.speed_tables import speed_tables, verdict
 
     found = verdict(rows)
     show(speed_tables(rows))
