@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from triforce.bench.compare.engines import ENGINES, OURS, PLAIN
+from triforce.bench.compare.run import ENGINES, OURS, PLAIN
 from triforce.eval import Table
 from triforce.eval.tables import percent, tokens
 

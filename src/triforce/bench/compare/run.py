@@ -1,4 +1,4 @@
-"""Rows of engines on prompts: the same token ids, greedy, the same number of new tokens, prefill apart."""
+"""The engines, and their rows on prompts: the same token ids, greedy, the same number of new tokens, prefill apart."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-from triforce.bench.compare.engines import ENGINES, PLAIN
 from triforce.eval.repetition import repeated
 from triforce.ragged import common_prefix
 
@@ -22,9 +21,38 @@ Row = dict[str, Any]
 BUSY = 0.85
 """Share of the cores that must have been busy, 1.7 of 2: else something was in the way, or idle."""
 
-
 LONG = 60.0
 """Seconds after which there is no further try, if one counts."""
+
+
+class EngineSpec(NamedTuple):
+    """A worker, in the order of settings that it is run in; the fastest is its best. `needs`: the extra to install."""
+
+    title: str
+    variants: tuple[str, ...]
+    needs: str | None = None
+    assisted: tuple[str, ...] = ()
+    """Settings that need a draft model."""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return self.variants + self.assisted
+
+
+OURS = "triforce"
+PLAIN = (OURS, "ar")
+"""The engine and its setting that the texts of all others are compared with."""
+
+ENGINES = {
+    OURS: EngineSpec("triforce", ("ar", "retrieval", "auto"), assisted=("triforce",)),
+    "transformers": EngineSpec(
+        "transformers", ("bf16", "f32", "bf16 lookup", "f32 lookup"), assisted=("bf16 assisted",)
+    ),
+    "openvino": EngineSpec("OpenVINO GenAI", ("default", "u8", "f16", "lookup"), "compare-openvino"),
+    "llamacpp": EngineSpec("llama.cpp", ("no flash attention", "flash attention", "lookup"), "compare-llamacpp"),
+    "onnx": EngineSpec("ONNX Runtime GenAI", ("fp32",), "compare-onnx"),
+    "vllm": EngineSpec("vLLM, CPU", ("compiled", "eager"), "compare-vllm"),
+}
 
 
 @dataclass(frozen=True)
@@ -75,18 +103,15 @@ def _row(engine: str, variant: str, ids: list[int], plan: CompareConfig, path: s
 
 
 def _run(engine: str, variant: str, ids: list[int], plan: CompareConfig, path: str) -> Row:
-    task: Row = {
-        "model": str(plan.model),
-        "draft": str(plan.draft) if plan.draft else None,
-        "ids": ids,
-        "variant": variant,
-    }
-    task |= {"tokens": plan.tokens, "threads": plan.threads, "work": str(plan.work)}
+    task = {
+        "model": str(plan.model), "draft": str(plan.draft) if plan.draft else None, "work": str(plan.work),
+        "ids": ids, "variant": variant, "tokens": plan.tokens, "threads": plan.threads,
+    }  # fmt: skip
     python = plan.pythons.get(engine, sys.executable)
     environment = os.environ | {"OMP_NUM_THREADS": str(plan.threads)}
     if python != sys.executable:
         environment["PYTHONPATH"] = path
-    command = [python, "-m", f"triforce.bench.compare.with_{engine}"]
+    command = [python, "-m", "triforce.bench.compare.workers", engine]
     try:
         done = subprocess.run(
             command, input=json.dumps(task), capture_output=True, text=True, timeout=plan.timeout, env=environment
@@ -101,18 +126,12 @@ def _run(engine: str, variant: str, ids: list[int], plan: CompareConfig, path: s
 
 
 def _speeds(result: Row, context: int, threads: int) -> Row:
-    decoded, seconds = result["decoded"], result["seconds"]
+    decoded, seconds, prefill, busy = (result[name] for name in ("decoded", "seconds", "prefill_seconds", "busy_cores"))
     return {
-        "tokens": decoded,
-        "seconds": seconds,
-        "tokens_per_second": decoded / seconds if seconds else 0.0,
-        "prefill_seconds": result["prefill_seconds"],
-        "prefill_tokens_per_second": context / result["prefill_seconds"],
-        "busy_cores": result["busy_cores"],
-        "accepted": result["busy_cores"] >= BUSY * threads,
-        "version": result["version"],
-        "ids": result["ids"],
-    }
+        "tokens": decoded, "seconds": seconds, "tokens_per_second": decoded / seconds if seconds else 0.0,
+        "prefill_seconds": prefill, "prefill_tokens_per_second": context / prefill,
+        "busy_cores": busy, "accepted": busy >= BUSY * threads, "version": result["version"], "ids": result["ids"],
+    }  # fmt: skip
 
 
 def _trouble(engine: str, stderr: str) -> Row:

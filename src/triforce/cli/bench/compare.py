@@ -73,7 +73,7 @@ def _prompts(llm: LLM, options: Namespace) -> dict[int, list[int]]:
 
 
 def _engines(asked: list[str] | None) -> list[str]:
-    from triforce.bench.compare.engines import ENGINES
+    from triforce.bench.compare.run import ENGINES
     from triforce.engine.inputs import known
 
     return [known("engine", name, ENGINES) for name in asked or ENGINES]
@@ -81,7 +81,7 @@ def _engines(asked: list[str] | None) -> list[str]:
 
 def _pythons(given: list[str]) -> dict[str, str]:
     """Interpreters by engine; `all` is for those without one, but for triforce itself."""
-    from triforce.bench.compare.engines import ENGINES, OURS
+    from triforce.bench.compare.run import ENGINES, OURS
     from triforce.engine.inputs import known
 
     pairs = [text.partition("=") for text in given]
