@@ -19,18 +19,82 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
 from benchmarks import study
-from benchmarks.on_gpu import figures
-from benchmarks.on_gpu.piece import Row, Setup
+from benchmarks.on_gpu import decoding, others, passes
+from benchmarks.on_gpu.piece import Names, Piece, Row, Setup
 from triforce.cli.bench.report import machine
 from triforce.errors import RequestError
 
 RESULTS = Path(__file__).parent / "results"
+LLAMA_2 = ("llama-2-7b-128k", "llama-68m")
+LLAMA_2_13B = ("llama-2-13b-128k", "llama-68m")
+LLAMA_3 = ("llama-3.1-8b", "llama-68m-128256")
+PAPER, THOUSAND = 122_880, 1024
+HOSTED = 32
+"""Tokens of each decoding at most, with KV on the host: plainly, each takes as long as the whole KV on the bus."""
+
+
+def on_chip(setup: Setup) -> Iterator[Piece]:
+    names, (context, *_) = setup.names(LLAMA_2), setup.contexts or [PAPER]
+    yield from passes.pieces(setup, names, context)
+    yield from decoding.pieces(setup, names, context)
+    yield from others.transformers_pieces(setup, names[0], context)
+
+
+def real_text(setup: Setup) -> Iterator[Piece]:
+    return others.shipped_pair(setup, setup.contexts or [32 * THOUSAND, 128 * THOUSAND])
+
+
+def under_the_papers_cards(setup: Setup) -> Iterator[Piece]:
+    """24 GiB for 7B, 48 GiB for 13B."""
+    for own, cap in ((LLAMA_2, 24), (LLAMA_2_13B, 48)):
+        for piece in hosted(setup, own, PAPER):
+            yield replace(piece, what=f"{piece.what}, {cap} GiB", run=partial(_capped, setup, cap << 30, piece))
+
+
+def _capped(setup: Setup, cap: int, piece: Piece) -> Row:
+    with setup.capped(cap):
+        return piece.run()
+
+
+def batches(setup: Setup) -> Iterator[Piece]:
+    for rows, context in zip((2, 6, 10), setup.contexts or [56 * THOUSAND, 19 * THOUSAND, 12 * THOUSAND], strict=False):
+        yield from decoding.pieces(setup, setup.names(LLAMA_2), context, rows)
+
+
+def grouped_queries(setup: Setup) -> Iterator[Piece]:
+    names, (context, *_) = setup.names(LLAMA_3), setup.contexts or [128 * THOUSAND]
+    yield from passes.pieces(setup, names, context)
+    for rows in (1, 6):
+        yield from decoding.pieces(setup, names, context, rows)
+
+
+def longer_than_the_device(setup: Setup) -> Iterator[Piece]:
+    yield from hosted(setup, LLAMA_2, 256 * THOUSAND)
+    yield from hosted(setup, LLAMA_3, 512 * THOUSAND)
+
+
+def hosted(setup: Setup, own: Names, usual: int) -> Iterator[Piece]:
+    """With KV on the host: full passes, decoding, and what others do."""
+    setup, names = replace(setup, tokens=min(setup.tokens, HOSTED)), setup.names(own)
+    context = (setup.contexts or [usual])[0]
+    yield from passes.hosted(setup, names, context)
+    yield from decoding.hosted(setup, names, context)
+    yield from others.hosted(setup, names[0], context)
+
+
+FIGURES: dict[str, Callable[[Setup], Iterator[Piece]]] = {
+    "a": on_chip, "b": real_text, "c": under_the_papers_cards, "d": batches, "e": grouped_queries,
+    "f": longer_than_the_device,
+}  # fmt: skip
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -39,11 +103,12 @@ def measure(options: argparse.Namespace) -> None:
         raise RequestError("there is no CUDA device here; docs/gpu.md says what waits for one")
     began, file = perf_counter(), options.out / f"gpu_{options.figure}.json"
     rows: list[Row] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    how = options.shape, options.draft, options.contexts, options.tokens, options.kv_memory
-    setup = Setup(torch.device(options.device), *how)
-    common = {"machine": _device(setup.device), "command": options.command}
+    device = torch.device(options.device)
+    setup = Setup(device, options.shape, options.draft, options.contexts, options.tokens, options.kv_memory)
+    where = torch.cuda.get_device_name(device) if setup.on_gpu else machine()
+    common = {"machine": where, "command": options.command}
     known = {(row["what"], row["shape"], row["context"]) for row in rows}
-    for piece in figures.FIGURES[options.figure](setup):
+    for piece in FIGURES[options.figure](setup):
         if piece.key in known or options.only not in piece.what:
             continue
         if perf_counter() - began > options.max_seconds:
@@ -56,13 +121,9 @@ def measure(options: argparse.Namespace) -> None:
         file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(machine())
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("figure", choices=sorted(figures.FIGURES))
+    parser.add_argument("figure", choices=sorted(FIGURES))
     parser.add_argument("--max-seconds", type=float, default=460, help="begin no piece after so long")
     parser.add_argument("--only", default="", metavar="TEXT", help="pieces with this in what they are called")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the rows")

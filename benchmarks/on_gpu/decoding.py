@@ -9,62 +9,73 @@ from statistics import median
 
 import torch
 
-from benchmarks.on_gpu.piece import Piece, Row, Setup
+from benchmarks.on_gpu.passes import BUDGET, offloading, require_offloaded
+from benchmarks.on_gpu.piece import Names, Piece, Row, Setup, speeds
 from triforce.backends.cuda import graphs
 from triforce.bench import shapes
-from triforce.bench.random_kv import read
-from triforce.bench.synthetic import Synthetic
+from triforce.bench.synthetic import Synthetic, read
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.speculative_config import SpeculativeConfig
-from triforce.engine.tier_builder import ModelSet
 from triforce.errors import CacheError
-from triforce.kvcache import RetrievalConfig
+from triforce.kvcache import FullView, RetrievalConfig
 from triforce.kvcache.retrieval_config import Budget
 
-RATES = {"paper": (0.977, 0.35), "ours": (0.945, 0.57)}
-"""Of each guess, by the full tier and by the retrieval tier. The paper's .9234 of those proposed is .977 a token; its
-inner rate is the authors'. Ours are the shipped pair's at 16K and temperature 0.6, as measured once (`triforce bench
-speed`: .832 of six and .447 of two)."""
+RATES = {"paper": {2: 0.977, 1: 0.35}, "ours": {2: 0.945, 1: 0.57}}
+"""Of each guess, by the full tier (2) and by the retrieval tier. The paper's .9234 of those proposed is .977 a token;
+its inner rate is the authors'. Ours are the shipped pair's at 16K and temperature 0.6, as measured once (`triforce
+bench speed`: .832 of six and .447 of two)."""
 
 TURNS = 3
 
 
-def pieces(setup: Setup, shape: str, draft: str, context: int, rows: int = 1, budget: int = 4096) -> Iterator[Piece]:
+def pieces(setup: Setup, names: Names, context: int, rows: int = 1) -> Iterator[Piece]:
     """One for each pair of rates; plain decoding is measured beside it, in turns."""
     for acceptance in RATES:
-        what = f"triforce, {rows} rows, {acceptance} acceptance"
-        run = partial(_measure, setup, (shape, draft), context, rows, min(budget, context // 2), acceptance)
-        yield Piece(what, shape, context, acceptance, run)
+        run = partial(_measure, setup, names, context, rows, acceptance)
+        yield Piece(f"triforce, {rows} rows, {acceptance} acceptance", names[0], context, run, acceptance)
 
 
-def _measure(setup: Setup, names: tuple[str, str], context: int, rows: int, budget: int, acceptance: str) -> Row:
-    """Seconds a token of each row with TriForce; the speedup over plain decoding is the median of the turns'."""
+def hosted(setup: Setup, names: Names, context: int) -> Iterator[Piece]:
+    """The same with KV on the host."""
+    for acceptance in RATES:
+        run = partial(_measure_hosted, setup, names, context, acceptance)
+        yield Piece(f"triforce, {acceptance} acceptance, offloaded", names[0], context, run, acceptance)
+
+
+def _measure(setup: Setup, names: Names, context: int, rows: int, acceptance: str) -> Row:
+    """Seconds a token of each row; `fraction_of_limit`: of the memory's bandwidth, in plain decoding."""
     _require_room(setup, names[0], context, rows)
-    models = setup.models(*names, context + 1024)
-    plain, fast = zip(
-        *(_turn(setup, models, context, rows, budget, RATES[acceptance]) for _ in range(TURNS)), strict=True
-    )
-    speedups = [a / b for a, b in zip(plain, fast, strict=True)]
-    config, size = models.target.config, models.target.dtype.itemsize
-    moved = size * (config.weights_read + rows * config.kv_size * context)
-    return {
-        "seconds": median(fast), "plain_seconds": median(plain), "speedup": median(speedups),
-        "spread": max(speedups) - min(speedups), "fraction_of_limit": moved / setup.bandwidth / median(plain),
-    }  # fmt: skip
+    models = setup.models(names, context)
+    setting = SpeculativeConfig(2, 6, retrieval=RetrievalConfig(Budget(min(BUDGET, context // 2))))
+    runs: dict[str, list[float]] = {"ar": [], "triforce": []}
+    for _ in range(TURNS):
+        for mode, seconds in runs.items():
+            batch = read(models, mode, setting, context, setup.tokens, rows)
+            seconds.append(timed(batch, RATES[acceptance] if mode == "triforce" else {}))
+            del batch  # its KV, before the next one's
+            gc.collect()
+    config, found = models.target.config, speeds(*runs.values())
+    moved = models.target.dtype.itemsize * (config.weights_read + rows * config.kv_size * context)
+    return found | {"fraction_of_limit": moved / setup.bandwidth / found["plain_seconds"]}
 
 
-def _turn(
-    setup: Setup, models: ModelSet, context: int, rows: int, budget: int, rates: tuple[float, float]
-) -> tuple[float, float]:
-    """Seconds a token: plain decoding, TriForce."""
-    setting = SpeculativeConfig(2, 6, retrieval=RetrievalConfig(Budget(budget)))
-    seconds = []
-    for mode, kept in (("ar", {}), ("triforce", {2: rates[0], 1: rates[1]})):
-        batch = read(models, mode, setting, context, setup.tokens, rows)
-        seconds.append(timed(batch, kept))
-        del batch  # its KV, before the next one's
-        gc.collect()
-    return seconds[0], seconds[1]
+def _measure_hosted(setup: Setup, names: Names, context: int, acceptance: str) -> Row:
+    """Seconds a token, all turns from one store; `fraction_of_limit`: of the bus, while TriForce verifies."""
+    bus, models = setup.bus, setup.models(names, context)
+    memory, rates = None, list[float]()
+    runs: dict[str, list[float]] = {"ar": [], "triforce": []}
+    for _ in range(TURNS):
+        for mode, seconds in runs.items():
+            batch = read(models, mode, offloading(setup, context), context, setup.tokens, memory=memory)
+            memory = batch.top.cache
+            assert isinstance(memory, FullView)
+            kv = require_offloaded(memory.pool)
+            before = kv.bytes_read
+            seconds.append(timed(batch, RATES[acceptance] if mode == "triforce" else {}))
+            if mode == "triforce":
+                rates.append((kv.bytes_read - before) / batch.stats(0)[-1].seconds)
+            del batch
+    return speeds(*runs.values()) | {"fraction_of_limit": median(rates) / bus, "bus": bus}
 
 
 def timed(batch: SequenceBatch, kept: dict[int, float]) -> float:
@@ -82,7 +93,7 @@ def timed(batch: SequenceBatch, kept: dict[int, float]) -> float:
 
 def _require_room(setup: Setup, shape: str, context: int, rows: int) -> None:
     """Raises CacheError where the device is too small, before a minute was spent on weights."""
-    if setup.device.type != "cuda":
+    if not setup.on_gpu:
         return
     s, total = shapes.SHAPES[shape], torch.cuda.mem_get_info(setup.device)[1]
     weights = s.layers * (2 * s.hidden * s.head_dim * (s.heads + s.kv_heads) + 3 * s.hidden * s.intermediate)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from benchmarks import gpu, study
+from benchmarks.gpu import FIGURES
 from benchmarks.on_gpu import decoding
-from benchmarks.on_gpu.figures import FIGURES
 from benchmarks.on_gpu.piece import Setup
 from triforce.backends import native_loader
 from triforce.backends.cuda import graphs
