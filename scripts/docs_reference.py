@@ -14,8 +14,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from scripts.docs_tables import code, table
-from scripts.generated import filled
+from scripts.docs_tables import code, filled, table
 from triforce import LLM, RequestOutput, SamplingParams, errors
 from triforce.cli.parser import build_parser
 from triforce.interface.grammar import Grammar

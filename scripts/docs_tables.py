@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from scripts.generated import filled
-
 
 def layers(data: dict[str, Any]) -> list[list[str]]:
     rows = [["level", "modules", "what"]]
@@ -91,6 +89,13 @@ def code(text: str) -> str:
 def table(rows: list[list[str]]) -> str:
     header, *others = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join([header, "|---" * len(rows[0]) + "|", *others])
+
+
+def filled(page: str, source: str, text: str) -> str:
+    """Return `page` with `text` between the comments that name its source. Raises ValueError where they are missing."""
+    begin, end = f"<!-- {source}, by scripts/docs.py -->", f"<!-- end of {source} -->"
+    head, rest = page[: page.index(begin)], page[page.index(begin) :]
+    return f"{head}{begin}\n\n{text}\n\n{rest[rest.index(end) :]}"
 
 
 def stale(root: Path) -> dict[Path, str]:

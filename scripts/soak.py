@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -39,24 +40,19 @@ async def watch(soak: Soak, server: psutil.Process, begun: float) -> list[tuple[
     return seen
 
 
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    """Whether something holds within so many seconds, or at their end."""
+    until = time.monotonic() + seconds
+    while not (held := holds()) and time.monotonic() < until:
+        time.sleep(0.5)
+    return held
+
+
 def idle(url: str) -> bool:
-    """Whether nothing runs, waits or is held, within a minute."""
-    for _ in range(120):
-        lines = httpx.get(f"{url}/metrics").text.splitlines()
-        busy = [line for line in lines if line.startswith(("vllm:num_requests_", "triforce:kv_tokens{"))]
-        if busy and all(line.endswith(" 0.0") for line in busy):
-            return True
-        time.sleep(0.5)
-    return False
-
-
-def descriptors(server: psutil.Process, most: int) -> int:
-    """How many it has open; they have half a minute to be `most`."""
-    for _ in range(60):
-        if server.num_fds() <= most:
-            break
-        time.sleep(0.5)
-    return server.num_fds()
+    """Whether nothing runs, waits or is held."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    busy = [line for line in lines if line.startswith(("vllm:num_requests_", "triforce:kv_tokens{"))]
+    return bool(busy) and all(line.endswith(" 0.0") for line in busy)
 
 
 def verdict(seen: list[tuple[float, int]], soak: Soak, gave_back: bool, opened: tuple[int, int]) -> dict[str, object]:
@@ -64,14 +60,14 @@ def verdict(seen: list[tuple[float, int]], soak: Soak, gave_back: bool, opened: 
     first = [rss for share, rss in seen if 1 / 6 <= share < 1 / 3]
     last = [rss for share, rss in seen if share >= 5 / 6]
     growth = sum(last) / len(last) / (sum(first) / len(first)) - 1
-    broken = sum(count for name, count in soak.told.items() if name.split()[1] >= "500")
+    broken = sum(count for name, count in soak.answers.items() if name.split()[1] >= "500")
     steady = abs(growth) <= FLAT and soak.gaps.while_reading <= 2 * MAX_ITL
     held = gave_back and not broken and steady and opened[1] <= opened[0]
     gaps = {"while_reading": round(soak.gaps.while_reading, 3), "otherwise": round(soak.gaps.otherwise, 3)}
     mib = [round(rss / 2**20) for _, rss in seen[:: max(1, len(seen) // 12)]]
-    return {"held": held, "requests": soak.told.total(), "broken": broken, "kv_given_back": gave_back,
+    return {"held": held, "requests": soak.answers.total(), "broken": broken, "kv_given_back": gave_back,
             "descriptors": opened, "gap_seconds": gaps, "memory_growth": round(growth, 4), "memory_mib": mib,
-            "answers": dict(sorted(soak.told.items()))}  # fmt: skip
+            "answers": dict(sorted(soak.answers.items()))}  # fmt: skip
 
 
 def tiny_models(folder: Path) -> list[str]:
@@ -95,7 +91,7 @@ def main() -> int:
         try:
             url, begun = server.stdout.readline().split()[-1], time.monotonic()
             process = psutil.Process(server.pid)
-            idle(url)
+            within(60, lambda: idle(url))
             time.sleep(1)  # for the connection that asked
             before = process.num_fds()
             modes = ["ar", "retrieval", "auto"] if sys.argv[2:] else ["ar", "triforce", "draft-ngram"]
@@ -104,8 +100,9 @@ def main() -> int:
             async def both() -> list[tuple[float, int]]:
                 return (await asyncio.gather(watch(soak, process, begun), soak.all()))[0]
 
-            seen, gave_back = asyncio.run(both()), idle(url)
-            result = verdict(seen, soak, gave_back, (before, descriptors(process, before)))
+            seen, gave_back = asyncio.run(both()), within(60, lambda: idle(url))
+            within(30, lambda: process.num_fds() <= before)
+            result = verdict(seen, soak, gave_back, (before, process.num_fds()))
         finally:
             server.terminate()
             server.wait()

@@ -47,7 +47,7 @@ class Soak:
 
     def __init__(self, url: str, until: float, modes: Sequence[str]) -> None:
         self.url, self.until, self.modes = url, until, modes
-        self.told: Counter[str] = Counter()
+        self.answers: Counter[str] = Counter()
         self.gaps = Gaps()
 
     async def all(self) -> None:
@@ -63,7 +63,7 @@ class Soak:
                 status = await kind(web, chance)
             except httpx.ReadTimeout:
                 status = 0
-            self.told[f"{kind.__name__} {status}"] += 1
+            self.answers[f"{kind.__name__} {status}"] += 1
             if status in (0, 429):
                 await asyncio.sleep(0.2)
 
@@ -80,13 +80,12 @@ class Soak:
     async def leave(self, web: httpx.AsyncClient, chance: random.Random) -> int:
         async with web.stream("POST", "/v1/completions", json=self.body(chance) | {"stream": True}) as answer:
             async for _ in answer.aiter_lines():
-                return answer.status_code
+                break
             return answer.status_code
 
     async def nonsense(self, web: httpx.AsyncClient, chance: random.Random) -> int:
-        sent = chance.choice(
-            [b"{", b"[" * 10**5, chance.randbytes(99), b'{"prompt": 5}', b'{"prompt": "' + b"a" * 10**6]
-        )
+        long = b'{"prompt": "' + b"a" * 10**6
+        sent = chance.choice([b"{", b"[" * 10**5, chance.randbytes(99), b'{"prompt": 5}', long])
         return (await web.post("/v1/completions", content=sent)).status_code
 
     async def half_open(self, web: httpx.AsyncClient, chance: random.Random) -> int:
@@ -118,7 +117,7 @@ class Soak:
 
     async def long(self, web: httpx.AsyncClient, chance: random.Random) -> int:
         """A prompt that shares nothing, and takes most of the context."""
-        prompt = [chance.randrange(5, 250) for _ in range(CONTEXT - 1000)]
+        prompt = chance.choices(range(5, 250), k=CONTEXT - 1000)
         asked = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True}
         with self.gaps.reading():
             status = (await web.post("/v1/completions", json=asked)).status_code
@@ -141,13 +140,8 @@ class Soak:
         """A question on one of a few documents, or a text under a schema."""
         document = f"the {chance.randrange(DOCUMENTS)} cat sat on the mat " * chance.choice([2, 20])
         asked: dict[str, object] = {
-            "prompt": document + f"the hat {chance.randrange(1000)}",
-            "n": chance.choice([1, 1, 2]),
-        }
-        asked |= {
-            "temperature": 0.8,
-            "max_tokens": chance.choice([4, 40]),
-            "mode": chance.choice(self.modes),
-        }
+            "prompt": document + f"the hat {chance.randrange(1000)}", "n": chance.choice([1, 1, 2]),
+            "temperature": 0.8, "max_tokens": chance.choice([4, 40]), "mode": chance.choice(self.modes),
+        }  # fmt: skip
         schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["the", 5]}}}
         return asked | ({"response_format": schema} if chance.random() < 0.1 else {})

@@ -34,7 +34,7 @@ def measure(options: Namespace) -> None:
     where = about(options.command) | {"model": options.model or "the shipped pair"}
     report = where | measured(llm, sources(llm, options.texts), plan)
     write(options.json, report)
-    show(tables(report))
+    show(table for table, _ in tables(report))
     if docs:
         from benchmarks.pictures import draw_acceptance
 
