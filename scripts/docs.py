@@ -15,8 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def stale(root: Path = ROOT) -> dict[Path, str]:
-    """Return files that are not what they should be, and what that is."""
-    return docs_tables.stale(root) | docs_pictures.stale(root) | docs_reference.stale(root)
+    """Return files that are missing or not what they should be, and what that is."""
+    files = docs_tables.files(root) | docs_pictures.files(root) | docs_reference.files(root)
+    return {file: text for file, text in files.items() if not file.exists() or file.read_text("utf-8") != text}
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:

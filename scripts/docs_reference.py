@@ -202,11 +202,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
 """By page: the source of its generated part, and what makes it."""
 
 
-def stale(root: Path) -> dict[Path, str]:
-    """Return pages whose generated part is not what the code says, and what they should be."""
+def files(root: Path) -> dict[Path, str]:
+    """Return pages with what the code says in their generated part."""
     pages = {root / "docs" / "reference" / name: part for name, part in PARTS.items()}
-    return {
-        page: text
-        for page, (source, make) in pages.items()
-        if (text := filled(before := page.read_text(encoding="utf-8"), source, make())) != before
-    }
+    return {page: filled(page.read_text(encoding="utf-8"), source, make()) for page, (source, make) in pages.items()}

@@ -18,17 +18,14 @@ def layers(data: dict[str, Any]) -> list[list[str]]:
 
 
 def kernel_errors(data: dict[str, Any]) -> list[list[str]]:
-    rows = [["kernel", "error, in units of", "float32", "bfloat16"]]
-    for kernel in data["kernels"]:
-        rows.append([kernel["name"], kernel["unit"], f"2^{kernel['float32']}", f"2^{kernel['bfloat16']}"])
-    return rows
+    rows = [[k["name"], k["unit"], f"2^{k['float32']}", f"2^{k['bfloat16']}"] for k in data["kernels"]]
+    return [["kernel", "error, in units of", "float32", "bfloat16"], *rows]
 
 
 def gpu_runs(data: dict[str, Any]) -> list[list[str]]:
-    rows = [["#", "what", "command", "minutes"]]
-    for number, run in enumerate(data["runs"]):
-        rows.append([str(number), run["what"], ", ".join(map(code, run["commands"])), run["minutes"]])
-    return rows
+    runs = enumerate(data["runs"])
+    rows = [[str(n), run["what"], ", ".join(map(code, run["commands"])), run["minutes"]] for n, run in runs]
+    return [["#", "what", "command", "minutes"], *rows]
 
 
 RESULTS = "benchmarks/results"
@@ -98,15 +95,11 @@ def filled(page: str, source: str, text: str) -> str:
     return f"{head}{begin}\n\n{text}\n\n{rest[rest.index(end) :]}"
 
 
-def stale(root: Path) -> dict[Path, str]:
-    """Pages whose table isn't that of the data, and what they should be."""
-    wanted = {"README.md": (RESULTS, numbers(root))}
+def files(root: Path) -> dict[Path, str]:
+    """Return pages with the tables of the data."""
+    tables = {"README.md": (RESULTS, numbers(root))}
     for page, rows in PAGES.items():
         source = f"data/{rows.__name__}.toml"
-        wanted[page] = source, rows(tomllib.loads((root / "docs" / source).read_text(encoding="utf-8")))
-    found = {}
-    for page, (source, rows) in wanted.items():
-        text = (root / page).read_text(encoding="utf-8")
-        if (new := filled(text, source, table(rows))) != text:
-            found[root / page] = new
-    return found
+        tables[page] = source, rows(tomllib.loads((root / "docs" / source).read_text(encoding="utf-8")))
+    texts = {page: (root / page).read_text(encoding="utf-8") for page in tables}
+    return {root / page: filled(texts[page], source, table(rows)) for page, (source, rows) in tables.items()}

@@ -64,11 +64,8 @@ def wanted(names: Sequence[str]) -> list[str]:
 def made(options: Namespace) -> Setup:
     """Load the models, and take the numbers that were given, else those of a quick look or the usual ones."""
     llm = load(options)
-    usual = QUICK if options.quick else {name: getattr(Setup, name) for name in QUICK}
-    numbers: dict[str, Any] = {
-        name: value if (value := getattr(options, name)) is not None else usual[name] for name in QUICK
-    }
-    return Setup(llm, sources(llm, options.texts), quick=options.quick, **numbers)
+    given: dict[str, Any] = {name: value for name in QUICK if (value := getattr(options, name)) is not None}
+    return Setup(llm, sources(llm, options.texts), quick=options.quick, **(QUICK if options.quick else {}) | given)
 
 
 def read(file: str | None) -> dict[str, Any]:

@@ -55,16 +55,7 @@ class Sources:
 def prompts(sources: Sources, workload: str, length: int, rows: int) -> list[list[int]]:
     """Return `rows` prompts of `length` tokens each, which differ in their last tokens only. Raises RequestError."""
     body, ends = MAKERS[workload](sources, length, rows)
-    made = [_cut(workload, body, length - len(end)) + end for end in ends]
-    return made
-
-
-def _books(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
-    return _plain(sources.prose, length, rows)
-
-
-def _code(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
-    return _plain(sources.code, length, rows)
+    return [_cut(workload, body, length - len(end)) + end for end in ends]
 
 
 def _plain(ids: list[int], length: int, rows: int) -> tuple[list[int], list[list[int]]]:
@@ -133,7 +124,9 @@ def _shot(sentence: str) -> str:
 Maker = Callable[[Sources, int, int], tuple[list[int], list[list[int]]]]
 
 MAKERS: dict[str, Maker] = {
-    "books": _books, "code": _code, "needle": _needle, "copy": _copy, "summary": _summary, "many-shot": _many_shot,
+    "books": lambda sources, length, rows: _plain(sources.prose, length, rows),
+    "code": lambda sources, length, rows: _plain(sources.code, length, rows),
+    "needle": _needle, "copy": _copy, "summary": _summary, "many-shot": _many_shot,
 }  # fmt: skip
 
 
