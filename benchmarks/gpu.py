@@ -28,7 +28,7 @@ from time import perf_counter
 import torch
 
 from benchmarks import study
-from benchmarks.on_gpu import decoding, others, passes
+from benchmarks.on_gpu import others, ours
 from benchmarks.on_gpu.piece import Names, Piece, Row, Setup
 from triforce.cli.bench.report import machine
 from triforce.errors import RequestError
@@ -44,8 +44,8 @@ HOSTED = 32
 
 def on_chip(setup: Setup) -> Iterator[Piece]:
     names, (context, *_) = setup.names(LLAMA_2), setup.contexts or [PAPER]
-    yield from passes.pieces(setup, names, context)
-    yield from decoding.pieces(setup, names, context)
+    yield from ours.passes(setup, names, context)
+    yield from ours.decodings(setup, names, context)
     yield from others.transformers_pieces(setup, names[0], context)
 
 
@@ -67,14 +67,14 @@ def _capped(setup: Setup, cap: int, piece: Piece) -> Row:
 
 def batches(setup: Setup) -> Iterator[Piece]:
     for rows, context in zip((2, 6, 10), setup.contexts or [56 * THOUSAND, 19 * THOUSAND, 12 * THOUSAND], strict=False):
-        yield from decoding.pieces(setup, setup.names(LLAMA_2), context, rows)
+        yield from ours.decodings(setup, setup.names(LLAMA_2), context, rows)
 
 
 def grouped_queries(setup: Setup) -> Iterator[Piece]:
     names, (context, *_) = setup.names(LLAMA_3), setup.contexts or [128 * THOUSAND]
-    yield from passes.pieces(setup, names, context)
+    yield from ours.passes(setup, names, context)
     for rows in (1, 6):
-        yield from decoding.pieces(setup, names, context, rows)
+        yield from ours.decodings(setup, names, context, rows)
 
 
 def longer_than_the_device(setup: Setup) -> Iterator[Piece]:
@@ -86,8 +86,8 @@ def hosted(setup: Setup, own: Names, usual: int) -> Iterator[Piece]:
     """With KV on the host: full passes, decoding, and what others do."""
     setup, names = replace(setup, tokens=min(setup.tokens, HOSTED)), setup.names(own)
     context = (setup.contexts or [usual])[0]
-    yield from passes.hosted(setup, names, context)
-    yield from decoding.hosted(setup, names, context)
+    yield from ours.hosted_passes(setup, names, context)
+    yield from ours.hosted_decodings(setup, names, context)
     yield from others.hosted(setup, names[0], context)
 
 

@@ -39,22 +39,19 @@ BLOCK = 4 << 20
 ROUNDS = 3
 
 
-class Limited:
-    """An LLM whose stores read at most so many bytes a second (0: no limit), and what they have read."""
-
-    def __init__(self, bytes_per_second: float = 0.0, **settings: Any) -> None:
-        self.llm, self.limit = LLM(**settings), bytes_per_second
-
-    def generate(self, ids: list[int], params: SamplingParams, mode: str, saved: Path) -> tuple[RequestOutput, int]:
-        """The answer, and the bytes that decoding read."""
-        request = self.llm.request(ids, params, mode)
-        texts, stores = self.llm.open(1, len(ids) + params.max_tokens), []
-        memory = texts.core.store.pool.kv
-        assert isinstance(memory, NativeOffloadedKV)
-        earlier, _ = self.llm.runner.prompt_files(PromptCachePaths(load=saved), texts.core.store.pool, ids)
-        texts.submit([request], saved=earlier, on_read=lambda _: stores.append(memory.bytes_read))
-        memory.limit(self.limit)
-        return texts.finish(request), memory.bytes_read - stores[0]
+def generate(
+    llm: LLM, ids: list[int], tokens: int, mode: str, saved: Path, limit: float = 0.0
+) -> tuple[RequestOutput, int]:
+    """Return the answer, and the bytes that decoding read; `limit`: bytes a second that the store gives (0: all)."""
+    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=tokens, ignore_eos=True)
+    request = llm.request(ids, params, mode)
+    texts, stores = llm.open(1, len(ids) + tokens), []
+    memory = texts.core.store.pool.kv
+    assert isinstance(memory, NativeOffloadedKV)
+    earlier, _ = llm.runner.prompt_files(PromptCachePaths(load=saved), texts.core.store.pool, ids)
+    texts.submit([request], saved=earlier, on_read=lambda _: stores.append(memory.bytes_read))
+    memory.limit(limit)
+    return texts.finish(request), memory.bytes_read - stores[0]
 
 
 def sequential(size: int) -> float:
@@ -85,11 +82,10 @@ def _read_through(name: str, size: int, block: int, threads: int) -> float:
 
 
 def streaming(ids: list[int], saved: Path, memory: str, tokens: int) -> Row:
-    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=tokens, ignore_eos=True)
-    decoder, files, streamed, seconds = Limited(kv_offload="file", kv_memory=memory), [], [], []
+    llm, files, streamed, seconds = LLM(kv_offload="file", kv_memory=memory), [], [], []
     for _ in range(ROUNDS):  # in turns: a disk has its moods
         files.append(sequential(_kv(len(ids))))
-        output, read = decoder.generate(ids, params, "ar", saved)
+        output, read = generate(llm, ids, tokens, "ar", saved)
         streamed.append(read / output.decode_seconds)
         seconds.append(output.decode_seconds / tokens)
     return {
@@ -107,13 +103,12 @@ def _kv(tokens: int) -> int:
 
 def bus(ids: list[int], saved: Path, options: Namespace, memory: str, rate: float) -> Iterator[Row]:
     """Plain decoding and TriForce in turns, from one store's limits; the speedup is taken turn by turn."""
-    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=options.tokens, ignore_eos=True)
     gammas = {name: getattr(options, name) for name in ("draft_tokens", "speculative_tokens")}
-    limited = Limited(rate, kv_offload="host", kv_memory=memory, **gammas)
+    llm = LLM(kv_offload="host", kv_memory=memory, **gammas)
     runs: dict[str, list[tuple[RequestOutput, int]]] = {mode: [] for mode in ("ar", *options.modes)}
     for _ in range(options.repeats):
         for mode, outputs in runs.items():
-            outputs.append(limited.generate(ids, params, mode, saved))
+            outputs.append(generate(llm, ids, options.tokens, mode, saved, rate))
     plain = runs["ar"]
     for mode, outputs in runs.items():
         first, read = outputs[0]

@@ -18,7 +18,7 @@ from benchmarks import pictures, quality, study
 from benchmarks.acceptance.report import markdown as acceptance_page
 from benchmarks.paper.__main__ import EXPERIMENTS, absent
 from triforce.bench import lossless
-from triforce.bench.compare import comparison as compare
+from triforce.bench.compare import run as compare
 from triforce.bench.speed_tables import speed_tables, verdict
 from triforce.eval import Table
 from triforce.eval.tables import percent

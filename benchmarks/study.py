@@ -21,21 +21,20 @@ Measure = Callable[[argparse.Namespace], None]
 def command(name: str, about: str | None, add: Add, measure: Measure) -> Callable[..., int]:
     """Return the main function of a study: it takes arguments, those of the process if None, and gives an exit code.
 
-    about: the docstring of its module, of which the help shows the first line. add: adds its arguments to a parser.
-    measure: takes the arguments, with the whole command line as `command`; a file that `json` names can be written.
+    A mistake of the user is one message on stderr and code 2. about: the docstring of its module, of which the help
+    shows the first line. add: adds its arguments to a parser. measure: takes the arguments, with the whole command line
+    as `command`; a file that `json` names can be written.
     """
-    return partial(run, name, about, add, measure)
 
+    def main(arguments: Sequence[str] | None = None) -> int:
+        return exit_code(partial(measured, parse(name, about, add, arguments)))
 
-def run(name: str, about: str | None, add: Add, measure: Measure, arguments: Sequence[str] | None = None) -> int:
-    """Run a study as `command` says. A mistake of the user is one message on stderr and code 2."""
-    return exit_code(partial(_measured, measure, parse(name, about, add, arguments)))
+    def measured(options: argparse.Namespace) -> int:
+        require_writable(getattr(options, "json", None))
+        measure(options)
+        return 0
 
-
-def _measured(measure: Measure, options: argparse.Namespace) -> int:
-    require_writable(getattr(options, "json", None))
-    measure(options)
-    return 0
+    return main
 
 
 def parse(name: str, about: str | None, add: Add, arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -14,7 +14,6 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from scripts.docs_tables import code, filled, table
 from triforce import LLM, RequestOutput, SamplingParams, errors
 from triforce.cli.parser import build_parser
 from triforce.interface.grammar import Grammar
@@ -200,6 +199,22 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "errors.md": ("triforce.errors", exceptions),
 }
 """By page: the source of its generated part, and what makes it."""
+
+
+def code(text: str) -> str:
+    return f"`{text}`"
+
+
+def table(rows: list[list[str]]) -> str:
+    header, *others = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([header, "|---" * len(rows[0]) + "|", *others])
+
+
+def filled(page: str, source: str, text: str) -> str:
+    """Return `page` with `text` between the comments that name its source. Raises ValueError where they are missing."""
+    begin, end = f"<!-- {source}, by scripts/docs.py -->", f"<!-- end of {source} -->"
+    head, rest = page[: page.index(begin)], page[page.index(begin) :]
+    return f"{head}{begin}\n\n{text}\n\n{rest[rest.index(end) :]}"
 
 
 def files(root: Path) -> dict[Path, str]:

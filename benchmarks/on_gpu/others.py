@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.on_gpu import decoding
+from benchmarks.on_gpu import ours
 from benchmarks.on_gpu.piece import Piece, Row, Setup, speeds
 from triforce.bench import shapes
 from triforce.cli.bench.setup import own_texts
@@ -128,7 +128,7 @@ def _real(setup: Setup, context: int, temperature: float) -> Row:
         raise RequestError(f"the book has {len(ids)} tokens; --contexts must stay below")
     texts = llm.open(1, context + setup.tokens)
     turns = []
-    for seed in range(decoding.TURNS):
+    for seed in range(ours.TURNS):
         params = SamplingParams(temperature, top_p=0.9, seed=seed, max_tokens=setup.tokens, ignore_eos=True)
         requests = [llm.request(ids[:context], params, mode) for mode in ("ar", "triforce") for _ in range(2)]
         outputs = []

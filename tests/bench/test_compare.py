@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from triforce.bench.compare import run
-from triforce.bench.compare.comparison import summary
-from triforce.bench.compare.run import ENGINES
+from triforce.bench.compare.run import ENGINES, summary
 from triforce.bench.compare.workers import Clock
 
 FEW = ["--contexts", "200", "--tokens", "8", "--threads", "1"]

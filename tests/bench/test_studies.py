@@ -84,8 +84,8 @@ def test_arguments_given_are_taken(add: Callable[..., None], pair: Path) -> None
 
 
 def test_errors_of_a_study_have_the_exit_codes_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    def refuse(options: Namespace) -> int:
+    def refuse(options: Namespace) -> None:
         raise RequestError("no such thing")
 
-    assert studies.run("acceptance", __doc__, lambda parser: None, refuse, []) == 2
+    assert studies.command("acceptance", __doc__, lambda parser: None, refuse)([]) == 2
     assert capsys.readouterr().err == "triforce: error: no such thing\n"

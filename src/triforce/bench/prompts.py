@@ -29,6 +29,9 @@ NAMES = (
 
 NEEDLES = 8
 
+Encode = Callable[[str], list[int]]
+Decode = Callable[[list[int]], str]
+
 
 @dataclass(frozen=True)
 class Sources:
@@ -66,24 +69,27 @@ def _plain(ids: list[int], length: int, rows: int) -> tuple[list[int], list[list
 
 def _needle(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
     """Numbers are told along the way, and each row asks for one of them."""
-    facts = list(zip(NAMES, numbers(), strict=True))[:NEEDLES]
-    told = [sources.encode(f"\nThe secret number of {name} is {number}.\n") for name, number in facts]
-    gap = max(1, (length - sum(map(len, told)) - END) // len(told))
+    facts = needles(sources.encode, sources.tokenizer.decode)[:NEEDLES]
+    gap = max(1, (length - sum(len(cue + answer) for cue, answer in facts) - END) // NEEDLES)
     body: list[int] = []
-    for n, sentence in enumerate(told):
-        body += sources.prose[n * gap : (n + 1) * gap] + sentence
-    ends = [told[row % NEEDLES][: digits_at(told[row % NEEDLES], sources.tokenizer.decode)] for row in range(rows)]
-    return body + sources.prose[len(told) * gap :], ends
+    for n, (cue, answer) in enumerate(facts):
+        body += sources.prose[n * gap : (n + 1) * gap] + cue + answer
+    return body + sources.prose[NEEDLES * gap :], [facts[row % NEEDLES][0] for row in range(rows)]
+
+
+def needles(encode: Encode, decode: Decode) -> list[tuple[list[int], list[int]]]:
+    """Return a sentence with a number for each of `NAMES`: its tokens before the number, and those from there on."""
+    made = []
+    for name, number in zip(NAMES, numbers(), strict=True):
+        sentence = encode(f"\nThe secret number of {name} is {number}.\n")
+        first = next(i for i, token in enumerate(sentence) if has_digit(decode([token])))
+        made.append((sentence[:first], sentence[first:]))
+    return made
 
 
 def numbers() -> list[int]:
     """Return five-digit numbers, one for each of `NAMES`."""
     return Random(0).sample(range(10_000, 100_000), len(NAMES))
-
-
-def digits_at(sentence: list[int], decode: Callable[[list[int]], str]) -> int:
-    """Return the index of the token where a sentence's number begins."""
-    return next(i for i, token in enumerate(sentence) if has_digit(decode([token])))
 
 
 def has_digit(text: str) -> bool:

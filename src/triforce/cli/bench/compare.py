@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 def run(options: Namespace) -> int:
     """Print rows as they are measured, tables, and a line of JSON; an engine may be missing. Raises RequestError."""
-    from triforce.bench.compare.comparison import summary, tables
-    from triforce.bench.compare.run import rows
+    from triforce.bench.compare.run import rows, summary, tables
 
     engines, pythons = _engines(options.engines), _pythons(options.python)
     if min(options.contexts) < 2 or options.tokens < 2 or options.timeout <= 0:
