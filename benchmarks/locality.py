@@ -21,8 +21,8 @@ from triforce.cli.bench.setup import load, sources
 def measure(options: Namespace) -> None:
     """Print a table at the end."""
     plan, llm = sweep(options), load(options)
-    started = perf_counter()
-    works = [work for work in workloads(sources(llm, options.texts), plan.size) if work.name == "prose"]
+    texts, started = sources(llm, options.texts), perf_counter()
+    works = [work for work in workloads(texts, plan.size) if work.name == "prose"]
     rows = [row for work in works for row in locality(Walk(llm.models, work, plan.params), plan.usual)]
     report = plan.about() | {"locality": rows, "seconds": perf_counter() - started}
     study.write(options, report)

@@ -60,7 +60,7 @@ class Walk:
     @property
     def measured_N(self) -> Tensor:
         """Tokens of the text at the measured positions, (N)."""
-        spans = [self._ids_1S[0, span.start : span.stop] for span in self.work.spans if span.asked]
+        spans = [self._ids_1S[0, span.start : span.stop] for span in self.work.spans if span.measured]
         return torch.from_numpy(np.concatenate(spans)).to(self.models.target.device)
 
     @cached_property
@@ -87,10 +87,10 @@ class Walk:
         )  # the tail is fed anew, so that the exact view sees in it what this view asks for
         self._prefill(self._exact, end)
         for span in self.work.spans:
-            if span.asked and foresight:
+            if span.measured and foresight:
                 self.read(target, self.full, span)
                 self.full.rewind(ints([span.start - 1]))
-            guessed_NV = self.read(target, view, span) if span.asked else None
+            guessed_NV = self.read(target, view, span) if span.measured else None
             exact_NV = self.read(target, self.full, span)
             if guessed_NV is not None:
                 yield span, guessed_NV, exact_NV
@@ -101,4 +101,4 @@ class Walk:
         assert draft is not None, "lowest() has seen to it"
         self._prefill(lowest, self.work.prompt - 1)
         laws = [(span, self.read(draft, lowest.cache, span)) for span in self.work.spans]
-        return torch.cat([law_NV for span, law_NV in laws if span.asked])
+        return torch.cat([law_NV for span, law_NV in laws if span.measured])

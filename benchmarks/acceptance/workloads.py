@@ -14,11 +14,11 @@ from triforce.errors import RequestError
 
 
 class Span(NamedTuple):
-    """Positions [start, stop) of a text that one verification scores; they are measured if `asked`, else only read."""
+    """Positions [start, stop) of a text that one verification scores; they are `measured`, or only read."""
 
     start: int
     stop: int
-    asked: bool
+    measured: bool
 
 
 @dataclass(frozen=True, slots=True)

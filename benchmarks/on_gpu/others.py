@@ -21,27 +21,23 @@ from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 
-def transformers_pieces(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
-    """`generate` with a static cache, sdpa and a compiled step. What cannot run here leaves its error."""
-    run = partial(_transformers, setup, shape, context, "static")
-    yield Piece("transformers generate", shape, context, partial(_or_error, run))
+def transformers_piece(setup: Setup, shape: str, context: int) -> Piece:
+    """`generate` with a static cache, sdpa and a compiled step."""
+    run = partial(_or_error, _transformers, setup, shape, context, "static")
+    return Piece("transformers generate", shape, context, run)
 
 
 def hosted(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
-    """`generate` with its offloaded cache, and DeepSpeed's ZeRO-Inference, the paper's baseline.
-
-    What cannot run here, for want of memory or of a package, leaves its error.
-    """
-    run = partial(_transformers, setup, shape, context, "offloaded")
-    yield Piece("transformers generate, offloaded cache", shape, context, partial(_or_error, run))
-    yield Piece(
-        "DeepSpeed ZeRO-Inference", shape, context, partial(_or_error, partial(_deepspeed, setup, shape, context))
-    )
+    """`generate` with its offloaded cache, and DeepSpeed's ZeRO-Inference, the paper's baseline."""
+    run = partial(_or_error, _transformers, setup, shape, context, "offloaded")
+    yield Piece("transformers generate, offloaded cache", shape, context, run)
+    yield Piece("DeepSpeed ZeRO-Inference", shape, context, partial(_or_error, _deepspeed, setup, shape, context))
 
 
-def _or_error(run: Callable[[], Row]) -> Row:
+def _or_error(measure: Callable[..., Row], *arguments: Any) -> Row:
+    """What cannot run here, for want of memory or of a package, leaves its error."""
     try:
-        return run()
+        return measure(*arguments)
     except Exception as error:  # whatever other projects raise
         message = f"{type(error).__name__}: {error}"
         return {"seconds": None, "fraction_of_limit": None, "speedup": None, "error": message}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
@@ -78,20 +77,6 @@ class Setup:
         self._models.clear()
         torch.cuda.empty_cache()
 
-    @contextmanager
-    def capped(self, cap: int | None) -> Iterator[None]:
-        """Measure as on a device of so many bytes."""
-        if cap is None or not self.on_gpu:
-            yield
-            return
-        torch.cuda.empty_cache()  # what is kept for later counts
-        total = torch.cuda.mem_get_info(self.device)[1]
-        torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total), self.device)
-        try:
-            yield
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, self.device)
-
     def seconds(self, call: Callable[[], object], repeats: int = 5) -> float:
         """Median of the times of a call, after one that is not counted."""
         times: list[float] = []
@@ -111,17 +96,17 @@ class Setup:
     @cached_property
     def bandwidth(self) -> float:
         """Bytes a second at which memory is copied, read and written counted."""
-        size = 1 << (30 if self.on_gpu else 22)
-        source = torch.ones(size, dtype=torch.int8, device=self.device)
-        to = torch.empty_like(source)
-        return 2 * size / self.seconds(lambda: to.copy_(source), 20)
+        return 2 * self._copied(20, device=self.device)
 
     @cached_property
     def bus(self) -> float:
         """Bytes a second that come from pinned memory of the host."""
-        source = torch.ones(1 << (30 if self.on_gpu else 22), dtype=torch.int8, pin_memory=self.on_gpu)
+        return self._copied(10, pin_memory=self.on_gpu)
+
+    def _copied(self, repeats: int, **where: Any) -> float:
+        source = torch.ones(1 << (30 if self.on_gpu else 22), dtype=torch.int8, **where)
         to = torch.empty_like(source, device=self.device)
-        return source.numel() / self.seconds(lambda: to.copy_(source, non_blocking=True), 10)
+        return source.numel() / self.seconds(lambda: to.copy_(source, non_blocking=True), repeats)
 
     @cached_property
     def matrix_rate(self) -> float:

@@ -81,9 +81,9 @@ class Setup:
             for name in names
         ]
 
-    def accepted(self, cases: list[Case], works: Sequence[str], temperature: float = 0.6) -> list[Row]:
+    def accepted(self, cases: list[Case], works: Sequence[str]) -> list[Row]:
         """Acceptance of each case on each work."""
-        params, rows = SamplingParams(temperature=temperature, top_p=0.9), list[Row]()
+        params, rows = SamplingParams(temperature=0.6, top_p=0.9), list[Row]()
         for work in self.works(works):
             for unit, some in by_unit(cases).items():
                 if some:

@@ -107,7 +107,7 @@ def test_copy_workload_repeats_distant_text() -> None:
 
 def test_needle_workload_scores_digits_only() -> None:
     work = needle("t", encode("." * 4000), Size(3000, 70, 4), encode, decode)
-    given, asked = decode(work.ids[: work.prompt]), [span for span in work.spans if span.asked]
+    given, asked = decode(work.ids[: work.prompt]), [span for span in work.spans if span.measured]
     assert work.prompt == 3000 and work.spans[-1].stop == len(work.ids)
     assert all(a.stop == b.start for a, b in pairwise(work.spans))
     assert decode([token for span in asked for token in work.ids[span.start : span.stop]]).isdigit()
