@@ -10,9 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from triforce.bench.cells import WORKLOADS
-from triforce.bench.compare.comparison import summary, tables
-from triforce.bench.compare.engines import ENGINES, OURS
-from triforce.bench.compare.run import CompareConfig, rows
+from triforce.bench.compare.run import ENGINES, OURS, CompareConfig, rows, summary, tables
 from triforce.bench.prompts import prompts
 from triforce.cli.bench.report import about, show, write
 from triforce.cli.bench.setup import load, make_folder, sources

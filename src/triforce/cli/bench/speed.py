@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from triforce.bench.cells import WORKLOADS, Cell, covering, grid, named
 from triforce.bench.results_file import ResultsFile
-from triforce.bench.summary import verdict
 from triforce.cli.bench.report import about, show, write
 from triforce.cli.bench.setup import load, make_folder, modes, sources
 from triforce.cli.progress import Prefill
@@ -83,7 +82,7 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
 
 
 def _report(rows: list[Row]) -> int:
-    from triforce.bench.speed_tables import speed_tables
+    from triforce.bench.speed_tables import speed_tables, verdict
 
     found = verdict(rows)
     show(speed_tables(rows))
