@@ -21,8 +21,7 @@ from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.planner import CostModel, Plan, PlanController, forecast
 from triforce.planner.forecast import BUDGET_STEPS, Forecast, budget_options
-from triforce.planner.plan import rate
-from triforce.planner.state import PlannerState
+from triforce.planner.plan import PlannerState, rate
 
 OPEN = RetrievalConfig(Budget(64, open=True))
 LONGER, SHORTER = (PROMPTS[0] * 3)[:400], PROMPTS[0]

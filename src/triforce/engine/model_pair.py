@@ -16,7 +16,7 @@ from triforce.engine.tier_builder import ModelSet
 from triforce.errors import ModelError, RequestError
 from triforce.model.config import ModelConfig
 from triforce.planner import CostModel
-from triforce.planner.cost_file import costs_path
+from triforce.planner.cost_model import costs_path
 
 
 @dataclass(frozen=True)

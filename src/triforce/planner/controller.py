@@ -15,17 +15,13 @@ import numpy as np
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.kvcache import FullView, RetrievalView
 from triforce.planner.acceptance import AcceptanceTracker
-from triforce.planner.apply import link
-from triforce.planner.cadence import Cadence
-from triforce.planner.choose import PLAIN, best_plan
+from triforce.planner.cadence import Cadence, Exploration
 from triforce.planner.cost_model import CostModel
-from triforce.planner.exploration import Exploration
 from triforce.planner.fallback import WINDOW, SpeculationFallback, Throughput
-from triforce.planner.forecast import BudgetFactors, Forecast, budget_options
+from triforce.planner.forecast import BudgetFactors, Forecast, best_plan, budget_options
 from triforce.planner.ngram_hindsight import NgramHindsight
-from triforce.planner.observe import Observer
-from triforce.planner.plan import Plan, families
-from triforce.planner.state import PlannerState, state_of
+from triforce.planner.plan import PLAIN, Plan, PlannerState, families, state_of
+from triforce.planner.tiers import Observer, link
 from triforce.ragged import Bools
 from triforce.speculation import NgramProposer, Proposer, SequenceState, Tier
 from triforce.speculation.counters import REMEMBERED
