@@ -10,7 +10,6 @@ from triforce.engine.sequence import TokenSequence
 from triforce.interface.outputs import DecodingSnapshot
 from triforce.interface.stats import TierStats
 from triforce.kvcache import RetrievalView
-from triforce.kvcache.views.coverage import coverage
 from triforce.speculation import Proposer, Tier
 
 
@@ -42,4 +41,4 @@ def snapshot(
         for tier, now, before in zip(tiers, stats, passes, strict=True)
         if isinstance(tier, Tier) and isinstance(tier.cache, RetrievalView) and now.passes != before
     ]
-    return DecodingSnapshot(committed, sequence.decode_seconds, coverage(views[-1], b) if views else [], stats)
+    return DecodingSnapshot(committed, sequence.decode_seconds, views[-1].coverage(b) if views else [], stats)

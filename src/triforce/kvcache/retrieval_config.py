@@ -61,10 +61,7 @@ class RetrievalConfig:
 
     @staticmethod
     def parse(budget: str | int, chunk: int, refresh: str | int, searched_layers: str) -> RetrievalConfig:
-        """Parse what users write: `refresh` a number or `auto`, `searched_layers` `auto`, `none` or like `0,1,14-16`.
-
-        Raises RequestError.
-        """
+        """Parse `refresh` (a number or `auto`), `searched_layers` (`auto`, `none`, `0,14-16`). Raises RequestError."""
         if not (refresh == "auto" or str(refresh).isdecimal()):
             raise RequestError(f"retrieval_refresh {refresh!r}: give a number of verifications, 0 for once, or auto")
         if chunk < 1:

@@ -53,10 +53,7 @@ def with_budget(case: str, budget_factor: float) -> str:
 
 
 class AcceptanceTracker:
-    """Acceptance in one batch, which starts from what earlier texts have shown.
-
-    temperature: the mean of the batch.
-    """
+    """Acceptance in one batch, of this mean temperature, which starts from what earlier texts have shown."""
 
     def __init__(self, history: AcceptanceHistory, temperature: float) -> None:
         self._history, self.temperature = history, sum(temperature > bound for bound in TEMPERATURE_BOUNDS)

@@ -91,10 +91,7 @@ class Cadence:
 
 
 class Exploration:
-    """Plans that show the cost of passes, narrow and wide. Their tokens are as good as any.
-
-    A text that ends within a few tokens shows nothing, and needs nothing.
-    """
+    """Plans that show the cost of passes, narrow and wide. A text that ends within a few tokens needs no more."""
 
     def __init__(self, draft: bool) -> None:
         tiers = ("draft", "retrieval", "full") if draft else ("retrieval", "full")

@@ -176,10 +176,7 @@ class PlanController:
         self.replanned_at = self._proposals
 
     def choose(self, lengths: list[int], review: bool) -> Plan:
-        """The plan from now on. Without `review`, other budgets are left out, and while decoding is plain all tiers.
-
-        N-grams alone remain then.
-        """
+        """The plan from now on. Without `review` budgets stay, and beside plain decoding n-grams alone are weighed."""
         all_tiers = review or not self.current_plan.plain
         sparse = all_tiers and any(length > self.view.budget(length) for length in lengths)
         budgets = budget_options(self.view, self._budget_factors, lengths) if sparse else [{}]

@@ -67,10 +67,7 @@ def keys_read(tier: str, lengths: Sequence[int], view: RetrievalView) -> int:
 
 
 class Forecast:
-    """Forecast for rows of these lengths, see `plan.TierEstimates`.
-
-    Amounts that depend on the budget are columns, one row for each of `budgets`.
-    """
+    """`TierEstimates` for rows of these lengths. What depends on the budget is a column, with a row for each."""
 
     def __init__(
         self,

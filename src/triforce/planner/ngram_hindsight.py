@@ -37,10 +37,7 @@ class NgramHindsight:
         return len(tried), sum(hits for _, hits in tried)
 
     def of(self, gamma: Amount, alone: bool) -> tuple[Amount, Amount, float]:
-        """Tokens proposed and accepted of `gamma` at most, and the share of places with a match.
-
-        See `plan.TierEstimates.hindsight`.
-        """
+        """Tokens proposed and accepted, and the share of places with a match: see `plan.TierEstimates.hindsight`."""
         if self.uncounted:
             self._count()
         gamma = np.minimum(gamma, MAX_GAMMA)

@@ -120,10 +120,7 @@ class SearchedLayers:
         """Whether findings have changed."""
 
     def next_layers(self, length: int, left: int) -> frozenset[int]:
-        """The layers to search in the next proposal.
-
-        length: tokens of the longest text. left: tokens that are still to come in a text, at most.
-        """
+        """The layers to search next. length: tokens of the longest text; left: of one, those still to come at most."""
         if length.bit_length() != self._bits:
             self._enter(length.bit_length())
         self._length, self._left, self._before = length, left, self._verdicts()
@@ -222,10 +219,7 @@ class SearchedLayers:
         return self._left * saved > config.kv_size / config.layers * self._length
 
     def _rate(self, rejection: float, searched: int) -> float:
-        """Tokens per number read, at the best gamma.
-
-        They are numbers and not seconds, so that the same prompt and seed give the same text under `rejection`, too.
-        """
+        """Tokens per number read, at the best gamma: not per second, as no text of a seed may depend on the clock."""
         view, length = self.tier.cache, self._length
         config, drafted = view.full.pool.config, TOKENS_PER_PASS if self.tier.below else 1.0
         lower = NUMBERS_PER_PASS + config.weights_read + config.kv_size * view.keys(length, searched)

@@ -82,10 +82,7 @@ class LogitsProcessor:
         return probs_BJV
 
     def unchecked(self, logits_BJV: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same without a check, and the largest score of each column (B, J) for `check`.
-
-        Where that raises, the probabilities mean nothing.
-        """
+        """Return the same unchecked, and each column's peak (B, J) for `check`: where it raises, they mean nothing."""
         scores_BJV = self.adjusted(logits_BJV, ids_BS, lengths_B)
         peaks_BJ1 = scores_BJV.amax(-1, keepdim=True)
         peaks_BJ = peaks_BJ1.squeeze(-1)

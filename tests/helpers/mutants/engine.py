@@ -31,7 +31,7 @@ ROWS: dict[str, tuple[str, tuple[str, str]]] = {
         f"{BATCH}.swap_in", ("+ sequence.tokens", "+ sequence.prompt[: len(sequence.tokens)]"),
     ),
     "another row's observation swapped in": (
-        f"{FULL}.swap_in", ("= seen.length, seen.observation", "= seen.length, self.observations[0]"),
+        f"{FULL}.swap_in", ("= held.length, held.observation", "= held.length, self.observations[0]"),
     ),
     "selection lost in swapping": (f"{RETRIEVAL}.swap_out", ("row.pages and replace", "False and replace")),
     "selection swapped in to old pages": (

@@ -28,10 +28,7 @@ WHOLE, LAYER = 272, 512
 
 @dataclass(frozen=True, slots=True)
 class OffloadConfig:
-    """Place of KV pages, bytes of them that stay in memory (None: it depends), and layers that stay whole.
-
-    `layers`: None is as many as there is room for.
-    """
+    """Place of KV pages, bytes of them in memory (None: it depends), and whole layers (None: as many as fit)."""
 
     kind: str = "none"
     memory: int | None = None
@@ -39,10 +36,7 @@ class OffloadConfig:
 
     @staticmethod
     def parse(kind: str, memory: str | int, layers: str | int) -> OffloadConfig:
-        """Parse what users write: `memory` is bytes, or like `512MiB`, or `auto`; `layers` a number or `auto`.
-
-        Raises RequestError.
-        """
+        """Parse `memory` (bytes, like `512MiB`, or `auto`) and `layers` (a number or `auto`). Raises RequestError."""
         if kind not in KINDS:
             raise RequestError(f"kv_offload {kind!r} is not known; choose from {', '.join(KINDS)}")
         if not (layers == "auto" or str(layers).isdecimal()):

@@ -31,17 +31,11 @@ class Policy(Protocol):
         return budget // RECENT_SHARE
 
     def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
-        """The ids of the `picks` best committed chunks among `candidates`, ascending, each layer's and KV head's own.
-
-        int64 (L, G, picks).
-        """
+        """Ids of the best committed chunks among `candidates`, ascending, by layer and KV head: int64 (L, G, picks)."""
 
 
 class Observed(Policy):
-    """The attention that the last verification itself gave each chunk: free, since it has computed it.
-
-    The idea is that of SparseSpec and Vegas (2026).
-    """
+    """The attention that the last verification itself gave each chunk: free (as in SparseSpec and Vegas, 2026)."""
 
     observes = True
 
@@ -55,10 +49,7 @@ class Observed(Policy):
 
 
 class MeanKey(Policy):
-    """The product of the last query with each chunk's mean key, as the paper does (Sun et al. 2024, section 4.1).
-
-    With grouped queries, the scores of a group are added.
-    """
+    """The product of the last query with each chunk's mean key, added over a group (Sun et al. 2024, section 4.1)."""
 
     def __init__(self) -> None:
         self.means = Summaries(lambda keys_GNCD: keys_GNCD.mean(2))
@@ -99,10 +90,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {"observed": Observed, "mean_key": M
 
 
 class Summaries:
-    """Results of `summarise` over keys of one row's full committed chunks, by layer: (G, N, C, D) to (G, N, ...).
-
-    They are extended as the text grows.
-    """
+    """Results of `summarise`, (G, N, C, D) to (G, N, ...), by layer: of one row's full chunks, extended as it grows."""
 
     def __init__(self, summarise: Callable[[Tensor], Tensor]) -> None:
         self.summarise = summarise

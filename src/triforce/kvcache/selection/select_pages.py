@@ -1,6 +1,6 @@
 """Pages that a retrieval view reads of a row: sinks, the best chunks by a policy, and a window of the latest tokens.
 
-Shape suffixes: L layers, G KV heads, C chunks, U units (see `backends.PageTable`).
+Shape suffixes: L layers, B rows, G KV heads, C chunks, U units (see `backends.PageTable`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 
 from triforce.backends.kernel_api import PAGE
+from triforce.kvcache.selection.policies import Policy
+
+AHEAD = 8
+"""Units written to page lists beyond those asked for: the next passes will ask for them."""
 
 Pick = Callable[[range, int], Tensor]
 """Of some chunks the ids of so many, ascending, each layer's and KV head's own: int64 (L, G, picks)."""
@@ -26,6 +30,23 @@ class SelectedPages:
     tokens: int
     end: int
     passes: int
+
+
+@dataclass(slots=True)
+class RowSelection:
+    """State of one row: what it reads, and how far it is."""
+
+    policy: Policy
+    pages: SelectedPages | None = None
+    """None: it reads everything."""
+    window_start: int = 0
+    """The first of the latest tokens, all of which it reads."""
+    ahead: int = 0
+    """Tokens that it has seen, if more than are committed."""
+    committed: int = 0
+    """Tokens that were committed when its latest pass began."""
+    refused: bool = False
+    """Whether a verification has refused a token since the latest selection."""
 
 
 def select_pages(
@@ -58,3 +79,33 @@ def window_start(selected: SelectedPages | None, committed: int, budget: int, un
         return 0
     left = max(budget - selected.tokens, PAGE)
     return max(selected.end, -(-(committed - left) // unit) * unit)
+
+
+class PageLists:
+    """Row b of `units_LBGU`: the units selected for it, per layer and KV head, and behind them its window.
+
+    Kept from pass to pass, and rewritten where a row's selection or window has changed.
+    """
+
+    def __init__(self, layers: int, rows: int, heads: int, device: torch.device) -> None:
+        self.units_LBGU = torch.zeros(layers, rows, heads, 0, dtype=torch.int32, device=device)
+        self._selected: list[Tensor | None] = [None] * rows
+        self._window = [range(0)] * rows
+
+    def show(self, b: int, selected_LGU: Tensor | None, row_U: Tensor, window: range) -> None:
+        """Row b, all of whose tokens are the units `row_U`, sees what was selected for it and the units `window`."""
+        known, same = self._window[b], self._selected[b] is selected_LGU
+        if same and window.start == known.start and window.stop <= known.stop:
+            return
+        window = range(window.start, min(window.stop + AHEAD, len(row_U)))
+        selected = selected_LGU.shape[2] if selected_LGU is not None else 0
+        self._make_room(selected + len(window))
+        if selected_LGU is not None and not same:
+            self.units_LBGU[:, b, :, :selected] = selected_LGU
+        self.units_LBGU[:, b, :, selected : selected + len(window)] = row_U[window.start : window.stop]
+        self._selected[b], self._window[b] = selected_LGU, window
+
+    def _make_room(self, units: int) -> None:
+        more = units - self.units_LBGU.shape[3]
+        if more > 0:
+            self.units_LBGU = torch.nn.functional.pad(self.units_LBGU, (0, more + AHEAD))
