@@ -30,7 +30,7 @@ from triforce.eval.context import tokenizer_of
 from triforce.interface.outputs import RequestOutput
 from triforce.ragged import ints
 from triforce.sampling import LogitsProcessor
-from triforce.speculation.ngram_index import NgramIndex
+from triforce.speculation.ngram import NgramIndex
 
 PACKAGE = Path(str(resources.files("triforce")))
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
