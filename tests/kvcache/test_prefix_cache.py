@@ -45,7 +45,7 @@ def test_prefix_duplicates_are_kept_once() -> None:
     ids = text(64)
     pool, prefixes = remembered(ids + text(32, seed=1), ids + text(32, seed=2))
     assert len(prefixes) == 8 and pool.free_pages == 4
-    assert pool.tables == [[]] and all(pool.owners(page) <= 1 for page in range(1, 13))
+    assert pool.tables == [[]] and all(pool.owners[page] <= 1 for page in range(1, 13))
 
 
 def test_prefix_eviction_is_lru_from_end() -> None:

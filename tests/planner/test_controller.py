@@ -8,7 +8,6 @@ import pytest
 from tests.helpers.controlled_batch import DEEP, LIVE, known, steered
 from triforce.planner import CostModel, Plan, PlanController, cadence, controller, fallback, forecast
 from triforce.planner.forecast import BURST_KEYS
-from triforce.planner.plan import PlannerState
 
 
 def test_controller_hierarchy_pays_when_full_pass_is_slow() -> None:
@@ -105,7 +104,7 @@ def test_controller_observes_attention_only_for_retrieval() -> None:
     it.current_plan = Plan()
     it.steer(batch.prefix, LIVE)
     assert it.plan == Plan() and it.top.cache.grain == 0
-    it.current_plan, it.state = DEEP, PlannerState.SPECULATING
+    it.current_plan, it.idle = DEEP, False
     it.steer(batch.prefix, LIVE)
     assert it.plan == Plan() and it.top.cache.grain > 0  # first the exact tier looks
     it.steer(batch.prefix, LIVE)

@@ -50,7 +50,7 @@ class PrefixCache:
     def make_room(self, pages: int) -> bool:
         """See that so many pages are free, if that can be had."""
         pool = self._pool
-        idle = [key for key, page in self.pages.items() if pool.owners(page) == 1]
+        idle = [key for key, page in self.pages.items() if pool.owners[page] == 1]
         missing = pages - pool.free_pages
         if missing > len(idle):
             return False

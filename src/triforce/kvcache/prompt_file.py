@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -42,27 +42,23 @@ class CacheFingerprint(NamedTuple):
     """`kernels.identity` of the model and of its KV memory."""
 
 
-class Reservation:
-    """Room for `size` bytes at `path`, held from before a long prefill until they are written. Raises CacheError."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        path, self._held = path.resolve(), ExitStack()
-        try:
-            if path.exists() and not path.is_file():
-                raise OSError("it exists and is no file")
-            file = self._held.enter_context(tempfile.TemporaryFile(dir=path.parent))  # noqa: SIM115  closed by `release`
+def reserve(path: Path, size: int) -> IO[bytes]:
+    """Hold room for `size` bytes at `path`, from before a long prefill until this is closed. Raises CacheError."""
+    path = path.resolve()
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError("it exists and is no file")
+        with ExitStack() as failed:
+            file = failed.enter_context(tempfile.TemporaryFile(dir=path.parent))
             if hasattr(os, "posix_fallocate"):  # not on every system
                 os.posix_fallocate(file.fileno(), 0, max(size, 1))
-        except OSError as error:
-            self.release()
-            raise CacheError(
-                f"cannot write the KV cache to {path} ({error}); name a file in a folder you may write, on a disk with "
-                f"{size / 2**20:,.0f} MiB to spare"
-            ) from error
-
-    def release(self) -> None:
-        """Give the room back to whoever writes the file."""
-        self._held.close()
+            failed.pop_all()
+        return file
+    except OSError as error:
+        raise CacheError(
+            f"cannot write the KV cache to {path} ({error}); name a file in a folder you may write, on a disk with "
+            f"{size / 2**20:,.0f} MiB to spare"
+        ) from error
 
 
 def size_of(config: ModelConfig, dtype: torch.dtype, tokens: int) -> int:

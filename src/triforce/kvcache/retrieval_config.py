@@ -33,10 +33,9 @@ class Budget:
         except ValueError:
             budget = Budget()
         if not (budget.tokens >= 2 * PAGE or 0 < budget.share <= 1):
-            given = (
+            raise RequestError(
                 f"retrieval_budget {text!r}: give auto, at least {2 * PAGE} tokens, such as 2048, or a share such as 3%"
             )
-            raise RequestError(given)
         return budget
 
     def of(self, context: int, times: float = 1.0) -> int:

@@ -45,16 +45,14 @@ def budget_options(view: RetrievalView, present: BudgetFactors, lengths: Sequenc
     if not (view.setting.budget.open and view.setting.refresh == 1 and not view.full.pool.offloaded):
         return found
     for bits in sizes:
-        possible = [each for each in BUDGET_STEPS if each == 1.0 or _fits(view, bits, each)]
+        least = 1 << (bits - 1)
+        allowed = least // MIN_SPARSITY
+        possible = [each for each in BUDGET_STEPS if each == 1.0 or view.setting.budget.of(least, each) <= allowed]
         at = possible.index(present.get(bits, 1.0))
         for other in possible[max(0, at - 1) : at] + possible[at + 1 : at + 2]:
             changed = {**present, bits: other}
             found.append({size: each for size, each in changed.items() if each != 1.0})
     return found
-
-
-def _fits(view: RetrievalView, bits: int, factor: float) -> bool:
-    return MIN_SPARSITY * view.setting.budget.of(1 << (bits - 1), factor) <= 1 << (bits - 1)
 
 
 def keys_read(tier: str, lengths: Sequence[int], view: RetrievalView) -> int:

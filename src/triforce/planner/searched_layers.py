@@ -71,15 +71,12 @@ class Trial:
 
 @dataclass(slots=True)
 class Finding:
-    """Findings for texts of some size: the layers to search, those tried without a gain, and the one on trial.
-
-    verdicts: those since layers were last considered.
-    """
+    """Findings for texts of some size: the layers to search, those tried without a gain, and the one on trial."""
 
     layers: list[int] = field(default_factory=list)
     no_gain: list[int] = field(default_factory=list)
     trial: Trial | None = None
-    verdicts: Verdicts = field(default_factory=Verdicts)
+    verdicts: Verdicts = field(default_factory=Verdicts)  # since layers were last considered
 
     @staticmethod
     def read(saved: Any) -> Finding:
@@ -170,10 +167,8 @@ class SearchedLayers:
         """Begin a trial, if the layer that misses most attention promises enough."""
         found, no_gain = self._found.layers, self._found.no_gain
         view, config = self.tier.cache, self.tier.cache.full.pool.config
-        offloaded = view.full.pool.offloaded
-        most = (
-            min(MAX_LAYERS, offloaded.whole_layers) if offloaded else MAX_LAYERS
-        )  # others would be read from their store
+        offloaded = view.full.pool.offloaded  # other layers than whole ones would be read from their store
+        most = min(MAX_LAYERS, offloaded.whole_layers) if offloaded else MAX_LAYERS
         rejection = verdicts.rejected / verdicts.count
         enough = len(found) >= min(most, config.layers - 1) or len(no_gain) >= MAX_NO_GAIN
         if enough or self._gain(rejection, 0.0) < PROMISED_GAIN:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from triforce.kvcache import RetrievalView
@@ -34,61 +35,51 @@ def link(tiers: Mapping[str, Proposer], plan: Plan, before: Plan, prefix: Sequen
         below = tier
 
 
+@dataclass
 class Observer:
     """Reads the counters of `tiers`, by name, and adds to `costs` and `acceptance`."""
 
-    def __init__(
-        self,
-        tiers: Mapping[str, Proposer],
-        view: RetrievalView,
-        costs: CostModel,
-        acceptance: AcceptanceTracker,
-        hindsight: NgramHindsight,
-    ) -> None:
-        self._tiers, self._view = tiers, view
-        self._costs, self._acceptance, self.hindsight = costs, acceptance, hindsight
-        self._ngram_calls = 0  # rows that n-grams were looked up for, in the proposals whose passes were read
+    tiers: Mapping[str, Proposer]
+    view: RetrievalView
+    costs: CostModel
+    acceptance: AcceptanceTracker
+    hindsight: NgramHindsight
+    _ngram_calls: int = 0  # rows that n-grams were looked up for, in the proposals whose passes were read
 
     def passes(self, plan: Plan, lengths: Sequence[int], seconds: float) -> None:
-        """Learn the cost of the passes of some proposals, which took so many seconds.
-
-        Time between passes is divided among them, as it would not have been spent without.
-        """
-        passes = {name: self._tiers[name].counters.new_passes() for name in plan.tiers}
+        """Learn what passes cost from proposals that took so many seconds: the time between passes is theirs, too."""
+        passes = {name: self.tiers[name].counters.new_passes() for name in plan.tiers}
         self._ngram_calls = sum(rows for _, rows, _ in passes.get("ngram", ()))
         count = sum(len(some) for some in passes.values())
         between = max(0.0, seconds - sum(took for some in passes.values() for *_, took in some)) / max(1, count)
         for name, some in passes.items():
-            keys = keys_read(name, lengths, self._view) / len(lengths)
+            keys = keys_read(name, lengths, self.view) / len(lengths)
             alike: dict[tuple[int, int], list[float]] = {}
             for width, rows, took in some:
                 alike.setdefault((width, rows), []).append(took)
             for (width, rows), each in alike.items():
-                self._costs.observe(name, width, rows, keys * rows, median(each) + between, len(each))
+                self.costs.observe(name, width, rows, keys * rows, median(each) + between, len(each))
 
     def verdicts(self, plan: Plan, lengths: Sequence[int], live_B: Bools, proposals: int) -> None:
         """Learn how many draft tokens of each tier some proposals accepted. After `passes`."""
-        self._acceptance.fade(max(lengths), proposals)
+        self.acceptance.fade(max(lengths), proposals)
         for name in plan.tiers[:-1]:
-            self._verdicts_of(name, lengths, live_B)
+            tier = self.tiers[name]
+            news_B2 = tier.counters.new_verdicts()
+            if name == "draft":
+                self.acceptance.add(name, max(lengths), *news_B2.sum(0).tolist())
+            elif isinstance(tier, NgramProposer):
+                accepted = int(news_B2[:, 0].sum())
+                predicted = self._ngram_calls * self.hindsight.of(tier.gamma, tier.below is None)[1]
+                self.acceptance.add(name, max(lengths), accepted, max(0.0, predicted - accepted))
+            elif name == "retrieval":
+                bits_B = [length.bit_length() for length in lengths]
+                for bits in set(bits_B):
+                    rows = [b for b, each in zip(live_B.nonzero()[0].tolist(), bits_B, strict=True) if each == bits]
+                    accepted, rejected = news_B2[rows].sum(0).tolist()
+                    self.acceptance.add(name, (1 << bits) - 1, accepted, rejected, self.view.times.get(bits, 1.0))
 
     def discard(self) -> None:
         """Learn nothing from the passes so far."""
-        for tier in self._tiers.values():
+        for tier in self.tiers.values():
             tier.counters.new_passes()
-
-    def _verdicts_of(self, name: str, lengths: Sequence[int], live_B: Bools) -> None:
-        tier = self._tiers[name]
-        news_B2 = tier.counters.new_verdicts()
-        if name == "draft":
-            self._acceptance.add(name, max(lengths), *news_B2.sum(0).tolist())
-        elif isinstance(tier, NgramProposer):
-            accepted = int(news_B2[:, 0].sum())
-            predicted = self._ngram_calls * self.hindsight.of(tier.gamma, tier.below is None)[1]
-            self._acceptance.add(name, max(lengths), accepted, max(0.0, predicted - accepted))
-        elif name == "retrieval":
-            bits_B = [length.bit_length() for length in lengths]
-            for bits in set(bits_B):
-                rows = [b for b, each in zip(live_B.nonzero()[0].tolist(), bits_B, strict=True) if each == bits]
-                accepted, rejected = news_B2[rows].sum(0).tolist()
-                self._acceptance.add(name, (1 << bits) - 1, accepted, rejected, self._view.times.get(bits, 1.0))

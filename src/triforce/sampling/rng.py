@@ -33,9 +33,9 @@ _TILE = 1 << 14  # blocks at once on a CPU: beyond it the temporaries leave the 
 
 def key_schedule(keys: Sequence[int]) -> Tensor:
     """Return the ten round keys of each 64-bit key: int64 (R, 2, B), low word first."""
+    halves = [k & _MASK for k in keys], [k >> 32 for k in keys]
     rounds = [
-        [[(k + r * w) & _MASK for k in words] for words, w in zip(_split(keys), _WEYL, strict=True)]
-        for r in range(_ROUNDS)
+        [[(k + r * w) & _MASK for k in words] for words, w in zip(halves, _WEYL, strict=True)] for r in range(_ROUNDS)
     ]
     return torch.tensor(rounds, dtype=torch.int64).view(_ROUNDS, 2, len(keys))
 
@@ -138,8 +138,3 @@ class Noise:
 def _bits(high: Tensor, low: Tensor) -> Tensor:
     """53 random bits from two 32-bit words."""
     return (high << 21).bitwise_or_(low >> 11)
-
-
-def _split(words: Sequence[int]) -> tuple[list[int], list[int]]:
-    """64-bit integers as low and high words."""
-    return [w & _MASK for w in words], [w >> 32 for w in words]

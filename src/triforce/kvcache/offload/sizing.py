@@ -51,10 +51,7 @@ class OffloadConfig:
 
 @dataclass(frozen=True, slots=True)
 class KVSizing:
-    """Memory that KV needs: so many pages in all, for rows that a retrieval tier reads by a budget.
-
-    Of several ranks that share the model it is one's own: all of them need as much.
-    """
+    """Memory that KV needs on each rank: so many pages in all, for rows that a retrieval tier reads by a budget."""
 
     config: ModelConfig
     itemsize: int
@@ -119,14 +116,9 @@ class KVSizing:
         return (frames + 2 * self.buffer_frames + 3 * self.sector) * self.page_bytes
 
     @property
-    def free(self) -> int:
-        """Bytes of memory that are free where so much of it stays."""
-        return free_memory()
-
-    @property
     def free_of_all(self) -> int:
-        """The same of all ranks together."""
-        return self.free
+        """Bytes of memory that are free for all ranks together."""
+        return free_memory()
 
     def require_all(self) -> None:
         """Raises CacheError where it is known that memory has no room for all of it."""
@@ -165,7 +157,7 @@ class KVSizing:
 
     def _of_all(self, mine: int) -> str:
         """Format bytes of one rank as what users write for all."""
-        return describe(up(self.config.ranks * mine, 1 << 20 if mine >= 1 << 20 else 1))
+        return describe(round_up(self.config.ranks * mine, 1 << 20 if mine >= 1 << 20 else 1))
 
     def _left(self, frames: int, whole: int) -> int:
         """Frames beside so many whole layers and what the others need."""
@@ -207,5 +199,5 @@ def describe(bytes_: float) -> str:
     return f"{ceil(bytes_ / 2**20)}MiB" if bytes_ >= 2**20 else f"{ceil(bytes_ / 2**10)}KiB"
 
 
-def up(n: int, to: int) -> int:
+def round_up(n: int, to: int) -> int:
     return -(-n // to) * to

@@ -70,7 +70,7 @@ class FullView:
     """
 
     def __init__(self, pool: PagePool, grain: int | None = None) -> None:
-        self.pool, self.grain = pool, pool.unit if grain is None else grain
+        self.pool, self.kv, self.grain = pool, pool.kv, pool.unit if grain is None else grain
         self.rows = range(len(pool.tables))
         self.observations = [AttentionObservation() for _ in pool.tables]
         self.budget: Budget | None = None
@@ -78,10 +78,6 @@ class FullView:
     @property
     def lengths_B(self) -> Ints:
         return self.pool.lengths_B[self.rows.start : self.rows.stop]
-
-    @property
-    def kv(self) -> KVBackend:
-        return self.pool.kv
 
     def observe(self, grain: int, budget: Budget | None = None) -> None:
         """Report from now on the attention mass of units of `grain` tokens; 0: of none.

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBackend, PageTable, Search
+from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, PageTable, Search
 from triforce.kvcache.retrieval_config import RetrievalConfig
-from triforce.kvcache.selection import Policy
-from triforce.kvcache.selection.select_pages import PageLists, RowSelection, select_pages, window_start
+from triforce.kvcache.selection import PageLists, Policy, RowSelection, select_pages, window_start
 from triforce.kvcache.views.full import FullView
 from triforce.ragged import Ints, ints
 
@@ -39,7 +38,7 @@ class RetrievalView:
     """
 
     def __init__(self, full: FullView, policy: Callable[[], Policy], setting: RetrievalConfig) -> None:
-        self.full, self.setting = full, setting
+        self.full, self.kv, self.setting = full, full.kv, setting
         self.unit = gcd(setting.chunk, PAGE)
         self.selections = [RowSelection(policy()) for _ in full.rows]
         self.observes = self.selections[0].policy.observes
@@ -51,10 +50,6 @@ class RetrievalView:
         """Whether these are only tried: such passes may never come again."""
         self.times: dict[int, float] = {}
         """How many times its budget it reads of contexts of so many bits, from the next selection on; else once."""
-
-    @property
-    def kv(self) -> KVBackend:
-        return self.full.kv
 
     @property
     def lengths_B(self) -> Ints:

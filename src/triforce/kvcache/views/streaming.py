@@ -52,9 +52,9 @@ class StreamingView:
         self.kv = dispatch.memory(config, rows * self.pages, dtype, device, self.unit)
         self.device = torch.device(device)
         self.free = list(range(rows))
-        self._seat(rows)
+        self._set_rows(rows)
 
-    def _seat(self, rows: int) -> None:
+    def _set_rows(self, rows: int) -> None:
         if rows > len(self.free):
             raise CacheError(f"the draft's KV has room for {len(self.free)} more rows, not for {rows}")
         self.rows, self.rings = range(rows), self.free[:rows]
@@ -71,7 +71,7 @@ class StreamingView:
     def more(self, rows: int) -> StreamingView:
         """Fresh rows of the same memory. Raises CacheError where there are not so many."""
         other = copy(self)
-        other._seat(rows)
+        other._set_rows(rows)
         return other
 
     def select(self, rows: Sequence[int]) -> None:
