@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from triforce.planner.ngram_hindsight import MAX_GAMMA, NgramHindsight
+from triforce.planner.acceptance import MAX_GAMMA, NgramHindsight
 from triforce.ragged import ints
 from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.ngram import ALONE, STRIDE, TRIED, NgramIndex

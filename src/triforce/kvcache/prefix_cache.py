@@ -27,9 +27,6 @@ class PrefixCache:
         self.pages: dict[bytes, int] = {}
         """Oldest first; of a text its end is older than its beginning, without which nobody would find it."""
 
-    def __len__(self) -> int:
-        return len(self.pages)
-
     def find(self, scope: str, prompt: Tokens) -> list[int]:
         """Pages with the beginning of a prompt. Its last tokens are left to be fed, as a selection goes by them."""
         found: list[int] = []

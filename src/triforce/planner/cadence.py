@@ -76,8 +76,7 @@ class Cadence:
     def kept(self) -> Kept:
         """The parameters for the next text of the kind, as this one was plain to its end.
 
-        Seconds until replanning and until all plans are weighed; weighings without a gain, and texts without hits, each
-        plus 1.
+        Seconds until replanning, and until all plans are weighed; 1 + weighings without a gain, 1 + texts without hits.
         """
         review_in = max(0.0, self._review_at - self.elapsed)
         if self._repeats:

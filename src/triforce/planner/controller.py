@@ -14,12 +14,11 @@ import numpy as np
 
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.kvcache import FullView, RetrievalView
-from triforce.planner.acceptance import AcceptanceTracker
+from triforce.planner.acceptance import AcceptanceTracker, NgramHindsight
 from triforce.planner.cadence import Cadence, Exploration
 from triforce.planner.cost_model import CostModel
 from triforce.planner.fallback import WINDOW, SpeculationFallback, Throughput
 from triforce.planner.forecast import BudgetFactors, Forecast, best_plan, budget_options
-from triforce.planner.ngram_hindsight import NgramHindsight
 from triforce.planner.plan import PLAIN, Plan, families
 from triforce.planner.tiers import Observer, link
 from triforce.ragged import Bools
@@ -116,14 +115,15 @@ class PlanController:
         """Link the tiers by a plan. Passes that are not learnt from by now are dropped."""
         link(self.by_name, plan, self.plan, prefix, live_B)
         if plan.tiers != self.plan.tiers:
-            self.fallback.restart()
+            self.fallback.window.clear()
         if "retrieval" in plan.tiers:
             self.view.times = dict(plan.budget_factors)
         chosen = "retrieval" in plan.tiers and self.view.setting.budget.open
         self.plan, self.name, self.budget = plan, str(plan), self.view.budget if chosen else None
         self.changes += 1
         self._unlearnt = Throughput()
-        self.observer.discard()
+        for tier in self.tiers:
+            tier.counters.new_passes()
 
     def _decide(self, prefix: SequenceState, live_B: Bools) -> None:
         if not self._kind:
@@ -179,16 +179,14 @@ class PlanController:
         all_tiers = review or not self.current_plan.plain
         sparse = all_tiers and any(length > self.view.budget(length) for length in lengths)
         budgets = budget_options(self.view, self._budget_factors, lengths) if sparse else [{}]
-        forecast = self._forecast(lengths, budgets if review else budgets[:1])
+        budgets = budgets if review else budgets[:1]
+        forecast = Forecast(self.costs, self.acceptance, self.hindsight, self.view, lengths, budgets)
         exact = forecast.cost("full", 1)
         self.plain = self.fallback.correction(False) / exact
         sparse = sparse and np.min(forecast.cost("retrieval", 1)) < exact
         among = families(all_tiers and "draft" in self.by_name, sparse)
         plan, self.predicted = best_plan(among, forecast, self.current_plan, self.fallback)
         return plan
-
-    def _forecast(self, lengths: Sequence[int], budgets: Sequence[BudgetFactors]) -> Forecast:
-        return Forecast(self.costs, self.acceptance, self.hindsight, self.view, lengths, budgets)
 
     def _follow(self, prefix: SequenceState, live_B: Bools) -> None:
         """Apply the current plan, or plain decoding in its place: to probe, in fallback, and to observe attention."""

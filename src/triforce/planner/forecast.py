@@ -13,16 +13,13 @@ from typing import Any
 import numpy as np
 
 from triforce.kvcache import RetrievalView
-from triforce.planner.acceptance import AcceptanceTracker
+from triforce.planner.acceptance import AcceptanceTracker, NgramHindsight
 from triforce.planner.cost_model import CostModel
 from triforce.planner.fallback import SpeculationFallback
-from triforce.planner.ngram_hindsight import NgramHindsight
 from triforce.planner.plan import PLAIN, Amount, Plan, rate
 
-BUDGET_STEPS = 0.5, 1.0, 2.0
-"""Times the usual budget that may be read."""
-MIN_SPARSITY = 2
-"""Times as long as another budget than the usual one a context is, at least."""
+BUDGET_STEPS = 0.5, 1.0, 2.0  # times the usual budget that may be read
+MIN_SPARSITY = 2  # times as long as another budget than the usual one a context is, at least
 
 MIN_GAIN_OF_BUDGET = 1.06
 """Times the tokens per second with the usual budget that another one has to promise, for each group of rows."""
@@ -158,8 +155,7 @@ def best_plan(
 ) -> tuple[Plan, float]:
     """The plan with most tokens per second of each row, or the current one if it is about as good; and its rate.
 
-    among: tiers, and of each but the full one its gammas, entry n that of plan n. Plans are weighed with each budget of
-    the forecast.
+    among: tiers, and of each but the full one its gammas, entry n that of plan n; with each budget of the forecast.
     """
     plain = fallback.correction(False) / forecast.cost("full", 1)
     best, highest, present = PLAIN, plain, plain

@@ -102,8 +102,7 @@ def _count(number: Any) -> int:
 class SearchedLayers:
     """Chooses the searched layers of one batch, whose retrieval tier is `tier`.
 
-    findings: those of earlier texts; they are added to. ranks: all follow rank 0, as each observes the attention of its
-    own heads.
+    findings: of earlier texts, and added to. ranks: all follow rank 0, as each observes attention of its own heads.
     """
 
     def __init__(self, tier: Tier[RetrievalView], findings: Findings, ranks: TPGroup = ALONE) -> None:

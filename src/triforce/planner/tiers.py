@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from triforce.kvcache import RetrievalView
-from triforce.planner.acceptance import AcceptanceTracker
+from triforce.planner.acceptance import AcceptanceTracker, NgramHindsight
 from triforce.planner.cost_model import CostModel
 from triforce.planner.forecast import keys_read
-from triforce.planner.ngram_hindsight import NgramHindsight
 from triforce.planner.plan import Plan
 from triforce.ragged import Bools
 from triforce.speculation import NgramProposer, Proposer, SequenceState, Tier
@@ -78,8 +77,3 @@ class Observer:
                     rows = [b for b, each in zip(live_B.nonzero()[0].tolist(), bits_B, strict=True) if each == bits]
                     accepted, rejected = news_B2[rows].sum(0).tolist()
                     self.acceptance.add(name, (1 << bits) - 1, accepted, rejected, self.view.times.get(bits, 1.0))
-
-    def discard(self) -> None:
-        """Learn nothing from the passes so far."""
-        for tier in self.tiers.values():
-            tier.counters.new_passes()

@@ -26,7 +26,7 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _TIERS = 8
-_REMEMBERED = 32  # positions a row: several rounds of all tiers, and 2 MiB at V = 8192
+_REMEMBERED = 32  # positions a row, on average: several rounds of all tiers, and 2 MiB at V = 8192
 _BLOCK = 4  # positions made together: the next ones will be asked for too, and a call costs as much as two of them
 _TILE = 1 << 14  # blocks at once on a CPU: beyond it the temporaries leave the cache and each costs an mmap
 
@@ -86,7 +86,8 @@ class Noise:
         if missing:
             self._make(missing)
         found = torch.cat([self.recent[key] for key in wanted]) if wanted else torch.empty(0, dtype=torch.float64)
-        self._forget()
+        for key in list(self.recent)[: max(0, len(self.recent) - _REMEMBERED * self.draws.shape[1])]:  # the oldest ones
+            del self.recent[key]
         return found.view(*positions_BJ.shape, vocab_size)
 
     def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
@@ -128,11 +129,6 @@ class Noise:
         # Odd multiples of 2**-53 avoid both ends: an exponential of 0 would win every race, even with probability 0.
         bits_NP2 = torch.stack((_bits(w0, w1), _bits(w2, w3)), -1).bitwise_or_(1)
         return bits_NP2.double().mul_(2.0**-53).log_().neg_()
-
-    def _forget(self) -> None:
-        """Drop the oldest positions beyond what a row may keep on average."""
-        for key in list(self.recent)[: max(0, len(self.recent) - _REMEMBERED * self.draws.shape[1])]:
-            del self.recent[key]
 
 
 def _bits(high: Tensor, low: Tensor) -> Tensor:

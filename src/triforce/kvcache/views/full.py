@@ -63,10 +63,9 @@ class SwappedKV:
 
 
 class FullView:
-    """All tokens of rows `rows` of a pool. Its length is the pool's committed length.
+    """All tokens of rows `rows` of a pool, whose committed length is its own.
 
-    `grain`: tokens of the units whose attention mass verifications report, which costs a little; 0: of none. By default
-    the pool's.
+    `grain`: tokens of the units whose attention mass verifications report, at a small cost (0: none; None: pool's).
     """
 
     def __init__(self, pool: PagePool, grain: int | None = None) -> None:
