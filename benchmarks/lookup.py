@@ -26,7 +26,7 @@ from triforce.eval.agreement import overlap
 from triforce.eval.context import tokenizer_of
 from triforce.interface.outputs import RequestOutput
 from triforce.ragged import ints
-from triforce.speculation.ngram_index import NgramIndex
+from triforce.speculation.ngram import NgramIndex
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 MODES = ("triforce", "ngram", "draft-ngram")

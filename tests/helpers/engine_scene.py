@@ -72,7 +72,7 @@ def finish(texts: Engine) -> dict[Request, RequestOutput]:
 def check_empty(texts: Engine) -> None:
     store = texts.core.store
     assert not texts.core.scheduler.groups and texts.core.kv_tokens == 0
-    assert store.pool.free_pages + len(texts.core.prefixes) == store.pages
+    assert store.pool.free_pages + len(texts.core.prefixes.pages) == store.pages
     texts.close()
     assert store.pool.free_pages == store.pages
     assert "streaming" not in vars(store) or sorted(store.streaming.free) == list(range(store.rows))

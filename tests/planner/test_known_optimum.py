@@ -11,7 +11,7 @@ from tests.helpers.controlled_batch import read
 from tests.helpers.simulated_tiers import SimulatedTiers, fixed, plans, simulated_rate, worth
 from triforce.engine.modes import unlinked
 from triforce.planner import CostModel, Plan, PlanController, fallback
-from triforce.planner.forecast import BURST_KEYS
+from triforce.planner.forecast import BURST_KEYS, Forecast
 
 MS = 1e-3
 LONG = {
@@ -77,7 +77,7 @@ def test_winning_plan_is_found(simulated: SimulatedTiers) -> None:
 @pytest.mark.parametrize("simulated", LOSES.values(), ids=LOSES)
 def test_controller_without_fallback_is_detected(simulated: SimulatedTiers, monkeypatch: pytest.MonkeyPatch) -> None:
     def bold(self: PlanController, lengths: list[int], widely: bool) -> Plan:
-        seen = self._forecast(lengths, [{}])
+        seen = Forecast(self.costs, self.acceptance, self.hindsight, self.view, lengths)
         flying = (plan for plan in plans(True, True) if not {"draft", "retrieval"}.isdisjoint(plan.tiers))
         return max(flying, key=lambda plan: worth(plan, seen))
 

@@ -25,7 +25,7 @@ from triforce.engine.tier_builder import ModelSet
 from triforce.errors import ModelError, RequestError
 from triforce.model.config import ModelConfig
 from triforce.planner import CostModel
-from triforce.planner.cost_file import costs_path
+from triforce.planner.cost_model import costs_path
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

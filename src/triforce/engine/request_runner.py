@@ -138,10 +138,10 @@ class RequestRunner:
         self, path: Path, fingerprint: prompt_file.CacheFingerprint, pool: PagePool, prompt: list[int]
     ) -> Callable[[FullView], None]:
         """Reserve disk space, and return a function that writes the file; if it fails, the text goes on without one."""
-        reserved = prompt_file.Reservation(path, prompt_file.size_of(pool.config, pool.dtype, len(prompt) - 1))
+        reserved = prompt_file.reserve(path, prompt_file.size_of(pool.config, pool.dtype, len(prompt) - 1))
 
         def save(full: FullView) -> None:
-            reserved.release()
+            reserved.close()
             try:
                 prompt_file.save(path, fingerprint, full, 0, prompt)
             except CacheError as error:

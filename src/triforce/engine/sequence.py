@@ -18,7 +18,6 @@ from triforce.interface.outputs import DecodingSnapshot, Logprob, TokenLogprobs
 from triforce.interface.sampling_params import SamplingParams
 from triforce.interface.stats import PlanSegment, TierStats, since
 from triforce.kvcache import RetrievalView
-from triforce.kvcache.views.coverage import coverage
 from triforce.planner import PlanController
 from triforce.sampling import Constraint
 from triforce.speculation import PromptLogitsHook, Proposer, Tier
@@ -140,7 +139,7 @@ class TokenSequence:
             for tier, now, before in zip(tiers, stats, passes, strict=True)
             if isinstance(tier, Tier) and isinstance(tier.cache, RetrievalView) and now.passes != before
         ]
-        return DecodingSnapshot(committed, self.decode_seconds, coverage(views[-1], b) if views else [], stats)
+        return DecodingSnapshot(committed, self.decode_seconds, views[-1].coverage(b) if views else [], stats)
 
 
 def logprobs_of(logits_TV: Tensor, tokens: list[int], top: int) -> list[TokenLogprobs]:

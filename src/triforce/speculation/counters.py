@@ -14,16 +14,6 @@ import numpy as np
 from triforce.ragged import Bools, Ints
 
 REMEMBERED = 256  # passes
-_OF_ROWS = (
-    "proposed_B",
-    "accepted_B",
-    "rejected_B",
-    "passes_B",
-    "accepted_BN",
-    "verdicts_B2",
-    "seconds_B",
-    "prefill_seconds_B",
-)
 
 
 class Counters:
@@ -40,6 +30,11 @@ class Counters:
         self.seconds_B, self.prefill_seconds_B = np.zeros(rows), np.zeros(rows)
         self.verdicts_B2 = np.zeros((rows, 2), dtype=np.int64)
         self._passes: deque[tuple[int, int, float]] = deque(maxlen=REMEMBERED)
+
+    @property
+    def _of_rows(self) -> list[str]:
+        """Names of what is counted by row: everything but the latest passes."""
+        return [name for name in vars(self) if name != "_passes"]
 
     def record_passes(
         self, live_B: Bools, seconds: float, width: int = 1, passes: int = 1, one_burst: bool = False
@@ -77,19 +72,19 @@ class Counters:
 
     def select(self, rows: Sequence[int]) -> None:
         """Make row i what row `rows[i]` was."""
-        for name in _OF_ROWS:
+        for name in self._of_rows:
             setattr(self, name, getattr(self, name)[list(rows)])
 
     def join(self, other: Counters) -> None:
         """Append the rows of another tier's counters."""
         self._widen(other.accepted_BN.shape[1])
         other._widen(self.accepted_BN.shape[1])
-        for name in _OF_ROWS:
+        for name in self._of_rows:
             setattr(self, name, np.concatenate((getattr(self, name), getattr(other, name))))
 
     def swap_out(self, b: int) -> dict[str, Any]:
         """Return the counts of a row, for `swap_in`."""
-        return {name: getattr(self, name)[b].copy() for name in _OF_ROWS}
+        return {name: getattr(self, name)[b].copy() for name in self._of_rows}
 
     def swap_in(self, b: int, counts: dict[str, Any]) -> None:
         """Let a fresh row go on with these counts."""

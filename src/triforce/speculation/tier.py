@@ -19,12 +19,17 @@ from torch import Tensor
 from triforce.ragged import Bools, Ints, columns, ints, rows
 from triforce.speculation.counters import Counters
 from triforce.speculation.draft import Draft, SequenceState
-from triforce.speculation.protocols import Cache, Grant, Proposer, TierModel, TokenSampler, grant_all
+from triforce.speculation.protocols import Cache, Grant, Proposer, TokenSampler, grant_all
 
 SCORED = 256
 """Prompt tokens of one pass where a hook gets their logits: it bounds the memory of these."""
 
 C = TypeVar("C", bound=Cache)
+
+TierModel = Callable[[Tensor, Ints, C, Tensor], Tensor]
+"""Returns logits (B, J, V) of columns (B, J) of a pass, from its ids (B, T) on the host and what the cache has seen.
+
+The pass feeds the first `counts_B` tokens of each row, the rest is padding, at the cache's lengths and after."""
 
 Read = Callable[[Tensor, Ints, C], Iterator[int]]
 """Another way to feed a cache many tokens, ids (1, T), all T of them: yields how far it has come."""

@@ -92,7 +92,7 @@ MUTANTS = [
         f"{HERE}host_syncs.py::test_host_sync_mutant_is_noticed",
         (
             Edit(
-                "triforce.kvcache.selection.policies:Observed.pick",
+                "triforce.kvcache.selection:Observed.pick",
                 ("if observation.grain == chunk:", "if observation.mass_LGU.sum() > 0:"),
             ),
         ),

@@ -118,8 +118,7 @@ def test_policy_reselection_follows_growing_text(name: str) -> None:
 
 def test_quest_score_bounds_every_product() -> None:
     """With one query head per KV head the score is at least q . k of each token, and equals it for chunks of one."""
-    from triforce.kvcache.selection import Quest
-    from triforce.kvcache.selection.policies import last_query
+    from triforce.kvcache.selection import Quest, last_query
 
     full, truth, _ = scene(SINGLE)
     for layer in range(2):
