@@ -14,7 +14,7 @@ from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.replicas import remote_engine
-from triforce.replicas.messages import ReplicaMessage
+from triforce.replicas.frontend import ReplicaMessage
 from triforce.replicas.remote_engine import Replicas
 from triforce.server.engine_client import GenerationRequest, QueueFull, ReplicaLost, ShuttingDown
 

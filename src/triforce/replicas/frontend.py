@@ -1,4 +1,4 @@
-"""Requests parsed without weights: a replica sends what its model's requests are parsed with."""
+"""Messages of a replica: the members of LLM that requests are parsed with, without weights, and events of answers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from triforce.llm import LLM
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.sampling import Constraint
+from triforce.server.engine_client import Event
 from triforce.structured_output.compiler import GrammarCompiler
 
 
@@ -25,6 +26,18 @@ class WeightlessModel:
     path: Path
     config: ModelConfig
     tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaMessage:
+    """A message about a request; the first says only that it has arrived. Foreseen errors are sent, not raised."""
+
+    replica: str
+    kv_tokens: int
+    """Tokens whose K and V the replica holds."""
+    event: Event | Exception | None = None
+    waited: float = 0.0
+    """Seconds in the replica's own queue."""
 
 
 @dataclass(frozen=True)

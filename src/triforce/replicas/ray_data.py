@@ -16,10 +16,8 @@ import ray.data
 from ray.exceptions import RayError
 
 from triforce.errors import RequestError, TriforceError
-from triforce.llm import LLM
 from triforce.replicas.cluster import ClusterPlan, connect, planned
-from triforce.replicas.replica import use_share
-from triforce.replicas.tp_workers import accompanied
+from triforce.replicas.replica import load
 from triforce.server.app import create_app
 from triforce.server.batch_file import LIMITS, Answers, post
 from triforce.server.batch_input import BatchLine
@@ -37,13 +35,10 @@ class BatchActor:
     """An actor, the first of so many ranks. A mistake in the settings is in its answers."""
 
     def __init__(self, model: Model, ranks: int) -> None:
-        threads = use_share(ranks)
         settings, name, exact = model
         self._mistake = ""
         try:
-            if ranks > 1:
-                settings = settings | accompanied(settings, LIMITS, ranks, exact, threads)
-            llm = LLM(**settings)
+            llm = load(settings, LIMITS, ranks, exact)
             self._app = create_app(llm, Worker(llm, LIMITS), name, limits=LIMITS)
         except TriforceError as error:
             self._mistake = str(error)
@@ -65,7 +60,7 @@ def answer(
 ) -> None:
     """Answer what is missing, by `count` engines LLM(**settings) on the Ray at `address` (None: one of our own).
 
-    ranks: processes that share the model in each of them, `exact` as in `Ranks`.
+    ranks: processes that share the model in each of them, `exact` as in `TPGroup`.
     Raises RequestError; whatever is raised, what has been answered is kept.
     """
     missing = list(answers.missing(source))

@@ -17,7 +17,7 @@ from triforce.server.schemas import ChatBody
 from triforce.server.service import Service
 from triforce.server.sse import DONE, frame
 from triforce.server.tool_call_parser import Call
-from triforce.server.tool_choice import ToolChoice, parser_of
+from triforce.server.tools import ToolChoice, parser_of
 from triforce.server.usage import chat_logprobs, decoding_trace, usage
 
 router = APIRouter()

@@ -17,7 +17,7 @@ from triforce.server.responses_items import Items
 from triforce.server.schemas import ResponsesBody
 from triforce.server.service import Service
 from triforce.server.sse import frame
-from triforce.server.tool_choice import parser_of
+from triforce.server.tools import parser_of
 from triforce.server.usage import usage
 
 router = APIRouter()
