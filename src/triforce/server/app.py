@@ -14,15 +14,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triforce import __version__
 from triforce.errors import ModelError
-from triforce.server import chat, completions, errors, logs, misc_routes, playground, responses
+from triforce.server import errors, logs, playground, routes
 from triforce.server.engine_client import EngineClient, ServedModel
 from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
 from triforce.server.request_base import HEADER
 from triforce.server.request_parser import RequestParser
 from triforce.server.security import ApiKeyAuth, BodyLimit, HostCheck
-from triforce.server.service import Service
-from triforce.server.sse import ClientDisconnected
+from triforce.server.service import ClientDisconnected, Service
 
 CLIENT_GONE = 499
 """Logged as the status of a request whose client hung up; nginx's number."""
@@ -61,7 +60,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = Service(name, RequestParser(llm, llm.tokenizer, limits), engine, Metrics(engine, name), limits)
-    for module in (completions, chat, responses, misc_routes, playground):
+    for module in (routes, playground):
         app.include_router(module.router)
     errors.install(app)
     # The last one added is asked first.

@@ -7,29 +7,13 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
-
 from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-from triforce.server.request_parser import served
 from triforce.server.schemas import ChatBody
-from triforce.server.service import Service
-from triforce.server.sse import DONE, frame
+from triforce.server.service import DONE, Service, frame
 from triforce.server.tool_call_parser import Call
 from triforce.server.tools import ToolChoice, parser_of
 from triforce.server.usage import chat_logprobs, decoding_trace, usage
-
-router = APIRouter()
-
-
-@router.post("/v1/chat/completions")
-async def chat(body: ChatBody, request: Request) -> Response:
-    """The next turn of a conversation, `n` times."""
-    service: Service = request.app.state.service
-    served(body.model, service.name)
-    generation = await service.parser.chat(body)
-    return await service.answer(request, [generation], ChatWriter(body, service), body)
 
 
 class ChatWriter:

@@ -13,7 +13,7 @@ from triforce.interface.grammar import Grammar
 from triforce.interface.sampling_params import SamplingParams
 from triforce.sampling.logits import check_bias
 from triforce.server.engine_client import GenerationRequest, ServedModel
-from triforce.server.errors import ApiError, wrong
+from triforce.server.errors import wrong
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, Limits
 from triforce.server.messages import Message, plain, turns
 from triforce.server.schemas import (
@@ -153,13 +153,6 @@ class RequestParser:
             raise wrong("stream_options", "stream_options needs stream: true")
         if body.trace and not body.stream:
             raise wrong("trace", "trace needs stream: true")
-
-
-def served(model: str | None, name: str) -> None:
-    """Raise ApiError unless `model` is None or the name of the served model."""
-    if model not in (None, name):
-        raise ApiError(404, f"model {model[:100]!r} is not served here; use {name!r}, or leave it out",
-                      param="model", code="model_not_found")  # fmt: skip
 
 
 def _biases(biases: Mapping[str, Any] | None) -> dict[int, Any] | None:
