@@ -17,10 +17,9 @@ import pytest
 from tests.helpers.connections import HALF, HEAD, Scene, scene, several_addresses
 from triforce.cli import main
 from triforce.errors import RequestError
-from triforce.server import acceptor, logs
-from triforce.server.acceptor import network
-from triforce.server.connections import places
-from triforce.server.limits import CONNECTIONS, Limits
+from triforce.server import connections, logs
+from triforce.server.connections import network
+from triforce.server.limits import CONNECTIONS, Limits, places
 
 
 def test_address_limit_closes_waiting_connections() -> None:
@@ -85,7 +84,7 @@ def test_exhausted_descriptors_log_once_a_second(monkeypatch: pytest.MonkeyPatch
     handler.setFormatter(logs.JsonLines())
     monkeypatch.setattr(logs.LOG, "handlers", [handler])
     logs.LOG.setLevel(logging.INFO)
-    monkeypatch.setattr(acceptor, "MOMENT", 0.001)
+    monkeypatch.setattr(connections, "MOMENT", 0.001)
     plain = asyncio.SelectorEventLoop.sock_accept
 
     async def accept(loop: Any, sock: socket.socket) -> Any:

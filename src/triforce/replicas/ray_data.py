@@ -19,8 +19,7 @@ from triforce.errors import RequestError, TriforceError
 from triforce.replicas.cluster import ClusterPlan, connect, planned
 from triforce.replicas.replica import load
 from triforce.server.app import create_app
-from triforce.server.batch_file import LIMITS, Answers, post
-from triforce.server.batch_input import BatchLine
+from triforce.server.batch_file import LIMITS, Answers, BatchLine, post
 from triforce.server.engine_thread import Worker
 
 RETRIES = 1

@@ -55,7 +55,8 @@ class ChatWriter:
         text, calls = parsed.add(new.text, last=True)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
-            message |= {"content": text or None, "tool_calls": [_without_index(call) for call in calls]}
+            listed = [{key: call[key] for key in ("id", "type", "function")} for call in calls]
+            message |= {"content": text or None, "tool_calls": listed}
         choice = {"index": new.index, "message": message, "finish_reason": parsed.finish(new.finish_reason)}
         return choice | self._report(new.logprobs, new.origins)
 
@@ -80,7 +81,7 @@ class _AnswerParser:
 
     def add(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
         """Return the text to show and the calls, in the order in which they were made."""
-        parsed = self._parser.add(text) + (self._parser.end() if last else [])
+        parsed = self._parser.add(text, last)
         calls = [self._numbered(call) for call in parsed if isinstance(call, Call)]
         return "".join(part for part in parsed if isinstance(part, str)), calls
 
@@ -92,7 +93,3 @@ class _AnswerParser:
         self._calls += 1
         function = {"name": call.name, "arguments": call.arguments}
         return {"index": self._calls - 1, "id": f"call_{uuid4().hex}", "type": "function", "function": function}
-
-
-def _without_index(call: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in call.items() if key != "index"}

@@ -89,7 +89,7 @@ class Items:
 
     def add(self, text: str, last: bool) -> Iterator[ItemEvent]:
         """Add text of the answer, and yield its events."""
-        for parsed in [*self._parser.add(text), *(self._parser.end() if last else ())]:
+        for parsed in self._parser.add(text, last):
             yield from self._call(parsed) if isinstance(parsed, Call) else self._add_text(parsed)
 
     def end(self, status: str) -> Iterator[ItemEvent]:

@@ -31,13 +31,9 @@ Parsed = str | Call
 class ToolCallParser:
     """Separates calls from other text while it grows. What only looks like a call is text; here all is text."""
 
-    def add(self, text: str) -> list[Parsed]:
-        """Return the parts that are certain by now."""
+    def add(self, text: str, last: bool) -> list[Parsed]:
+        """Return the parts that are certain by now; all that are left, where this is the last text."""
         return [text]
-
-    def end(self) -> list[Parsed]:
-        """Return the rest."""
-        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +100,7 @@ class _BufferedParser(ToolCallParser):
 class _Tagged(_BufferedParser):
     _called = False
 
-    def add(self, text: str) -> list[Parsed]:
+    def add(self, text: str, last: bool) -> list[Parsed]:
         self._buffer += text
         parsed: list[Parsed] = []
         while (start := self._buffer.find(OPEN)) >= 0 and (stop := self._buffer.find(CLOSE, start)) >= 0:
@@ -116,20 +112,18 @@ class _Tagged(_BufferedParser):
             self._buffer, self._called = self._buffer.partition(CLOSE)[2], True
         # Text before `certain` is no part of a call, which begins or may begin there.
         certain = start if start >= 0 else len(self._buffer) - partial_match(self._buffer, [OPEN])
-        return parsed + self._release(len(self._buffer[:certain].rstrip()))
-
-    def end(self) -> list[Parsed]:
-        return self._release(len(self._buffer.rstrip()) if self._called else len(self._buffer))
+        parsed += self._release(len(self._buffer[:certain].rstrip()))
+        if last:
+            parsed += self._release(len(self._buffer.rstrip()) if self._called else len(self._buffer))
+        return parsed
 
 
 class _Whole(_BufferedParser):
     _plain = False
 
-    def add(self, text: str) -> list[Parsed]:
+    def add(self, text: str, last: bool) -> list[Parsed]:
         self._buffer += text
         self._plain = self._plain or self._buffer.lstrip()[:1] not in ("", "{")
-        return self._release(len(self._buffer)) if self._plain else []
-
-    def end(self) -> list[Parsed]:
-        call = self._form.call(self._buffer, self._names)
-        return [call] if call else self._release(len(self._buffer))
+        if last and not self._plain and (call := self._form.call(self._buffer, self._names)):
+            return [call]
+        return self._release(len(self._buffer)) if last or self._plain else []
