@@ -14,9 +14,9 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 
 from triforce.server import http_server
-from triforce.server.app import AccessLog
 from triforce.server.engine_client import EngineLoad
 from triforce.server.limits import Limits
+from triforce.server.logs import AccessLog
 from triforce.server.metrics import Metrics
 from triforce.server.service import EventStream
 

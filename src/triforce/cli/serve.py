@@ -24,7 +24,7 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
     with extra():
         from triforce.server import http_server, logs, security
         from triforce.server.app import create_app
-        from triforce.server.limits import Limits, places
+        from triforce.server.limits import Limits, connection_limit
 
     keys = security.read_keys(options.api_key_file)
     security.require_key_beyond_loopback(options.host, keys)
@@ -32,7 +32,7 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
     if not 0 <= options.port < 1 << 16:
         raise RequestError(f"port is {options.port}; give a number from 1 to 65535, or 0 for any free one")
     limits = Limits(
-        connections=places(options.max_connections),
+        connections=connection_limit(options.max_connections),
         connections_per_address=options.max_connections_per_address,
         body_bytes=int(options.max_body * 2**20),
         seconds=options.timeout,

@@ -63,43 +63,43 @@ def answer(
     Raises RequestError; whatever is raised, what has been answered is kept.
     """
     missing = list(answers.missing(source))
-    jobs = {place: job for place, job in enumerate(missing) if job.error is None}
-    for job in missing:
-        if job.error is not None:
-            answers.add(job)
-    if jobs:
+    lines = {place: line for place, line in enumerate(missing) if line.error is None}
+    for line in missing:
+        if line.error is not None:
+            answers.add(line)
+    if lines:
         connect(address)
         try:
-            for engines, at_once in (min(count, len(jobs)), LIMITS.rows), (1, 1):
+            for engines, at_once in (min(count, len(lines)), LIMITS.rows), (1, 1):
                 plan = planned(ray.nodes(), engines, settings["device"], ranks)
-                _ask(jobs, plan, at_once, (settings, name, exact), answers)
+                _ask(lines, plan, at_once, (settings, name, exact), answers)
         finally:
             ray.shutdown()
-    for job in jobs.values():
+    for line in lines.values():
         died = "each engine that made this died, the last ones with nothing else to make; ask for less"
-        answers.add(replace(job, error=died, code="replica_lost"))
+        answers.add(replace(line, error=died, code="replica_lost"))
 
 
-def _ask(jobs: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model, answers: Answers) -> None:
-    """Take out of `jobs` what is answered, each as soon as it is. Raises RequestError."""
-    if not jobs:
+def _ask(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model, answers: Answers) -> None:
+    """Take out of `lines` what is answered, each as soon as it is. Raises RequestError."""
+    if not lines:
         return
     _quiet()
-    dataset = _answered(jobs, plan, at_once, model)
+    dataset = _answered(lines, plan, at_once, model)
     try:
         for batch in dataset.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
             for row in batch.to_pylist():
                 if row["mistake"]:
                     raise RequestError(row["mistake"])
-                answers.add(jobs.pop(row["place"]), json.loads(row["response"]))
+                answers.add(lines.pop(row["place"]), json.loads(row["response"]))
     except RayError as error:
         what = f"Ray gave up ({str(error).strip().splitlines()[-1]})"
         advice = "triforce[ray] of one version must be on all machines of this Ray, and the model; then start it again"
         raise RequestError(f"{what}; {advice}") from error
 
 
-def _answered(jobs: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model) -> ray.data.Dataset:
-    rows = [{"place": place, "url": job.url, "body": job.body} for place, job in jobs.items()]
+def _answered(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model) -> ray.data.Dataset:
+    rows = [{"place": place, "url": line.url, "body": line.body} for place, line in lines.items()]
     return ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         BatchActor,
         fn_constructor_args=(model, plan.ranks),

@@ -86,7 +86,7 @@ class Connections:
 
     def full(self, address: str | None = None) -> bool:
         """Whether all places are taken, or all that one address may have."""
-        most = self._limits.connections if address is None else self._limits.places_of_an_address
+        most = self._limits.connections if address is None else self._limits.connections_of_one_address
         return len(self._of(address)) >= most
 
     def make_room(self, address: str | None = None) -> bool:
@@ -97,7 +97,7 @@ class Connections:
             self.note("gave_way")
         return oldest is not None
 
-    def look(self) -> None:
+    def check_deadlines(self) -> None:
         """Close what is late, and log what was noted: called once a second, so there is one line a second at most."""
         for connection in list(self._open):
             if fault := connection.fault():

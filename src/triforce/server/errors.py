@@ -41,6 +41,10 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, dict(self.headers or {}))
 
 
+class ClientDisconnected(Exception):
+    """The client is gone; nobody reads the answer."""
+
+
 def wrong(param: str, message: str) -> ApiError:
     """A field that cannot be served as it is."""
     return ApiError(400, message, param=param)

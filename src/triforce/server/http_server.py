@@ -95,7 +95,7 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop. Called ten times a second."""
         if counter % 10 == 0:
-            self._connections.look()
+            self._connections.check_deadlines()
         if self._accepting.done():
             self._accepting.result()  # raises what has ended it
         return await super().on_tick(counter) or self._engine.failure is not None

@@ -21,8 +21,8 @@ CONNECTIONS = 1024
 """Connections open at a time by default, where the process may have so many descriptors."""
 
 
-def places(wanted: int | None) -> int:
-    """Connections that may be open: three quarters of the descriptors that this process may have hold them.
+def connection_limit(wanted: int | None) -> int:
+    """Return how many connections may be open: three quarters of the descriptors that this process may have hold them.
 
     The rest is for models, KV files and what the process talks through. Raises RequestError if more are wanted.
     """
@@ -72,7 +72,7 @@ class Limits:
     """A text longer than the context times this is refused before it is cut into tokens."""
 
     @property
-    def places_of_an_address(self) -> int:
+    def connections_of_one_address(self) -> int:
         return self.connections_per_address or max(1, self.connections // 2)
 
     def room(self, context: int) -> int:

@@ -26,16 +26,14 @@ class ResponsesWriter:
         self._tiers, self._sent = bool(body.tier_stats), 0
         self._items = Items(parser_of(service.parser.tools(body)))
         self._origins: list[str] = []  # of tokens whose text was not told of yet
+        form = body.text.format if body.text else None
         self._head = {
             **{"id": f"resp_{uuid4().hex}", "object": "response", "created_at": int(time()), "model": service.name},
             **{"error": None, "instructions": body.instructions, "max_output_tokens": body.max_output_tokens},
             **{"metadata": {}, "store": False, "temperature": body.temperature, "top_p": body.top_p},
-            **{
-                "previous_response_id": None,
-                "truncation": "disabled",
-                "text": {"format": _format(body)},
-                **_tools(body),
-            },
+            **{"previous_response_id": None, "truncation": "disabled"},
+            **{"text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}}},
+            **_tools(body),
         }
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -157,10 +155,3 @@ def _tools(body: ResponsesBody) -> dict[str, Any]:
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "parallel_tool_calls": bool(body.tools) and body.parallel_tool_calls is not False,
     }
-
-
-def _format(body: ResponsesBody) -> dict[str, Any]:
-    """Return the text format, as it was sent."""
-    if body.text is None or body.text.format is None:
-        return {"type": "text"}
-    return body.text.format.model_dump(by_alias=True, exclude_none=True)

@@ -20,7 +20,7 @@ from triforce.engine.output_stream import OutputChunk
 from triforce.interface.outputs import RequestOutput
 from triforce.server import logs
 from triforce.server.engine_client import EngineClient, Event, GenerationRequest, GenerationStream, PrefillProgress
-from triforce.server.errors import broken, refusal_for, took_too_long
+from triforce.server.errors import ClientDisconnected, broken, refusal_for, took_too_long
 from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
 from triforce.server.request_parser import RequestParser
@@ -37,10 +37,6 @@ def frame(data: Mapping[str, Any], event: str | None = None) -> bytes:
     name = f"event: {event}\n" if event else ""
     # ASCII: some clients split lines at every separator that Unicode has.
     return f"{name}data: {json.dumps(data, allow_nan=False)}\n\n".encode()
-
-
-class ClientDisconnected(Exception):
-    """The client is gone; nobody reads the answer."""
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
