@@ -19,18 +19,17 @@ def run(options: Namespace) -> int:
 def serve(options: Namespace, ranks: TPGroup) -> int:
     """Serve until SIGTERM or SIGINT; rank 0 listens. Raises RequestError before the model is loaded."""
     with replicas.extra():
-        from triforce.server import http_server, logs, startup_checks
+        from triforce.server import http_server, logs, security
         from triforce.server.app import create_app
-        from triforce.server.connections import places
-        from triforce.server.limits import Limits
+        from triforce.server.limits import Limits, connection_limit
 
-    keys = startup_checks.read_keys(options.api_key_file)
-    startup_checks.require_key_beyond_loopback(options.host, keys)
-    startup_checks.require_origins(options.cors_origin)
+    keys = security.read_keys(options.api_key_file)
+    security.require_key_beyond_loopback(options.host, keys)
+    security.require_origins(options.cors_origin)
     if not 0 <= options.port < 1 << 16:
         raise RequestError(f"port is {options.port}; give a number from 1 to 65535, or 0 for any free one")
     limits = Limits(
-        connections=places(options.max_connections),
+        connections=connection_limit(options.max_connections),
         connections_per_address=options.max_connections_per_address,
         body_bytes=int(options.max_body * 2**20),
         seconds=options.timeout,
