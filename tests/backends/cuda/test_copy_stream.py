@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-import triforce.backends.cuda.offload.prefill
+import triforce.backends.cuda.offload.kv
 from tests.helpers.cuda import paired_pools, torch_kernels
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
@@ -98,7 +98,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
     monkeypatch.setattr(residency, "CopyStream", lambda device: watch)
     monkeypatch.setattr(layout, "carry", carry)
-    for module in (kv, triforce.backends.cuda.offload.prefill):
+    for module in (kv, triforce.backends.cuda.offload.kv):
         monkeypatch.setattr(module, "write_and_attend", mix)
     return watch
 

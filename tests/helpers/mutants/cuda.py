@@ -21,13 +21,13 @@ PAGES: dict[str, tuple[str, tuple[str, str]]] = {
         f"{KV}._close", ("manager.places.to_part(layer, home, *streams.written)", "pass"),
     ),
     "written pages are thought to be stored": (
-        f"{OFFLOAD}.write_slots:WriteSlots.write", ("self._fresh.update(pages)", "pass"),
+        f"{OFFLOAD}.frames:WriteSlots.write", ("self._fresh.update(pages)", "pass"),
     ),
     "pages are evicted without being stored": (
         f"{MANAGER}.store", ("self.places.to_store(self.places.part, *self.at(pages))", "pass"),
     ),
     "an evicted page is still found": (
-        f"{OFFLOAD}.working_set:WorkingSet.take", ("frames_LGP.scatter_(2, gone_LGN, 0)", "pass"),
+        f"{OFFLOAD}.frames:WorkingSet.take", ("frames_LGP.scatter_(2, gone_LGN, 0)", "pass"),
     ),
     "a layer that becomes resident is empty": (f"{LAYOUT}.exchange", ("kept_GSD.copy_(here_GSD)", "pass")),
     "a layer that was resident is not stored": (
@@ -100,6 +100,9 @@ MUTANTS = [
     Mutant(
         "an offloaded layer is neither fetched nor stored",
         f"{HERE}cuda_ranks_offload.py::test_offload_mutant_of_ranks_changes_the_text",
-        (Swap(f"{OFFLOAD}.kv:runs_of", lambda _: lambda pages: []), Swap(f"{KV}._close", lambda _: lambda *_: None)),
+        (
+            Edit(f"{KV}._prepare", ("streams.runs = runs_of(pages_N.tolist())", "pass")),
+            Swap(f"{KV}._close", lambda _: lambda *_: None),
+        ),
     ),
 ]

@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from triforce.backends.cuda.offload.copy_stream import Buffers, CopyStream
+from triforce.backends.cuda.offload.frames import WorkingSet, WriteSlots
 from triforce.backends.cuda.offload.layout import DeviceLayout, runs_of
-from triforce.backends.cuda.offload.working_set import WorkingSet
-from triforce.backends.cuda.offload.write_slots import WriteSlots
-from triforce.backends.cuda.triton.page_copy import KeysValues
-from triforce.backends.kernel_api import PAGE
+from triforce.backends.kernel_api import PAGE, KeysValues
 from triforce.backends.offload_layout import OffloadLayout
 from triforce.model.config import ModelConfig
 from triforce.ragged import ints, to_device
@@ -28,7 +26,7 @@ class OffloadManager:
     """`homes` are places on the device for layers of all pages, (room.layers + room.buffers, G, S, D) each."""
 
     def __init__(self, config: ModelConfig, pages: int, room: OffloadLayout, homes: KeysValues) -> None:
-        self.config, self.room, self.device = config, room, homes[0].device
+        self.device = homes[0].device
         self.places = DeviceLayout(config, pages, room, homes)
         self.seats = WriteSlots(pages, self.places.seats)
         sizes = self.places.seats, self.places.frames
@@ -36,15 +34,7 @@ class OffloadManager:
         self.stream = CopyStream(self.device)
         self.buffers = Buffers(self.stream, range(room.layers, room.layers + room.buffers))
         self.fetched = torch.zeros((), dtype=torch.int64, device=self.device)
-        """Pages of single KV heads that were read because they were not to_device."""
-        self._place_layers()
-
-    def _place_layers(self) -> None:
-        layers, places = range(self.config.layers), self.places
-        self._in_store_L11, self._in_parts_L11 = places.first_in_store(layers), places.first_in_parts(layers)
-        self.parted_L111 = torch.tensor([layer in places.part for layer in layers], device=self.device)[
-            :, None, None, None
-        ]
+        """Pages of single KV heads that were read because they were not there."""
 
     def at(self, pages: Iterable[int]) -> tuple[Tensor, Tensor]:
         """The seats of some pages, as places of a part, and the pages themselves."""
@@ -73,10 +63,6 @@ class OffloadManager:
         self.seats.leave(pages)
         self._tell(pages)
 
-    def forget(self, pages: Sequence[int]) -> None:
-        """Forget pages that nobody needs. What the device has of them counts until somebody writes to them."""
-        self.seats.forget(pages)
-
     def _tell(self, pages: Sequence[int]) -> None:
         self.working.seat(*self._seated(pages))
 
@@ -89,10 +75,7 @@ class OffloadManager:
         """See that pages of single KV heads have frames in these layers; 0 is none, as is a page of a whole layer."""
         pages_LGN, frames_LGN = self.working.take(layers, wanted_LGN)
         self.fetched += (pages_LGN > 0).sum()
-        places = self.places
-        from_LGN = places.at_pages(pages_LGN) + self._in_store_L11[layers]
-        to_LGN = (places.at_frames(frames_LGN) + self._in_parts_L11[layers]) * (frames_LGN > 0)
-        places.fetch(from_LGN.flatten(), to_LGN.flatten())
+        self.places.fetch(layers, pages_LGN, frames_LGN)
 
     def keep(self, layer: int, home: int, wanted_GN: Tensor) -> None:
         """See that pages of single KV heads have frames; they come from the layer's home, where all are."""
@@ -104,10 +87,8 @@ class OffloadManager:
         slots_N = slots_N.cpu()
         pages = _pages(slots_N)
         self.store(self.seats.fresh(pages))  # the slots may be a part of what they hold
-        if self.seats.seat_P[pages].any():
-            self.seats.leave(pages)
+        self.leave(pages)
         self.seats.stored_P[pages] = True
-        self._tell(pages)
         if layer in self.places.part:
             self.finish()
         for to_GSD, new_GND in zip(self._all_of(layer), (k_GND, v_GND), strict=True):
@@ -139,7 +120,7 @@ class OffloadManager:
         places = self.places
         new = [layer for layer in sorted(layers) if layer not in places.home]
         old = [layer for layer in reversed(places.home) if layer not in layers]
-        runs, seated = runs_of(self.seats.known), [int(page) for page in self.seats.seat_P.nonzero()[0]]
+        runs, seated = runs_of(self.seats.known), self.seats.seat_P.nonzero()[0].tolist()
         for coming, going in zip(new, old, strict=False):
             places.to_store([coming], *self.at(self.seats.fresh(seated)))
             self.stream.after(self.stream.computed())
@@ -149,11 +130,9 @@ class OffloadManager:
             self.buffers.leave(buffer)
             places.to_parts([going], *self.at(seated))
             self.working.clear(coming)
-            self._place_layers()
         return bool(new and old)
 
 
 def _pages(slots_N: Tensor) -> list[int]:
     """Each page once, of slots on the host."""
-    pages: list[int] = np.unique(slots_N.numpy() // PAGE).tolist()
-    return pages
+    return [*map(int, np.unique(slots_N.numpy() // PAGE))]
