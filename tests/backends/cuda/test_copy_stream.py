@@ -108,7 +108,7 @@ def races(watch: Watch, seeds: int = 1) -> int:
     for seed in range(seeds):
         pair = paired_pools.PairedPools(paired_pools.room(decoder, whole=0), seed)
         memory = pair.sides[1].pool.kv
-        watch.regions = [memory.keys_LGSD, memory.values_LGSD, memory.manager.places.store]
+        watch.regions = [memory.keys_LGSD, memory.values_LGSD, memory.manager.layout.store]
         pair.run(12)
         found, watch.touched = watch.races(), {}
         if found:

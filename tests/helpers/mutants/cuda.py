@@ -12,19 +12,19 @@ KV = f"{OFFLOAD}.kv:TritonOffloadedKV"
 PAGES: dict[str, tuple[str, tuple[str, str]]] = {
     "pages of a text that ended are still found": (f"{MANAGER}.leave", ("self._tell(pages)", "pass")),
     "a text that is cut goes on in an empty page": (
-        f"{MANAGER}.begin_write", ("self.places.to_parts(self.places.part, *self.at(begun))", "pass"),
+        f"{MANAGER}.begin_write", ("self.layout.to_parts(self.layout.part, *self.at(begun))", "pass"),
     ),
     "new tokens are not laid over the stored page": (
-        f"{KV}._open", ("places.from_part(layer, home, *streams.seated)", "pass"),
+        f"{KV}._open", ("layout.from_part(layer, home, *streams.seated)", "pass"),
     ),
     "a pass leaves what it writes in the buffer": (
-        f"{KV}._close", ("manager.places.to_part(layer, home, *streams.written)", "pass"),
+        f"{KV}._close", ("manager.layout.to_part(layer, home, *streams.written)", "pass"),
     ),
     "written pages are thought to be stored": (
         f"{OFFLOAD}.frames:WriteSlots.write", ("self._fresh.update(pages)", "pass"),
     ),
     "pages are evicted without being stored": (
-        f"{MANAGER}.store", ("self.places.to_store(self.places.part, *self.at(pages))", "pass"),
+        f"{MANAGER}.store", ("self.layout.to_store(self.layout.part, *self.at(pages))", "pass"),
     ),
     "an evicted page is still found": (
         f"{OFFLOAD}.frames:WorkingSet.take", ("frames_LGP.scatter_(2, gone_LGN, 0)", "pass"),

@@ -106,7 +106,7 @@ class TritonOffloadedKV(TritonKV):
         self.capturable = not self._streams.layers
         if self._streams.layers:
             self._prepare([page for table, at, _ in rows for page in table[: pages_for(at)]], [*written])
-            self._streams.keep = min(batch.keep, manager.places.frames // max(1, len(rows)))
+            self._streams.keep = min(batch.keep, manager.layout.frames // max(1, len(rows)))
             self._fill(self._streams.layers[0])
 
     def _to_stream(self, batch: ForwardBatch) -> list[int]:
@@ -115,10 +115,10 @@ class TritonOffloadedKV(TritonKV):
         first = 0
         for count, lists in batch.views:
             pages = sum(pages_for(start + new) for start, new in zip(lists.starts, lists.counts, strict=True) if new)
-            if batch.exact or pages > self.manager.places.frames:
+            if batch.exact or pages > self.manager.layout.frames:
                 layers += range(first, first + count)
             first += count
-        return [layer for layer in layers if layer in self.manager.places.part]
+        return [layer for layer in layers if layer in self.manager.layout.part]
 
     def _prepare(self, seen: list[int], written: list[int]) -> None:
         """Runs of what rows have seen, and where on the device is what they have written."""
@@ -132,7 +132,7 @@ class TritonOffloadedKV(TritonKV):
 
     def _fill(self, layer: int) -> None:
         manager, runs = self.manager, self._streams.runs
-        self._streams.filled[layer] = manager.buffers.fill(partial(manager.places.copies_in, layer, runs))
+        self._streams.filled[layer] = manager.buffers.fill(partial(manager.layout.copies_in, layer, runs))
         self._streamed += self.config.kv_heads * sum(count for _, count in runs)
 
     def _lists(self, inputs: GraphInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
@@ -140,7 +140,7 @@ class TritonOffloadedKV(TritonKV):
         lists_L, first = super()._lists(inputs), 0
         for view, units, starts_B in zip(inputs.shape.views, inputs.units, inputs.starts, strict=True):
             layers, first = range(first, first + view.layers), first + view.layers
-            found = [layer for layer in layers if layer in self.manager.places.part.keys() - {*self._streams.layers}]
+            found = [layer for layer in layers if layer in self.manager.layout.part.keys() - {*self._streams.layers}]
             if found:
                 units_LBGU = self._find(slice(layers.start, layers.stop), units, starts_B, inputs.counts_B)
                 for layer in found:
@@ -153,23 +153,23 @@ class TritonOffloadedKV(TritonKV):
         units_LBGU = (units[:, None] if units.ndim == 2 else units).long().expand(L, len(starts_B), G, -1)
         firsts_U = torch.arange(units_LBGU.shape[3], device=self.device) * PAGE
         seen_BU = (firsts_U < (starts_B + counts_B)[:, None]) & (counts_B > 0)[:, None]
-        wanted_LBGU = units_LBGU * seen_BU[:, None] * self.manager.places.parted_L[layers, None, None, None]
+        wanted_LBGU = units_LBGU * seen_BU[:, None] * self.manager.layout.parted_L[layers, None, None, None]
         self.manager.find(layers, wanted_LBGU.transpose(1, 2).flatten(2))
         frames_LGN = self.manager.working.frames_LGP[layers].gather(2, units_LBGU.transpose(1, 2).flatten(2))
         return frames_LGN.view(L, G, len(starts_B), -1).transpose(1, 2)
 
     def _open(self, layer: int) -> KeysValues:
-        streams, places = self._streams, self.manager.places
+        streams, layout = self._streams, self.manager.layout
         if layer not in streams.layers:
-            return places.on_device(layer)
+            return layout.on_device(layer)
         following = streams.layers.index(layer) + 1
         if following < len(streams.layers):
             self._fill(streams.layers[following])
         home = streams.filled[layer]
         self.manager.buffers.use(home)
         assert streams.seated is not None
-        places.from_part(layer, home, *streams.seated)
-        return places.of_home(home)
+        layout.from_part(layer, home, *streams.seated)
+        return layout.of_home(home)
 
     def _close(self, layer: int, seen: DevicePageTable, mass_BGU: Tensor) -> None:
         streams, manager = self._streams, self.manager
@@ -177,7 +177,7 @@ class TritonOffloadedKV(TritonKV):
             return
         home = streams.filled[layer]
         assert streams.written is not None
-        manager.places.to_part(layer, home, *streams.written)
+        manager.layout.to_part(layer, home, *streams.written)
         if streams.keep and mass_BGU.numel():
             manager.keep(layer, home, _favourites(seen, mass_BGU, streams.keep))
         manager.buffers.leave(home)
@@ -191,20 +191,20 @@ class TritonOffloadedKV(TritonKV):
         manager.leave(new)
         leaving, x_TC = runs_of(sorted(new)), model.embed(ids_1T.flatten().to(device))
         ends = [*range((start // AT_ONCE + 1) * AT_ONCE, start + T, AT_ONCE), start + T]
-        places, stream, units_1U = manager.places, manager.stream, batch.views[0][1].units
+        layout, stream, units_1U = manager.layout, manager.stream, batch.views[0][1].units
         try:
             for layer, block in enumerate(model.blocks):
-                whole = layer in places.home
+                whole = layer in layout.home
                 if not whole:
                     stream.after(stream.computed())
-                    buffer = manager.buffers.fill(partial(places.copies_in, layer, earlier))
+                    buffer = manager.buffers.fill(partial(layout.copies_in, layer, earlier))
                     manager.buffers.use(buffer)
-                home = places.home[layer] if whole else buffer
+                home = layout.home[layer] if whole else buffer
                 for at, end in zip([start, *ends], ends, strict=False):
                     x_NC, last = x_TC[at - start : end - start], layer + 1 == len(model.blocks)
                     self._through(block, x_NC, at, units_1U, home, last)
                 if not whole:
-                    manager.buffers.leave(home, places.copies_out(layer, leaving, home))
+                    manager.buffers.leave(home, layout.copies_out(layer, leaving, home))
                 yield (layer + 1) * T // len(model.blocks)
             manager.seats.store(new)
         finally:
@@ -218,7 +218,7 @@ class TritonOffloadedKV(TritonKV):
         seen = DevicePageTable(units_1U, at_1, count_1, PAGE)
         wide = PageTable(units_1U, [at], [count]) if count > WIDE else None
         _, attn_out_1NHD, _ = write_and_attend(
-            (q_1NHD, k_1NGD, v_1NGD), at_1, self.tables_PF, seen, self.manager.places.of_home(home), wide
+            (q_1NHD, k_1NGD, v_1NGD), at_1, self.tables_PF, seen, self.manager.layout.of_home(home), wide
         )
         if not last:
             block.finish(x_NC, attn_out_1NHD[0].flatten(1))

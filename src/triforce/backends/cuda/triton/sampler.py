@@ -147,7 +147,7 @@ def _draw(ids, values, count, guessed, refused, uniform, N: tl.constexpr):
 def _walk(ids, values, count, guessed, refused, end, N: tl.constexpr):
     """Sum of all tokens' residuals, and the first token at which it passes `end`.
 
-    A scan may round a prefix below one before it, so tokens to which nothing is owed are left out, and where none
+    A scan may round a prefix below one before it, so tokens without a residual are left out, and where none
     passes it is the last of the others.
     """
     total, token, final = tl.full([], 0.0, tl.float64), tl.full([], 0x7FFFFFFF, tl.int32), tl.full([], 0, tl.int32)
@@ -156,9 +156,9 @@ def _walk(ids, values, count, guessed, refused, end, N: tl.constexpr):
         real_N = start + lane_N < count
         id_N = tl.load(ids + start + lane_N, mask=real_N, other=0)
         p_N = tl.load(values + start + lane_N, mask=real_N, other=0.0)
-        owed_N = tl.maximum(p_N - tl.load(guessed + id_N, mask=real_N & refused, other=0.0), 0.0)
-        sum_N = total + tl.cumsum(owed_N, 0)
-        token = tl.minimum(token, tl.min(tl.where((owed_N > 0) & (sum_N > end), id_N, 0x7FFFFFFF), 0))
-        final = tl.maximum(final, tl.max(tl.where(owed_N > 0, id_N, 0), 0))
+        residual_N = tl.maximum(p_N - tl.load(guessed + id_N, mask=real_N & refused, other=0.0), 0.0)
+        sum_N = total + tl.cumsum(residual_N, 0)
+        token = tl.minimum(token, tl.min(tl.where((residual_N > 0) & (sum_N > end), id_N, 0x7FFFFFFF), 0))
+        final = tl.maximum(final, tl.max(tl.where(residual_N > 0, id_N, 0), 0))
         total = tl.sum(tl.where(lane_N == N - 1, sum_N, 0.0), 0)
     return total, tl.where(token == 0x7FFFFFFF, final, token)
