@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.tiny_llm import ask, checkpoints, ids
-from triforce.backends.cuda.graph_inputs import PassShape, shape_of
+from triforce.backends.cuda.graphs import PassShape, shape_of
 from triforce.backends.kernel_api import ForwardBatch
 from triforce.kvcache import PAGE, FullView, PagePool
 from triforce.kvcache.prefix_cache import PrefixCache

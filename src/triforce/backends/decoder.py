@@ -8,13 +8,13 @@ Shape suffixes: B rows, T tokens fed, J scored columns, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from triforce.backends import dispatch
-from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend
+from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, OffloadedKVBackend
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
@@ -67,4 +67,4 @@ class Decoder:
         Yields after each step how many tokens its share of the work is worth. Raises CacheError.
         """
         batch = cache.begin(counts_1, ids_1T.shape[1])
-        yield from dispatch.read_prompt(self.model, ids_1T, cache.kv, batch)
+        yield from cast(OffloadedKVBackend, cache.kv).read_prompt(self.model, ids_1T, batch)

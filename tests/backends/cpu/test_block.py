@@ -21,7 +21,7 @@ from triforce.model.weights import Layer
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
-from triforce.backends.cpu.tensor_parallel import NativeLayerShard
+from triforce.backends.cpu.model import NativeLayerShard
 
 EPS = 1e-5
 FAMILIES = {

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native
-from triforce.backends import layerwise
 from triforce.backends.kernel_api import ForwardBatch, PageTable
+from triforce.backends.torch.model import forward_layerwise
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -72,7 +72,7 @@ def test_decoder_pass_equals_separate_kernels(
     this: ForwardBatch, at: list[list[int]] | None, tied: bool, int8: bool, dtype: torch.dtype
 ) -> None:
     results = []
-    for way in (NativeModel.forward, layerwise.forward):
+    for way in (NativeModel.forward, forward_layerwise):
         model, memory = parts(dtype, tied, int8)
         B = len(this.positions)
         at_BJ = None if at is None else torch.tensor(at[:B])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from triforce.backends.cuda.graph_inputs import GraphInputs, bucket, shape_of
-from triforce.backends.cuda.graphs import MOST, Graphs, Replay, forget
+from triforce.backends.cuda.graphs import MOST, GraphInputs, Graphs, Replay, bucket, forget, shape_of
 from triforce.backends.kernel_api import ForwardBatch, PageTable
 
 CPU = torch.device("cpu")
@@ -57,11 +56,11 @@ def test_graph_inputs_hold_only_current_pass() -> None:
 
 
 def test_used_graphs_are_kept() -> None:
-    graphs, made = Graphs(CPU), []
+    graphs, made, inputs = Graphs(CPU), [], GraphInputs(shape_of(1, 1, 1, a_pass(1, 1), padded=True), CPU)
 
     def make(key: int) -> Replay:
         made.append(key)
-        return Replay()
+        return Replay(inputs)
 
     for key in [*range(MOST), 0, MOST, 0, 1]:
         graphs.get(key, lambda key=key: make(key))  # type: ignore[misc]
