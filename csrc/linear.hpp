@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "isa.hpp"
+#include "simd_dispatch.hpp"
 #include "types.hpp"
 
 namespace triforce {

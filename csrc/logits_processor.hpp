@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "select.hpp"
+#include "truncation.hpp"
 
 namespace triforce {
 

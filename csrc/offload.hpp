@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "frames.hpp"
+#include "frame_table.hpp"
 #include "pages.hpp"
 #include "reader.hpp"
 #include "store.hpp"
@@ -37,7 +37,7 @@ class Offload {
     int64_t page_bytes() const { return layers_[0].pitch; }  // keys and values
     const Arena& arena() const { return arena_; }
     const Store& store() const { return *store_; }
-    const Frames& frames() const { return frames_; }
+    const FrameTable& frames() const { return frames_; }
     /// Where a page lies in the store.
     int64_t offset(int64_t id) const { return id * page_bytes(); }
     /// The aligned read that covers some pages.
@@ -77,7 +77,7 @@ class Offload {
     const Shape shape_;
     const Arena arena_;
     const std::shared_ptr<Store> store_;
-    Frames frames_;
+    FrameTable frames_;
     std::vector<Pages> layers_;
     std::vector<char> landing_;  // for reads on demand
     PageCounts page_counts_{};

@@ -22,7 +22,7 @@ void OffloadedPass::start() {
 }
 
 void OffloadedPass::commit(const Attention& call) {
-    const Frames& frames = memory_.frames_;
+    const FrameTable& frames = memory_.frames_;
     for (int64_t b = 0; b < call.rows; b++) {
         std::vector<int64_t> pages;
         for (int64_t i = 0; call.counts[b] && i < call.starts[b] / page_size; i++)
@@ -70,7 +70,7 @@ void OffloadedPass::stream_row(const Attention& call, IncrementalAttention& atte
                                int64_t b, int g) {
     const Pages& pages = *call.pages;
     const Offload::Arena& arena = memory_.arena_;
-    const Frames& resident = memory_.frames_;
+    const FrameTable& resident = memory_.frames_;
     for (int64_t i = 0, n = call.visible_pages(b); i < n; i++)
         frames[pages.index(g, call.list(b, g)[i])] = resident.frame(resident.id(pages.layer, g, call.list(b, g)[i]));
     size_t oldest = next_;  // step whose buffer is not released
@@ -95,7 +95,7 @@ void OffloadedPass::stream_row(const Attention& call, IncrementalAttention& atte
 
 /// Keeps the pages of a preferred layer in memory.
 void OffloadedPass::keep_all(const ReadStep& step, int layer, int64_t buffer) {
-    const Frames& frames = memory_.frames_;
+    const FrameTable& frames = memory_.frames_;
     for (const auto& [page, offset] : step.pages) {
         const int64_t id = frames.id(layer, step.g, page);
         if (!frames.frame(id) && frames.available_to_preferred()) keep(id, buffer + offset);
@@ -104,7 +104,7 @@ void OffloadedPass::keep_all(const ReadStep& step, int layer, int64_t buffer) {
 
 /// Keeps the pages of most attention mass in memory, while their buffers have them.
 void OffloadedPass::keep_best(const Attention& call, int64_t b, int g, const std::vector<int32_t>& frames) {
-    Frames& resident = memory_.frames_;
+    FrameTable& resident = memory_.frames_;
     const int64_t full = call.starts[b] / page_size, count = std::min(full, options_.keep);
     const float* mass = call.mass + (b * call.pages->heads + g) * call.list_length;
     std::vector<int64_t> best(full);

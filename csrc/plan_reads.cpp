@@ -7,7 +7,7 @@ namespace {
 
 /// Sets the pages and reads of a step for its splits.
 void fill(const Offload& memory, const Attention& call, ReadStep& step) {
-    const Frames& frames = memory.frames();
+    const FrameTable& frames = memory.frames();
     const int64_t bytes = memory.page_bytes(), alignment = memory.store().alignment();
     const int64_t end = std::min(step.last_split * split_pages, call.visible_pages(step.b));
     step.pages.clear(), step.reads.clear();
@@ -45,7 +45,7 @@ void plan_row(const Offload& memory, const Attention& call, int64_t b, int g, st
 }  // namespace
 
 bool all_resident(const Offload& memory, const Attention& call) {
-    const Frames& frames = memory.frames();
+    const FrameTable& frames = memory.frames();
     for (int64_t b = 0; b < call.rows; b++)
         for (int64_t i = 0, n = call.visible_pages(b); i < n; i++)
             for (int g = 0; g < call.pages->heads; g++)

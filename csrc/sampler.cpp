@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cmath>
 
-#include "draw.hpp"
+#include "sample.hpp"
 #include "threads.hpp"
 
 namespace triforce {

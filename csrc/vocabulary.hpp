@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "isa.hpp"
+#include "simd_dispatch.hpp"
 
 namespace triforce {
 

@@ -276,7 +276,7 @@ class Sampler:
         Verify a draft by rejection sampling; as verify_seeded, with noise: uniforms (B, K + 1) float64.
         """
 
-def burst(*, decoder: Decoder, memory: Sequence[Pages], positions: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, view: View, ids: numpy.typing.NDArray[numpy.int64], lengths: numpy.typing.NDArray[numpy.int64], live: numpy.typing.NDArray[numpy.bool], sampler: Sampler, noise: Noise | torch.Tensor, probs: torch.Tensor, tokens: numpy.typing.NDArray[numpy.int64]) -> tuple[int, float] | None:
+def fused_draft(*, decoder: Decoder, memory: Sequence[Pages], positions: Sequence[int], cos: torch.Tensor, sin: torch.Tensor, view: View, ids: numpy.typing.NDArray[numpy.int64], lengths: numpy.typing.NDArray[numpy.int64], live: numpy.typing.NDArray[numpy.bool], sampler: Sampler, noise: Noise | torch.Tensor, probs: torch.Tensor, tokens: numpy.typing.NDArray[numpy.int64]) -> tuple[int, float] | None:
     """
     Draw K tokens behind each live row of the texts ids (B, S), one after another.
 

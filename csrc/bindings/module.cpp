@@ -2,8 +2,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "isa.hpp"
-#include "threads.hpp"
+#include "../simd_dispatch.hpp"
+#include "../threads.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -16,7 +16,7 @@ void bind_decoder(nb::module_& m);
 void bind_offload(nb::module_& m);
 void bind_layerwise_pass(nb::module_& m);
 void bind_sampler(nb::module_& m);
-void bind_burst(nb::module_& m);
+void bind_fused_draft(nb::module_& m);
 void bind_bandwidth(nb::module_& m);
 
 namespace {
@@ -44,7 +44,7 @@ NB_MODULE(_native, m) {
     bind_offload(m);
     bind_layerwise_pass(m);
     bind_sampler(m);
-    bind_burst(m);
+    bind_fused_draft(m);
     bind_bandwidth(m);
 }
 

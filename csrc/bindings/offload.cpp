@@ -6,9 +6,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "memory.hpp"
-#include "offload.hpp"
-#include "tensor.hpp"
+#include "../memory.hpp"
+#include "../offload.hpp"
+#include "../tensor.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

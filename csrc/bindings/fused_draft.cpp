@@ -3,8 +3,8 @@
 
 #include <nanobind/stl/optional.h>
 
-#include "bind_decoder.hpp"
-#include "burst.hpp"
+#include "../fused_draft.hpp"
+#include "decoder.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -33,7 +33,7 @@ Draw drawing(const Sampler& sampler, NoiseArg noise, TensorArg probs, int64_t co
     };
 }
 
-Invalid burst(const Decoder& decoder, const std::vector<const Pages*>& memory, Ints positions, TensorArg cos,
+Invalid fused_draft(const Decoder& decoder, const std::vector<const Pages*>& memory, Ints positions, TensorArg cos,
               TensorArg sin, const ViewArg& seen, IntArrayArg ids, IntArrayArg lengths, BoolArrayArg live,
               const Sampler& sampler, NoiseArg noise, TensorArg probs, IntArrayArg tokens) {
     check(!memory.empty(), "there must be pages");
@@ -67,8 +67,8 @@ Invalid burst(const Decoder& decoder, const std::vector<const Pages*>& memory, I
 
 }  // namespace
 
-void bind_burst(nb::module_& m) {
-    m.def("burst", &burst, nb::kw_only(), "decoder"_a, "memory"_a, "positions"_a, "cos"_a, "sin"_a, "view"_a, "ids"_a,
+void bind_fused_draft(nb::module_& m) {
+    m.def("fused_draft", &fused_draft, nb::kw_only(), "decoder"_a, "memory"_a, "positions"_a, "cos"_a, "sin"_a, "view"_a, "ids"_a,
           "lengths"_a, "live"_a, "sampler"_a, "noise"_a, "probs"_a, "tokens"_a,
           "Draw K tokens behind each live row of the texts ids (B, S), one after another.\n\nThe model has seen "
           "positions[b] tokens of row b; `view` is that of the first pass. noise: keys for seeded draws; else "

@@ -1,10 +1,10 @@
-#include "bind_decoder.hpp"
+#include "decoder.hpp"
 
 #include <optional>
 
 #include <nanobind/stl/shared_ptr.h>
 
-#include "tensor.hpp"
+#include "../tensor.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

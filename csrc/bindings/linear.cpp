@@ -4,9 +4,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 
-#include "decoder_layer.hpp"
-#include "matrix.hpp"
-#include "tensor.hpp"
+#include "../decoder_layer.hpp"
+#include "../matrix.hpp"
+#include "../tensor.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

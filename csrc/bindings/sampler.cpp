@@ -8,8 +8,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "sampler.hpp"
-#include "tensor.hpp"
+#include "../sampler.hpp"
+#include "../tensor.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

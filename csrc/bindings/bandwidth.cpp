@@ -6,8 +6,8 @@
 
 #include <nanobind/nanobind.h>
 
-#include "tensor.hpp"
-#include "threads.hpp"
+#include "../tensor.hpp"
+#include "../threads.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

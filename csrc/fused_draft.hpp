@@ -11,7 +11,7 @@ namespace triforce {
 /// Draws the i-th token of all rows from a batch of one column. Returns whether each row has a distribution.
 using Draw = std::function<bool(int64_t i, const VerificationBatch& batch, InvalidColumn& invalid)>;
 
-struct Burst {
+struct FusedDraft {
     const Decoder& decoder;
     const std::vector<const Pages*>& memory;
     ForwardBatch forward;       // of the first pass; its ids, counts and logits are set here
@@ -23,6 +23,6 @@ struct Burst {
 
 /// Draws `count` tokens of each live row. Returns whether each of them had a distribution. Throws std::invalid_argument
 /// where texts, memory and model do not fit each other.
-bool decode(Burst burst, const Draw& draw, InvalidColumn& invalid);
+bool decode(FusedDraft draft, const Draw& draw, InvalidColumn& invalid);
 
 }  // namespace triforce

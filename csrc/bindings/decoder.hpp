@@ -8,8 +8,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "decoder.hpp"
-#include "tensor.hpp"
+#include "../decoder.hpp"
+#include "../tensor.hpp"
 
 namespace triforce {
 

@@ -1,4 +1,4 @@
-#include "select.hpp"
+#include "truncation.hpp"
 
 #include <algorithm>
 #include <cstring>

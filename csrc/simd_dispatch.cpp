@@ -1,4 +1,4 @@
-#include "isa.hpp"
+#include "simd_dispatch.hpp"
 
 #include <atomic>
 #include <cstring>

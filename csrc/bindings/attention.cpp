@@ -7,13 +7,13 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "attention.hpp"
-#include "memory.hpp"
-#include "offloaded_pass.hpp"
-#include "search.hpp"
-#include "tensor.hpp"
-#include "topk.hpp"
-#include "write.hpp"
+#include "../attention.hpp"
+#include "../memory.hpp"
+#include "../offloaded_pass.hpp"
+#include "../search.hpp"
+#include "../tensor.hpp"
+#include "../topk.hpp"
+#include "../write.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
