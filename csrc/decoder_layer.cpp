@@ -1,7 +1,6 @@
 #include "decoder_layer.hpp"
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "norm.hpp"
 #include "threads.hpp"
@@ -14,7 +13,7 @@ constexpr int64_t rows_of_a_chunk = 8;  // some microseconds of work
 template <class Body>
 void each_row(int64_t rows, Body&& body) {
     const int64_t chunks = (rows + rows_of_a_chunk - 1) / rows_of_a_chunk;
-    parallel(static_cast<int>(chunks), [&](int64_t chunk) {
+    parallel(chunks, [&](int64_t chunk) {
         const int64_t end = std::min(rows, (chunk + 1) * rows_of_a_chunk);
         for (int64_t row = chunk * rows_of_a_chunk; row < end; row++) body(row);
     });
@@ -39,8 +38,6 @@ std::optional<Norm> norm(const std::optional<Tensor>& weight, int64_t size, Type
     return weight ? std::optional(norm(*weight, size, type, eps)) : std::nullopt;
 }
 
-const float* data_or_null(const Floats& vector) { return vector.empty() ? nullptr : vector.data(); }
-
 }  // namespace
 
 void Norm::operator()(const float* x, int64_t rows, Type type, void* y) const {
@@ -53,10 +50,9 @@ void Norm::operator()(const float* x, int64_t rows, Type type, void* y) const {
 QkvProjections::QkvProjections(const LayerWeights& w, int64_t head_dim, float eps, bool int8)
     : q_(w.q, int8), k_(w.k, int8), v_(w.v, int8), head_dim_(head_dim) {
     const int64_t hidden = q_.inputs();
-    if (head_dim < block_size || head_dim % block_size)
-        throw std::invalid_argument("head_dim must be a multiple of 16");
-    if (q_.outputs() % head_dim) throw std::invalid_argument("q_proj does not have whole heads");
-    if (k_.outputs() % head_dim) throw std::invalid_argument("k_proj does not have whole heads");
+    require(head_dim >= block_size && head_dim % block_size == 0, "head_dim must be a multiple of 16");
+    require(q_.outputs() % head_dim == 0, "q_proj does not have whole heads");
+    require(k_.outputs() % head_dim == 0, "k_proj does not have whole heads");
     w.k.expect(type(), {-1, hidden});
     w.v.expect(type(), {k_.outputs(), hidden});
     norm_ = norm(w.input_norm, hidden, type(), eps);
@@ -73,7 +69,7 @@ void QkvProjections::qkv(const float* x, int64_t rows, float* q, float* k, float
     void* normed = scratch.take<char>(rows * stride * size_of(type()));
     norm_(x, rows, type(), normed);
     const auto project = [&](const Matrix& matrix, const Floats& bias, float* y) {
-        const float* added = data_or_null(bias);
+        const float* added = bias.empty() ? nullptr : bias.data();
         return Linear{matrix.weights(), normed, stride, rows, added, Epilogue::store, y, matrix.outputs()};
     };
     multiply({project(q_, q_bias_, q), project(k_, k_bias_, k), project(v_, v_bias_, v)});
@@ -93,7 +89,8 @@ void GatedMlp::forward(const float* x, int64_t rows, void* gated) const {
 }
 
 DecoderLayer::DecoderLayer(const LayerWeights& w, int64_t head_dim, float eps, bool int8)
-    : qkv_(w, head_dim, eps, int8), o_(w.o, int8), gate_(w.post_norm, w.gate, w.up, eps, int8), down_(w.down, int8) {
+    : QkvProjections(w, head_dim, eps, int8), o_(w.o, int8), gate_(w.post_norm, w.gate, w.up, eps, int8),
+      down_(w.down, int8) {
     w.o.expect(type(), {hidden(), q_size()});
     w.gate.expect(type(), {gate_.outputs(), hidden()});
     w.down.expect(type(), {hidden(), gate_.outputs()});

@@ -1,16 +1,11 @@
 #include "fused_draft.hpp"
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "memory.hpp"
 
 namespace triforce {
 namespace {
-
-void require(bool fine, const char* why) {
-    if (!fine) throw std::invalid_argument(why);
-}
 
 /// The number of tokens of each live row that the model has not seen: at least the last one.
 std::vector<int64_t> unseen(const FusedDraft& draft) {

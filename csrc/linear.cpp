@@ -34,7 +34,7 @@ const int8_t* quantised(Scratch& scratch, const Linear& l) {
     if (!l.weights.scales) return nullptr;
     constexpr int64_t at_once = 8;  // some microseconds of work
     int8_t* rows = scratch.take<int8_t>(l.rows * int8_stride(l.weights));
-    parallel(static_cast<int>((l.rows + at_once - 1) / at_once), [&](int64_t job) {
+    parallel((l.rows + at_once - 1) / at_once, [&](int64_t job) {
         linear_kernels().quantise(l, job * at_once, std::min((job + 1) * at_once, l.rows), rows);
     });
     return rows;
@@ -62,7 +62,7 @@ void multiply(std::initializer_list<Linear> products) {
             chunk -= own;
         }
     };
-    if (work >= least_parallel_work) return parallel(static_cast<int>(chunks), body);
+    if (work >= least_parallel_work) return parallel(chunks, body);
     for (int64_t chunk = 0; chunk < chunks; chunk++) body(chunk);
 }
 

@@ -15,8 +15,6 @@ namespace triforce {
 constexpr int block_size = 16;   // outputs of a block: one register of floats
 constexpr int linear_rows = 96;  // at most, of one call of a kernel
 
-constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
 /// Packed weights, owned by a Matrix. Blocks of 16 outputs, each with inputs ascending, in pairs for bf16:
 /// [blocks][inputs / 2][16][2]; for float [blocks][inputs][16]. Missing outputs and inputs are zeros.
 ///

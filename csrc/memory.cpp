@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <new>
-#include <utility>
 #include <vector>
 
 #if defined(__linux__)
@@ -34,18 +32,11 @@ void prefer_huge_pages(void* data, size_t bytes) {
 Memory::Memory(size_t bytes) : size_(bytes) {
     const size_t alignment = bytes >= huge_page ? huge_page : cache_line;
     const size_t allocated = round_up(bytes + cache_line, alignment);
-    data_ = static_cast<char*>(std::aligned_alloc(alignment, allocated));
+    data_.reset(static_cast<char*>(std::aligned_alloc(alignment, allocated)));
     if (!data_) throw std::bad_alloc();
-    prefer_huge_pages(data_, allocated);
-    std::memset(data_, 0, allocated);
-    guarded(data_, bytes);
-}
-
-Memory::~Memory() { std::free(data_); }
-
-void Memory::swap(Memory& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
+    prefer_huge_pages(data(), allocated);
+    std::memset(data(), 0, allocated);
+    guarded(data(), bytes);
 }
 
 namespace {

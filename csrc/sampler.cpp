@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cmath>
 
-#include "sample.hpp"
 #include "threads.hpp"
 
 namespace triforce {

@@ -8,8 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "noise.hpp"
-#include "logits_processor.hpp"
+#include "sample.hpp"
 
 namespace triforce {
 

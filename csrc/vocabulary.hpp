@@ -8,7 +8,7 @@
 
 namespace triforce {
 
-/// The key of the exponentials at one position; see noise.hpp.
+/// The key of the exponentials at one position; see sample.hpp.
 struct NoiseKey {
     uint64_t seed;
     uint32_t choice, position;

@@ -27,9 +27,6 @@ namespace triforce::TF_LEVEL {
 
 // One pair of inputs and sixteen pairs of weights, the step of a bf16 product:
 //     dot2(acc, w, x)[i] = acc[i] + w[2i + 1] * x.hi + w[2i] * x.lo     (hi first, as vdpbf16ps does)
-TF_INLINE F16 dot2(F16 acc, const bf16* pairs32, uint32_t x_pair) {
-    return dot2(acc, load_pairs(pairs32), set1_pair(x_pair));
-}
 
 // Sixteen sums of four products of int8, all within [-127, 127], which are exact:
 //     dot4(acc, x, w)[i] = acc[i] + x[4i] * w[4i] + ... + x[4i + 3] * w[4i + 3]

@@ -101,7 +101,7 @@ TF_INLINE I16 load_ints(const void* from) {
     const auto* at = static_cast<const __m256i*>(from);
     return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
 }
-TF_INLINE void store_ints(void* to, I16 x) {
+TF_INLINE void store(void* to, I16 x) {
     auto* at = static_cast<__m256i*>(to);
     _mm256_storeu_si256(at, x.a);
     _mm256_storeu_si256(at + 1, x.b);

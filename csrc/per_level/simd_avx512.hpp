@@ -60,7 +60,7 @@ struct I16 {
     __m512i v;
 };
 TF_INLINE I16 load_ints(const void* from) { return {_mm512_loadu_si512(from)}; }
-TF_INLINE void store_ints(void* to, I16 x) { _mm512_storeu_si512(to, x.v); }
+TF_INLINE void store(void* to, I16 x) { _mm512_storeu_si512(to, x.v); }
 TF_INLINE F16 floats(I16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
 
 /// Lane i's sign at bit i.

@@ -117,7 +117,7 @@ TF_INLINE I16 load_ints(const void* from) {
     std::memcpy(&x, from, sizeof x);
     return x;
 }
-TF_INLINE void store_ints(void* to, I16 x) { std::memcpy(to, &x, sizeof x); }
+TF_INLINE void store(void* to, I16 x) { std::memcpy(to, &x, sizeof x); }
 TF_INLINE F16 floats(I16 x) {
     return each([&](int i) { return __builtin_convertvector(x.v[i], V4); });
 }
