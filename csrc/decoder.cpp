@@ -130,7 +130,7 @@ void Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBatc
     std::optional<OffloadedPass> offloaded;
     if (Offload* home = memory[0]->offload) {
         const AttentionCalls calls{attention.data() + batch.first_layer, attention.data() + batch.last_layer};
-        offloaded.emplace(*home, calls, OffloadedPass::Options{batch.exact, batch.keep}).start();
+        offloaded.emplace(*home, calls, batch.exact, batch.keep).start();
     }
     if (batch.first_layer == 0) embed(batch, a.x);
     locate(batch, attention[0], a);

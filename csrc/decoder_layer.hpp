@@ -15,10 +15,11 @@ namespace triforce {
 using Floats = std::vector<float>;
 
 struct Norm {
-    Floats weight;
+    Floats weight;  // empty where the model has no such norm
     int64_t size;
     float eps;
 
+    explicit operator bool() const { return !weight.empty(); }
     /// Writes rows of x, normed and rounded, as the input of a matrix: (rows, size rounded up to 16).
     void operator()(const float* x, int64_t rows, Type type, void* y) const;
 };
@@ -48,7 +49,7 @@ class QkvProjections {
     Norm norm_;
     Matrix q_, k_, v_;
     Floats q_bias_, k_bias_, v_bias_;
-    std::optional<Norm> q_norm_, k_norm_;
+    Norm q_norm_, k_norm_;
     int64_t head_dim_;
 };
 

@@ -46,7 +46,7 @@ void advance(ForwardBatch& forward) {
 
 }  // namespace
 
-bool decode(FusedDraft draft, const Draw& draw, InvalidColumn& invalid) {
+Invalid decode(FusedDraft draft, const Draw& draw) {
     ForwardBatch& forward = draft.forward;
     VerificationBatch& columns = draft.verification;
     const int64_t B = forward.rows;
@@ -66,14 +66,14 @@ bool decode(FusedDraft draft, const Draw& draw, InvalidColumn& invalid) {
         set_ids(draft, ids, at.data());
         draft.decoder.check(draft.memory, forward);
         draft.decoder.forward(draft.memory, forward);
-        if (!draw(i, columns, invalid)) return false;
+        if (const Invalid invalid = draw(i, columns)) return invalid;
         for (int64_t b = 0; b < B; b++) {
             draft.tokens[b * draft.count + i] = tokens[b];
             if (columns.live[b]) draft.texts[b * columns.capacity + lengths[b]++] = tokens[b];
         }
         advance(forward);
     }
-    return true;
+    return std::nullopt;
 }
 
 }  // namespace triforce

@@ -8,8 +8,8 @@
 
 namespace triforce {
 
-/// Draws the i-th token of all rows from a batch of one column. Returns whether each row has a distribution.
-using Draw = std::function<bool(int64_t i, const VerificationBatch& batch, InvalidColumn& invalid)>;
+/// Draws the i-th token of all rows from a batch of one column. Returns one without a distribution, if there is one.
+using Draw = std::function<Invalid(int64_t i, const VerificationBatch& batch)>;
 
 struct FusedDraft {
     const Decoder& decoder;
@@ -21,8 +21,8 @@ struct FusedDraft {
     int64_t* tokens;    // (B, count)
 };
 
-/// Draws `count` tokens of each live row. Returns whether each of them had a distribution. Throws std::invalid_argument
-/// where texts, memory and model do not fit each other.
-bool decode(FusedDraft draft, const Draw& draw, InvalidColumn& invalid);
+/// Draws `count` tokens of each live row. Returns the first without a distribution, if there is one. Throws
+/// std::invalid_argument where texts, memory and model do not fit each other.
+Invalid decode(FusedDraft draft, const Draw& draw);
 
 }  // namespace triforce

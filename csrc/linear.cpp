@@ -40,11 +40,6 @@ const int8_t* quantised(Scratch& scratch, const Linear& l) {
     return rows;
 }
 
-Linear with_x(Linear l, const int8_t* rows) {
-    l.x = rows, l.x_stride = int8_stride(l.weights);
-    return l;
-}
-
 }  // namespace
 
 void multiply(std::initializer_list<Linear> products) {
@@ -56,9 +51,10 @@ void multiply(std::initializer_list<Linear> products) {
         work += l.rows * l.weights.blocks * block_size * l.weights.inputs;
     }
     const auto body = [&](int64_t chunk) {
-        for (const Linear& l : products) {
+        for (Linear l : products) {
             const int64_t own = Grid(l).chunks();
-            if (chunk < own) return run_chunk(rows ? with_x(l, rows) : l, chunk);
+            if (rows) l.x = rows, l.x_stride = int8_stride(l.weights);
+            if (chunk < own) return run_chunk(l, chunk);
             chunk -= own;
         }
     };

@@ -10,12 +10,24 @@
 #include <sys/mman.h>
 #endif
 
+#include "types.hpp"
+
 namespace triforce {
 namespace {
 
 constexpr size_t cache_line = 64, huge_page = size_t{2} << 20;
 
-size_t round_up(size_t size, size_t to) { return (size + to - 1) / to * to; }
+// Blocks are kept from call to call. A call that needs more gets another block; the next call, one of the whole size.
+struct Arena {
+    std::vector<Memory> blocks;
+    size_t block = 0, used = 0;  // blocks before `block` are in use, and `used` bytes of it
+    int open = 0;
+};
+
+Arena& arena() {
+    thread_local Arena it;
+    return it;
+}
 
 }  // namespace
 
@@ -38,22 +50,6 @@ Memory::Memory(size_t bytes) : size_(bytes) {
     std::memset(data(), 0, allocated);
     guarded(data(), bytes);
 }
-
-namespace {
-
-// Blocks are kept from call to call. A call that needs more gets another block; the next call, one of the whole size.
-struct Arena {
-    std::vector<Memory> blocks;
-    size_t block = 0, used = 0;  // blocks before `block` are in use, and `used` bytes of it
-    int open = 0;
-};
-
-Arena& arena() {
-    thread_local Arena it;
-    return it;
-}
-
-}  // namespace
 
 Scratch::Scratch() {
     Arena& a = arena();

@@ -8,7 +8,7 @@ namespace triforce {
 void OffloadedPass::start() {
     memory_.check_store();
     for (const Attention& call : calls_) {
-        if (options_.exact) commit(call);
+        if (exact_) commit(call);
         make_writable(call);
     }
     plan_reads();
@@ -153,7 +153,7 @@ void OffloadedPass::stream_row(const Attention& call, IncrementalAttention& atte
         if (step.last_split == splits) break;
     }
     next_++;
-    if (call.mass && options_.keep && !resident.preferred(pages.layer)) keep_best(call, b, g, frames);
+    if (call.mass && keep_ && !resident.preferred(pages.layer)) keep_best(call, b, g, frames);
     reader_->release(next_);
 }
 
@@ -169,7 +169,7 @@ void OffloadedPass::keep_all(const ReadStep& step, int layer, int64_t buffer) {
 /// Keeps the pages of most attention mass in memory, while their buffers have them.
 void OffloadedPass::keep_best(const Attention& call, int64_t b, int g, const std::vector<int32_t>& frames) {
     FrameTable& resident = memory_.frames_;
-    const int64_t full = call.starts[b] / page_size, count = std::min(full, options_.keep);
+    const int64_t full = call.starts[b] / page_size, count = std::min(full, keep_);
     const float* mass = call.mass + (b * call.pages->heads + g) * call.list_length;
     std::vector<int64_t> best(full);
     for (int64_t i = 0; i < full; i++) best[i] = i;

@@ -30,13 +30,11 @@ struct ReadStep {
 
 class OffloadedPass {
   public:
-    struct Options {
-        bool exact;    // keys before the starts are committed, and may leave memory where they fill pages
-        int64_t keep;  // pages of most attention mass that are to stay in memory, of each row, layer and KV head
-    };
-    /// Does nothing yet. `memory` and the calls must outlive this.
-    OffloadedPass(Offload& memory, const AttentionCalls& calls, const Options& options)
-        : memory_(memory), calls_(calls), options_(options) {}
+    /// Does nothing yet. `memory` and the calls must outlive this. exact: keys before the starts are committed, and may
+    /// leave memory where they fill pages. keep: pages of most attention mass that are to stay in memory, of each row,
+    /// layer and KV head.
+    OffloadedPass(Offload& memory, const AttentionCalls& calls, bool exact, int64_t keep)
+        : memory_(memory), calls_(calls), exact_(exact), keep_(keep) {}
 
     /// Commits full pages if `exact`, gives frames to the pages of new tokens, and starts to read ahead. Throws
     /// OffloadError.
@@ -61,7 +59,8 @@ class OffloadedPass {
 
     Offload& memory_;
     const AttentionCalls calls_;
-    const Options options_;
+    const bool exact_;
+    const int64_t keep_;
     // The plan. Planning changes nothing else and reads nothing.
     std::vector<bool> streamed_;   // of each layer of the memory: its attention reads buffers
     std::vector<ReadStep> steps_;  // layers, then KV heads, then rows, then splits: the order in which they are needed

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <string>
 #include <tuple>
 #include <vector>
 
@@ -21,7 +20,8 @@ using namespace nb::literals;
 namespace triforce {
 namespace {
 
-using SearchArg = std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>>;  // as Search
+using Ints = std::vector<int64_t>;
+using SearchArg = std::tuple<Ints, Ints, Ints>;  // as Search
 
 Copies copies_over(const Pages& pages, TensorArg keys, TensorArg values, TensorArg scales) {
     const int64_t G = pages.heads, P = pages.count, E = pages.page_numbers();
@@ -123,9 +123,9 @@ void copy_tokens(const Pages& pages, TensorArg slots, TensorArg k, TensorArg v) 
     reads ? read(pages, at, count, k_data, v_data) : write(pages, at, count, k_data, v_data);
 }
 
-void attend_pages(const Pages& pages, TensorArg q, const std::vector<int64_t>& starts,
-                  const std::vector<int64_t>& counts, TensorArg lists, TensorArg out, TensorArg mass, TensorArg q_sinks,
-                  int64_t sinks, int64_t window, const std::vector<int64_t>& coarse, const SearchArg& search_arg) {
+void attend_pages(const Pages& pages, TensorArg q, const Ints& starts, const Ints& counts, TensorArg lists,
+                  TensorArg out, TensorArg mass, TensorArg q_sinks, int64_t sinks, int64_t window, const Ints& coarse,
+                  const SearchArg& search_arg) {
     const Tensor q_tensor = tensor("q", q), list_tensor = tensor("lists", lists);
     const bool by_head = list_tensor.dims == 3;
     Attention call{};
@@ -136,8 +136,7 @@ void attend_pages(const Pages& pages, TensorArg q, const std::vector<int64_t>& s
             "starts and counts must have one number for each row");
     require(coarse.empty() || coarse.size() == starts.size(), "coarse must have one number for each row, or none");
     call.rows = B, call.width = T, call.heads = query_heads(pages, q_tensor[2]);
-    call.starts = starts.data();
-    call.counts = counts.data();
+    call.starts = starts.data(), call.counts = counts.data();
     call.lists = by_head ? list_tensor.as<int32_t>({B, G, P}) : list_tensor.as<int32_t>({B, P});
     call.head_stride = by_head ? P : 0, call.row_stride = by_head ? G * P : P, call.list_length = P;
     call.out = tensor("out", out).as(pages.type, {B, T, call.heads, pages.dim});
@@ -151,7 +150,7 @@ void attend_pages(const Pages& pages, TensorArg q, const std::vector<int64_t>& s
     if (!picks.empty()) check(search, call);
     nb::gil_scoped_release release;
     if (!pages.offload) return picks.empty() ? attend(call) : search_and_attend(search, call);
-    OffloadedPass pass(*pages.offload, {&call, &call + 1}, {});
+    OffloadedPass pass(*pages.offload, {&call, &call + 1}, false, 0);
     pass.start();
     pass.attend(call);
 }
@@ -187,7 +186,7 @@ void bind_attention(nb::module_& m) {
         .def("write", &copy_tokens<false>, "slots"_a, "k"_a, "v"_a,
              "Copy tokens k and v (N, G, D) into `slots`; keys are rotated.")
         .def("attend", &attend_pages, "q"_a, "starts"_a, "counts"_a, "lists"_a, "out"_a, "mass"_a = nb::none(),
-             "q_sinks"_a = nb::none(), "sinks"_a = 0, "window"_a = 0, "coarse"_a = std::vector<int64_t>(),
+             "q_sinks"_a = nb::none(), "sinks"_a = 0, "window"_a = 0, "coarse"_a = Ints(),
              "search"_a = SearchArg(),
              "Attend with q (B, T, H, D) to the pages of `lists` (B, P) or (B, G, P) int32.\n\nOut: `out` (B, T, H, "
              "D) and `mass` (B, G, P) float32. Keys of row b below coarse[b], in whole blocks of 64, are read from "

@@ -113,8 +113,6 @@ void init_view(ViewArg* self, int64_t layers, TensorArg lists, Ints starts, int6
                        std::move(search)};
 }
 
-using Invalid = std::optional<std::tuple<int64_t, double>>;
-
 /// How tokens are drawn: seeded if `noise` has keys; else by rejection with uniforms (count, B), which writes probs
 /// (count, B, V).
 Draw drawing(const Sampler& sampler, NoiseArg noise, TensorArg probs, int64_t count) {
@@ -122,21 +120,21 @@ Draw drawing(const Sampler& sampler, NoiseArg noise, TensorArg probs, int64_t co
     const auto B = static_cast<int64_t>(sampler.rows.size());
     if (nb::try_cast(noise, keyed)) {
         require(keyed->seeds.size() == sampler.rows.size(), "noise must have a key for each row");
-        return [=, &sampler](int64_t, const VerificationBatch& batch, InvalidColumn& invalid) {
-            return verify_seeded(sampler.rows, batch, {keyed, nullptr}, invalid);
+        return [=, &sampler](int64_t, const VerificationBatch& batch) {
+            return verify_seeded(sampler, batch, {keyed, nullptr});
         };
     }
     const double* uniforms = tensor("noise", noise).as<double>({count, B});
     double* out = tensor("probs", probs).as<double>({count, B, sampler.vocabulary});
-    return [=, &sampler](int64_t i, const VerificationBatch& batch, InvalidColumn& invalid) {
-        const RejectionInputs inputs{uniforms + i * B, nullptr, out + i * B * sampler.vocabulary};
-        return verify_by_rejection(sampler.rows, batch, inputs, invalid);
+    return [=, &sampler](int64_t i, const VerificationBatch& batch) {
+        return verify_by_rejection(sampler, batch, {uniforms + i * B, nullptr, out + i * B * sampler.vocabulary});
     };
 }
 
-Invalid fused_draft(const Decoder& decoder, const std::vector<const Pages*>& memory, Ints positions, TensorArg cos,
-              TensorArg sin, const ViewArg& seen, IntArrayArg ids, IntArrayArg lengths, BoolArrayArg live,
-              const Sampler& sampler, NoiseArg noise, TensorArg probs, IntArrayArg tokens) {
+std::optional<std::tuple<int64_t, double>> fused_draft(
+    const Decoder& decoder, const std::vector<const Pages*>& memory, Ints positions, TensorArg cos, TensorArg sin,
+    const ViewArg& seen, IntArrayArg ids, IntArrayArg lengths, BoolArrayArg live, const Sampler& sampler,
+    NoiseArg noise, TensorArg probs, IntArrayArg tokens) {
     require(!memory.empty(), "there must be pages");
     const Tensor texts = tensor("ids", ids), out = tensor("tokens", tokens);
     const auto B = static_cast<int64_t>(sampler.rows.size());
@@ -159,11 +157,9 @@ Invalid fused_draft(const Decoder& decoder, const std::vector<const Pages*>& mem
         require(0 <= forward.positions[b] && verification.lengths[b] + out[1] <= table,
                 "positions must lie in the tables");
     const Draw draw = drawing(sampler, noise, probs, out[1]);
-    InvalidColumn invalid{};
     const nb::gil_scoped_release released;
-    if (decode({decoder, memory, std::move(forward), verification, data, out[1], drawn}, draw, invalid))
-        return std::nullopt;
-    return std::tuple(invalid.row, invalid.peak);
+    const Invalid invalid = decode({decoder, memory, std::move(forward), verification, data, out[1], drawn}, draw);
+    return invalid ? std::optional(std::tuple(int64_t{invalid->row}, invalid->peak)) : std::nullopt;
 }
 
 }  // namespace

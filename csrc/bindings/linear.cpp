@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <string>
 
 #include <nanobind/nanobind.h>
@@ -106,7 +105,7 @@ void bind_linear(nb::module_& m) {
                        "Weights (outputs, inputs) bfloat16 or float32, packed for the kernels; rounded to int8 if "
                        "asked for.")
         .def("__init__",
-             [](Matrix* self, TensorArg weight, bool int8) { new (self) Matrix(tensor("weight", weight), int8); },
+             [](Matrix* self, TensorArg weight, bool int8) { new (self) Matrix({tensor("weight", weight)}, int8); },
              "weight"_a, nb::kw_only(), "int8"_a = false)
         .def_prop_ro("bytes", &Matrix::bytes, "Size of the packed weights.")
         .def("linear", &linear, "x"_a, "y"_a,

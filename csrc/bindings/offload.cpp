@@ -57,7 +57,7 @@ class LayerwisePass {
         for (int i = first_; i < last; i++) calls_.push_back(call_of(memory.layer(i), i - first_));
         nb::gil_scoped_release release;
         const AttentionCalls calls{calls_.data(), calls_.data() + calls_.size()};
-        pass_.emplace(memory, calls, OffloadedPass::Options{exact, keep}).start();
+        pass_.emplace(memory, calls, exact, keep).start();
     }
 
     void attend(int layer, TensorArg q, TensorArg out, TensorArg mass) {

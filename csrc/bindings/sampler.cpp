@@ -17,7 +17,7 @@ using namespace nb::literals;
 namespace triforce {
 namespace {
 
-using Invalid = std::optional<std::tuple<int, int, double>>;
+using InvalidTuple = std::optional<std::tuple<int, int, double>>;
 
 /// The arrays of a draft, of K tokens or of J = K + 1 verified ones.
 struct DraftArrays {
@@ -59,15 +59,15 @@ VerificationBatch checked(const Sampler& sampler, TensorArg logits_arg, IntArray
 }
 
 template <class Verify, class Source>
-Invalid run(Verify verify, const Sampler& sampler, const VerificationBatch& batch, const Source& noise) {
-    InvalidColumn invalid{};
+InvalidTuple run(Verify verify, const Sampler& sampler, const VerificationBatch& batch, const Source& noise) {
     const nb::gil_scoped_release released;
-    if (verify(sampler.rows, batch, noise, invalid)) return std::nullopt;
-    return std::tuple(invalid.row, invalid.column, invalid.peak);
+    const Invalid invalid = verify(sampler, batch, noise);
+    if (!invalid) return std::nullopt;
+    return std::tuple(invalid->row, invalid->column, invalid->peak);
 }
 
-Invalid seeded(const Sampler& sampler, TensorArg logits, IntArrayArg ids, IntArrayArg lengths, BoolArrayArg live,
-               const DraftArrays& draft, const DraftArrays& out, int64_t tier, NoiseArg noise) {
+InvalidTuple seeded(const Sampler& sampler, TensorArg logits, IntArrayArg ids, IntArrayArg lengths, BoolArrayArg live,
+                    const DraftArrays& draft, const DraftArrays& out, int64_t tier, NoiseArg noise) {
     const VerificationBatch p = checked(sampler, logits, ids, lengths, live, draft, out, tier);
     const Noise* keyed = nullptr;
     if (!nb::try_cast(noise, keyed))
@@ -77,8 +77,9 @@ Invalid seeded(const Sampler& sampler, TensorArg logits, IntArrayArg ids, IntArr
     return run(verify_seeded, sampler, p, Exponentials{keyed, nullptr});
 }
 
-Invalid rejection(const Sampler& sampler, TensorArg logits, IntArrayArg ids, IntArrayArg lengths, BoolArrayArg live,
-                  const DraftArrays& draft, const DraftArrays& out, int64_t tier, TensorArg noise) {
+InvalidTuple rejection(const Sampler& sampler, TensorArg logits, IntArrayArg ids, IntArrayArg lengths,
+                       BoolArrayArg live, const DraftArrays& draft, const DraftArrays& out, int64_t tier,
+                       TensorArg noise) {
     const VerificationBatch p = checked(sampler, logits, ids, lengths, live, draft, out, tier);
     const RejectionInputs inputs{tensor("noise", noise).as<double>({p.rows, p.columns}),
                                  tensor("probs", draft.probs).as<double>({p.rows, p.columns - 1, p.vocabulary}),

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "key_block.hpp"
-#include "quantise.hpp"
 
 namespace triforce::TF_LEVEL {
 

@@ -33,8 +33,12 @@ TF_INLINE auto spread(uint32_t word) {
     }
 }
 
-TF_INLINE F16 dot(F16 acc, Pairs step, Pairs word) { return dot2(acc, step, word); }
+// dot(acc, step, word): sixteen sums of the products of a step and a word. In bf16 the higher half of each pair goes
+// first, as vdpbf16ps does. Those of int8, all within [-127, 127], are exact; dot4_unsigned wants x within [0, 127], as
+// the instructions want one side, so the other side takes the signs.
 TF_INLINE F16 dot(F16 acc, F16 step, F16 word) { return fma(step, word, acc); }
-TF_INLINE I16 dot(I16 acc, Quads step, Signed word) { return dot4(acc, word, step); }
+TF_INLINE I16 dot(I16 acc, Quads step, Signed word) {
+    return dot4_unsigned(acc, word.magnitude, times_sign(step, word));
+}
 
 }  // namespace triforce::TF_LEVEL
