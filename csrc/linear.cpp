@@ -34,15 +34,10 @@ const int8_t* quantised(Scratch& scratch, const Linear& l) {
     if (!l.weights.scales) return nullptr;
     constexpr int64_t at_once = 8;  // some microseconds of work
     int8_t* rows = scratch.take<int8_t>(l.rows * int8_stride(l.weights));
-    parallel(static_cast<int>((l.rows + at_once - 1) / at_once), [&](int64_t job) {
+    parallel((l.rows + at_once - 1) / at_once, [&](int64_t job) {
         linear_kernels().quantise(l, job * at_once, std::min((job + 1) * at_once, l.rows), rows);
     });
     return rows;
-}
-
-Linear with_x(Linear l, const int8_t* rows) {
-    l.x = rows, l.x_stride = int8_stride(l.weights);
-    return l;
 }
 
 }  // namespace
@@ -56,13 +51,14 @@ void multiply(std::initializer_list<Linear> products) {
         work += l.rows * l.weights.blocks * block_size * l.weights.inputs;
     }
     const auto body = [&](int64_t chunk) {
-        for (const Linear& l : products) {
+        for (Linear l : products) {
             const int64_t own = Grid(l).chunks();
-            if (chunk < own) return run_chunk(rows ? with_x(l, rows) : l, chunk);
+            if (rows) l.x = rows, l.x_stride = int8_stride(l.weights);
+            if (chunk < own) return run_chunk(l, chunk);
             chunk -= own;
         }
     };
-    if (work >= least_parallel_work) return parallel(static_cast<int>(chunks), body);
+    if (work >= least_parallel_work) return parallel(chunks, body);
     for (int64_t chunk = 0; chunk < chunks; chunk++) body(chunk);
 }
 

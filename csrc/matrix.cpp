@@ -78,8 +78,7 @@ Matrix::Matrix(const std::vector<Tensor>& interleaved, bool int8) {
     weights_.data = memory_.data();
     if (int8) weights_.scales = reinterpret_cast<const float*>(memory_.data() + data);
     const auto pack_one = int8 ? (narrow ? pack_int8<bf16> : pack_int8<float>) : (narrow ? pack<bf16> : pack<float>);
-    parallel(static_cast<int>(weights_.blocks),
-             [&](int block) { pack_one(weights_, interleaved[block % count], block / count, block); });
+    parallel(weights_.blocks, [&](int block) { pack_one(weights_, interleaved[block % count], block / count, block); });
 }
 
 void Matrix::linear(const void* x, int64_t rows, float* y) const {

@@ -13,11 +13,10 @@ namespace triforce {
 /// Owner of packed `Weights`.
 class Matrix {
   public:
-    /// Packs (outputs, inputs), as checkpoints have it. With `int8` an output's weights are rounded to multiples of a
-    /// scale, the largest to 127 times it. Throws std::invalid_argument unless bfloat16 or float32.
-    Matrix(const Tensor& weight, bool int8) : Matrix(std::vector<Tensor>{weight}, int8) {}
-    /// Interleaves the blocks of two of one shape, so that an epilogue has both: SwiGLU's gate and up projections.
-    Matrix(const Tensor& even, const Tensor& odd, bool int8) : Matrix(std::vector<Tensor>{even, odd}, int8) {}
+    /// Packs (outputs, inputs), as checkpoints have it. The blocks of two of one shape are interleaved, so that an
+    /// epilogue has both: SwiGLU's gate and up projections. With `int8` an output's weights are rounded to multiples of
+    /// a scale, the largest to 127 times it. Throws std::invalid_argument unless bfloat16 or float32.
+    Matrix(const std::vector<Tensor>& interleaved, bool int8);
 
     const Weights& weights() const { return weights_; }
     Type type() const { return weights_.type; }  // of x
@@ -32,8 +31,6 @@ class Matrix {
     void rows(const int64_t* ids, int64_t count, float* out) const;
 
   private:
-    Matrix(const std::vector<Tensor>& interleaved, bool int8);
-
     Weights weights_;
     int64_t inputs_;
     Memory memory_;

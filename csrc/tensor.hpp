@@ -25,10 +25,13 @@ struct Tensor {
     void expect(Type type, std::initializer_list<int64_t> shape) const;
 
     /// The data, after `expect`.
+    void* as(Type wanted_type, std::initializer_list<int64_t> wanted) const {
+        expect(wanted_type, wanted);
+        return data;
+    }
     template <class T>
     T* as(std::initializer_list<int64_t> wanted) const {
-        expect(type_of<T>, wanted);
-        return static_cast<T*>(data);
+        return static_cast<T*>(as(type_of(T{}), wanted));
     }
 };
 
@@ -50,8 +53,5 @@ TF_ARGUMENT(NoiseArg, "Noise | torch.Tensor");
 /// Throws nb::value_error unless `object` is a contiguous CPU tensor or array of torch, numpy or another library with
 /// DLPack that outlives the call.
 Tensor tensor(const char* name, nanobind::handle object);
-
-/// Throws nb::value_error.
-void check(bool fine, const char* why);
 
 }  // namespace triforce

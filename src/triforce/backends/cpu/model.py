@@ -81,12 +81,12 @@ class NativeModel(EmbeddingAndHead):
 
         batch: the first pass, from which the others go on. texts: ids (B, S) with room for the tokens, which are
         written there too, lengths, and which rows are live. draws: sampler, noise, and where laws go, as in
-        `_native.burst`. Returns the row and its largest logit where a token has no law.
+        `_native.fused_draft`. Returns the row and its largest logit where a token has no law.
         """
         (view,), (sampler, noise, laws), (ids_BS, lengths_B, live_B) = batch.views, draws, texts
         longest = int((lengths_B - np.array(batch.positions)).max()) + tokens_BK.shape[1]
         cos, sin = rotations(self.config.rope, batch, longest)
-        return _native.burst(
+        return _native.fused_draft(
             decoder=self.decoder, memory=kv.native_pages, positions=batch.positions, cos=cos, sin=sin,
             view=kv.native_view(*view), ids=ids_BS, lengths=lengths_B, live=live_B, sampler=sampler, noise=noise,
             probs=laws, tokens=tokens_BK,

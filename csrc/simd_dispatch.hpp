@@ -11,22 +11,12 @@
 
 namespace triforce {
 
-#define TF_ENUMERATOR(name, ...) name,
-enum class Level : int { TF_LEVELS(TF_ENUMERATOR, ) };
-#undef TF_ENUMERATOR
+/// The levels that this CPU can run, slowest first.
+std::vector<const char*> usable_levels();
 
-const char* name_of(Level level);
-
-/// A level that is compiled in, and the feature that this CPU lacks for it; null where it can run.
-struct Available {
-    Level level;
-    const char* missing;
-};
-/// Slowest first.
-const std::vector<Available>& levels();
-
-/// The level in use: the best one that can run, unless `use` has been called.
-Level level();
+/// The number of the level in use: the best one that can run, unless `use` has been called.
+int level();
+const char* level_name();
 
 /// Throws std::invalid_argument if there is no such level, or this CPU cannot run it. Not while kernels run.
 void use(const char* name);
@@ -44,7 +34,7 @@ void use(const char* name);
     TF_LEVELS(TF_DECLARE_TABLE, Type, name)                                                \
     inline const Type& name() {                                                            \
         static const Type* const tables[] = {TF_LEVELS(TF_ADDRESS_OF_TABLE, Type, name)};  \
-        return *tables[static_cast<int>(level())];                                         \
+        return *tables[level()];                                                           \
     }
 #endif
 

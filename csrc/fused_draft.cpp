@@ -1,37 +1,32 @@
-#include "burst.hpp"
+#include "fused_draft.hpp"
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "memory.hpp"
 
 namespace triforce {
 namespace {
 
-void require(bool fine, const char* why) {
-    if (!fine) throw std::invalid_argument(why);
-}
-
 /// The number of tokens of each live row that the model has not seen: at least the last one.
-std::vector<int64_t> unseen(const Burst& burst) {
-    std::vector<int64_t> counts(burst.forward.rows);
-    for (int64_t b = 0; b < burst.forward.rows; b++) {
-        if (!burst.verification.live[b]) continue;
-        const int64_t length = burst.verification.lengths[b];
-        const int64_t position = burst.forward.positions[b];
+std::vector<int64_t> unseen(const FusedDraft& draft) {
+    std::vector<int64_t> counts(draft.forward.rows);
+    for (int64_t b = 0; b < draft.forward.rows; b++) {
+        if (!draft.verification.live[b]) continue;
+        const int64_t length = draft.verification.lengths[b];
+        const int64_t position = draft.forward.positions[b];
         require(0 <= position && position < length, "a text has tokens that were not seen");
-        require(length + burst.count <= burst.verification.capacity, "the texts must have room for the tokens");
+        require(length + draft.count <= draft.verification.capacity, "the texts must have room for the tokens");
         counts[b] = length - position;
     }
     return counts;
 }
 
 /// Writes the ids of one pass (B, T), and the column of each row that is scored.
-void set_ids(const Burst& burst, int64_t* ids, int64_t* at) {
-    const ForwardBatch& forward = burst.forward;
+void set_ids(const FusedDraft& draft, int64_t* ids, int64_t* at) {
+    const ForwardBatch& forward = draft.forward;
     std::fill_n(ids, forward.rows * forward.width, 0);
     for (int64_t b = 0; b < forward.rows; b++) {
-        const int64_t* text = burst.texts + b * burst.verification.capacity;
+        const int64_t* text = draft.texts + b * draft.verification.capacity;
         std::copy_n(text + forward.positions[b], forward.counts[b], ids + b * forward.width);
         at[b] = std::max<int64_t>(forward.counts[b] - 1, 0);
     }
@@ -51,11 +46,11 @@ void advance(ForwardBatch& forward) {
 
 }  // namespace
 
-bool decode(Burst burst, const Draw& draw, InvalidColumn& invalid) {
-    ForwardBatch& forward = burst.forward;
-    VerificationBatch& columns = burst.verification;
+Invalid decode(FusedDraft draft, const Draw& draw) {
+    ForwardBatch& forward = draft.forward;
+    VerificationBatch& columns = draft.verification;
     const int64_t B = forward.rows;
-    forward.counts = unseen(burst);
+    forward.counts = unseen(draft);
     std::vector<int64_t> lengths(columns.lengths, columns.lengths + B), none(B), at(B);
     std::vector<int64_t> tokens(B), origins(B), counts(B);
     Scratch scratch;
@@ -66,19 +61,19 @@ bool decode(Burst burst, const Draw& draw, InvalidColumn& invalid) {
     columns.lengths = lengths.data(), columns.counts = none.data();
     columns.out_tokens = tokens.data(), columns.out_origins = origins.data();
     columns.out_counts = counts.data();
-    for (int64_t i = 0; i < burst.count; i++) {
+    for (int64_t i = 0; i < draft.count; i++) {
         forward.width = longest(forward.counts);
-        set_ids(burst, ids, at.data());
-        burst.decoder.check(burst.memory, forward);
-        burst.decoder.forward(burst.memory, forward);
-        if (!draw(i, columns, invalid)) return false;
+        set_ids(draft, ids, at.data());
+        draft.decoder.check(draft.memory, forward);
+        draft.decoder.forward(draft.memory, forward);
+        if (const Invalid invalid = draw(i, columns)) return invalid;
         for (int64_t b = 0; b < B; b++) {
-            burst.tokens[b * burst.count + i] = tokens[b];
-            if (columns.live[b]) burst.texts[b * columns.capacity + lengths[b]++] = tokens[b];
+            draft.tokens[b * draft.count + i] = tokens[b];
+            if (columns.live[b]) draft.texts[b * columns.capacity + lengths[b]++] = tokens[b];
         }
         advance(forward);
     }
-    return true;
+    return std::nullopt;
 }
 
 }  // namespace triforce

@@ -1,4 +1,4 @@
-#include "draw.hpp"
+#include "sample.hpp"
 
 #include <algorithm>
 #include <cmath>

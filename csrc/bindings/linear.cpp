@@ -1,12 +1,11 @@
-#include <algorithm>
 #include <string>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 
-#include "decoder_layer.hpp"
-#include "matrix.hpp"
-#include "tensor.hpp"
+#include "../decoder_layer.hpp"
+#include "../matrix.hpp"
+#include "../tensor.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -37,38 +36,35 @@ void rows(const Matrix& matrix, TensorArg ids_object, TensorArg out_object) {
     matrix.rows(id, ids[0], to);
 }
 
-void init_layer(DecoderLayer* self, TensorArg input_norm, TensorArg q, TensorArg k, TensorArg v, TensorArg o,
-                TensorArg post_norm, TensorArg gate, TensorArg up, TensorArg down, TensorArg q_bias,
-                TensorArg k_bias, TensorArg v_bias, TensorArg q_norm, TensorArg k_norm, int64_t head_dim,
-                float eps, bool int8) {
-    LayerWeights weights{
-        tensor("input_norm", input_norm),  tensor("q_proj", q),
-        tensor("k_proj", k),               tensor("v_proj", v),
-        tensor("o_proj", o),               tensor("post_norm", post_norm),
-        tensor("gate_proj", gate),         tensor("up_proj", up),
-        tensor("down_proj", down),         optional_tensor("q_bias", q_bias),
-        optional_tensor("k_bias", k_bias), optional_tensor("v_bias", v_bias),
-        optional_tensor("q_norm", q_norm), optional_tensor("k_norm", k_norm)};
-    new (self) DecoderLayer(weights, head_dim, eps, int8);
-}
-
-void init_projections(QkvProjections* self, TensorArg norm, TensorArg q, TensorArg k, TensorArg v, TensorArg q_bias,
-                      TensorArg k_bias, TensorArg v_bias, TensorArg q_norm, TensorArg k_norm, int64_t head_dim,
-                      float eps, bool int8) {
+LayerWeights qkv_weights(TensorArg norm, TensorArg q, TensorArg k, TensorArg v, TensorArg q_bias, TensorArg k_bias,
+                         TensorArg v_bias, TensorArg q_norm, TensorArg k_norm) {
     LayerWeights weights{};
     weights.input_norm = tensor("input_norm", norm);
     weights.q = tensor("q_proj", q), weights.k = tensor("k_proj", k), weights.v = tensor("v_proj", v);
     weights.q_bias = optional_tensor("q_bias", q_bias), weights.k_bias = optional_tensor("k_bias", k_bias);
     weights.v_bias = optional_tensor("v_bias", v_bias);
     weights.q_norm = optional_tensor("q_norm", q_norm), weights.k_norm = optional_tensor("k_norm", k_norm);
-    new (self) QkvProjections(weights, head_dim, eps, int8);
+    return weights;
 }
 
-constexpr const char* qkv_doc =
-    "Write q (N, H * D), k and v (N, G * D), not rotated, of x (N, C); all are float32.";
+void init_layer(DecoderLayer* self, TensorArg input_norm, TensorArg q, TensorArg k, TensorArg v, TensorArg o,
+                TensorArg post_norm, TensorArg gate, TensorArg up, TensorArg down, TensorArg q_bias,
+                TensorArg k_bias, TensorArg v_bias, TensorArg q_norm, TensorArg k_norm, int64_t head_dim,
+                float eps, bool int8) {
+    LayerWeights weights = qkv_weights(input_norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm);
+    weights.o = tensor("o_proj", o), weights.post_norm = tensor("post_norm", post_norm);
+    weights.gate = tensor("gate_proj", gate), weights.up = tensor("up_proj", up);
+    weights.down = tensor("down_proj", down);
+    new (self) DecoderLayer(weights, head_dim, eps, int8);
+}
 
-template <class Of>
-void qkv(const Of& layer, TensorArg x_object, TensorArg q_object, TensorArg k_object, TensorArg v_object) {
+void init_projections(QkvProjections* self, TensorArg norm, TensorArg q, TensorArg k, TensorArg v, TensorArg q_bias,
+                      TensorArg k_bias, TensorArg v_bias, TensorArg q_norm, TensorArg k_norm, int64_t head_dim,
+                      float eps, bool int8) {
+    new (self) QkvProjections(qkv_weights(norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm), head_dim, eps, int8);
+}
+
+void qkv(const QkvProjections& layer, TensorArg x_object, TensorArg q_object, TensorArg k_object, TensorArg v_object) {
     const Tensor x = tensor("x", x_object);
     const float* from = x.as<float>({-1, layer.hidden()});
     float* q = tensor("q", q_object).as<float>({x[0], layer.q_size()});
@@ -109,27 +105,27 @@ void bind_linear(nb::module_& m) {
                        "Weights (outputs, inputs) bfloat16 or float32, packed for the kernels; rounded to int8 if "
                        "asked for.")
         .def("__init__",
-             [](Matrix* self, TensorArg weight, bool int8) { new (self) Matrix(tensor("weight", weight), int8); },
+             [](Matrix* self, TensorArg weight, bool int8) { new (self) Matrix({tensor("weight", weight)}, int8); },
              "weight"_a, nb::kw_only(), "int8"_a = false)
         .def_prop_ro("bytes", &Matrix::bytes, "Size of the packed weights.")
         .def("linear", &linear, "x"_a, "y"_a,
              "Write y = x W^T: x (rows, inputs) of the type that the weights had, y (rows, outputs) float32.")
         .def("rows", &rows, "ids"_a, "out"_a,
              "Write rows `ids` (count) int64 of the weight to out (count, inputs) float32.");
-    nb::class_<DecoderLayer>(m, "DecoderLayer", "A decoder layer but for rotation and attention.")
-        .def("__init__", &init_layer, "input_norm"_a, "q_proj"_a, "k_proj"_a, "v_proj"_a, "o_proj"_a, "post_norm"_a,
-             "gate_proj"_a, "up_proj"_a, "down_proj"_a, "q_bias"_a.none(), "k_bias"_a.none(), "v_bias"_a.none(),
-             "q_norm"_a.none(), "k_norm"_a.none(), nb::kw_only(), "head_dim"_a, "eps"_a, "int8"_a = false)
-        .def_prop_ro("bytes", &DecoderLayer::bytes, "Size of the packed weights.")
-        .def("qkv", &qkv<DecoderLayer>, "x"_a, "q"_a, "k"_a, "v"_a, qkv_doc)
-        .def("finish", &finish, "x"_a, "attn_out"_a,
-             "Add the output projection of attention, `attn_out` (N, H * D), and then the MLP to x (N, C) float32.");
     nb::class_<QkvProjections>(m, "QkvProjections",
                                "The query, key and value projections of a layer, for some of its heads.")
         .def("__init__", &init_projections, "input_norm"_a, "q_proj"_a, "k_proj"_a, "v_proj"_a, "q_bias"_a.none(),
              "k_bias"_a.none(), "v_bias"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(), nb::kw_only(), "head_dim"_a,
              "eps"_a, "int8"_a = false)
-        .def("qkv", &qkv<QkvProjections>, "x"_a, "q"_a, "k"_a, "v"_a, qkv_doc);
+        .def("qkv", &qkv, "x"_a, "q"_a, "k"_a, "v"_a,
+             "Write q (N, H * D), k and v (N, G * D), not rotated, of x (N, C); all are float32.");
+    nb::class_<DecoderLayer, QkvProjections>(m, "DecoderLayer", "A decoder layer but for rotation and attention.")
+        .def("__init__", &init_layer, "input_norm"_a, "q_proj"_a, "k_proj"_a, "v_proj"_a, "o_proj"_a, "post_norm"_a,
+             "gate_proj"_a, "up_proj"_a, "down_proj"_a, "q_bias"_a.none(), "k_bias"_a.none(), "v_bias"_a.none(),
+             "q_norm"_a.none(), "k_norm"_a.none(), nb::kw_only(), "head_dim"_a, "eps"_a, "int8"_a = false)
+        .def_prop_ro("bytes", &DecoderLayer::bytes, "Size of the packed weights.")
+        .def("finish", &finish, "x"_a, "attn_out"_a,
+             "Add the output projection of attention, `attn_out` (N, H * D), and then the MLP to x (N, C) float32.");
     nb::class_<GatedMlp>(m, "GatedMlp", "The first half of an MLP, or some of its outputs.")
         .def("__init__",
              [](GatedMlp* self, TensorArg norm, TensorArg gate, TensorArg up, float eps, bool int8) {

@@ -11,15 +11,15 @@ struct Candidates {
     int32_t* tokens;
     double* values;
     int count;
-
-    /// Keeps tokens with at least this value.
-    void keep_at_least(double value);
 };
 
 /// Memory that is reused from one filter to the next.
 struct Selection {
     std::vector<double> values, buckets;
 };
+
+/// Min-p: keeps tokens with at least this value.
+void keep_at_least(Candidates& candidates, double least);
 
 /// Top-k: keeps the k largest, the lowest tokens among equals; 0 < k.
 void keep_largest(Candidates& candidates, int k, Selection& memory);

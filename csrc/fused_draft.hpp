@@ -8,10 +8,10 @@
 
 namespace triforce {
 
-/// Draws the i-th token of all rows from a batch of one column. Returns whether each row has a distribution.
-using Draw = std::function<bool(int64_t i, const VerificationBatch& batch, InvalidColumn& invalid)>;
+/// Draws the i-th token of all rows from a batch of one column. Returns one without a distribution, if there is one.
+using Draw = std::function<Invalid(int64_t i, const VerificationBatch& batch)>;
 
-struct Burst {
+struct FusedDraft {
     const Decoder& decoder;
     const std::vector<const Pages*>& memory;
     ForwardBatch forward;       // of the first pass; its ids, counts and logits are set here
@@ -21,8 +21,8 @@ struct Burst {
     int64_t* tokens;    // (B, count)
 };
 
-/// Draws `count` tokens of each live row. Returns whether each of them had a distribution. Throws std::invalid_argument
-/// where texts, memory and model do not fit each other.
-bool decode(Burst burst, const Draw& draw, InvalidColumn& invalid);
+/// Draws `count` tokens of each live row. Returns the first without a distribution, if there is one. Throws
+/// std::invalid_argument where texts, memory and model do not fit each other.
+Invalid decode(FusedDraft draft, const Draw& draw);
 
 }  // namespace triforce

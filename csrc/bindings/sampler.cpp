@@ -8,8 +8,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "sampler.hpp"
-#include "tensor.hpp"
+#include "../sampler.hpp"
+#include "../tensor.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -17,79 +17,70 @@ using namespace nb::literals;
 namespace triforce {
 namespace {
 
-using Invalid = std::optional<std::tuple<int, int, double>>;
+using InvalidTuple = std::optional<std::tuple<int, int, double>>;
 
 /// The arrays of a draft, of K tokens or of J = K + 1 verified ones.
 struct DraftArrays {
     nb::object tokens, probs, origins, counts;
 };
 
-/// The arrays of a verification.
-struct VerificationArrays {
-    TensorArg logits;
-    IntArrayArg ids, lengths;
-    BoolArrayArg live;
-    const DraftArrays &draft, &out;
-    int64_t tier;
-};
-
 void check_draft(const VerificationBatch& p) {
     for (int b = 0; b < p.rows; b++) {
-        check(p.counts[b] >= 0 && p.counts[b] < p.columns, "counts must be from 0 to K");
+        require(p.counts[b] >= 0 && p.counts[b] < p.columns, "counts must be from 0 to K");
         for (int64_t k = 0; k < p.counts[b]; k++) {
             const int64_t token = p.tokens[static_cast<int64_t>(b) * (p.columns - 1) + k];
-            check(token >= 0 && token < p.vocabulary, "tokens must be in the vocabulary");
+            require(token >= 0 && token < p.vocabulary, "tokens must be in the vocabulary");
         }
     }
 }
 
-VerificationBatch checked(const Sampler& sampler, const VerificationArrays& a) {
-    const Tensor logits = tensor("logits", a.logits), ids = tensor("ids", a.ids);
+VerificationBatch checked(const Sampler& sampler, TensorArg logits_arg, IntArrayArg ids_arg, IntArrayArg lengths,
+                          BoolArrayArg live, const DraftArrays& draft, const DraftArrays& out, int64_t tier) {
+    const Tensor logits = tensor("logits", logits_arg), ids = tensor("ids", ids_arg);
     const auto B = static_cast<int64_t>(sampler.rows.size()), J = std::max<int64_t>(logits.dims > 1 ? logits[1] : 1, 1);
     const bool wide = logits.type == Type::f64;
     VerificationBatch p{};
-    p.rows = static_cast<int>(B);
-    p.columns = static_cast<int>(J);
-    p.vocabulary = sampler.vocabulary;
+    p.rows = static_cast<int>(B), p.columns = static_cast<int>(J), p.vocabulary = sampler.vocabulary;
     p.logits_f32 = wide ? nullptr : logits.as<float>({B, J, p.vocabulary});
     p.logits_f64 = wide ? logits.as<double>({B, J, p.vocabulary}) : nullptr;
     p.ids = ids.as<int64_t>({B, -1});
     p.capacity = ids[1];
-    p.lengths = tensor("lengths", a.lengths).as<int64_t>({B});
-    p.live = tensor("live", a.live).as<bool>({B});
-    p.tokens = tensor("tokens", a.draft.tokens).as<int64_t>({B, J - 1});
-    p.origins = tensor("origins", a.draft.origins).as<int64_t>({B, J - 1});
-    p.counts = tensor("counts", a.draft.counts).as<int64_t>({B});
-    p.tier = a.tier;
-    p.out_tokens = tensor("out.tokens", a.out.tokens).as<int64_t>({B, J});
-    p.out_origins = tensor("out.origins", a.out.origins).as<int64_t>({B, J});
-    p.out_counts = tensor("out.counts", a.out.counts).as<int64_t>({B});
+    p.lengths = tensor("lengths", lengths).as<int64_t>({B});
+    p.live = tensor("live", live).as<bool>({B});
+    p.tokens = tensor("tokens", draft.tokens).as<int64_t>({B, J - 1});
+    p.origins = tensor("origins", draft.origins).as<int64_t>({B, J - 1});
+    p.counts = tensor("counts", draft.counts).as<int64_t>({B});
+    p.tier = tier;
+    p.out_tokens = tensor("out.tokens", out.tokens).as<int64_t>({B, J});
+    p.out_origins = tensor("out.origins", out.origins).as<int64_t>({B, J});
+    p.out_counts = tensor("out.counts", out.counts).as<int64_t>({B});
     check_draft(p);
     return p;
 }
 
 template <class Verify, class Source>
-Invalid run(Verify verify, const Sampler& sampler, const VerificationBatch& batch, const Source& noise) {
-    InvalidColumn invalid{};
+InvalidTuple run(Verify verify, const Sampler& sampler, const VerificationBatch& batch, const Source& noise) {
     const nb::gil_scoped_release released;
-    if (verify(sampler.rows, batch, noise, invalid)) return std::nullopt;
-    return std::tuple(invalid.row, invalid.column, invalid.peak);
+    const Invalid invalid = verify(sampler, batch, noise);
+    if (!invalid) return std::nullopt;
+    return std::tuple(invalid->row, invalid->column, invalid->peak);
 }
 
-Invalid seeded(const Sampler& sampler, TensorArg logits, IntArrayArg ids, IntArrayArg lengths, BoolArrayArg live,
-               const DraftArrays& draft, const DraftArrays& out, int64_t tier, NoiseArg noise) {
-    const VerificationBatch p = checked(sampler, {logits, ids, lengths, live, draft, out, tier});
+InvalidTuple seeded(const Sampler& sampler, TensorArg logits, IntArrayArg ids, IntArrayArg lengths, BoolArrayArg live,
+                    const DraftArrays& draft, const DraftArrays& out, int64_t tier, NoiseArg noise) {
+    const VerificationBatch p = checked(sampler, logits, ids, lengths, live, draft, out, tier);
     const Noise* keyed = nullptr;
     if (!nb::try_cast(noise, keyed))
         return run(verify_seeded, sampler, p,
                    Exponentials{nullptr, tensor("noise", noise).as<double>({p.rows, p.columns, p.vocabulary})});
-    check(keyed->seeds.size() == sampler.rows.size(), "noise must have a key for each row");
+    require(keyed->seeds.size() == sampler.rows.size(), "noise must have a key for each row");
     return run(verify_seeded, sampler, p, Exponentials{keyed, nullptr});
 }
 
-Invalid rejection(const Sampler& sampler, TensorArg logits, IntArrayArg ids, IntArrayArg lengths, BoolArrayArg live,
-                  const DraftArrays& draft, const DraftArrays& out, int64_t tier, TensorArg noise) {
-    const VerificationBatch p = checked(sampler, {logits, ids, lengths, live, draft, out, tier});
+InvalidTuple rejection(const Sampler& sampler, TensorArg logits, IntArrayArg ids, IntArrayArg lengths,
+                       BoolArrayArg live, const DraftArrays& draft, const DraftArrays& out, int64_t tier,
+                       TensorArg noise) {
+    const VerificationBatch p = checked(sampler, logits, ids, lengths, live, draft, out, tier);
     const RejectionInputs inputs{tensor("noise", noise).as<double>({p.rows, p.columns}),
                                  tensor("probs", draft.probs).as<double>({p.rows, p.columns - 1, p.vocabulary}),
                                  tensor("out.probs", out.probs).as<double>({p.rows, p.columns, p.vocabulary})};
@@ -99,7 +90,7 @@ Invalid rejection(const Sampler& sampler, TensorArg logits, IntArrayArg ids, Int
 void add(Sampler& sampler, double temperature, int64_t top_k, double top_p, double min_p, double repetition,
          double presence, double frequency, std::vector<std::pair<int64_t, double>> bias, int64_t prompt) {
     for (const auto& [token, value] : bias)
-        check(token >= 0 && token < sampler.vocabulary, "a bias is outside of the vocabulary");
+        require(token >= 0 && token < sampler.vocabulary, "a bias is outside of the vocabulary");
     sampler.rows.push_back(
         {temperature, top_k, top_p, min_p, repetition, presence, frequency, std::move(bias), prompt});
 }
@@ -109,7 +100,7 @@ void init_arrays(DraftArrays* self, IntArrayArg tokens, TensorArg probs, IntArra
 }
 
 void init_noise(Noise* self, std::vector<uint64_t> seeds, std::vector<uint32_t> choices) {
-    check(seeds.size() == choices.size(), "as many choices as seeds");
+    require(seeds.size() == choices.size(), "as many choices as seeds");
     new (self) Noise{std::move(seeds), std::move(choices)};
 }
 
@@ -119,7 +110,7 @@ void uniforms(const Noise& noise, TensorArg draws_object, int tier, IntArrayArg 
     int64_t* drawn = draws.as<int64_t>({-1, B});
     const int64_t* used = tensor("used", used_object).as<int64_t>({B});
     double* to = out.as<double>({B, -1});
-    check(tier >= 0 && tier < draws[0], "no such tier in draws");
+    require(tier >= 0 && tier < draws[0], "no such tier in draws");
     drawn += tier * B;
     for (int64_t b = 0; b < B; b++) {
         for (int64_t i = 0; i < out[1]; i++) *to++ = noise.uniform(static_cast<int>(b), tier, drawn[b] + i);

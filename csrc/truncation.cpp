@@ -1,4 +1,4 @@
-#include "select.hpp"
+#include "truncation.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -9,18 +9,26 @@
 namespace triforce {
 namespace {
 
-/// Keeps values above `edge`, and the first `room` of those equal to it.
-void keep_to_edge(Candidates& c, double edge, int64_t room) {
+/// Keeps the tokens whose values stay, without a branch.
+template <class Stays>
+void keep_if(Candidates& c, Stays stays) {
     int kept = 0;
     for (int i = 0; i < c.count; i++) {
         const double value = c.values[i];
-        const bool level = value == edge, stays = (value > edge) | (level & (room > 0));
-        room -= level;
         c.tokens[kept] = c.tokens[i];
         c.values[kept] = value;
-        kept += stays;
+        kept += stays(value);
     }
     c.count = kept;
+}
+
+/// Keeps values above `edge`, and the first `room` of those equal to it.
+void keep_to_edge(Candidates& c, double edge, int64_t room) {
+    keep_if(c, [&](double value) {
+        const bool level = value == edge, stays = (value > edge) | (level & (room > 0));
+        room -= level;
+        return stays;
+    });
 }
 
 /// The k-th largest value. Moves the k - 1 that are as large to the front.
@@ -81,20 +89,13 @@ void members(const Candidates& c, int bucket, std::vector<double>& values) {
 
 }  // namespace
 
-void Candidates::keep_at_least(double value) {
-    int kept = 0;
-    for (int i = 0; i < count; i++) {
-        const double each = values[i];
-        tokens[kept] = tokens[i];
-        values[kept] = each;
-        kept += each >= value;
-    }
-    count = kept;
+void keep_at_least(Candidates& c, double least) {
+    keep_if(c, [=](double value) { return value >= least; });
 }
 
 void keep_largest(Candidates& c, int k, Selection& memory) {
     if (k >= c.count) return;
-    c.keep_at_least(below_largest(c, k, memory.values));
+    keep_at_least(c, below_largest(c, k, memory.values));
     memory.values.assign(c.values, c.values + c.count);
     const double edge = largest(memory.values, k);
     keep_to_edge(c, edge, std::count(memory.values.begin(), memory.values.begin() + k, edge));
@@ -102,7 +103,7 @@ void keep_largest(Candidates& c, int k, Selection& memory) {
 
 void keep_nucleus(Candidates& c, double mass, double total, Selection& memory) {
     // Tokens that are lighter than an equal part of the rest add up to less than the rest. The margin is for rounding.
-    if (mass < 1 - 1e-9) c.keep_at_least((1 - mass) * total / c.count * (1 - 1e-3));
+    if (mass < 1 - 1e-9) keep_at_least(c, (1 - mass) * total / c.count * (1 - 1e-3));
     vocabulary_kernels().scores_f64(c.values, c.count, 0, total, c.values);
     double held = 0;
     const int at = crossing(c, mass, memory.buckets, held);

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <string>
 #include <tuple>
 #include <vector>
 
@@ -7,13 +6,13 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "attention.hpp"
-#include "memory.hpp"
-#include "offloaded_pass.hpp"
-#include "search.hpp"
-#include "tensor.hpp"
-#include "topk.hpp"
-#include "write.hpp"
+#include "../attention.hpp"
+#include "../memory.hpp"
+#include "../offloaded_pass.hpp"
+#include "../search.hpp"
+#include "../tensor.hpp"
+#include "../topk.hpp"
+#include "../write.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -21,7 +20,8 @@ using namespace nb::literals;
 namespace triforce {
 namespace {
 
-using SearchArg = std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>>;  // as Search
+using Ints = std::vector<int64_t>;
+using SearchArg = std::tuple<Ints, Ints, Ints>;  // as Search
 
 Copies copies_over(const Pages& pages, TensorArg keys, TensorArg values, TensorArg scales) {
     const int64_t G = pages.heads, P = pages.count, E = pages.page_numbers();
@@ -40,15 +40,15 @@ Sketches sketches_over(const Pages& pages, TensorArg rotation, TensorArg sketche
 }
 
 Pages pages_over(TensorArg keys, TensorArg values, int64_t dim) {
-    check(dim > 0 && dim % 16 == 0 && dim <= largest_dim, "head_dim must be a multiple of 16, at most 256");
+    require(dim > 0 && dim % 16 == 0 && dim <= largest_dim, "head_dim must be a multiple of 16, at most 256");
     const Tensor k = tensor("keys", keys), v = tensor("values", values);
-    check(k.type == Type::bf16 || k.type == Type::f32, "keys must be bfloat16 or float32");
+    require(k.type == Type::bf16 || k.type == Type::f32, "keys must be bfloat16 or float32");
     k.expect(k.type, {-1, -1, page_size * dim});
     v.expect(k.type, {k[0], k[1], k[2]});
-    check(k[0] > 0 && k[1] > 1, "keys must have heads, and pages beyond the scratch page");
-    const size_t bytes = static_cast<size_t>(k[0] * k[1] * k[2]) * (k.type == Type::bf16 ? 2 : 4);
+    require(k[0] > 0 && k[1] > 1, "keys must have heads, and pages beyond the scratch page");
+    const size_t bytes = k[0] * k[1] * k[2] * size_of(k.type);
     prefer_huge_pages(k.data, bytes), prefer_huge_pages(v.data, bytes);
-    Pages pages{k.type == Type::bf16, static_cast<int>(k[0]), static_cast<int>(dim), k[1], static_cast<char*>(k.data),
+    Pages pages{k.type, static_cast<int>(k[0]), static_cast<int>(dim), k[1], static_cast<char*>(k.data),
                 static_cast<char*>(v.data), {}, {}, 0};
     pages.pitch = static_cast<int64_t>(pages.page_bytes());
     return pages;
@@ -62,30 +62,23 @@ void init_pages(Pages* self, TensorArg keys, TensorArg values, int64_t dim, Tens
     new (self) Pages(pages);
 }
 
-Type type_of_pages(const Pages& pages) { return pages.is_bf16 ? Type::bf16 : Type::f32; }
-
-void* data(const Tensor& t, Type type, std::initializer_list<int64_t> shape) {
-    t.expect(type, shape);
-    return t.data;
-}
-
 const int64_t* checked_slots(const Pages& pages, TensorArg slots, int64_t count) {
     const int64_t* at = tensor("slots", slots).as<int64_t>({count});
     const uint64_t limit = static_cast<uint64_t>(pages.count) * page_size;
     uint64_t largest = 0;  // negative slots are large as unsigned numbers
     for (int64_t i = 0; i < count; i++) largest = std::max(largest, static_cast<uint64_t>(at[i]));
-    check(largest < limit, "slots must lie in the pages");
+    require(largest < limit, "slots must lie in the pages");
     return at;
 }
 
 int query_heads(const Pages& pages, int64_t heads) {
-    check(heads > 0 && heads % pages.heads == 0, "query heads must be a multiple of the KV heads");
+    require(heads > 0 && heads % pages.heads == 0, "query heads must be a multiple of the KV heads");
     return static_cast<int>(heads);
 }
 
 const int64_t* checked_positions(const char* name, TensorArg positions, int64_t count, int64_t table) {
     const int64_t* at = tensor(name, positions).as<int64_t>({count});
-    for (int64_t i = 0; i < count; i++) check(0 <= at[i] && at[i] < table, "positions must lie in the tables");
+    for (int64_t i = 0; i < count; i++) require(0 <= at[i] && at[i] < table, "positions must lie in the tables");
     return at;
 }
 
@@ -93,12 +86,13 @@ void rope_and_write_tokens(const Pages& pages, TensorArg q, TensorArg k, TensorA
                            TensorArg positions, TensorArg slots, TensorArg rotated, TensorArg sink_positions,
                            TensorArg q_sinks) {
     const Tensor q_tensor = tensor("q", q);
-    q_tensor.expect(Type::f32, {-1, -1});
+    const float* q_data = q_tensor.as<float>({-1, -1});
     const int64_t N = q_tensor[0], D = pages.dim, kv_size = pages.heads * D;
-    check(q_tensor[1] % D == 0, "q must hold whole heads");
-    NewTokens tokens{&pages, N, query_heads(pages, q_tensor[1] / D), static_cast<const float*>(q_tensor.data), nullptr,
-                     nullptr, {}, nullptr, nullptr, nullptr, nullptr, nullptr};
+    require(q_tensor[1] % D == 0, "q must hold whole heads");
+    NewTokens tokens{};
+    tokens.pages = &pages, tokens.count = N, tokens.heads = query_heads(pages, q_tensor[1] / D);
     const int64_t H = tokens.heads;
+    tokens.q = q_data;
     tokens.k = tensor("k", k).as<float>({N, kv_size});
     tokens.v = tensor("v", v).as<float>({N, kv_size});
     const Tensor cos_tensor = tensor("cos", cos);
@@ -106,10 +100,10 @@ void rope_and_write_tokens(const Pages& pages, TensorArg q, TensorArg k, TensorA
     tokens.rotation = {cos_tensor.as<float>({table, D / 2}), tensor("sin", sin).as<float>({table, D / 2})};
     tokens.positions = checked_positions("positions", positions, N, table);
     tokens.slots = checked_slots(pages, slots, N);
-    tokens.rotated = data(tensor("rotated", rotated), type_of_pages(pages), {N, H, D});
+    tokens.rotated = tensor("rotated", rotated).as(pages.type, {N, H, D});
     if (!q_sinks.is_none()) {
         tokens.sink_positions = checked_positions("sink_positions", sink_positions, N, table);
-        tokens.q_sinks = data(tensor("q_sinks", q_sinks), type_of_pages(pages), {N, H, D});
+        tokens.q_sinks = tensor("q_sinks", q_sinks).as(pages.type, {N, H, D});
     }
     nb::gil_scoped_release release;
     rope_and_write(tokens);
@@ -119,8 +113,8 @@ template <bool reads>
 void copy_tokens(const Pages& pages, TensorArg slots, TensorArg k, TensorArg v) {
     const Tensor k_tensor = tensor("k", k);
     const int64_t count = k_tensor.dims ? k_tensor[0] : 0;
-    void* k_data = data(k_tensor, type_of_pages(pages), {count, pages.heads, pages.dim});
-    void* v_data = data(tensor("v", v), type_of_pages(pages), {count, pages.heads, pages.dim});
+    void* k_data = k_tensor.as(pages.type, {count, pages.heads, pages.dim});
+    void* v_data = tensor("v", v).as(pages.type, {count, pages.heads, pages.dim});
     const int64_t* at = checked_slots(pages, slots, count);
     nb::gil_scoped_release release;
     if (Offload* offload = pages.offload)
@@ -129,29 +123,25 @@ void copy_tokens(const Pages& pages, TensorArg slots, TensorArg k, TensorArg v) 
     reads ? read(pages, at, count, k_data, v_data) : write(pages, at, count, k_data, v_data);
 }
 
-void attend_pages(const Pages& pages, TensorArg q, const std::vector<int64_t>& starts,
-                  const std::vector<int64_t>& counts,
-                  TensorArg lists, TensorArg out, TensorArg mass, TensorArg q_sinks, int64_t sinks, int64_t window,
-                  const std::vector<int64_t>& coarse, const SearchArg& search_arg) {
-    const Type type = type_of_pages(pages);
+void attend_pages(const Pages& pages, TensorArg q, const Ints& starts, const Ints& counts, TensorArg lists,
+                  TensorArg out, TensorArg mass, TensorArg q_sinks, int64_t sinks, int64_t window, const Ints& coarse,
+                  const SearchArg& search_arg) {
     const Tensor q_tensor = tensor("q", q), list_tensor = tensor("lists", lists);
-    q_tensor.expect(type, {-1, -1, -1, pages.dim});
     const bool by_head = list_tensor.dims == 3;
-    const int64_t B = q_tensor[0], T = q_tensor[1], G = pages.heads, P = list_tensor.shape[by_head ? 2 : 1];
-    check(static_cast<int64_t>(starts.size()) == B && static_cast<int64_t>(counts.size()) == B,
-          "starts and counts must have one number for each row");
-    check(coarse.empty() || coarse.size() == starts.size(), "coarse must have one number for each row, or none");
     Attention call{};
     call.pages = &pages;
+    call.q = q_tensor.as(pages.type, {-1, -1, -1, pages.dim});
+    const int64_t B = q_tensor[0], T = q_tensor[1], G = pages.heads, P = list_tensor.shape[by_head ? 2 : 1];
+    require(static_cast<int64_t>(starts.size()) == B && static_cast<int64_t>(counts.size()) == B,
+            "starts and counts must have one number for each row");
+    require(coarse.empty() || coarse.size() == starts.size(), "coarse must have one number for each row, or none");
     call.rows = B, call.width = T, call.heads = query_heads(pages, q_tensor[2]);
-    call.q = q_tensor.data;
-    call.starts = starts.data();
-    call.counts = counts.data();
+    call.starts = starts.data(), call.counts = counts.data();
     call.lists = by_head ? list_tensor.as<int32_t>({B, G, P}) : list_tensor.as<int32_t>({B, P});
     call.head_stride = by_head ? P : 0, call.row_stride = by_head ? G * P : P, call.list_length = P;
-    call.out = data(tensor("out", out), type, {B, T, call.heads, pages.dim});
+    call.out = tensor("out", out).as(pages.type, {B, T, call.heads, pages.dim});
     if (!mass.is_none()) call.mass = tensor("mass", mass).as<float>({B, G, P});
-    if (!q_sinks.is_none()) call.q_sinks = data(tensor("q_sinks", q_sinks), type, {B, T, call.heads, pages.dim});
+    if (!q_sinks.is_none()) call.q_sinks = tensor("q_sinks", q_sinks).as(pages.type, {B, T, call.heads, pages.dim});
     call.sinks = sinks, call.window = window;
     if (!coarse.empty()) call.coarse = coarse.data();
     check(call);
@@ -160,20 +150,19 @@ void attend_pages(const Pages& pages, TensorArg q, const std::vector<int64_t>& s
     if (!picks.empty()) check(search, call);
     nb::gil_scoped_release release;
     if (!pages.offload) return picks.empty() ? attend(call) : search_and_attend(search, call);
-    OffloadedPass pass(*pages.offload, {&call, &call + 1}, {});
+    OffloadedPass pass(*pages.offload, {&call, &call + 1}, false, 0);
     pass.start();
     pass.attend(call);
 }
 
 void topk_ids(TensorArg scores, int64_t start, int64_t stop, TensorArg ids) {
     const Tensor s = tensor("scores", scores), out = tensor("ids", ids);
-    s.expect(Type::f32, {-1, -1});
-    out.expect(Type::i64, {s[0], -1});
-    check(0 <= start && start <= stop && stop <= s[1], "start and stop must lie in the scores");
-    check(out[1] <= stop - start, "ids must not be more than there are candidates");
+    const float* from = s.as<float>({-1, -1});
+    int64_t* to = out.as<int64_t>({s[0], -1});
+    require(0 <= start && start <= stop && stop <= s[1], "start and stop must lie in the scores");
+    require(out[1] <= stop - start, "ids must not be more than there are candidates");
     nb::gil_scoped_release release;
-    topk(TopK{static_cast<const float*>(s.data), s[0], s[1], start, stop - start, out[1],
-              static_cast<int64_t*>(out.data)});
+    topk({from, s[0], s[1], start, stop - start, out[1], to});
 }
 
 }  // namespace
@@ -186,9 +175,8 @@ void bind_attention(nb::module_& m) {
                       "are for int8 copies.")
         .def("__init__", &init_pages, "keys"_a, "values"_a, "head_dim"_a, "rotation"_a = nb::none(),
              "sketches"_a = nb::none(), "int8_keys"_a = nb::none(), "int8_values"_a = nb::none(),
-             "scales"_a = nb::none(),
-             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(),
-             nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
+             "scales"_a = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>(),
+             nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
         .def("rope_and_write", &rope_and_write_tokens, "q"_a, "k"_a, "v"_a, "cos"_a, "sin"_a, "positions"_a, "slots"_a,
              "rotated"_a, "sink_positions"_a = nb::none(), "q_sinks"_a = nb::none(),
              "Rotate q (N, H * D) and k to `positions` (N) int64 of the tables (S, D / 2), and write k and v (N, G * "
@@ -198,7 +186,7 @@ void bind_attention(nb::module_& m) {
         .def("write", &copy_tokens<false>, "slots"_a, "k"_a, "v"_a,
              "Copy tokens k and v (N, G, D) into `slots`; keys are rotated.")
         .def("attend", &attend_pages, "q"_a, "starts"_a, "counts"_a, "lists"_a, "out"_a, "mass"_a = nb::none(),
-             "q_sinks"_a = nb::none(), "sinks"_a = 0, "window"_a = 0, "coarse"_a = std::vector<int64_t>(),
+             "q_sinks"_a = nb::none(), "sinks"_a = 0, "window"_a = 0, "coarse"_a = Ints(),
              "search"_a = SearchArg(),
              "Attend with q (B, T, H, D) to the pages of `lists` (B, P) or (B, G, P) int32.\n\nOut: `out` (B, T, H, "
              "D) and `mass` (B, G, P) float32. Keys of row b below coarse[b], in whole blocks of 64, are read from "

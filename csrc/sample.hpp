@@ -1,12 +1,13 @@
-// The counter-based noise of triforce.sampling.rng, bit for bit: Philox4x32-10 (Salmon et al. 2011) keyed by the
-// seed. The counter is (token / 2, position, choice, 0) for exponentials, (draw low, draw high, choice, 1 + tier) for
-// uniforms.
+// One token from a distribution, and the counter-based noise of triforce.sampling.rng, bit for bit: Philox4x32-10
+// (Salmon et al. 2011) keyed by the seed. The counter is (token / 2, position, choice, 0) for exponentials, (draw low,
+// draw high, choice, 1 + tier) for uniforms.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
+#include "logits_processor.hpp"
 #include "vocabulary.hpp"
 
 namespace triforce {
@@ -49,5 +50,14 @@ struct Noise {
         return static_cast<double>(bits53(block.word[0], block.word[1])) * 0x1p-53;
     }
 };
+
+/// The winner of an exponential race: the largest weight / exponential, the lowest token among equals.
+int64_t race(const Distribution& probs, int vocabulary, const NoiseKey& key, Workspace& workspace);
+/// The same with a table of exponentials (V).
+int64_t race(const Distribution& probs, const double* exponentials);
+
+/// Draws from the residual max(p - q, 0) by inversion; from p where the residual is zero or q is null. Never a token of
+/// probability zero. p, q: (V); p is `probs`.
+int64_t draw(const Distribution& probs, const double* p, const double* q, double uniform);
 
 }  // namespace triforce

@@ -1,17 +1,17 @@
-#include "frames.hpp"
+#include "frame_table.hpp"
 
 #include "store.hpp"
 
 namespace triforce {
 
-Frames::Frames(int layers, int heads, int64_t pages, int32_t frames)
+FrameTable::FrameTable(int layers, int heads, int64_t pages, int32_t frames)
     : heads_(heads), pages_(pages), frame_(layers * heads * pages), stored_(layers * heads * pages), owner_(frames),
       newer_(frames + 1), older_(frames + 1), preferred_(layers) {
     newer_[frames] = older_[frames] = frames;
     for (int32_t frame = frames - 1; frame > 0; frame--) free_.push_back(frame);
 }
 
-void Frames::prefer(const std::vector<bool>& layers) {
+void FrameTable::prefer(const std::vector<bool>& layers) {
     for (size_t layer = 0; layer < preferred_.size(); layer++) {
         if (preferred_[layer] == layers[layer]) continue;
         const int64_t first = id(static_cast<int>(layer), 0, 0), last = first + heads_ * pages_;
@@ -23,7 +23,7 @@ void Frames::prefer(const std::vector<bool>& layers) {
     }
 }
 
-int32_t Frames::take(int64_t id) {
+int32_t FrameTable::take(int64_t id) {
     if (free_.empty()) {
         if (!evictable_[0] && !evictable_[1])
             throw OffloadError(
@@ -41,37 +41,37 @@ int32_t Frames::take(int64_t id) {
     return frame;
 }
 
-void Frames::touch(int64_t id) {
+void FrameTable::touch(int64_t id) {
     if (!evictable(id)) return;
     unlink(frame_[id]);
     link(frame_[id]);
 }
 
-void Frames::mark_stored(int64_t id) {
+void FrameTable::mark_stored(int64_t id) {
     if (evictable(id)) return;
     stored_[id] = 1;
     if (frame_[id]) link(frame_[id]);
 }
 
-void Frames::mark_unstored(int64_t id) {
+void FrameTable::mark_unstored(int64_t id) {
     if (evictable(id)) unlink(frame_[id]);
     stored_[id] = 0;
 }
 
-void Frames::forget(int64_t id) {
+void FrameTable::forget(int64_t id) {
     mark_unstored(id);
     if (frame_[id]) free_.push_back(frame_[id]);
     frame_[id] = 0;
 }
 
-void Frames::link(int32_t frame) {
+void FrameTable::link(int32_t frame) {
     const int32_t head = ring(is_preferred(frame)), newest = older_[head];
     newer_[newest] = frame, older_[frame] = newest;
     newer_[frame] = head, older_[head] = frame;
     evictable_[is_preferred(frame)]++;
 }
 
-void Frames::unlink(int32_t frame) {
+void FrameTable::unlink(int32_t frame) {
     newer_[older_[frame]] = newer_[frame];
     older_[newer_[frame]] = older_[frame];
     evictable_[is_preferred(frame)]--;

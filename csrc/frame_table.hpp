@@ -9,10 +9,10 @@
 
 namespace triforce {
 
-class Frames {
+class FrameTable {
   public:
     /// Frame 0 belongs to no page.
-    Frames(int layers, int heads, int64_t pages, int32_t frames);
+    FrameTable(int layers, int heads, int64_t pages, int32_t frames);
 
     void prefer(const std::vector<bool>& layers);
     bool preferred(int layer) const { return preferred_[layer]; }

@@ -1,7 +1,8 @@
-#include "isa.hpp"
+#include "simd_dispatch.hpp"
 
 #include <atomic>
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -36,45 +37,39 @@ const char* missing_for(const char* level) {
 }
 #undef TF_NEED
 
-std::vector<Available> probe() {
-    std::vector<Available> found;
-    for (const char* name : names) found.push_back({static_cast<Level>(found.size()), missing_for(name)});
-    return found;
-}
-
-Level best() {
-    Level level{};
-    for (const Available& each : levels())
-        if (!each.missing) level = each.level;
-    return level;
-}
-
-std::atomic<Level>& in_use() {
-    static std::atomic<Level> level{best()};
-    return level;
+std::atomic<int>& in_use() {
+    static std::atomic<int> number = [] {
+        int best = 0;
+        for (int i = 0; i < static_cast<int>(std::size(names)); i++)
+            if (!missing_for(names[i])) best = i;
+        return best;
+    }();
+    return number;
 }
 
 }  // namespace
 
-const char* name_of(Level level) { return names[static_cast<int>(level)]; }
-
-const std::vector<Available>& levels() {
-    static const std::vector<Available> found = probe();
-    return found;
+std::vector<const char*> usable_levels() {
+    std::vector<const char*> usable;
+    for (const char* name : names)
+        if (!missing_for(name)) usable.push_back(name);
+    return usable;
 }
 
-Level level() { return in_use().load(std::memory_order_relaxed); }
+int level() { return in_use().load(std::memory_order_relaxed); }
+
+const char* level_name() { return names[level()]; }
 
 void use(const char* name) {
     std::string known;
-    for (const Available& each : levels()) {
-        if (!std::strcmp(name, name_of(each.level))) {
-            if (each.missing)
-                throw std::invalid_argument(std::string(name) + " needs " + each.missing + ", which this CPU has not");
-            in_use() = each.level;
+    for (const char* const& each : names) {
+        if (!std::strcmp(name, each)) {
+            if (const char* missing = missing_for(name))
+                throw std::invalid_argument(std::string(name) + " needs " + missing + ", which this CPU has not");
+            in_use() = static_cast<int>(&each - names);
             return;
         }
-        known += std::string(known.empty() ? "" : ", ") + name_of(each.level);
+        known += std::string(known.empty() ? "" : ", ") + each;
     }
     throw std::invalid_argument(std::string(name) + " is not among the levels compiled in, which are " + known);
 }
