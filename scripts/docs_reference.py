@@ -44,7 +44,11 @@ def _commands(parser: argparse.ArgumentParser, name: str) -> Iterator[str]:
             return
     yield f"## {name}\n\n{parser.description}"
     for group in parser._action_groups:
-        rows = [[_flags(a), cell(a.help or "")] for a in group._group_actions if a.help != argparse.SUPPRESS]
+        rows = [
+            [_flags(a), cell((a.help or "").replace("%(default)s", str(a.default)))]
+            for a in group._group_actions
+            if a.help != argparse.SUPPRESS
+        ]
         rows = [row for row in rows if not row[0].startswith("`-h`")]
         if rows:
             title = (group.title or "").capitalize()

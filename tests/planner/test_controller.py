@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers.controlled_batch import DEEP, LIVE, known, steered
 from triforce.planner import CostModel, Plan, PlanController, cadence, controller, fallback, forecast
-from triforce.planner.forecast import BURST_KEYS
+from triforce.planner.forecast import FUSED_DRAFT_KEYS
 
 
 def test_controller_hierarchy_pays_when_full_pass_is_slow() -> None:
@@ -82,7 +82,7 @@ def test_controller_overhead_is_shared_among_passes() -> None:
         it.by_name["draft"].counters.record_passes(LIVE, 2e-4)
         it.observe([100], 1, 1.6e-3)
     assert it.costs.seconds("full", 1, 1, 100) == pytest.approx(1.2e-3, rel=1e-3)
-    assert it.costs.seconds("draft", 1, 1, BURST_KEYS) == pytest.approx(4e-4, rel=1e-3)
+    assert it.costs.seconds("draft", 1, 1, FUSED_DRAFT_KEYS) == pytest.approx(4e-4, rel=1e-3)
 
 
 def test_controller_acceptance_carries_to_next_batch() -> None:

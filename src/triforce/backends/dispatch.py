@@ -20,7 +20,7 @@ from triforce.errors import RequestError
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
 
-Burst = Callable[..., tuple[int, float] | None]
+FusedDraft = Callable[..., tuple[int, float] | None]
 
 
 def claim_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
@@ -110,14 +110,14 @@ def offloaded(
     return NativeOffloadedKV(config, pages, dtype, room)
 
 
-def bursting(model: ModelBackend, kv: KVBackend) -> Burst | None:
-    """`NativeModel.burst` with this memory: several tokens in one call. None where there is none."""
+def fused_draft_with(model: ModelBackend, kv: KVBackend) -> FusedDraft | None:
+    """`NativeModel.fused_draft` with this memory: several tokens in one call. None where there is none."""
     if native_loader.native:
         from triforce.backends.cpu.kv import NativeKV
         from triforce.backends.cpu.model import NativeModel
 
         if isinstance(kv, NativeKV) and isinstance(model, NativeModel):
-            return partial(model.burst, kv)
+            return partial(model.fused_draft, kv)
     return None
 
 

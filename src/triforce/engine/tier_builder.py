@@ -140,10 +140,10 @@ class TierBuilder:
         """Make the tier of the draft model, which sees sinks and a window. Raises RequestError without a draft."""
         view, draft = self.store.streaming.more(len(self.capacities)), self.models.draft
         assert draft is not None, "the store has seen to it"
-        return Tier("draft", draft, view, self.speculation.draft_tokens, burst=partial(burst, draft.model))
+        return Tier("draft", draft, view, self.speculation.draft_tokens, fused_draft=partial(fused_draft, draft.model))
 
 
-def burst(
+def fused_draft(
     model: ModelBackend,
     tier: Tier[StreamingView],
     prefix: SequenceState,
@@ -156,7 +156,7 @@ def burst(
     They are bit for bit those that passes and draws one by one would give, between which Python costs more than they.
     Returns None where these are needed. Raises ModelError where logits are not finite.
     """
-    view, run = tier.cache, dispatch.bursting(model, tier.cache.kv)
+    view, run = tier.cache, dispatch.fused_draft_with(model, tier.cache.kv)
     if not (run and isinstance(sampling, NativeSampling)):
         return None
     unseen_B = (prefix.lengths_B - view.lengths_B) * live_B

@@ -1,7 +1,7 @@
 """Costs of forward passes in seconds: learnt from the passes themselves, sampling included, and kept between runs.
 
 A pass over `width` tokens of each row, n tokens of all rows, which read k keys between them, takes about a + b n + c k
-+ d width k seconds: a and c k are memory traffic, whatever the width; the others are arithmetic. A draft's burst of
++ d width k seconds: a and c k are memory traffic, whatever the width; the others are arithmetic. A fused draft of
 `width` tokens counts as one pass: its first token finds the processor's caches full of other weights. The fit
 minimizes the relative error, and earlier passes fade.
 
@@ -47,7 +47,7 @@ class CostModel:
         that the next text goes on with (`Cadence.kept`)."""
 
     def observe(self, tier: str, width: int, rows: int, keys: float, seconds: float, passes: int = 1) -> None:
-        """Note passes that are alike, over `width` tokens of each row, or bursts of so many; `keys` of all rows."""
+        """Note passes that are alike, of `width` tokens of each row, or fused drafts of so many; `keys` of all rows."""
         if tier not in self._fits:
             self._fits[tier] = PassFit()
         self._fits[tier].add(width, rows, keys, seconds, passes)

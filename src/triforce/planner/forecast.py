@@ -27,8 +27,8 @@ MIN_GAIN_OF_BUDGET = 1.06
 MIN_GAIN = 1.04  # times the tokens per second of the current plan: a change has to promise more
 MIN_GAIN_OVER_PLAIN = 1.15, 1.04  # times those of plain decoding: to leave it, and to stay away from it
 
-BURST_KEYS = 1000
-"""Keys that a burst of a draft counts as: it reads the draft's weights for each token, whatever the rows."""
+FUSED_DRAFT_KEYS = 1000
+"""Keys that a fused draft counts as: it reads the draft's weights for each token, whatever the rows."""
 
 BudgetFactors = Mapping[int, float]
 """Times the usual budget, by the bits of a row's length; 1 where it is left out."""
@@ -58,7 +58,7 @@ def keys_read(tier: str, lengths: Sequence[int], view: RetrievalView) -> int:
         return sum(lengths)
     if tier == "retrieval":
         return sum(map(view.keys, lengths))
-    return BURST_KEYS if tier == "draft" else 0
+    return FUSED_DRAFT_KEYS if tier == "draft" else 0
 
 
 class Forecast:

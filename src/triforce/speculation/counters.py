@@ -37,19 +37,19 @@ class Counters:
         return [name for name in vars(self) if name != "_passes"]
 
     def record_passes(
-        self, live_B: Bools, seconds: float, width: int = 1, passes: int = 1, one_burst: bool = False
+        self, live_B: Bools, seconds: float, width: int = 1, passes: int = 1, continued: bool = False
     ) -> None:
-        """Record passes of so many columns each, for the live rows. one_burst: they belong to the passes before."""
+        """Record passes of so many columns each, for the live rows; `continued` ones belong to those before."""
         self.passes_B += passes * live_B
         self.seconds_B += seconds * live_B
         tokens, rows = width * passes, int(live_B.sum())
-        if one_burst and self._passes:
+        if continued and self._passes:
             before, rows, earlier = self._passes.pop()
             tokens, seconds = tokens + before, seconds + earlier
         self._passes.append((tokens, rows, seconds))
 
     def new_passes(self) -> list[tuple[int, int, float]]:
-        """Return the latest passes and bursts since the last call: tokens of a row, rows, and seconds of each."""
+        """Return the latest passes and fused drafts since the last call: tokens of a row, rows, and seconds of each."""
         passes = list(self._passes)
         self._passes.clear()
         return passes

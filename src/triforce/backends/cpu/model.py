@@ -74,7 +74,7 @@ class NativeModel(EmbeddingAndHead):
         )  # fmt: skip
         return ForwardOutput(logits_BJV, queries_LBTHD, mass_LBGU)
 
-    def burst(
+    def fused_draft(
         self, kv: NativeKV, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: Draws, tokens_BK: Ints
     ) -> tuple[int, float] | None:
         """K tokens behind each text, one after another in one call, as so many passes and draws would give them.

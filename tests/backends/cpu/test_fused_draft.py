@@ -11,7 +11,7 @@ import torch
 from tests.helpers.random_model import V, random_model
 from tests.helpers.samplers import needs_native
 from triforce.backends.token_sampler import NativeSampling, TorchSampling, make_noise
-from triforce.engine.tier_builder import burst
+from triforce.engine.tier_builder import fused_draft
 from triforce.errors import ModelError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import StreamingView
@@ -29,7 +29,7 @@ PARAMS = [
 
 
 class Drafting:
-    """A draft of random weights behind three texts, with and without bursts."""
+    """A draft of random weights behind three texts, with and without fused drafts."""
 
     def __init__(self, coupling: type[Seeded | Rejection], several: bool, gamma: int = 5) -> None:
         draw = torch.Generator().manual_seed(1)
@@ -40,7 +40,7 @@ class Drafting:
             batch = cache.begin(counts_B, ids_BT.shape[1])
             return model.forward(ids_BT, cache.kv, batch, at_BJ).logits_BJV
 
-        self.tier = Tier("draft", decoder, view, gamma, burst=partial(burst, model) if several else None)
+        self.tier = Tier("draft", decoder, view, gamma, fused_draft=partial(fused_draft, model) if several else None)
         ids_BS = torch.randint(V, (3, 400), generator=draw).numpy()
         self.prefix = SequenceState(ids_BS, np.array(PROMPTS))
         self.noise = make_noise([7, 8, 9], [0, 1, 0])
@@ -72,7 +72,7 @@ def same(one: Draft, other: Draft) -> bool:
 
 
 @pytest.mark.parametrize("coupling", [Seeded, Rejection])
-def test_burst_equals_single_passes_and_draws(coupling: type[Seeded | Rejection]) -> None:
+def test_fused_draft_equals_single_passes_and_draws(coupling: type[Seeded | Rejection]) -> None:
     one, many = Drafting(coupling, several=False), Drafting(coupling, several=True)
     for live, kept in ROUNDS:
         assert same(one.propose(live, kept), many.propose(live, kept))
@@ -82,7 +82,7 @@ def test_burst_equals_single_passes_and_draws(coupling: type[Seeded | Rejection]
     assert np.array_equal(one.prefix.ids_BS[:, :90], many.prefix.ids_BS[:, :90])
 
 
-def test_burst_with_stale_page_lists_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_draft_with_stale_page_lists_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StreamingView, "steps", lambda self, counts_B, most: most)
     one, many = Drafting(Rejection, several=False), Drafting(Rejection, several=True)
     assert not all(same(one.propose(*each), many.propose(*each)) for each in ROUNDS)
@@ -93,8 +93,8 @@ def test_torch_sampler_is_asked_per_token() -> None:
     coupling: Verification = Seeded(drafting.noise)
     drafting.sampling = TorchSampling(LogitsProcessor(PARAMS, PROMPTS, V), coupling, V)
     live_B = np.array([True, True, True])
-    assert drafting.tier.burst is not None
-    assert drafting.tier.burst(drafting.tier, drafting.prefix, drafting.sampling, live_B, 5) is None
+    assert drafting.tier.fused_draft is not None
+    assert drafting.tier.fused_draft(drafting.tier, drafting.prefix, drafting.sampling, live_B, 5) is None
     assert drafting.propose([True] * 3, [5] * 3).counts_B.tolist() == [5, 5, 5]
 
 
